@@ -1,0 +1,183 @@
+"""Every error a caller may see, as one tree; policy sits on the class.
+
+`retriable`: the same call may succeed later or on another broker. `refresh_route`: the caller's route is out of
+date. `fatal`: the process can no longer be trusted and must stop. Outcomes that a caller branches on (nothing new,
+offset moved) are enum values, not errors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+
+class TandemError(Exception):
+    """Base of everything that this package raises on purpose."""
+
+    retriable: ClassVar[bool] = False
+    refresh_route: ClassVar[bool] = False
+    fatal: ClassVar[bool] = False
+
+
+class ProtocolError(TandemError):
+    """Bytes or calls that the protocol does not allow."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We asked the protocol layer for something that cannot be encoded: a fault of our own."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something that cannot be decoded; the connection must be closed (spec remoting 1)."""
+
+
+class RequestRejected(TandemError):
+    """A request that was understood and refused: `code` and `remark` are what the wire carries.
+
+    The subclasses name the cases that callers tell apart; any other code is this class itself. The table between
+    codes and classes is `tandemmq.protocol.rejections`.
+    """
+
+    code: int = 1
+
+    def __init__(self, remark: str, *, code: int | None = None) -> None:
+        super().__init__(remark)
+        self.remark = remark
+        if code is not None:
+            self.code = code
+
+    def __str__(self) -> str:
+        return f"{self.remark} (response code {self.code})"
+
+
+class BadRequest(RequestRejected):
+    """A field is missing, ill-typed or out of range; the remark names it and what is allowed."""
+
+
+class MessageIllegal(RequestRejected):
+    """The message can never be stored as it is: too large, bad properties, bad batch."""
+
+    code = 13
+
+
+class TopicNotFound(RequestRejected):
+    """The topic does not exist and may not be created."""
+
+    code = 17
+    refresh_route = True
+
+
+class GroupNotFound(RequestRejected):
+    """The consumer group does not exist."""
+
+    code = 26
+
+
+class NotPermitted(RequestRejected):
+    """The broker, topic or group does not allow this operation."""
+
+    code = 16
+    refresh_route = True
+
+
+class ServiceNotAvailable(RequestRejected):
+    """The store takes no writes now: a slave, a full disk, a stopping broker."""
+
+    code = 14
+    retriable = True
+    refresh_route = True
+
+
+class Busy(RequestRejected):
+    """The peer sheds load; wait and try again, or try another broker."""
+
+    code = 2
+    retriable = True
+
+
+class OffsetOutOfRange(RequestRejected):
+    """A queue offset outside [min, max]."""
+
+    code = 21
+
+
+class StoreError(TandemError):
+    """The store cannot do what was asked."""
+
+
+class Corrupt(StoreError):
+    """Bytes on disk are not what the format demands."""
+
+    def __init__(self, path: Path | str, offset: int, reason: str) -> None:
+        super().__init__(f"{path} at byte {offset}: {reason}")
+        self.path = Path(path)
+        self.offset = offset
+        self.reason = reason
+
+
+class DiskFull(StoreError):
+    """The file system has no room; nothing of the refused append was kept."""
+
+    retriable = True
+
+
+class FlushFailed(StoreError):
+    """An fsync failed: nothing in memory may be trusted any more, the broker must stop and recover."""
+
+    fatal = True
+
+
+class StoreLocked(StoreError):
+    """Another process holds the store directory."""
+
+
+class StoreClosed(StoreError):
+    """The store is shut down."""
+
+
+class Truncated(StoreError):
+    """The log was cut below the offset that was waited for."""
+
+
+class ReplicationError(TandemError):
+    """A replica and its peer disagree."""
+
+
+class LogDiverged(ReplicationError):
+    """The peer's bytes do not continue our log."""
+
+
+class ClientError(TandemError):
+    """A call of the client library failed for a reason outside the broker's answer."""
+
+
+class NoRoute(ClientError):
+    """No name server knows a broker for the topic."""
+
+    retriable = True
+    refresh_route = True
+
+
+class BrokerUnreachable(ClientError):
+    """The connection could not be made, or broke before the answer came."""
+
+    retriable = True
+    refresh_route = True
+
+
+class RequestTimeout(ClientError):
+    """No answer within the deadline; the request may or may not have been carried out."""
+
+    retriable = True
+
+
+class SendNotConfirmed(ClientError):
+    """The message is stored on the master but was not flushed or replicated in time; `status` says which."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ConfigError(TandemError):
+    """A setting that is unknown, ill-typed or out of range; the text names it and what is allowed."""

@@ -1,0 +1,29 @@
+"""The integers that must not be mixed up, as types; and rounding of sizes."""
+
+from typing import NewType
+
+LogOffset = NewType("LogOffset", int)
+"""A byte position in the CommitLog, global over all its files (RocketMQ: phyOffset)."""
+
+QueueOffset = NewType("QueueOffset", int)
+"""A position in one ConsumeQueue, in messages (RocketMQ: logicOffset, cqOffset)."""
+
+EpochMs = NewType("EpochMs", int)
+"""Wall-clock milliseconds since 1970-01-01 UTC."""
+
+ReplicaId = NewType("ReplicaId", str)
+"""The name under which a replica's acknowledgements are counted: one per slave, however many sockets it has."""
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+def align_down(value: int, unit: int) -> int:
+    """The largest multiple of `unit` that is not above `value`."""
+    return value - value % unit
+
+
+def align_up(value: int, unit: int) -> int:
+    """The smallest multiple of `unit` that is not below `value`."""
+    return -(-value // unit) * unit
