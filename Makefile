@@ -1,0 +1,42 @@
+# Every target does its own set-up: a virtual environment in .venv, pinned by constraints.txt, and Java for Spark.
+SHELL := /bin/bash
+PY := .venv/bin/python
+TANDEMMQ := .venv/bin/tandemmq
+ARGS ?=
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types contracts check bench-quick setup-demo setup-dev clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup-demo:
+	@scripts/setup venv demo
+	@scripts/setup java
+
+setup-dev:
+	@scripts/setup venv demo,dev
+	@scripts/setup java
+
+demo: setup-demo ## Run the main job: 336,776 flights through master, slave and Spark into a table (ARGS="--chaos")
+	@$(TANDEMMQ) demo $(ARGS)
+
+test: setup-dev ## Run all tests (ARGS="tests/unit -k name" for some)
+	@$(PY) -m pytest $(ARGS)
+
+lint: setup-dev ## Check style and formatting
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+
+types: setup-dev ## Check types (mypy --strict)
+	@$(PY) -m mypy
+
+contracts: setup-dev ## Check who may import whom
+	@.venv/bin/lint-imports
+
+check: lint types contracts test ## All of the above
+
+bench-quick: setup-demo ## Print messages per second, latency and processor time per message (under 2 minutes)
+	@$(TANDEMMQ) bench $(ARGS)
+
+clean: ## Remove the virtual environment and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
