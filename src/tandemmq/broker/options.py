@@ -1,0 +1,176 @@
+"""What a broker can be told: one frozen value, RocketMQ's defaults, units in the names.
+
+The RocketMQ key of each field stands beside it where the two differ. The role (brokerRole) belongs to the store's
+options; here `broker_id` says the same (0 master, above 0 slave) and `Broker` refuses a pair that disagrees
+(spec replication 3). Fields marked "ours" have no RocketMQ key: they are bounds that RocketMQ leaves open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandemmq.errors import ConfigError
+
+PERMISSION_READ = 4
+PERMISSION_WRITE = 2
+PERMISSION_INHERIT = 1
+PERMISSION_MAX = 7
+
+DELAY_LEVELS_TEXT = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+_UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """The delays of `messageDelayLevel` in milliseconds, level 1 first.
+
+    Raises:  ConfigError naming the entry that is not a number with a unit.
+    Source:  spec semantics 18.1.
+    """
+    levels = []
+    for entry in text.split():
+        number, unit = entry[:-1], entry[-1:].lower()
+        if unit not in _UNIT_MS or not number.isascii() or not number.isdigit():
+            raise ConfigError(f"messageDelayLevel: {entry!r} is not a number followed by one of s, m, h, d")
+        levels.append(int(number) * _UNIT_MS[unit])
+    if not levels:
+        raise ConfigError("messageDelayLevel: at least one level is needed, for example '1s 5s 10s'")
+    return tuple(levels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerOptions:
+    """Settings of one broker; relations to the store's options are checked when the broker is built."""
+
+    # Who it is and where it listens.
+    cluster_name: str = "DefaultCluster"  # brokerClusterName
+    broker_name: str = "broker-a"  # brokerName; RocketMQ takes the host's name
+    broker_id: int = 0  # brokerId
+    broker_permission: int = 6  # brokerPermission
+    listen_host: str = "0.0.0.0"  # bindAddress
+    listen_port: int = 10911  # listenPort; 0 picks a free one
+    fast_listen: bool = True  # fastListen: the second listener at listenPort - 2
+    advertised_host: str = "127.0.0.1"  # brokerIP1: what clients dial
+    ha_advertised_host: str = ""  # brokerIP2; empty: the same as advertised_host
+    ha_listen_port: int = 0  # haListenPort; 0: listenPort + 1
+    ha_master_address: str = ""  # haMasterAddress; empty: taken from the name server's answers
+    name_servers: tuple[str, ...] = ()  # namesrvAddr, split at ';'
+    register_period_ms: int = 30_000  # registerNameServerPeriod, clamped to 10 s .. 60 s
+    register_timeout_ms: int = 24_000  # registerBrokerTimeoutMills
+
+    # Topics and groups.
+    auto_create_topic: bool = True  # autoCreateTopicEnable
+    default_topic_queue_count: int = 8  # defaultTopicQueueNums
+    cluster_topic_enable: bool = True  # clusterTopicEnable
+    broker_topic_enable: bool = True  # brokerTopicEnable
+    trace_topic_enable: bool = False  # traceTopicEnable
+    trace_topic_name: str = "RMQ_SYS_TRACE_TOPIC"  # msgTraceTopicName
+    timer_wheel_enable: bool = (
+        False  # timerWheelEnable; false here: arbitrary-time messages are refused, not sent early
+    )
+    validate_system_topic_when_update: bool = True  # validateSystemTopicWhenUpdateTopic
+    mixed_message_type_enable: bool = False  # enableMixedMessageType
+    auto_create_group: bool = True  # autoCreateSubscriptionGroup
+    create_system_groups: bool = True  # enableCreateSysGroup
+    topic_count_max: int = 100_000  # ours
+    group_count_max: int = 100_000  # ours
+
+    # Sends.
+    region_id: str = "DefaultRegion"  # regionId
+    trace_on: bool = True  # traceOn
+    reject_transaction_messages: bool = False  # rejectTransactionMessage
+    accept_sends_from_ms: int = 0  # startAcceptSendRequestTimeStamp
+    delay_levels_ms: tuple[int, ...] = parse_delay_levels(DELAY_LEVELS_TEXT)  # messageDelayLevel
+
+    # Pulls.
+    slave_read_enable: bool = False  # slaveReadEnable
+    offset_check_in_slave: bool = False  # offsetCheckInSlave
+    lite_pull_enable: bool = True  # litePullMessageEnable
+    property_filter_enable: bool = False  # enablePropertyFilter
+    reject_pull_consumers: bool = False  # rejectPullConsumerEnable
+    long_polling_enable: bool = True  # longPollingEnable
+    short_polling_ms: int = 1_000  # shortPollingTimeMills
+    long_poll_ms_max: int = 120_000  # ours: a client's suspendTimeoutMillis is cut to this
+    long_poll_count_max: int = 100_000  # ours: at the bound a pull is answered at once instead of being held
+    long_poll_count_per_queue_max: int = 4_096  # ours, the same
+    pull_message_count_max: int = 10_000  # ours: a larger maxMsgNums is cut; transfer limits apply below it
+
+    # Offsets.
+    consumer_offset_flush_ms: int = 5_000  # flushConsumerOffsetInterval
+    consumer_offset_version_step: int = 500  # consumerOffsetUpdateVersionStep
+    delay_offset_flush_ms: int = 10_000  # flushDelayOffsetInterval
+    delay_offset_version_step: int = 200  # delayOffsetUpdateVersionStep
+    server_side_reset: bool = True  # useServerSideResetOffset
+    offset_key_count_max: int = 1_000_000  # ours: distinct topic@group keys
+
+    # Clients.
+    notify_consumer_ids_changed: bool = True  # notifyConsumerIdsChangedEnable
+    notify_at_once: bool = True  # realTimeNotifyConsumerChange
+    notify_period_ms: int = 15_000  # period of the notices when notify_at_once is false
+    channel_expired_ms: int = 120_000  # channelExpiredTimeout
+    client_scan_period_ms: int = 10_000  # RocketMQ's fixed scan period
+    groups_per_client_max: int = 1_024  # ours
+    subscriptions_per_group_max: int = 4_096  # ours
+    queue_lock_expired_ms: int = 60_000  # fixed in RocketMQ
+    config_black_list: tuple[str, ...] = ("configBlackList", "brokerConfigPath")  # configBlackList
+
+    def __post_init__(self) -> None:
+        for name in ("cluster_name", "broker_name", "advertised_host", "region_id"):
+            if not getattr(self, name):
+                raise ConfigError(f"{name}: must not be empty")
+        _check_range("broker_id", self.broker_id, 0, 2**31 - 1)
+        _check_range("broker_permission", self.broker_permission, 0, PERMISSION_MAX)
+        _check_range("listen_port", self.listen_port, 0, 65_535)
+        _check_range("ha_listen_port", self.ha_listen_port, 0, 65_535)
+        for name in _POSITIVE:
+            _check_range(name, getattr(self, name), 1, 2**53)
+        if self.fast_listen and self.listen_port in (1, 2):
+            raise ConfigError(
+                f"listen_port: {self.listen_port} leaves no port for the fast listener at listenPort - 2"
+            )
+
+    @property
+    def is_slave(self) -> bool:
+        return self.broker_id > 0
+
+    @property
+    def is_readable(self) -> bool:
+        return bool(self.broker_permission & PERMISSION_READ)
+
+    @property
+    def is_writeable(self) -> bool:
+        return bool(self.broker_permission & PERMISSION_WRITE)
+
+    @property
+    def register_period_clamped_ms(self) -> int:
+        """The period of the registrations; RocketMQ keeps it within 10 s and 60 s (spec semantics 16.3)."""
+        return min(max(self.register_period_ms, 10_000), 60_000)
+
+
+_POSITIVE = (
+    "register_period_ms",
+    "register_timeout_ms",
+    "default_topic_queue_count",
+    "topic_count_max",
+    "group_count_max",
+    "short_polling_ms",
+    "long_poll_ms_max",
+    "long_poll_count_max",
+    "long_poll_count_per_queue_max",
+    "pull_message_count_max",
+    "consumer_offset_flush_ms",
+    "consumer_offset_version_step",
+    "delay_offset_flush_ms",
+    "delay_offset_version_step",
+    "offset_key_count_max",
+    "notify_period_ms",
+    "channel_expired_ms",
+    "client_scan_period_ms",
+    "groups_per_client_max",
+    "subscriptions_per_group_max",
+    "queue_lock_expired_ms",
+)
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{name}: {value} is outside {low}..{high}")
