@@ -1,6 +1,6 @@
 """What a broker can be told: one frozen value, RocketMQ's defaults, units in the names.
 
-The RocketMQ key of each field stands beside it where the two differ. The role (brokerRole) belongs to the store's
+The RocketMQ key of each field stands beside it. The role (brokerRole) belongs to the store's
 options; here `broker_id` says the same (0 master, above 0 slave) and `Broker` refuses a pair that disagrees
 (spec replication 3). Fields marked "ours" have no RocketMQ key: they are bounds that RocketMQ leaves open.
 """
@@ -10,31 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandemmq.errors import ConfigError
+from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS
 
 PERMISSION_READ = 4
 PERMISSION_WRITE = 2
 PERMISSION_INHERIT = 1
 PERMISSION_MAX = 7
-
-DELAY_LEVELS_TEXT = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-_UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-
-def parse_delay_levels(text: str) -> tuple[int, ...]:
-    """The delays of `messageDelayLevel` in milliseconds, level 1 first.
-
-    Raises:  ConfigError naming the entry that is not a number with a unit.
-    Source:  spec semantics 18.1.
-    """
-    levels = []
-    for entry in text.split():
-        number, unit = entry[:-1], entry[-1:].lower()
-        if unit not in _UNIT_MS or not number.isascii() or not number.isdigit():
-            raise ConfigError(f"messageDelayLevel: {entry!r} is not a number followed by one of s, m, h, d")
-        levels.append(int(number) * _UNIT_MS[unit])
-    if not levels:
-        raise ConfigError("messageDelayLevel: at least one level is needed, for example '1s 5s 10s'")
-    return tuple(levels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +60,7 @@ class BrokerOptions:
     trace_on: bool = True  # traceOn
     reject_transaction_messages: bool = False  # rejectTransactionMessage
     accept_sends_from_ms: int = 0  # startAcceptSendRequestTimeStamp
-    delay_levels_ms: tuple[int, ...] = parse_delay_levels(DELAY_LEVELS_TEXT)  # messageDelayLevel
+    delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS  # messageDelayLevel
 
     # Pulls.
     slave_read_enable: bool = False  # slaveReadEnable

@@ -1,0 +1,69 @@
+"""Which client holds which queue of a group, for orderly consumption. Pure; time is passed in.
+
+A lock is renewed by asking for it again and is free once `expired_ms` have passed since (spec semantics 10.6,
+remoting 9.8). Expired locks go when their group is asked for, and a group without locks goes with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+QUEUES_PER_REQUEST_MAX = 65_536
+
+
+class QueueKey(NamedTuple):
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class _Lock(NamedTuple):
+    client_id: str
+    renewed_at_ms: int
+
+
+class QueueLocks:
+    """Locks by group and queue."""
+
+    def __init__(self, expired_ms: int) -> None:
+        self._expired_ms = expired_ms
+        self._groups: dict[str, dict[QueueKey, _Lock]] = {}
+
+    def lock(self, group: str, client_id: str, queues: Iterable[QueueKey], now_ms: int) -> list[QueueKey]:
+        """The queues that `client_id` now holds, in the order asked."""
+        locks = self._groups.setdefault(group, {})
+        held = []
+        for queue in queues:
+            lock = locks.get(queue)
+            if lock is None or lock.client_id == client_id or self._is_expired(lock, now_ms):
+                locks[queue] = _Lock(client_id, now_ms)
+                held.append(queue)
+        self._drop_expired(group, now_ms)
+        return held
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[QueueKey]) -> None:
+        locks = self._groups.get(group)
+        if locks is None:
+            return
+        for queue in queues:
+            lock = locks.get(queue)
+            if lock is not None and lock.client_id == client_id:
+                del locks[queue]
+        if not locks:
+            del self._groups[group]
+
+    def has_lock(self, group: str, now_ms: int) -> bool:
+        """True while any queue of the group is locked: its consumers are orderly (spec semantics 7.2)."""
+        locks = self._groups.get(group)
+        return locks is not None and any(not self._is_expired(lock, now_ms) for lock in locks.values())
+
+    def _drop_expired(self, group: str, now_ms: int) -> None:
+        locks = self._groups[group]
+        for queue in [queue for queue, lock in locks.items() if self._is_expired(lock, now_ms)]:
+            del locks[queue]
+        if not locks:
+            del self._groups[group]
+
+    def _is_expired(self, lock: _Lock, now_ms: int) -> bool:
+        return now_ms - lock.renewed_at_ms > self._expired_ms

@@ -1,0 +1,133 @@
+"""The JSON files under `config/`: loading with a fall-back to `.bak`, and saving off the loop.
+
+A table changes in memory and marks its file; the file is written once, `delay_ms` later, with everything that
+changed meanwhile. Two writes of one file never overlap. A failed write is a warning and is tried again after
+the same delay: the old file and its `.bak` stay, so nothing is lost but the newest changes (spec store 18).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tandemmq.errors import ConfigError, TandemError
+from tandemmq.runtime.ports import Clock, Disk
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+RETRY_DELAY_MS_MIN = 1_000
+
+
+class TableFile:
+    """One file and the function that gives its whole content."""
+
+    __slots__ = ("delay_ms", "encode", "is_changed", "is_due", "lock", "path")
+
+    def __init__(self, path: Path, encode: Callable[[], bytes], delay_ms: int) -> None:
+        self.path = path
+        self.encode = encode
+        self.delay_ms = delay_ms
+        self.is_changed = False
+        self.is_due = False
+        self.lock = asyncio.Lock()
+
+
+class TableSaver:
+    """Writes marked files when they are due; `run` is the one task that does it."""
+
+    def __init__(self, *, disk: Disk, clock: Clock) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._files: list[TableFile] = []
+        self._wake = asyncio.Event()
+
+    def add(self, path: Path, encode: Callable[[], bytes], *, delay_ms: int) -> TableFile:
+        file = TableFile(path, encode, delay_ms)
+        self._files.append(file)
+        return file
+
+    def mark(self, file: TableFile) -> None:
+        """Have the file written within its delay; cheap when it is already marked."""
+        if not file.is_changed:
+            file.is_changed = True
+            self._arm(file, file.delay_ms)
+
+    async def save(self, file: TableFile) -> None:
+        """Write the file now when it is marked.
+
+        Raises:  OSError; the file stays marked and is tried again.
+        """
+        async with file.lock:
+            if not file.is_changed:
+                return
+            file.is_changed = file.is_due = False
+            write = partial(self._disk.write_atomically, file.path, file.encode(), keep_backup=True)
+            try:
+                await self._disk.offload(write)
+            except OSError:
+                file.is_changed = True
+                self._arm(file, max(file.delay_ms, RETRY_DELAY_MS_MIN))
+                raise
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._save_each([file for file in self._files if file.is_due])
+
+    async def close(self) -> None:
+        """Write everything that is still marked."""
+        await self._save_each(self._files)
+
+    async def _save_each(self, files: list[TableFile]) -> None:
+        for file in files:
+            try:
+                await self.save(file)
+            except OSError as error:
+                log.warning(
+                    events.TABLE_SAVE_FAILED,
+                    extra={"path": str(file.path), "reason": str(error)},
+                )
+
+    def _arm(self, file: TableFile, delay_ms: int) -> None:
+        self._clock.call_later(delay_ms / 1000, self._due, file)
+
+    def _due(self, file: TableFile) -> None:
+        file.is_due = True
+        self._wake.set()
+
+
+def load_table(path: Path, apply: Callable[[bytes], None], *, disk: Disk) -> bool:
+    """True when the file or its `.bak` was read; False when neither exists.
+
+    Strategy: the main file first; when it is missing, empty or unreadable, `.bak`, with a warning that says why.
+    Raises:  ConfigError when there is content but none of it can be read: to start with empty tables would
+             forget every topic, which an operator must decide.
+    """
+    backup = path.with_name(path.name + ".bak")
+    error: Exception | None = None
+    for candidate in (path, backup):
+        if not disk.exists(candidate):
+            continue
+        try:
+            data = disk.read_bytes(candidate)
+            if not data.strip(b"\0 \t\r\n"):
+                log.warning(
+                    events.TABLE_UNREADABLE, extra={"path": str(candidate), "reason": "the file is empty"}
+                )
+                continue
+            apply(data)
+        except (TandemError, ValueError, OSError) as reason:
+            error = reason
+            log.warning(events.TABLE_UNREADABLE, extra={"path": str(candidate), "reason": str(reason)})
+            continue
+        if candidate is backup:
+            log.warning(events.TABLE_LOADED_FROM_BACKUP, extra={"path": str(candidate)})
+        return True
+    if error is not None:
+        raise ConfigError(f"{path}: neither the file nor its .bak can be read: {error}") from error
+    return False

@@ -1,0 +1,44 @@
+"""The log events, each a stable `noun.verb_past` string, unique, sorted by area.
+
+Facts go beside the event as `extra` fields with units in their names; never in the text.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# broker
+BROKER_STARTED: Final = "broker.started"
+BROKER_STOPPED: Final = "broker.stopped"
+CLIENT_EXPIRED: Final = "client.expired"
+GROUP_CREATED: Final = "group.created"
+NAMESERVER_REACHED: Final = "nameserver.reached"
+NAMESERVER_REFUSED: Final = "nameserver.refused_registration"
+NAMESERVER_UNREACHABLE: Final = "nameserver.became_unreachable"
+PULL_FAILED: Final = "pull.failed"
+TABLE_LOADED_FROM_BACKUP: Final = "table.loaded_from_backup"
+TABLE_SAVE_FAILED: Final = "table.save_failed"
+TABLE_UNREADABLE: Final = "table.found_unreadable"
+TOPIC_CREATED: Final = "topic.created"
+TOPIC_DELETED: Final = "topic.deleted"
+
+# nameserver
+BROKER_EXPIRED: Final = "broker.expired"
+BROKER_REGISTERED: Final = "broker.registered"
+BROKER_UNREGISTERED: Final = "broker.unregistered"
+NAMESERVER_STARTED: Final = "nameserver.started"
+NAMESERVER_STOPPED: Final = "nameserver.stopped"
+KV_CONFIG_LOADED: Final = "kv_config.loaded"
+KV_CONFIG_UNREADABLE: Final = "kv_config.found_unreadable"
+NAMESERVER_CONFIG_CHANGED: Final = "nameserver_config.changed"
+
+# remoting
+CHANNEL_CLOSED_BY_BAD_FRAME: Final = "channel.closed_by_bad_frame"
+CHANNEL_CLOSED_BY_IDLENESS: Final = "channel.closed_by_idleness"
+CHANNEL_CLOSED_BY_SLOW_READER: Final = "channel.closed_by_slow_reader"
+CHANNEL_REFUSED: Final = "channel.refused"
+REMOTING_STARTED: Final = "remoting.started"
+REQUEST_FAILED: Final = "request.failed"
+
+# runtime
+TASK_FAILED: Final = "task.failed"
