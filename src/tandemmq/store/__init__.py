@@ -1,0 +1,21 @@
+"""The message store: one append-only log, watermarks over it, and tables derived from it."""
+
+from tandemmq.store.confirm import AckTable
+from tandemmq.store.message_store import GET_BYTES_MAX, MessageStore
+from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
+from tandemmq.store.outcomes import Appended, GetResult, GetStatus, PutStatus
+from tandemmq.store.watermarks import Watermark
+
+__all__ = [
+    "GET_BYTES_MAX",
+    "AckTable",
+    "Appended",
+    "BrokerRole",
+    "FlushMode",
+    "GetResult",
+    "GetStatus",
+    "MessageStore",
+    "PutStatus",
+    "StoreOptions",
+    "Watermark",
+]

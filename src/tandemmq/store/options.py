@@ -1,0 +1,169 @@
+"""What a store can be told: one frozen value, RocketMQ's defaults, units in the names.
+
+The RocketMQ key of each field stands beside it (spec store 20). Fields marked "ours" have no RocketMQ key: they
+are bounds that RocketMQ leaves open, or facts about the machine that the caller injects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from tandemmq.errors import ConfigError
+from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS
+from tandemmq.units import GIB, KIB, MIB, align_up
+
+QUEUE_UNIT_BYTES = 20
+
+
+class FlushMode(Enum):
+    """When a send is answered with regard to the disk (flushDiskType)."""
+
+    ASYNC_FLUSH = "ASYNC_FLUSH"
+    SYNC_FLUSH = "SYNC_FLUSH"
+
+
+class BrokerRole(Enum):
+    """What the store does for its group of replicas (brokerRole)."""
+
+    ASYNC_MASTER = "ASYNC_MASTER"
+    SYNC_MASTER = "SYNC_MASTER"
+    SLAVE = "SLAVE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions:
+    """Settings of one store directory. Sizes must equal those the directory was written with."""
+
+    # Where.
+    root: Path  # storePathRootDir
+    commit_log_dir: Path | None = None  # storePathCommitLog; None: <root>/commitlog
+
+    # Who.
+    role: BrokerRole = BrokerRole.ASYNC_MASTER  # brokerRole
+    store_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"  # brokerIP1 + listenPort, packed to 8 or 20 bytes
+
+    # Files.
+    commit_log_file_bytes: int = GIB  # mappedFileSizeCommitLog
+    consume_queue_file_bytes: int = 6_000_000  # mappedFileSizeConsumeQueue, rounded up to whole units
+    key_index_enable: bool = True  # messageIndexEnable
+    key_index_slot_count: int = 5_000_000  # maxHashSlotNum
+    key_index_entry_count: int = 20_000_000  # maxIndexNum
+    open_file_count_max: int = 512  # ours: handles (and their maps) kept open for log and queue files
+
+    # Messages.
+    message_bytes_max: int = 4 * MIB  # maxMessageSize, of the body
+    delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS  # messageDelayLevel
+    staged_bytes_max: int = 64 * MIB  # ours: bytes accepted within one turn of the loop, Busy above
+    waiting_sends_max: int = 200_000  # ours: sends waiting for disk or slaves, Busy above
+
+    # Flush of the CommitLog.
+    flush_mode: FlushMode = FlushMode.ASYNC_FLUSH  # flushDiskType
+    sync_flush_timeout_ms: int = 5_000  # syncFlushTimeout
+    flush_interval_ms: int = 500  # flushIntervalCommitLog
+    flush_least_pages: int = 4  # flushCommitLogLeastPages
+    flush_thorough_interval_ms: int = 10_000  # flushCommitLogThoroughInterval
+
+    # Flush of the ConsumeQueues, the key index and the checkpoint.
+    queue_flush_interval_ms: int = 1_000  # flushIntervalConsumeQueue
+    queue_flush_least_pages: int = 2  # flushConsumeQueueLeastPages
+    queue_flush_thorough_interval_ms: int = 60_000  # flushConsumeQueueThoroughInterval
+
+    # Waiting for slaves.
+    in_sync_replicas: int = 1  # inSyncReplicas, the master counted
+    slave_timeout_ms: int = 3_000  # slaveTimeout
+    replica_gap_bytes_max: int = 256 * MIB  # haMaxGapNotInSync
+    sync_master_compat4: bool = False  # ours: in_sync_replicas=1 waits for one slave, as 4.x did
+
+    # Reading.
+    access_message_in_memory_ratio: int = 40  # accessMessageInMemoryMaxRatio, percent of memory_bytes
+    memory_bytes: int = 24 * GIB  # ours: the machine's memory, injected by the caller
+    transfer_bytes_in_memory_max: int = 256 * KIB  # maxTransferBytesOnMessageInMemory
+    transfer_count_in_memory_max: int = 32  # maxTransferCountOnMessageInMemory
+    transfer_bytes_on_disk_max: int = 64 * KIB  # maxTransferBytesOnMessageInDisk
+    transfer_count_on_disk_max: int = 8  # maxTransferCountOnMessageInDisk
+    filter_scan_bytes_max: int = 16_000  # maxFilterMessageSize, queue bytes scanned by one get
+    offset_check_in_slave: bool = False  # offsetCheckInSlave
+    query_count_max: int = 64  # maxMsgsNumBatch
+
+    # Recovery.
+    check_crc_on_recover: bool = True  # checkCRCOnRecover
+
+    # Retention.
+    file_reserved_hours: int = 72  # fileReservedTime
+    delete_at_hours: tuple[int, ...] = (4,)  # deleteWhen, split at ';'
+    clean_interval_ms: int = 10_000  # cleanResourceInterval
+    clean_first_delay_ms: int = 60_000  # RocketMQ's fixed first delay
+    delete_file_count_max: int = 10  # deleteFileBatchMax
+    clean_forcibly_enable: bool = True  # cleanFileForciblyEnable
+    disk_used_percent_max: int = 75  # diskMaxUsedSpaceRatio, clamped to 10..95
+    disk_forcible_percent: int = 85  # diskSpaceCleanForciblyRatio, clamped to 30..85
+    disk_warning_percent: int = 90  # diskSpaceWarningLevelRatio, clamped to 35..90
+
+    def __post_init__(self) -> None:
+        rounded = align_up(self.consume_queue_file_bytes, QUEUE_UNIT_BYTES)
+        object.__setattr__(self, "consume_queue_file_bytes", rounded)
+        if len(self.store_host) not in (8, 20):
+            raise ConfigError("store_host: must be a packed address of 8 or 20 bytes")
+        if not self.delay_levels_ms:
+            raise ConfigError("delay_levels_ms: at least one level is needed")
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(f"{name}: {value} is outside {low}..{high}")
+        for hour in self.delete_at_hours:
+            if not 0 <= hour <= 23:
+                raise ConfigError(f"delete_at_hours: {hour} is not an hour (0..23)")
+
+    @property
+    def log_dir(self) -> Path:
+        """The directory of the CommitLog files."""
+        return self.commit_log_dir or self.root / "commitlog"
+
+    @property
+    def record_bytes_max(self) -> int:
+        """The longest record that may be stored (spec store 4); a file must hold it and a BLANK behind it."""
+        return min(self.message_bytes_max + 65_536, self.commit_log_file_bytes - 8)
+
+    @property
+    def memory_window_bytes(self) -> int:
+        """How far behind the log's end a record still counts as being in memory (spec store 13.1)."""
+        return self.memory_bytes * self.access_message_in_memory_ratio // 100
+
+
+_RANGES = (
+    ("commit_log_file_bytes", 256, 2**31 - 1),
+    ("consume_queue_file_bytes", QUEUE_UNIT_BYTES, 2**31 - 1),
+    ("key_index_slot_count", 1, 2**27),
+    ("key_index_entry_count", 2, 2**27),
+    ("open_file_count_max", 8, 2**20),
+    ("message_bytes_max", 1, 2**30),
+    ("staged_bytes_max", 1, 2**31),
+    ("waiting_sends_max", 1, 2**31),
+    ("sync_flush_timeout_ms", 1, 2**31),
+    ("flush_interval_ms", 1, 2**31),
+    ("flush_least_pages", 0, 2**20),
+    ("flush_thorough_interval_ms", 1, 2**31),
+    ("queue_flush_interval_ms", 1, 2**31),
+    ("queue_flush_least_pages", 0, 2**20),
+    ("queue_flush_thorough_interval_ms", 1, 2**31),
+    ("in_sync_replicas", 0, 100),
+    ("slave_timeout_ms", 1, 2**31),
+    ("replica_gap_bytes_max", 1, 2**62),
+    ("access_message_in_memory_ratio", 0, 100),
+    ("memory_bytes", 1, 2**62),
+    ("transfer_bytes_in_memory_max", 1, 2**31),
+    ("transfer_count_in_memory_max", 1, 2**31),
+    ("transfer_bytes_on_disk_max", 1, 2**31),
+    ("transfer_count_on_disk_max", 1, 2**31),
+    ("filter_scan_bytes_max", QUEUE_UNIT_BYTES, 2**31),
+    ("query_count_max", 1, 2**20),
+    ("file_reserved_hours", 1, 24 * 36_500),
+    ("clean_interval_ms", 1, 2**31),
+    ("clean_first_delay_ms", 0, 2**31),
+    ("delete_file_count_max", 1, 2**20),
+    ("disk_used_percent_max", 10, 95),
+    ("disk_forcible_percent", 30, 85),
+    ("disk_warning_percent", 35, 90),
+)

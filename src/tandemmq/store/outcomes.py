@@ -1,0 +1,65 @@
+"""What the store answers: values that callers branch on, never exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+import msgspec
+
+
+class PutStatus(Enum):
+    """How an accepted append ended; refusals before anything was staged are raised instead (spec store 4)."""
+
+    PUT_OK = "PUT_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+    SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
+    """The write failed (disk full, I/O error) and was taken back: nothing of it is stored."""
+    UNKNOWN_ERROR = "UNKNOWN_ERROR"
+    """The store stopped, or could not take a failed write back: the message may or may not survive."""
+
+
+class Appended(msgspec.Struct, gc=False, frozen=True):
+    """Where an append was put; certain only once its callback says so.
+
+    Units:   queue_offset of the first record; log_offsets one per record; end_offset is exclusive.
+    """
+
+    queue_offset: int
+    log_offsets: Sequence[int]
+    end_offset: int
+    stored_at_ms: int
+
+
+class GetStatus(Enum):
+    """How a read of a queue ended; the names are RocketMQ's, they travel as remarks (spec store 13.1)."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+
+
+class GetResult(msgspec.Struct, frozen=True):
+    """What a read found: whole records as slices of the mapped log, oldest first.
+
+    Shape:   slices hold `count` records of together `bytes` bytes; neighbours in the log share a slice.
+    Units:   next_offset, min_offset, max_offset in messages; lag_bytes: last record seen to the log's end.
+    """
+
+    status: GetStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    slices: Sequence[memoryview] = ()
+    count: int = 0
+    bytes: int = 0
+    suggest_slave: bool = False
+    lag_bytes: int = 0

@@ -1,0 +1,86 @@
+"""A log offset that only rises, and the one way to wait for it.
+
+Owns: the value, its followers and its waiters. Followers are called synchronously, in the order in which they
+came, on each raise; they must be short and must not raise. Truncation is the one way down: it ends every waiter
+whose target is gone with `Truncated`. Knows nothing of files, replicas or messages (style 1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from tandemmq.errors import StoreClosed, TandemError, Truncated
+
+Follower = Callable[[int], None]
+
+
+class Watermark:
+    """An offset that rises; `name` appears in errors."""
+
+    __slots__ = ("_closed", "_followers", "_waiters", "name", "value")
+
+    def __init__(self, name: str, value: int = 0) -> None:
+        self.name = name
+        self.value = value
+        self._followers: tuple[Follower, ...] = ()
+        self._waiters: list[tuple[int, asyncio.Future[int]]] = []
+        self._closed = False
+
+    def raise_to(self, value: int) -> None:
+        """Lift the mark and tell followers and waiters; a value not above the mark changes nothing."""
+        if value <= self.value:
+            return
+        self.value = value
+        for follower in self._followers:
+            follower(value)
+        if self._waiters:
+            self._release(value)
+
+    def follow(self, callback: Follower) -> Callable[[], None]:
+        """A function that ends the following; `callback(value)` runs on each raise until then."""
+        self._followers = (*self._followers, callback)
+
+        def unfollow() -> None:
+            self._followers = tuple(f for f in self._followers if f is not callback)
+
+        return unfollow
+
+    async def wait_for(self, value: int) -> int:
+        """The mark, once it is at least `value`.
+
+        Raises:  Truncated when the log is cut below `value`; StoreClosed when the store ends first.
+        """
+        if self.value >= value:
+            return self.value
+        if self._closed:
+            raise StoreClosed(f"{self.name}: the store is closed")
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiters.append((value, future))
+        return await future
+
+    def truncate_to(self, value: int) -> None:
+        """Lower the mark; waiters above it end with Truncated."""
+        assert value <= self.value, f"{self.name}: truncation to {value} above {self.value}"
+        self.value = value
+        self._fail(Truncated(f"{self.name}: the log was cut at {value}"), above=value)
+
+    def close(self) -> None:
+        """End all waiters with StoreClosed; followers are forgotten."""
+        self._closed = True
+        self._followers = ()
+        self._fail(StoreClosed(f"{self.name}: the store is closed"), above=-1)
+
+    def _release(self, value: int) -> None:
+        ready = [future for target, future in self._waiters if target <= value]
+        self._waiters = [waiter for waiter in self._waiters if waiter[0] > value]
+        for future in ready:
+            if not future.done():
+                future.set_result(value)
+
+    def _fail(self, error: TandemError, *, above: int) -> None:
+        failed = [future for target, future in self._waiters if target > above]
+        self._waiters = [waiter for waiter in self._waiters if waiter[0] <= above]
+        for future in failed:
+            if not future.done():
+                future.set_exception(error)
