@@ -1,0 +1,249 @@
+"""The real disk: preallocated files written with pwritev and read through read-only maps.
+
+Appending through a writable map would be killed by SIGBUS on a full disk where pwritev raises OSError; and
+blocks that are reserved when a file is made cannot run out while it is filled. Nothing here knows what the
+files hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tandemmq.errors import StoreLocked
+from tandemmq.runtime.ports import Buffer, T
+
+BUFFERS_PER_CALL_MAX = 1024  # IOV_MAX of Linux
+_FALLOCATE_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+_LOCK_CONTENT = b"lock"  # what a RocketMQ broker writes (spec store 1)
+
+# POSIX record locks exclude other processes only, so this process remembers its own.
+_locked_here: set[str] = set()
+
+
+class DiskFile:
+    """One open file of fixed length."""
+
+    def __init__(self, path: Path, descriptor: int, size: int, *, is_entry_durable: bool) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._size = size
+        self._is_entry_durable = is_entry_durable
+        self._map: mmap.mmap | None = None
+        self._view: memoryview | None = None
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def pwrite(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        if len(buffers) <= BUFFERS_PER_CALL_MAX:
+            total = sum(map(len, buffers))
+            assert 0 <= offset <= offset + total <= self._size, (self._path, offset, total, self._size)
+            if os.pwritev(self._descriptor, buffers, offset) == total:
+                return
+        self._pwrite_in_parts(offset, buffers)
+
+    def _pwrite_in_parts(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        """The slow way, for short writes and very many buffers. Writing a range again is harmless."""
+        rest = [memoryview(buffer).cast("B") for buffer in buffers]
+        assert 0 <= offset <= self._size - sum(map(len, rest)), (self._path, offset, self._size)
+        first = 0
+        while first < len(rest):
+            written = os.pwritev(self._descriptor, rest[first : first + BUFFERS_PER_CALL_MAX], offset)
+            offset += written
+            if written == 0 and any(map(len, rest[first : first + BUFFERS_PER_CALL_MAX])):
+                raise OSError(errno.EIO, "the disk takes no bytes", str(self._path))
+            while first < len(rest) and written >= len(rest[first]):
+                written -= len(rest[first])
+                first += 1
+            if written:
+                rest[first] = rest[first][written:]
+
+    def pread(self, offset: int, size: int) -> bytes:
+        parts = []
+        while size > 0 and (part := os.pread(self._descriptor, size, offset)):
+            parts.append(part)
+            offset += len(part)
+            size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def view(self) -> memoryview:
+        if self._view is None:
+            if self._size == 0:
+                self._view = memoryview(b"")
+            else:
+                self._map = mmap.mmap(self._descriptor, self._size, access=mmap.ACCESS_READ)
+                self._view = memoryview(self._map)
+        return self._view
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+        if not self._is_entry_durable:
+            _sync_directory(self._path.parent)
+            self._is_entry_durable = True
+
+    def advise(self, offset: int, size: int, *, will_need: bool) -> None:
+        advice = os.POSIX_FADV_WILLNEED if will_need else os.POSIX_FADV_DONTNEED
+        with suppress(OSError):
+            os.posix_fadvise(self._descriptor, offset, size, advice)
+
+    def close(self) -> None:
+        if self._descriptor < 0:
+            return
+        os.close(self._descriptor)
+        self._descriptor = -1
+        # Slices may still wait in a socket's write buffer: dropping our references unmaps when the last one
+        # goes.
+        self._view = None
+        self._map = None
+
+
+class DiskLock:
+    """A held lock file."""
+
+    def __init__(self, key: str, descriptor: int) -> None:
+        self._key = key
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            _locked_here.discard(self._key)
+
+
+class RealDisk:
+    """The file systems of this machine."""
+
+    def open(self, path: Path) -> DiskFile:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return DiskFile(path, descriptor, os.fstat(descriptor).st_size, is_entry_durable=True)
+
+    def create(self, path: Path, size: int) -> DiskFile:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            _reserve(descriptor, size)
+        except BaseException:
+            os.close(descriptor)
+            path.unlink()
+            raise
+        return DiskFile(path, descriptor, size, is_entry_durable=False)
+
+    def list(self, directory: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(directory))
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def size(self, path: Path) -> int:
+        return path.stat().st_size
+
+    def remove(self, path: Path) -> None:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink()
+
+    def make_dirs(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def read_bytes(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def write_atomically(self, path: Path, data: Buffer, *, keep_backup: bool = False) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _sibling(path, ".tmp")
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if keep_backup and path.exists():
+                _keep_backup(path)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_directory(path.parent)
+
+    def usage(self, path: Path) -> tuple[int, int]:
+        while not path.exists() and path != path.parent:
+            path = path.parent
+        state = os.statvfs(path)
+        return state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
+
+    def lock(self, path: Path) -> DiskLock:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        key = os.path.realpath(path)
+        if key in _locked_here:
+            raise StoreLocked(f"{path} is locked by this process")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            # lockf, not flock: only the former excludes a RocketMQ broker (spec store 1).
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            os.pwrite(descriptor, _LOCK_CONTENT, 0)
+            os.fsync(descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise StoreLocked(f"{path} is locked by another process") from None
+            raise
+        _locked_here.add(key)
+        return DiskLock(key, descriptor)
+
+    async def offload(self, fn: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(None, fn, *args)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    if size == 0:
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in _FALLOCATE_UNSUPPORTED:
+            raise
+        os.ftruncate(descriptor, size)
+
+
+def _keep_backup(path: Path) -> None:
+    """`path` + ".bak" becomes the present content; `path` itself never disappears."""
+    backup = _sibling(path, ".bak")
+    staged = _sibling(path, ".bak.tmp")
+    staged.unlink(missing_ok=True)
+    try:
+        os.link(path, staged)
+    except OSError:  # no hard links on this file system
+        os.replace(path, backup)
+    else:
+        os.replace(staged, backup)
+        # rename() leaves both names when they are one file, as after a crash between two steps.
+        staged.unlink(missing_ok=True)
+
+
+def _sibling(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,231 @@
+"""Files in memory that behave like `runtime.disk`, including what a power cut may take away.
+
+A file remembers the bytes that each write replaced until it is synced; `power_cut` puts them back. A
+`DiskFault` given by a test decides how many bytes of a write arrive and whether a creation or a sync fails,
+so a fault-injecting disk is this one with its own `DiskFault`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tandemmq.errors import StoreLocked
+from tandemmq.runtime.ports import Buffer, T
+
+TOTAL_BYTES = 1 << 40
+
+
+class DiskFault(Protocol):
+    """What goes wrong on a `MemoryDisk`; each call comes before the operation takes effect."""
+
+    def on_create(self, path: Path, size: int) -> None:
+        """May raise OSError, for example ENOSPC; then no file is left behind."""
+
+    def on_write(self, path: Path, offset: int, size: int) -> int:
+        """How many bytes arrive. Fewer than `size`: the write fails with ENOSPC after that many."""
+
+    def on_sync(self, path: Path) -> None:
+        """May raise OSError; then nothing became durable."""
+
+
+class NoFault:
+    """A disk that always works."""
+
+    def on_create(self, path: Path, size: int) -> None:
+        return None
+
+    def on_write(self, path: Path, offset: int, size: int) -> int:
+        return size
+
+    def on_sync(self, path: Path) -> None:
+        return None
+
+
+class _Node:
+    """The content of one file, kept alive by open files after its name is removed."""
+
+    __slots__ = ("data", "is_entry_durable", "unsynced")
+
+    def __init__(self, data: bytearray, *, is_entry_durable: bool) -> None:
+        self.data = data
+        self.is_entry_durable = is_entry_durable
+        self.unsynced: list[tuple[int, bytes]] = []  # (offset, the bytes that were there before)
+
+    def undo(self, write: tuple[int, bytes]) -> None:
+        offset, before = write
+        self.data[offset : offset + len(before)] = before
+
+
+class MemoryFile:
+    """One open file of fixed length."""
+
+    def __init__(self, path: Path, node: _Node, disk: MemoryDisk) -> None:
+        self._path = path
+        self._node = node
+        self._disk = disk
+        self._is_closed = False
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
+    def size(self) -> int:
+        return len(self._node.data)
+
+    def pwrite(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        self._check_open()
+        data = b"".join(buffers)
+        assert 0 <= offset <= offset + len(data) <= self.size, (self._path, offset, len(data), self.size)
+        arrived = self._disk.fault.on_write(self._path, offset, len(data))
+        end = offset + arrived
+        if self._disk.tracks_unsynced:
+            self._node.unsynced.append((offset, bytes(self._node.data[offset:end])))
+        self._node.data[offset:end] = data[:arrived]
+        if arrived < len(data):
+            raise OSError(errno.ENOSPC, "no room", str(self._path))
+
+    def pread(self, offset: int, size: int) -> bytes:
+        self._check_open()
+        return bytes(self._node.data[offset : offset + size])
+
+    def view(self) -> memoryview:
+        self._check_open()
+        return memoryview(self._node.data).toreadonly()
+
+    def sync(self) -> None:
+        self._check_open()
+        self._disk.fault.on_sync(self._path)
+        self._node.unsynced.clear()
+        self._node.is_entry_durable = True
+        self._disk.sync_count += 1
+
+    def advise(self, offset: int, size: int, *, will_need: bool) -> None:
+        return None
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise OSError(errno.EBADF, "the file is closed", str(self._path))
+
+
+class MemoryLock:
+    """A held lock file."""
+
+    def __init__(self, path: Path, held: set[Path]) -> None:
+        self._path = path
+        self._held = held
+
+    def release(self) -> None:
+        self._held.discard(self._path)
+
+
+class MemoryDisk:
+    """One machine's files. Directories exist as long as they were made or hold something.
+
+    `tracks_unsynced` False saves the memory of the undo log where no power is cut.
+    """
+
+    def __init__(self, *, fault: DiskFault | None = None, tracks_unsynced: bool = True) -> None:
+        self.fault: DiskFault = fault or NoFault()
+        self.tracks_unsynced = tracks_unsynced
+        self.total_bytes = TOTAL_BYTES
+        self.sync_count = 0
+        self._nodes: dict[Path, _Node] = {}
+        self._directories: set[Path] = set()
+        self._locks: set[Path] = set()
+
+    def open(self, path: Path) -> MemoryFile:
+        return MemoryFile(path, self._node(path), self)
+
+    def create(self, path: Path, size: int) -> MemoryFile:
+        if path in self._nodes:
+            raise FileExistsError(errno.EEXIST, "the file exists", str(path))
+        self.fault.on_create(path, size)
+        if size > self.usage(path)[1]:
+            raise OSError(errno.ENOSPC, "no room", str(path))
+        self.make_dirs(path.parent)
+        self._nodes[path] = _Node(bytearray(size), is_entry_durable=False)
+        return self.open(path)
+
+    def list(self, directory: Path) -> list[str]:
+        depth = len(directory.parts)
+        below = (path for path in (*self._nodes, *self._directories) if directory in path.parents)
+        return sorted({path.parts[depth] for path in below})
+
+    def exists(self, path: Path) -> bool:
+        return path in self._nodes or path in self._directories
+
+    def size(self, path: Path) -> int:
+        return len(self._node(path).data)
+
+    def remove(self, path: Path) -> None:
+        if path in self._directories:
+            if self.list(path):
+                raise OSError(errno.ENOTEMPTY, "the directory is not empty", str(path))
+            self._directories.discard(path)
+        else:
+            self._node(path)
+            del self._nodes[path]
+
+    def make_dirs(self, path: Path) -> None:
+        self._directories.update((path, *path.parents))
+
+    def read_bytes(self, path: Path) -> bytes:
+        return bytes(self._node(path).data)
+
+    def write_atomically(self, path: Path, data: Buffer, *, keep_backup: bool = False) -> None:
+        if self.fault.on_write(path, 0, len(data)) < len(data):
+            raise OSError(errno.ENOSPC, "no room", str(path))
+        self.fault.on_sync(path)
+        self.make_dirs(path.parent)
+        old = self._nodes.get(path)
+        if keep_backup and old is not None:
+            self._nodes[path.with_name(path.name + ".bak")] = old
+        self._nodes[path] = _Node(bytearray(data), is_entry_durable=True)
+        self.sync_count += 1
+
+    def usage(self, path: Path) -> tuple[int, int]:
+        return self.total_bytes, max(
+            0, self.total_bytes - sum(len(node.data) for node in self._nodes.values())
+        )
+
+    def lock(self, path: Path) -> MemoryLock:
+        if path in self._locks:
+            raise StoreLocked(f"{path} is locked")
+        self._locks.add(path)
+        if path not in self._nodes:
+            self.make_dirs(path.parent)
+            self._nodes[path] = _Node(bytearray(b"lock"), is_entry_durable=True)
+        return MemoryLock(path, self._locks)
+
+    async def offload(self, fn: Callable[..., T], *args: Any) -> T:
+        await asyncio.sleep(0)  # a turn of the loop passes, as with a thread
+        return fn(*args)
+
+    def power_cut(self, survives: Callable[[Path, int], bool] | None = None) -> None:
+        """Takes away what was not synced, and all locks; open files must not be used any more.
+
+        `survives(path, index)` keeps single unsynced writes, as a real disk may; without it none survives.
+        A write that does not survive also takes back what a later one put on the same bytes.
+        """
+        for path, node in list(self._nodes.items()):
+            for index, write in reversed(list(enumerate(node.unsynced))):
+                if survives is None or not survives(path, index):
+                    node.undo(write)
+            node.unsynced.clear()
+            if not node.is_entry_durable:
+                del self._nodes[path]
+        self._locks.clear()
+
+    def _node(self, path: Path) -> _Node:
+        try:
+            return self._nodes[path]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path)) from None

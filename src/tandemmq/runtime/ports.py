@@ -1,0 +1,162 @@
+"""The doors to the machine, as Protocols: time, files, sockets and chance.
+
+Everything above this floor reaches the machine through these only, so that a whole cluster can run on
+simulated ones from a seed. An implementation is chosen once, where a process (or a test) starts, and passed
+down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from tandemmq.units import EpochMs
+
+Buffer = bytes | bytearray | memoryview
+Address = tuple[str, int]
+T = TypeVar("T")
+
+
+class TimerHandle(Protocol):
+    """A pending call; cancelling twice, or after it ran, does nothing."""
+
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Both clocks of the machine and the calls that wait for them.
+
+    `now_ms` is wall-clock time and may jump; intervals and deadlines are measured with `monotonic`, in
+    seconds.
+    """
+
+    def now_ms(self) -> EpochMs: ...
+
+    def monotonic(self) -> float: ...
+
+    def call_later(self, delay_s: float, fn: Callable[..., object], *args: Any) -> TimerHandle: ...
+
+    def call_soon(self, fn: Callable[..., object], *args: Any) -> None:
+        """Runs `fn(*args)` once in the next turn of the loop, after calls that were asked for earlier."""
+
+    async def sleep(self, delay_s: float) -> None: ...
+
+
+class File(Protocol):
+    """One open file whose length never changes."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def pwrite(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        """Writes the buffers one after another from `offset` on.
+
+        All of it, or OSError; after an error any part of the range may hold new bytes.
+        Ends within `size`: anything else is a fault of the caller and asserted.
+        """
+
+    def pread(self, offset: int, size: int) -> bytes:
+        """The bytes at `offset`; shorter than `size` only at the end of the file."""
+
+    def view(self) -> memoryview:
+        """The whole file, read-only, following later writes. Slices taken from it outlive `close`."""
+
+    def sync(self) -> None:
+        """Returns when written bytes survive a power cut (fdatasync). Blocks: call it through `Disk.offload`.
+
+        The first sync of a created file also makes its directory entry durable.
+        """
+
+    def advise(self, offset: int, size: int, *, will_need: bool) -> None:
+        """Tells the page cache that a range is wanted soon, or no longer; a hint without failure."""
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    """A held lock of a directory; released at the latest when the process ends."""
+
+    def release(self) -> None: ...
+
+
+class Disk(Protocol):
+    """Files below directories. Errors are OSError with its errno, so a full disk is ENOSPC (or EDQUOT)."""
+
+    def open(self, path: Path) -> File: ...
+
+    def create(self, path: Path, size: int) -> File:
+        """A new file of `size` zero bytes with its blocks reserved; its directories are made too.
+
+        Raises:  FileExistsError; OSError when there is no room, and then no file is left behind.
+        """
+
+    def list(self, directory: Path) -> list[str]:
+        """Names in a directory, sorted; empty when it does not exist."""
+
+    def exists(self, path: Path) -> bool: ...
+
+    def size(self, path: Path) -> int: ...
+
+    def remove(self, path: Path) -> None:
+        """Removes a file, or a directory that is empty. Raises FileNotFoundError when there is none."""
+
+    def make_dirs(self, path: Path) -> None: ...
+
+    def read_bytes(self, path: Path) -> bytes: ...
+
+    def write_atomically(self, path: Path, data: Buffer, *, keep_backup: bool = False) -> None:
+        """Replaces the content of `path`: readers, also after a power cut, see all of the old or all of the
+        new.
+
+        Blocks for a flush of the disk. With `keep_backup` the old content is kept at `path` + ".bak" (spec
+        store 18). One writer per path at a time.
+        """
+
+    def usage(self, path: Path) -> tuple[int, int]:
+        """(total, free) bytes of the file system that holds `path` or its nearest existing parent."""
+
+    def lock(self, path: Path) -> Lock:
+        """Takes the exclusive lock file `path`. Raises StoreLocked when anyone, this process included, holds
+        it.
+        """
+
+    async def offload(self, fn: Callable[..., T], *args: Any) -> T:
+        """Runs a blocking call off the loop. Cancelling the wait does not stop the call."""
+
+
+class Random(Protocol):
+    """Chance: identifiers, jitter, choice of a queue. Not for secrets."""
+
+    def below(self, bound: int) -> int:
+        """An integer in 0 .. bound - 1."""
+
+    def token_bytes(self, count: int) -> bytes: ...
+
+
+class Listener(Protocol):
+    """An open listening socket. Closing it leaves accepted connections alone."""
+
+    @property
+    def address(self) -> Address: ...
+
+    async def close(self) -> None: ...
+
+
+ProtocolFactory = Callable[[], asyncio.Protocol]
+
+
+class Network(Protocol):
+    """Stream connections whose both ends are `asyncio.Protocol` objects. Errors are OSError (TimeoutError is
+    one).
+    """
+
+    async def listen(self, host: str, port: int, protocol_factory: ProtocolFactory) -> Listener: ...
+
+    async def connect(
+        self, host: str, port: int, protocol_factory: ProtocolFactory, timeout_s: float
+    ) -> asyncio.Transport: ...

@@ -1,0 +1,68 @@
+"""Named background tasks that fail loudly and stop in order.
+
+The only place that starts asyncio tasks. A task that ends by an exception takes its whole scope down: the
+others are cancelled and the owner is told once, because a role whose flusher or dispatcher is gone must not
+go on answering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+OnFailure = Callable[[str, BaseException], None]
+
+
+class TaskScope:
+    """Tasks with one owner. `close` cancels and awaits them, the youngest first."""
+
+    def __init__(self, name: str, on_failure: OnFailure | None = None) -> None:
+        self.name = name
+        self._on_failure = on_failure
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # in order of start
+        self._is_closed = False
+        self.failure: BaseException | None = None
+
+    def __len__(self) -> int:
+        """How many tasks have not ended."""
+        return len(self._tasks)
+
+    def start(self, name: str, coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Runs `coro` as a task of this scope; in a closed or failed scope it is cancelled before its first
+        step.
+        """
+        task = asyncio.get_running_loop().create_task(coro, name=f"{self.name}.{name}")
+        if self._is_closed:
+            task.cancel()
+            return task
+        self._tasks[task] = None
+        task.add_done_callback(self._on_done)
+        return task
+
+    async def close(self) -> None:
+        """Returns when every task has ended. Safe to call twice; not from a task of the scope itself."""
+        self._is_closed = True
+        for task in reversed(list(self._tasks)):
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None or self.failure is not None:
+            return
+        self.failure = error
+        self._is_closed = True
+        log.error(events.TASK_FAILED, extra={"task": task.get_name()}, exc_info=error)
+        for other in reversed(list(self._tasks)):
+            other.cancel()
+        if self._on_failure is not None:
+            self._on_failure(task.get_name(), error)

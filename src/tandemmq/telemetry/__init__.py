@@ -1,0 +1,1 @@
+"""What the project tells about itself: log events."""
