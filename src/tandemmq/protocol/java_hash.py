@@ -1,0 +1,98 @@
+"""The 32-bit hash of a Java string, which ConsumeQueue tags and index slots are made of.
+
+h = s[0]*31^(n-1) + ... + s[n-1] over UTF-16 code units, modulo 2^32, signed. A character outside the BMP is
+two units. Tags repeat and are cached; keys hardly ever do and must not push the tags out, so `java_hash` is
+not.
+Source: spec store 5 (tagsCode), 8 (keyHash).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from operator import mul
+from struct import unpack
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MASK: Final = 0xFFFFFFFF
+_SIGN: Final = 0x80000000
+_LENGTH_MAX: Final = 4096
+
+# 31^k mod 2^32 with the highest power first: the weights of an n-unit text are the last n of them.
+_POWERS: Final = tuple(pow(31, k, 1 << 32) for k in range(_LENGTH_MAX - 1, -1, -1))
+_POWERS_RISING: Final = np.array(_POWERS[::-1], dtype=np.uint32)
+
+
+@lru_cache(maxsize=256)
+def _weights(length: int) -> tuple[int, ...]:
+    return _POWERS[_LENGTH_MAX - length :]
+
+
+def _units(text: str) -> Sequence[int]:
+    """UTF-16 code units; a lone surrogate stays one unit, as in Java."""
+    if text.isascii():
+        return text.encode("ascii")
+    wide = text.encode("utf-16-be", "surrogatepass")
+    return unpack(f">{len(wide) // 2}H", wide)
+
+
+def _unsigned(text: str) -> int:
+    units = _units(text)
+    if len(units) <= _LENGTH_MAX:
+        return int(sum(map(mul, units, _weights(len(units))))) & _MASK
+    value = 0
+    for unit in units:
+        value = value * 31 + unit & _MASK
+    return value
+
+
+def java_hash(text: str) -> int:
+    """`text.hashCode()` of Java: -2^31 .. 2^31 - 1."""
+    value = _unsigned(text)
+    return value - ((value & _SIGN) << 1)
+
+
+@lru_cache(maxsize=16384)
+def tag_hash(tags: str) -> int:
+    """The ConsumeQueue's tagsCode: the hash of the whole TAGS property, 0 without one (spec store 5)."""
+    return java_hash(tags)
+
+
+@lru_cache(maxsize=4096)
+def _prefix_hash(topic: str) -> int:
+    return _unsigned(topic + "#")
+
+
+def key_hash(topic: str, key: str) -> int:
+    """The index file's hash of `topic#key`: 0 .. 2^31 - 1 (spec store 8).
+
+    The topic's half is cached: hash(a + b) = hash(a) * 31^len(b) + hash(b).
+    """
+    units = _units(key)
+    value = (_prefix_hash(topic) * pow(31, len(units), 1 << 32) + _unsigned(key)) & _MASK
+    if value < _SIGN:
+        return value
+    # abs() of a Java int; -2^31 has no positive twin and becomes 0.
+    return (_SIGN << 1) - value if value > _SIGN else 0
+
+
+def java_hashes(texts: Sequence[str]) -> NDArray[np.int32]:
+    """`java_hash` of every text at once; about ten times faster than one by one from some hundred texts on.
+
+    Shape:   (len(texts),), dtype int32.
+    """
+    joined = "".join(texts)
+    if not joined.isascii() or max(map(len, texts), default=0) > _LENGTH_MAX:
+        return np.fromiter(map(java_hash, texts), dtype=np.int32, count=len(texts))
+    result = np.zeros(len(texts), dtype=np.uint32)
+    lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+    ends = np.cumsum(lengths)
+    units = np.frombuffer(joined.encode("ascii"), dtype=np.uint8)
+    weights = _POWERS_RISING[np.repeat(ends, lengths) - 1 - np.arange(len(units))]
+    filled = lengths > 0
+    if filled.any():
+        result[filled] = np.add.reduceat(units * weights, (ends - lengths)[filled], dtype=np.uint32)
+    return result.view(np.int32)

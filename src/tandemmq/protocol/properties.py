@@ -1,0 +1,147 @@
+"""A message's properties: `name 0x01 value 0x02` repeated, as bytes and as a dict.
+
+The last 0x02 may be missing (Java 4.9.1 to 5.1.4). Pieces shorter than three characters or with an empty name
+or value are ignored; on duplicate names the later pair wins; there is no escaping, so a name may hold neither
+separator and a value no 0x02. Undecodable UTF-8 becomes U+FFFD, as in Java.
+Source: spec store 3, remoting 12.4 and 12.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tandemmq.errors import LocalProtocolError, MessageIllegal
+
+PROPERTIES_BYTES_MAX: Final = 32767
+
+KEYS: Final = "KEYS"
+TAGS: Final = "TAGS"
+WAIT: Final = "WAIT"
+DELAY: Final = "DELAY"
+UNIQ_KEY: Final = "UNIQ_KEY"
+RETRY_TOPIC: Final = "RETRY_TOPIC"
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_QID: Final = "REAL_QID"
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+RECONSUME_TIME: Final = "RECONSUME_TIME"
+MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
+TRAN_MSG: Final = "TRAN_MSG"
+PGROUP: Final = "PGROUP"
+MIN_OFFSET: Final = "MIN_OFFSET"
+MAX_OFFSET: Final = "MAX_OFFSET"
+MSG_REGION: Final = "MSG_REGION"
+TRACE_ON: Final = "TRACE_ON"
+CLUSTER: Final = "CLUSTER"
+BUYER_ID: Final = "BUYER_ID"
+INNER_NUM: Final = "INNER_NUM"
+INNER_BASE: Final = "INNER_BASE"
+SHARDING_KEY: Final = "__SHARDINGKEY"
+CRC32: Final = "__CRC32#"
+
+# Reserved names that a user may set all the same (spec semantics 1.4).
+_SETTABLE: Final = frozenset(
+    (
+        "PROPERTY_FORWARD_QUEUE_ID",
+        "REDIRECT",
+        "__SHARDINGKEY",
+        "TRACE_CONTEXT",
+        "CHECK_IMMUNITY_TIME_IN_SECONDS",
+        "TRANSACTION_CHECK_TIMES",
+        "__transactionId__",
+        "INNER_NUM",
+        "INNER_BASE",
+        "INNER_MULTI_DISPATCH",
+    )
+)
+
+_SYSTEM_NAMES: Final = (
+    "KEYS TAGS WAIT DELAY BUYER_ID UNIQ_KEY EXTEND_UNIQ_INFO DUP_INFO RETRY_TOPIC REAL_TOPIC REAL_QID "
+    "RECONSUME_TIME MAX_RECONSUME_TIMES ORIGIN_MESSAGE_ID CONSUME_START_TIME DLQ_ORIGIN_TOPIC "
+    "DLQ_ORIGIN_MESSAGE_ID TRAN_MSG PGROUP __transactionId__ TRANSACTION_CHECK_TIMES "
+    "CHECK_IMMUNITY_TIME_IN_SECONDS TRAN_PREPARED_QUEUE_OFFSET MIN_OFFSET MAX_OFFSET MSG_REGION TRACE_ON "
+    "TRACE_CONTEXT CLUSTER INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL MSG_TYPE ARRIVE_TIME "
+    "PUSH_REPLY_TIME POP_CK POP_CK_OFFSET 1ST_POP_TIME TIMER_DELIVER_MS TIMER_DELAY_SEC TIMER_DELAY_MS "
+    "TIMER_OUT_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_ROLL_TIMES TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL "
+    "INNER_NUM INNER_BASE INNER_MULTI_DISPATCH INNER_MULTI_QUEUE_OFFSET __SHARDINGKEY __BORNHOST "
+    "BORN_TIMESTAMP __CRC32# PROPERTY_FORWARD_QUEUE_ID REDIRECT TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG "
+)
+RESERVED: Final = frozenset(_SYSTEM_NAMES.split()) - _SETTABLE
+TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
+
+
+def is_reserved(name: str) -> bool:
+    """True for a name that only the system may set."""
+    return name in RESERVED or name.startswith(TRANSIENT_PREFIX)
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """The wire form; pairs with an empty value are left out, because no reader sees them.
+
+    Raises:  LocalProtocolError if a name is empty or holds a separator, or a value holds 0x02.
+    """
+    pairs = [f"{name}\x01{value}\x02" for name, value in properties.items() if value]
+    text = "".join(pairs)
+    count = len(pairs)
+    if text.count("\x02") != count or text.count("\x01") != count or "" in properties:
+        _refuse_bad_pairs(properties)
+    # Java writes '?' for a lone surrogate; "replace" does the same.
+    return text.encode("utf-8", "replace")
+
+
+def _refuse_bad_pairs(properties: Mapping[str, str]) -> None:
+    for name, value in properties.items():
+        if not name or "\x01" in name or "\x02" in name:
+            raise LocalProtocolError(f"property name {name!r}: must be non-empty, without the bytes 1 and 2")
+        if "\x02" in value:
+            raise LocalProtocolError(f"property {name!r}: its value must not hold the byte 2")
+
+
+def decode_properties(raw: bytes | bytearray | memoryview) -> dict[str, str]:
+    """The pairs in their order; anything that is no pair is ignored."""
+    properties: dict[str, str] = {}
+    for piece in str(raw, "utf-8", "replace").split("\x02"):
+        name, separator, value = piece.partition("\x01")
+        if separator and name and value:
+            properties[name] = value
+    return properties
+
+
+def find_property(raw: bytes, name: bytes) -> bytes | None:
+    """One value straight from the wire form, the same that `decode_properties` would give; None if absent."""
+    mark = name + b"\x01"
+    start = raw.rfind(mark)
+    while start >= 0:
+        if start == 0 or raw[start - 1] == 2:
+            begin = start + len(mark)
+            end = raw.find(b"\x02", begin)
+            if end < 0:
+                end = len(raw)
+            if end > begin:
+                return raw[begin:end]
+        start = raw.rfind(mark, 0, start)
+    return None
+
+
+def append_property(raw: bytes, name: str, value: str) -> bytes:
+    """`raw` with one more pair at its end, where it wins over earlier ones; adds a missing separator."""
+    pair = f"{name}\x01{value}\x02".encode()
+    if raw and raw[-1] != 2:
+        return b"%b\x02%b" % (raw, pair)
+    return raw + pair
+
+
+def remove_property(raw: bytes, name: bytes) -> bytes:
+    """`raw` without any pair of that name; unchanged (the same object) if there is none."""
+    mark = name + b"\x01"
+    if mark not in raw:
+        return raw
+    return b"\x02".join(piece for piece in raw.split(b"\x02") if not piece.startswith(mark))
+
+
+def check_properties_size(raw: bytes | memoryview) -> None:
+    """Raises MessageIllegal above the 32767 bytes that a record's length field can say."""
+    if len(raw) > PROPERTIES_BYTES_MAX:
+        raise MessageIllegal(
+            f"the message properties have {len(raw)} bytes, at most {PROPERTIES_BYTES_MAX} are allowed"
+        )

@@ -1,0 +1,180 @@
+"""A stored message, decoded; and the door to making, checking and reading CommitLog records.
+
+Invariants: nothing but RecordError leaves this file on foreign bytes.
+Strategy:   properties stay in their wire form until somebody asks for them.
+Knows not:  files, segments, ConsumeQueues. Many records at once: `record_scan.py`.
+Source:     spec store 3, remoting 12.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from zlib import crc32
+
+import msgspec
+
+from tandemmq.protocol.compression import decompress
+from tandemmq.protocol.message_id import decode_host, encode_message_id
+from tandemmq.protocol.properties import decode_properties, find_property
+from tandemmq.protocol.record_check import (
+    RecordCheck,
+    check_record,
+    consume_tag,
+    parse_record,
+    tag_hash_of,
+)
+from tandemmq.protocol.record_encode import (
+    SEAL_MARK,
+    Buffer,
+    NewRecord,
+    encode_blank,
+    encode_record,
+    encode_sealed_record,
+    record_size,
+)
+from tandemmq.protocol.record_layout import CRC_MASK, RecordError, RecordOutcome
+from tandemmq.protocol.sys_flag import COMPRESSED
+
+__all__ = [
+    "NewRecord",
+    "Record",
+    "RecordCheck",
+    "RecordError",
+    "RecordOutcome",
+    "check_record",
+    "consume_tag",
+    "decode_record",
+    "decode_records",
+    "encode_blank",
+    "encode_record",
+    "encode_sealed_record",
+    "record_size",
+    "tag_hash_of",
+]
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """A stored message, decoded. Hosts are packed; `raw_properties` is the wire form of `properties`."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    log_offset: int
+    size: int
+    body: bytes
+    body_crc: int
+    flag: int
+    sys_flag: int
+    born_at_ms: int
+    born_host: bytes
+    stored_at_ms: int
+    store_host: bytes
+    retry_count: int
+    prepared_offset: int
+    raw_properties: bytes
+    _properties: dict[str, str] | None = None
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Decoded on first use and kept."""
+        if self._properties is None:
+            self._properties = decode_properties(self.raw_properties)
+        return self._properties
+
+    @property
+    def content(self) -> bytes:
+        """The body as the sender wrote it: decompressed if it is stored compressed. Not kept.
+
+        Raises:  RemoteProtocolError if it cannot be decompressed (or the library for it is not installed).
+        """
+        return decompress(self.body, self.sys_flag) if self.sys_flag & COMPRESSED else self.body
+
+    @property
+    def message_id(self) -> str:
+        """The broker's id: where the message is stored (spec remoting 12.2)."""
+        return encode_message_id(self.store_host, self.log_offset)
+
+    @property
+    def unique_key(self) -> str:
+        """The producer's id of the message; empty if it gave none."""
+        return self._text(b"UNIQ_KEY")
+
+    @property
+    def tags(self) -> str:
+        """Empty without tags."""
+        return self._text(b"TAGS")
+
+    @property
+    def keys(self) -> str:
+        """Space separated; empty without keys."""
+        return self._text(b"KEYS")
+
+    @property
+    def born_address(self) -> tuple[str, int]:
+        """The sender's numeric address and port."""
+        return decode_host(self.born_host)
+
+    @property
+    def store_address(self) -> tuple[str, int]:
+        """The broker's numeric address and port."""
+        return decode_host(self.store_host)
+
+    def _text(self, name: bytes) -> str:
+        value = find_property(self.raw_properties, name)
+        return "" if value is None else str(value, "utf-8", "replace")
+
+
+def decode_record(
+    buffer: Buffer,
+    offset: int = 0,
+    *,
+    check_crc: bool = True,
+    check_seal: bool = False,
+    log_offset: int | None = None,
+) -> Record:
+    """The record that starts at `offset` of `buffer`.
+
+    `check_seal`: also verify the `__CRC32#` property, if the record has one.
+    Raises:  RecordError if there is no intact record, or it says that it lies elsewhere than `log_offset`.
+    """
+    parsed = parse_record(buffer, offset)
+    if isinstance(parsed, RecordCheck):
+        raise RecordError(parsed.outcome, offset)
+    head, body_at, topic, properties = parsed
+    body = bytes(buffer[body_at : body_at + head[14]])
+    if check_crc and body and crc32(body) & CRC_MASK != head[2]:
+        raise RecordError(RecordOutcome.BAD_CRC, offset)
+    if check_seal and SEAL_MARK in properties and not has_good_seal(buffer, offset, head[0]):
+        raise RecordError(RecordOutcome.BAD_CRC, offset)
+    if log_offset is not None and head[6] != log_offset:
+        raise RecordError(RecordOutcome.WRONG_OFFSET, offset)
+    return Record(
+        topic=topic,
+        queue_id=head[3],
+        queue_offset=head[5],
+        log_offset=head[6],
+        size=head[0],
+        body=body,
+        body_crc=head[2],
+        flag=head[4],
+        sys_flag=head[7],
+        born_at_ms=head[8],
+        born_host=head[9],
+        stored_at_ms=head[10],
+        store_host=head[11],
+        retry_count=head[12],
+        prepared_offset=head[13],
+        raw_properties=properties,
+    )
+
+
+def decode_records(buffer: Buffer, *, check_crc: bool = True) -> Iterator[Record]:
+    """Every record of a pull's body, which is records one after the other.
+
+    Raises:  RecordError at the first bytes that are no intact record; those before it were yielded.
+    """
+    position = 0
+    while position < len(buffer):
+        record = decode_record(buffer, position, check_crc=check_crc)
+        yield record
+        position += record.size

@@ -1,0 +1,213 @@
+"""What lies at one place of the log, and what a dispatcher needs of it.
+
+Invariants: foreign bytes give an outcome, never an exception.
+Strategy:   properties are searched in their wire form; the hash of tags and the topic's text are cached.
+Source:     spec store 3.3, 5, 8.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final, TypeAlias
+from zlib import crc32
+
+import msgspec
+
+from tandemmq.protocol.delay_levels import delivered_at_ms
+from tandemmq.protocol.java_hash import tag_hash
+from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, find_property
+from tandemmq.protocol.record_encode import SEAL_BYTES, Buffer, encode_seal
+from tandemmq.protocol.record_layout import (
+    BLANK_BYTES_MIN,
+    CRC_MASK,
+    HEAD_V4,
+    HEAD_V4_BYTES,
+    HEADS,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    PREFIX,
+    RECORD_BYTES_MIN,
+    TOPIC_BYTES_MAX,
+    TOPIC_BYTES_MAX_V1,
+    RecordOutcome,
+)
+from tandemmq.protocol.sys_flag import HOSTS_V6_MASK
+
+_SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+
+Head: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int]
+"""size, magic, crc, queue_id, flag, queue_offset, log_offset, sys_flag, born_at, born_host, stored_at,
+store_host, retry_count, prepared_offset, body size"""
+
+
+class RecordCheck(msgspec.Struct, gc=False):
+    """What lies at a position, and what a dispatcher needs of it (spec store 3.3).
+
+    `size` is set for OK, BLANK (the distance to the file's end), TRUNCATED and WRONG_OFFSET, else 0; the
+    others only for OK. `tag_hash` is the third field of the ConsumeQueue entry: of a delayed message the time
+    it is due.
+    """
+
+    outcome: RecordOutcome
+    size: int = 0
+    topic: str = ""
+    queue_id: int = 0
+    queue_offset: int = 0
+    log_offset: int = 0
+    tag_hash: int = 0
+    stored_at_ms: int = 0
+    sys_flag: int = 0
+    prepared_offset: int = 0
+    keys: str = ""
+    unique_key: str = ""
+    message_count: int = 1
+
+
+def check_record(
+    view: Buffer,
+    position: int = 0,
+    *,
+    log_offset: int | None = None,
+    check_crc: bool = True,
+    require_seal: bool = False,
+) -> RecordCheck:
+    """What lies at `position` of `view`; never raises on foreign bytes.
+
+    `log_offset`: where the log says this position is, None to believe the record. `require_seal`: judge by
+    property `__CRC32#`, whose absence is BAD_CRC, instead of by the body's checksum (forceVerifyPropCRC).
+    """
+    parsed = parse_record(view, position)
+    if isinstance(parsed, RecordCheck):
+        return parsed
+    (head, body_at, topic, properties) = parsed
+    size, body_size = head[0], head[14]
+    if log_offset is not None and head[6] != log_offset:
+        return RecordCheck(RecordOutcome.WRONG_OFFSET, size)
+    if require_seal:
+        if not has_good_seal(view, position, size):
+            return RecordCheck(RecordOutcome.BAD_CRC)
+    elif check_crc and body_size and not _has_good_body(view, body_at, body_size, head[2]):
+        return RecordCheck(RecordOutcome.BAD_CRC)
+    sys_flag, stored_at_ms = head[7], head[10]
+    keys = find_property(properties, b"KEYS")
+    unique_key = find_property(properties, b"UNIQ_KEY")
+    return RecordCheck(
+        RecordOutcome.OK,
+        size,
+        topic,
+        head[3],
+        head[5],
+        head[6],
+        consume_tag(topic, properties, stored_at_ms),
+        stored_at_ms,
+        sys_flag,
+        head[13],
+        "" if keys is None else str(keys, "utf-8", "replace"),
+        "" if unique_key is None else str(unique_key, "utf-8", "replace"),
+        _inner_count(properties) if b"INNER_" in properties else 1,
+    )
+
+
+def parse_record(view: Buffer, position: int) -> RecordCheck | tuple[Head, int, str, bytes]:
+    """Head, body position, topic and properties of a well-formed record, else why it is none."""
+    remaining = len(view) - position
+    if remaining < BLANK_BYTES_MIN:
+        return RecordCheck(RecordOutcome.END)
+    size, magic = PREFIX.unpack_from(view, position)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        return _not_a_record(size, magic)
+    if size < RECORD_BYTES_MIN:
+        return RecordCheck(RecordOutcome.BAD_LENGTH)
+    if remaining < size:
+        return RecordCheck(RecordOutcome.TRUNCATED, size)
+    head: Head = HEAD_V4.unpack_from(view, position)
+    body_at = position + HEAD_V4_BYTES
+    hosts = head[7] & HOSTS_V6_MASK
+    if hosts:
+        layout = HEADS[hosts]
+        if size < RECORD_BYTES_MIN + layout.size - HEAD_V4_BYTES:
+            return RecordCheck(RecordOutcome.BAD_LENGTH)
+        head = layout.unpack_from(view, position)
+        body_at = position + layout.size
+    end = position + size
+    topic_at = body_at + head[14]
+    if not body_at <= topic_at <= end - 4:
+        return RecordCheck(RecordOutcome.BAD_LENGTH)
+    topic_size = view[topic_at]
+    topic_at += 1
+    if magic == MAGIC_V2:
+        topic_size = topic_size << 8 | view[topic_at]
+        topic_at += 1
+    properties_at = topic_at + topic_size + 2
+    if properties_at > end or topic_size > (TOPIC_BYTES_MAX_V1 if magic == MAGIC_V1 else TOPIC_BYTES_MAX):
+        return RecordCheck(RecordOutcome.BAD_LENGTH)
+    properties_size = view[properties_at - 2] << 8 | view[properties_at - 1]
+    if properties_at + properties_size != end or properties_size > PROPERTIES_BYTES_MAX:
+        return RecordCheck(RecordOutcome.BAD_LENGTH)
+    topic = _decode_topic(bytes(view[topic_at : properties_at - 2]))
+    if not topic:
+        return RecordCheck(RecordOutcome.BAD_TOPIC)
+    return head, body_at, topic, bytes(view[properties_at:end])
+
+
+def _not_a_record(size: int, magic: int) -> RecordCheck:
+    if magic == MAGIC_BLANK:
+        if size < BLANK_BYTES_MIN:
+            return RecordCheck(RecordOutcome.BAD_LENGTH)
+        return RecordCheck(RecordOutcome.BLANK, size)
+    if size == 0 and magic == 0:
+        return RecordCheck(RecordOutcome.END)
+    return RecordCheck(RecordOutcome.BAD_MAGIC)
+
+
+@lru_cache(maxsize=8192)
+def _decode_topic(raw: bytes) -> str:
+    """Empty if it is no UTF-8."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+def _has_good_body(view: Buffer, body_at: int, body_size: int, crc: int) -> bool:
+    with memoryview(view) as whole, whole[body_at : body_at + body_size] as body:
+        return crc32(body) & CRC_MASK == crc
+
+
+def has_good_seal(view: Buffer, position: int, size: int) -> bool:
+    end = position + size
+    with memoryview(view) as whole, whole[position : end - SEAL_BYTES] as unsealed:
+        return bytes(view[end - SEAL_BYTES : end]) == encode_seal(unsealed)
+
+
+@lru_cache(maxsize=16384)
+def _tag_hash_of_bytes(tags: bytes) -> int:
+    return tag_hash(str(tags, "utf-8", "replace"))
+
+
+def tag_hash_of(properties: bytes) -> int:
+    """The hash of property TAGS in the wire form; 0 without tags."""
+    tags = find_property(properties, b"TAGS")
+    return 0 if tags is None else _tag_hash_of_bytes(tags)
+
+
+def consume_tag(topic: str, properties: bytes, stored_at_ms: int) -> int:
+    """Third field of the ConsumeQueue entry: the hash of TAGS, or when a delayed message is due."""
+    if topic == _SCHEDULE_TOPIC:
+        level = _small_number(find_property(properties, b"DELAY"))
+        if level > 0:
+            return delivered_at_ms(level, stored_at_ms)
+    return tag_hash_of(properties)
+
+
+def _inner_count(properties: bytes) -> int:
+    """How many queue offsets the record takes: INNER_NUM if INNER_BASE is there too, else 1."""
+    if find_property(properties, b"INNER_BASE") is None:
+        return 1
+    return max(1, _small_number(find_property(properties, b"INNER_NUM")))
+
+
+def _small_number(raw: bytes | None) -> int:
+    """A decimal of at most nine digits; 0 for anything else."""
+    return int(raw) if raw is not None and len(raw) <= 9 and raw.isdigit() else 0

@@ -1,0 +1,168 @@
+"""Making one CommitLog record from a message.
+
+Invariants: TOTALSIZE is the whole record; BODYCRC is over the body as stored (compressed stays compressed);
+V2 only
+            when the topic needs more than 127 bytes.
+Strategy:   one struct call for everything before the body and one join; the topic field is cached.
+Source:     spec store 3, remoting 12.1.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final, TypeAlias
+from zlib import crc32
+
+import msgspec
+
+from tandemmq.errors import LocalProtocolError
+from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, remove_property
+from tandemmq.protocol.record_layout import (
+    BLANK_BYTES_MIN,
+    CRC_MASK,
+    HEAD_V4,
+    HEAD_V4_BYTES,
+    HEADS,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    PREFIX,
+    RECORD_BYTES_MIN,
+    TOPIC_BYTES_MAX,
+    TOPIC_BYTES_MAX_V1,
+)
+from tandemmq.protocol.sys_flag import BORN_HOST_V6, HOSTS_V6_MASK, STORE_HOST_V6
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+SEAL_BYTES: Final = 20
+SEAL_MARK: Final = b"__CRC32#\x01"
+
+
+class NewRecord(msgspec.Struct, gc=False, kw_only=True):
+    """All of a message that is known before it has its place in the log.
+
+    `born_host` is packed (8 or 20 bytes); `properties` is the wire form; `keys` (space separated) and
+    `unique_key` are what the key index hashes; `wait_stored` False: the sender does not wait for flush or
+    replicas.
+    """
+
+    topic: str
+    queue_id: int
+    body: Buffer
+    properties: bytes
+    born_at_ms: int
+    born_host: bytes
+    tag_hash: int = 0
+    flag: int = 0
+    sys_flag: int = 0
+    retry_count: int = 0
+    prepared_offset: int = 0
+    keys: str = ""
+    unique_key: str = ""
+    wait_stored: bool = True
+
+
+@lru_cache(maxsize=8192)
+def _topic_field(topic: str) -> tuple[int, bytes]:
+    """Magic and the length-prefixed topic; V2 exactly when a signed byte cannot say the length."""
+    raw = topic.encode("utf-8", "replace")
+    if not 1 <= len(raw) <= TOPIC_BYTES_MAX:
+        raise LocalProtocolError(f"topic of {len(raw)} bytes: a record takes 1 to {TOPIC_BYTES_MAX}")
+    if len(raw) > TOPIC_BYTES_MAX_V1:
+        return MAGIC_V2, len(raw).to_bytes(2, "big") + raw
+    return MAGIC_V1, len(raw).to_bytes(1, "big") + raw
+
+
+def record_size(new: NewRecord, store_host_size: int = 8) -> int:
+    """TOTALSIZE that `encode_record` will give, without a seal."""
+    _, topic = _topic_field(new.topic)
+    hosts = len(new.born_host) + store_host_size
+    return HEAD_V4_BYTES - 16 + hosts + len(new.body) + len(topic) + 2 + len(new.properties)
+
+
+def encode_record(
+    new: NewRecord, *, queue_offset: int, log_offset: int, stored_at_ms: int, store_host: bytes
+) -> bytes:
+    """The record as it lies in the log; the IPv6 bits of its sysFlag follow from the hosts.
+
+    Units:   log_offset in bytes, queue_offset in messages; hosts packed (8 or 20 bytes).
+    Raises:  LocalProtocolError if the topic or the properties exceed what their length fields can say.
+    """
+    body = new.body
+    properties = new.properties
+    born_host = new.born_host
+    sys_flag = new.sys_flag & ~HOSTS_V6_MASK
+    magic, topic_field = _topic_field(new.topic)
+    body_size = len(body)
+    properties_size = len(properties)
+    if properties_size > PROPERTIES_BYTES_MAX:
+        raise LocalProtocolError(
+            f"properties of {properties_size} bytes: a record takes {PROPERTIES_BYTES_MAX}"
+        )
+    size = RECORD_BYTES_MIN - 1 + body_size + len(topic_field) + properties_size
+    head = HEAD_V4
+    if len(born_host) + len(store_host) != 16:
+        sys_flag |= _hosts_flag(born_host, store_host)
+        head = HEADS[sys_flag & HOSTS_V6_MASK]
+        size += head.size - HEAD_V4_BYTES
+    return b"".join(
+        (
+            head.pack(
+                size,
+                magic,
+                crc32(body) & CRC_MASK,
+                new.queue_id,
+                new.flag,
+                queue_offset,
+                log_offset,
+                sys_flag,
+                new.born_at_ms,
+                born_host,
+                stored_at_ms,
+                store_host,
+                new.retry_count,
+                new.prepared_offset,
+                body_size,
+            ),
+            body,
+            topic_field,
+            properties_size.to_bytes(2, "big"),
+            properties,
+        )
+    )
+
+
+def _hosts_flag(born_host: bytes, store_host: bytes) -> int:
+    if {len(born_host), len(store_host)} - {8, 20}:
+        raise LocalProtocolError("a packed host has 8 or 20 bytes")
+    return (BORN_HOST_V6 if len(born_host) == 20 else 0) | (STORE_HOST_V6 if len(store_host) == 20 else 0)
+
+
+def encode_sealed_record(
+    new: NewRecord, *, queue_offset: int, log_offset: int, stored_at_ms: int, store_host: bytes
+) -> bytes:
+    """The record with `__CRC32#` as its last 20 bytes: a checksum over all before them (spec store 3)."""
+    properties = remove_property(new.properties, b"__CRC32#")
+    if properties and properties[-1] != 2:
+        properties += b"\x02"
+    unsealed = encode_record(
+        msgspec.structs.replace(new, properties=properties + bytes(SEAL_BYTES)),
+        queue_offset=queue_offset,
+        log_offset=log_offset,
+        stored_at_ms=stored_at_ms,
+        store_host=store_host,
+    )[:-SEAL_BYTES]
+    return unsealed + encode_seal(unsealed)
+
+
+def encode_seal(unsealed: Buffer) -> bytes:
+    """The 20 bytes of the property: ten digits, the least significant first."""
+    digits = f"{crc32(unsealed) & CRC_MASK:010d}"[::-1]
+    return b"%b%b\x02" % (SEAL_MARK, digits.encode())
+
+
+def encode_blank(remaining: int) -> bytes:
+    """The 8 bytes that send a reader on to the next file; `remaining` is the distance to this file's end."""
+    assert remaining >= BLANK_BYTES_MIN
+    return PREFIX.pack(remaining, MAGIC_BLANK)
