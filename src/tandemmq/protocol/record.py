@@ -20,6 +20,7 @@ from tandemmq.protocol.record_check import (
     RecordCheck,
     check_record,
     consume_tag,
+    has_good_seal,
     parse_record,
     tag_hash_of,
 )
