@@ -131,11 +131,14 @@ class RealDisk:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         return DiskFile(path, descriptor, os.fstat(descriptor).st_size, is_entry_durable=True)
 
-    def create(self, path: Path, size: int) -> DiskFile:
+    def create(self, path: Path, size: int, *, sparse: bool = False) -> DiskFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            _reserve(descriptor, size)
+            if sparse:
+                os.ftruncate(descriptor, size)
+            else:
+                _reserve(descriptor, size)
         except BaseException:
             os.close(descriptor)
             path.unlink()

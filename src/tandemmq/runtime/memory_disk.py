@@ -144,11 +144,11 @@ class MemoryDisk:
     def open(self, path: Path) -> MemoryFile:
         return MemoryFile(path, self._node(path), self)
 
-    def create(self, path: Path, size: int) -> MemoryFile:
+    def create(self, path: Path, size: int, *, sparse: bool = False) -> MemoryFile:
         if path in self._nodes:
             raise FileExistsError(errno.EEXIST, "the file exists", str(path))
         self.fault.on_create(path, size)
-        if size > self.usage(path)[1]:
+        if not sparse and size > self.usage(path)[1]:
             raise OSError(errno.ENOSPC, "no room", str(path))
         self.make_dirs(path.parent)
         self._nodes[path] = _Node(bytearray(size), is_entry_durable=False)

@@ -89,8 +89,10 @@ class Disk(Protocol):
 
     def open(self, path: Path) -> File: ...
 
-    def create(self, path: Path, size: int) -> File:
+    def create(self, path: Path, size: int, *, sparse: bool = False) -> File:
         """A new file of `size` zero bytes with its blocks reserved; its directories are made too.
+
+        With `sparse` no blocks are reserved: for large tables that fill slowly and can be rebuilt.
 
         Raises:  FileExistsError; OSError when there is no room, and then no file is left behind.
         """
