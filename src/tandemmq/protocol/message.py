@@ -1,0 +1,157 @@
+"""Messages as users see them: what they send, and what they get.
+
+Invariants: a `Message` that passed `check_message` can be stored by any broker with default limits.
+Source:     spec semantics 1.4, 1.5; remoting 12.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from tandemmq.errors import MessageIllegal
+from tandemmq.protocol import properties as names
+from tandemmq.protocol.properties import encode_properties, is_reserved
+from tandemmq.protocol.record import Record
+from tandemmq.protocol.topic_names import NOT_SENDABLE_TOPICS, TOPIC_CHARS_MAX, topic_fault
+from tandemmq.units import MIB, EpochMs, QueueOffset
+
+MESSAGE_BYTES_MAX: Final = 4 * MIB
+
+
+class Message(msgspec.Struct):
+    """What a producer sends.
+
+    `keys`: by which the message can be found later; none may hold a space. `properties`: the user's own,
+    names that the system reserves are refused. `delay_level` 0 delivers at once. `wait_stored` False: the
+    answer does not wait for flush or replicas.
+    """
+
+    topic: str
+    body: bytes
+    tags: str = ""
+    keys: Sequence[str] = ()
+    properties: Mapping[str, str] = {}
+    flag: int = 0
+    delay_level: int = 0
+    wait_stored: bool = True
+
+
+def wire_properties(message: Message, unique_key: str) -> dict[str, str]:
+    """All properties that travel with the message, the user's first."""
+    pairs = dict(message.properties)
+    if message.keys:
+        pairs[names.KEYS] = " ".join(message.keys)
+    if message.tags:
+        pairs[names.TAGS] = message.tags
+    if message.delay_level:
+        pairs[names.DELAY] = str(message.delay_level)
+    pairs[names.UNIQ_KEY] = unique_key
+    pairs[names.WAIT] = "true" if message.wait_stored else "false"
+    return pairs
+
+
+def encode_wire_properties(message: Message, unique_key: str) -> bytes:
+    """The wire form of `wire_properties`.
+
+    Raises:  MessageIllegal if they are more than a record can hold; LocalProtocolError for a name or value
+             that has no wire form.
+    """
+    raw = encode_properties(wire_properties(message, unique_key))
+    names.check_properties_size(raw)
+    return raw
+
+
+def check_message(message: Message, *, bytes_max: int = MESSAGE_BYTES_MAX) -> None:
+    """Raises MessageIllegal if no broker would store the message (spec semantics 1.5)."""
+    fault = topic_fault(message.topic)
+    if fault:
+        raise MessageIllegal(fault)
+    if len(message.topic) > TOPIC_CHARS_MAX:
+        raise MessageIllegal(f"the topic has {len(message.topic)} characters, at most {TOPIC_CHARS_MAX} fit")
+    if message.topic in NOT_SENDABLE_TOPICS:
+        raise MessageIllegal(f"the topic {message.topic} is the broker's own and takes no messages")
+    if not message.body:
+        raise MessageIllegal("the body is empty")
+    if len(message.body) > bytes_max:
+        raise MessageIllegal(f"the body has {len(message.body)} bytes, at most {bytes_max} are allowed")
+    for key in message.keys:
+        if not key or " " in key:
+            raise MessageIllegal(f"the key {key!r} must be non-empty and without spaces")
+    for name, value in message.properties.items():
+        if is_reserved(name):
+            raise MessageIllegal(f"the property name {name!r} is reserved")
+        if not name.strip() or not value.strip():
+            raise MessageIllegal(f"the property {name!r} must have a name and a value that are not blank")
+
+
+class ReceivedMessage:
+    """What a consumer gets: a stored message with its body decompressed.
+
+    `record` holds everything that the broker stored, hosts and offsets included.
+    """
+
+    __slots__ = ("body", "broker_name", "record", "topic")
+
+    def __init__(self, record: Record, *, topic: str | None = None, broker_name: str = "") -> None:
+        """`topic`: what the user subscribed to, where the record lies in a retry topic.
+
+        Raises:  RemoteProtocolError if the body cannot be decompressed.
+        """
+        self.record = record
+        self.topic = record.topic if topic is None else topic
+        self.broker_name = broker_name
+        self.body = record.content
+
+    @property
+    def message_id(self) -> str:
+        """The producer's id, or the broker's if it gave none (spec remoting 12.2)."""
+        return self.record.unique_key or self.record.message_id
+
+    @property
+    def tags(self) -> str:
+        """Empty without tags."""
+        return self.record.tags
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Empty without keys."""
+        return tuple(self.record.keys.split())
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The user's properties and the system's."""
+        return self.record.properties
+
+    @property
+    def queue_id(self) -> int:
+        """The queue of the broker that the message lies in."""
+        return self.record.queue_id
+
+    @property
+    def queue_offset(self) -> QueueOffset:
+        """The message's place in its queue."""
+        return QueueOffset(self.record.queue_offset)
+
+    @property
+    def born_at_ms(self) -> EpochMs:
+        """When it was sent, by the producer's clock."""
+        return EpochMs(self.record.born_at_ms)
+
+    @property
+    def stored_at_ms(self) -> EpochMs:
+        """When it was stored, by the broker's clock."""
+        return EpochMs(self.record.stored_at_ms)
+
+    @property
+    def retry_count(self) -> int:
+        """How many times a consumer has handed it back."""
+        return self.record.retry_count
+
+    def __repr__(self) -> str:
+        return (
+            f"ReceivedMessage(topic={self.topic!r}, queue_id={self.queue_id}, queue_offset={self.queue_offset},"
+            f" message_id={self.message_id!r}, body={len(self.body)} bytes)"
+        )

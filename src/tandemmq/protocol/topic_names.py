@@ -1,0 +1,153 @@
+"""Names of topics and groups: which are allowed, which belong to the system, which are derived from a group.
+
+Source: spec semantics 1.1 and 1.5.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+from tandemmq.errors import BadRequest
+
+TOPIC_CHARS_MAX: Final = 127
+DERIVED_TOPIC_CHARS_MAX: Final = 255
+GROUP_CHARS_MAX: Final = 120
+
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+LMQ_PREFIX: Final = "%LMQ%"
+SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+
+AUTO_CREATE_TOPIC: Final = "TBW102"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+BENCHMARK_TOPIC: Final = "BenchmarkTest"
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
+CHECKPOINT_TOPIC: Final = "CHECKPOINT_TOPIC"
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+DISCARD_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+
+SYSTEM_TOPICS: Final = frozenset(
+    (
+        AUTO_CREATE_TOPIC,
+        SCHEDULE_TOPIC,
+        BENCHMARK_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+        CHECKPOINT_TOPIC,
+        TRACE_TOPIC,
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        DISCARD_TOPIC,
+    )
+)
+"""Fixed names only; a broker adds its own name and its cluster's."""
+
+NOT_SENDABLE_TOPICS: Final = frozenset(
+    (SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, DISCARD_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC)
+)
+
+DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
+DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
+INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"
+SYSTEM_GROUPS: Final = frozenset(
+    (
+        "DEFAULT_CONSUMER",
+        "DEFAULT_PRODUCER",
+        "TOOLS_CONSUMER",
+        "SCHEDULE_CONSUMER",
+        "FILTERSRV_CONSUMER",
+        "__MONITOR_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "SELF_TEST_P_GROUP",
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_OWNER",
+        "CID_ONSAPI_PULL",
+    )
+)
+
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+def retry_topic(group: str) -> str:
+    """Where a group's messages go that are to be tried again."""
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    """Where a group's messages go that were tried often enough."""
+    return DLQ_PREFIX + group
+
+
+def reply_topic(cluster: str) -> str:
+    """The topic of a cluster's request-reply messages."""
+    return cluster + "_REPLY_TOPIC"
+
+
+def is_retry_topic(topic: str) -> bool:
+    """True for a group's retry topic."""
+    return topic.startswith(RETRY_PREFIX)
+
+
+def is_dlq_topic(topic: str) -> bool:
+    """True for a group's dead letter topic."""
+    return topic.startswith(DLQ_PREFIX)
+
+
+def is_system_topic(topic: str) -> bool:
+    """True for the fixed names and everything with the system's prefix."""
+    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def is_system_group(group: str) -> bool:
+    """True for the groups of tools and of the broker itself."""
+    return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
+
+
+def topic_fault(topic: str) -> str:
+    """Why a broker refuses this topic name; empty if it takes it (spec semantics 1.5)."""
+    if not topic.strip():
+        return "the topic is blank"
+    if _NAME.fullmatch(topic) is None:
+        return f"the topic {topic[:160]!r} holds characters other than %, |, -, _, digits and ASCII letters"
+    limit = DERIVED_TOPIC_CHARS_MAX if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) else TOPIC_CHARS_MAX
+    if len(topic) > limit:
+        return f"the topic has {len(topic)} characters, at most {limit} are allowed"
+    return ""
+
+
+def group_fault(group: str) -> str:
+    """Why this group name is refused; empty if it is allowed (spec semantics 1.5)."""
+    if not group.strip():
+        return "the group is blank"
+    if _NAME.fullmatch(group) is None:
+        return f"the group {group[:160]!r} holds characters other than %, |, -, _, digits and ASCII letters"
+    if len(group) > GROUP_CHARS_MAX:
+        return f"the group has {len(group)} characters, at most {GROUP_CHARS_MAX} are allowed"
+    return ""
+
+
+# A handler asks once per message for the same few topics.
+_topic_fault_cached = lru_cache(maxsize=8192)(topic_fault)
+_group_fault_cached = lru_cache(maxsize=8192)(group_fault)
+
+
+def check_topic(topic: str) -> None:
+    """Raises BadRequest with the reason if a broker would refuse the name."""
+    fault = _topic_fault_cached(topic)
+    if fault:
+        raise BadRequest(fault)
+
+
+def check_group(group: str) -> None:
+    """Raises BadRequest with the reason if the name is refused."""
+    fault = _group_fault_cached(group)
+    if fault:
+        raise BadRequest(fault)
