@@ -1,0 +1,205 @@
+"""The directory of a lake: where staged files lie, and how a batch becomes visible in one step.
+
+    OUT/batch=00000012/part-00000.parquet      committed: what readers see
+    OUT/batch=00000013/dt=2025-01-31/part-00001.parquet
+    OUT/_tandemmq/staging/...                   files of batches that are not committed
+    OUT/_tandemmq/owner.json                    the query that may write here
+
+A batch is committed by renaming its whole directory into place, which either happened or did not: a plain
+reader never sees half a batch, and killing any process at any point leaves only staged files behind. A rename
+onto an existing directory fails, so a batch that is replayed after a crash (Spark promises the same rows for
+the same batch number, spec spark SP-52, SP-53) is dropped instead of doubled. Names that begin with `_` are
+invisible to Spark, pyarrow and pandas; `batch` is a partition column to all three.
+
+The directory must lie on a file system with an atomic rename (a local disk, NFS); object stores have none.
+Standard library only; must not know Spark or Parquet.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from tandemmq.errors import ConfigError
+
+CONTROL_DIR = "_tandemmq"
+STAGING_DIR = "staging"
+OWNER_FILE = "owner.json"
+LAYOUT_VERSION = 1
+
+_BATCH_NAME = re.compile(r"batch=(\d{8,})")
+_STAGED_NAME = re.compile(r"(\d{8,})-.*")
+
+
+class CommitOutcome(Enum):
+    """What a commit did."""
+
+    COMMITTED = "the batch became visible now"
+    ALREADY_COMMITTED = "the batch was visible before; the new files were dropped"
+    EMPTY = "the batch has no rows and no directory"
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A finished file outside the readers' sight: `staged` relative to the lake, `target` to the batch
+    directory.
+    """
+
+    staged: str
+    target: str
+    rows: int
+    size_bytes: int
+
+
+def batch_dir(root: Path, batch_id: int) -> Path:
+    """Where a committed batch lies."""
+    return root / f"batch={batch_id:08d}"
+
+
+def staging_dir(root: Path) -> Path:
+    return root / CONTROL_DIR / STAGING_DIR
+
+
+def new_staged_path(root: Path, batch_id: int, partition_id: int) -> Path:
+    """A name that no other attempt of the same task uses; the directory exists afterwards."""
+    directory = staging_dir(root)
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory / f"{batch_id:08d}-{partition_id:05d}-{uuid4().hex[:12]}.staged"
+
+
+def commit_batch(root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile]) -> CommitOutcome:
+    """Makes all `files` visible at once as batch `batch_id`, unless the batch already is.
+
+    Raises:  ConfigError when the lake belongs to another query.
+    """
+    claim_lake(root, query_id)
+    target = batch_dir(root, batch_id)
+    if not files:
+        return CommitOutcome.EMPTY
+    if target.exists():
+        discard_files(root, files)
+        return CommitOutcome.ALREADY_COMMITTED
+    prepared = staging_dir(root) / f"{batch_id:08d}-commit-{uuid4().hex[:12]}"
+    for file in files:
+        place = prepared / file.target
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(root / file.staged, place)
+    for directory, _, _ in os.walk(prepared):
+        sync_dir(Path(directory))
+    outcome = _rename_into_place(prepared, target)
+    sync_dir(root)
+    _discard_staged_before(root, batch_id)
+    return outcome
+
+
+def discard_files(root: Path, files: Iterable[StagedFile]) -> None:
+    """Removes staged files that were not committed; what is committed has left the staging directory."""
+    for file in files:
+        (root / file.staged).unlink(missing_ok=True)
+
+
+def claim_lake(root: Path, query_id: str) -> None:
+    """Remembers the query that writes here; afterwards every other query is refused.
+
+    A new checkpoint on an old directory would number its batches from 0 again and read the topic from its
+    start: rows would be doubled or lost in silence (spec spark 12.20).
+    """
+    path = root / CONTROL_DIR / OWNER_FILE
+    owner = read_owner(root)
+    if owner is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        staged = path.with_name(f"{OWNER_FILE}.{uuid4().hex[:12]}")
+        staged.write_text(json.dumps({"version": LAYOUT_VERSION, "query": query_id}) + "\n")
+        sync_file(staged)
+        try:
+            os.link(staged, path)
+        except FileExistsError:
+            owner = read_owner(root)
+        finally:
+            staged.unlink()
+        sync_dir(path.parent)
+    if owner is not None and owner != query_id:
+        raise ConfigError(
+            f"{root} was written by query {owner}, this is query {query_id}: its checkpoint is new or belongs "
+            "to another directory. Give the old checkpoint, or another output directory."
+        )
+
+
+def read_owner(root: Path) -> str | None:
+    """The id of the query that writes this lake; None before the first commit.
+
+    Raises:  ConfigError for a layout of another version.
+    """
+    try:
+        document: dict[str, Any] = json.loads((root / CONTROL_DIR / OWNER_FILE).read_text())
+    except FileNotFoundError:
+        return None
+    if document.get("version") != LAYOUT_VERSION:
+        raise ConfigError(
+            f"{root} has layout version {document.get('version')!r}; this version knows {LAYOUT_VERSION}"
+        )
+    return str(document["query"])
+
+
+def list_batches(root: Path) -> list[int]:
+    """The numbers of the committed batches, rising."""
+    if not root.is_dir():
+        return []
+    matches = (_BATCH_NAME.fullmatch(entry.name) for entry in os.scandir(root))
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def batch_bytes(root: Path, batch_id: int) -> int:
+    """The size of a committed batch on disk; 0 when it has none."""
+    paths = (Path(base) / name for base, _, names in os.walk(batch_dir(root, batch_id)) for name in names)
+    return sum(path.stat().st_size for path in paths)
+
+
+def sync_file(path: Path) -> None:
+    """Returns when the bytes of the file are on disk."""
+    _sync(path, os.O_RDONLY)
+
+
+def sync_dir(path: Path) -> None:
+    """Returns when the names in the directory are on disk."""
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _rename_into_place(prepared: Path, target: Path) -> CommitOutcome:
+    try:
+        os.rename(prepared, target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        shutil.rmtree(prepared, ignore_errors=True)
+        return CommitOutcome.ALREADY_COMMITTED
+    return CommitOutcome.COMMITTED
+
+
+def _discard_staged_before(root: Path, batch_id: int) -> None:
+    # Batches are committed in order, so what lies staged for an earlier one belongs to a killed attempt.
+    for entry in list(os.scandir(staging_dir(root))):
+        match = _STAGED_NAME.fullmatch(entry.name)
+        if match is None or int(match[1]) >= batch_id:
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            Path(entry.path).unlink(missing_ok=True)

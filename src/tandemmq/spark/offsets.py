@@ -1,0 +1,203 @@
+"""Positions in queues, as Spark's checkpoint keeps them; and how a limit is shared out between queues.
+
+An offset of the stream is a JSON object that Spark stores as text and compares as text (spec spark SP-23),
+so there is exactly one spelling for each set of positions: topics, brokers and queues sorted. A query that
+has not read anything yet has a *symbol* as its offset, not numbers: Spark asks twice for the initial offset,
+and two answers with numbers could differ and lose rows (SP-24). The first end offset carries in `base` where
+each new queue starts, so a replay reads the same rows for ever. Queues that appear later are pinned the same
+way.
+
+Pure: no Spark, no network, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tandemmq.errors import ConfigError
+
+FORMAT_VERSION = 1
+
+EARLIEST = -2
+"""In a user's JSON: the first message that the broker still has."""
+
+LATEST = -1
+"""In a user's JSON: the end of the queue now."""
+
+
+class QueueKey(NamedTuple):
+    """One queue of one topic on one broker; a broker is a name here, shared by master and slaves."""
+
+    topic: str
+    broker: str
+    queue_id: int
+
+
+class QueueRange(NamedTuple):
+    """Messages of one queue from queue offset `begin` (inclusive) to `end` (exclusive)."""
+
+    queue: QueueKey
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+
+Positions = Mapping[QueueKey, int]
+"""The next queue offset to read of each queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOffset:
+    """What one offset of the stream says.
+
+    `symbol` is set only before the first batch: `earliest`, `latest` or another name of a start rule. `base`
+    holds the first position of every queue that the offset before this one did not name. `filter_hash`
+    identifies the tag expression, because positions of one filter mean nothing to another.
+    """
+
+    symbol: str | None = None
+    positions: Positions = field(default_factory=dict)
+    base: Positions = field(default_factory=dict)
+    filter_hash: str = ""
+
+
+def encode_offset(offset: StreamOffset) -> dict[str, Any]:
+    """The one spelling of `offset`; equal offsets give equal text."""
+    document: dict[str, Any] = {"v": FORMAT_VERSION}
+    if offset.symbol is not None:
+        document["init"] = offset.symbol
+        return document
+    document["o"] = nest_positions(offset.positions)
+    if offset.base:
+        document["base"] = nest_positions(offset.base)
+    if offset.filter_hash:
+        document["f"] = offset.filter_hash
+    return document
+
+
+def decode_offset(document: Mapping[str, Any]) -> StreamOffset:
+    """The offset that `encode_offset` wrote, perhaps in an earlier run of the query.
+
+    Raises:  ConfigError for a document that this version cannot read.
+    """
+    version = document.get("v")
+    if version != FORMAT_VERSION:
+        raise ConfigError(
+            f"the checkpoint holds offsets of format version {version!r}; this one reads {FORMAT_VERSION}"
+        )
+    if "init" in document:
+        return StreamOffset(symbol=str(document["init"]))
+    return StreamOffset(
+        positions=flatten_positions(document.get("o", {})),
+        base=flatten_positions(document.get("base", {})),
+        filter_hash=str(document.get("f", "")),
+    )
+
+
+def nest_positions(positions: Positions) -> dict[str, dict[str, dict[str, int]]]:
+    """`{topic: {broker: {queue: offset}}}` in sorted order, queues by number."""
+    nested: dict[str, dict[str, dict[str, int]]] = {}
+    for (topic, broker, queue_id), offset in sorted(positions.items()):
+        nested.setdefault(topic, {}).setdefault(broker, {})[str(queue_id)] = offset
+    return nested
+
+
+def flatten_positions(nested: Mapping[str, Any]) -> dict[QueueKey, int]:
+    """The inverse of `nest_positions`; also reads what users write as JSON.
+
+    Raises:  ConfigError naming the part that is not `{topic: {broker: {queue: integer}}}`.
+    """
+    positions: dict[QueueKey, int] = {}
+    for topic, brokers in nested.items():
+        if not isinstance(brokers, Mapping):
+            raise ConfigError(f"topic {topic!r}: expected {{broker: {{queue: offset}}}}, got {brokers!r}")
+        for broker, queues in brokers.items():
+            if not isinstance(queues, Mapping):
+                raise ConfigError(
+                    f"topic {topic!r}, broker {broker!r}: expected {{queue: offset}}, got {queues!r}"
+                )
+            for queue_id, offset in queues.items():
+                if not str(queue_id).isdecimal() or isinstance(offset, bool) or not isinstance(offset, int):
+                    raise ConfigError(
+                        f"topic {topic!r}, broker {broker!r}: expected a queue number and an integer offset, "
+                        f"got {queue_id!r}: {offset!r}"
+                    )
+                positions[QueueKey(topic, broker, int(queue_id))] = offset
+    return positions
+
+
+def plan_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
+    """What lies between two offsets of the stream, by queue; a function of its arguments only (SP-17)."""
+    ranges = []
+    for queue, stop in sorted(end.positions.items()):
+        begin = start.positions.get(queue, end.base.get(queue, stop))
+        if begin < stop:
+            ranges.append(QueueRange(queue, begin, stop))
+    return ranges
+
+
+def advance(
+    start: StreamOffset,
+    *,
+    begin: Positions,
+    latest: Positions,
+    limit: int | None,
+    filter_hash: str,
+) -> StreamOffset | None:
+    """The end offset of the next batch, or None when nothing is new and `start` must be returned as it is.
+
+    `begin` gives where each queue that `start` does not name begins; `latest` is where each known queue ends
+    now. A queue that stands behind its own position (a slave that has not caught up, a topic that was made
+    anew) keeps the position. With an unresolved `start` the answer is never None: the first end offset pins
+    the start.
+    """
+    positions = dict(start.positions)
+    base: dict[QueueKey, int] = {}
+    for queue, first in begin.items():
+        if queue not in positions:
+            positions[queue] = base[queue] = first
+    backlog = {queue: max(latest.get(queue, at) - at, 0) for queue, at in positions.items()}
+    for queue, share in share_out(backlog, limit).items():
+        positions[queue] += share
+    if start.symbol is None and not base and positions == dict(start.positions):
+        return None
+    return StreamOffset(positions=positions, base=base, filter_hash=filter_hash)
+
+
+def share_out(backlog: Mapping[QueueKey, int], limit: int | None) -> dict[QueueKey, int]:
+    """How many messages of each queue belong to a batch of at most `limit`: in proportion to its backlog.
+
+    A queue that has anything gets at least one message while the limit allows it, so a small queue is never
+    starved by a big one. The sum is exactly min(limit, sum of the backlog).
+    """
+    wanted = {queue: count for queue, count in sorted(backlog.items()) if count > 0}
+    total = sum(wanted.values())
+    if limit is None or total <= limit:
+        return wanted
+    shares = {queue: 1 if index < limit else 0 for index, queue in enumerate(wanted)}
+    left = limit - sum(shares.values())
+    rest = total - sum(shares.values())
+    if left:
+        for queue, count in wanted.items():
+            shares[queue] += (count - 1) * left // rest
+    for queue, count in sorted(wanted.items(), key=lambda item: (-item[1], item[0])):
+        missing = limit - sum(shares.values()) if left else 0
+        shares[queue] += min(missing, count - shares[queue])
+    return {queue: share for queue, share in shares.items() if share}
+
+
+def count_behind(positions: Positions, latest: Positions) -> int:
+    """Messages between `positions` and `latest`, over all queues."""
+    return sum(max(end - positions.get(queue, end), 0) for queue, end in latest.items())
+
+
+def render_queues(queues: Iterable[QueueKey]) -> str:
+    """Queues for an error text, a few of them at most."""
+    names = [f"{queue.topic}@{queue.broker}:{queue.queue_id}" for queue in sorted(queues)]
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

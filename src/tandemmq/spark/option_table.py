@@ -1,0 +1,226 @@
+"""The names, defaults and meaning of the source's options, as data for parser and documentation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class OptionRow(NamedTuple):
+    """One line of the table; `scope` is S (streaming), B (batch) or SB."""
+
+    name: str
+    default: str
+    scope: str
+    text: str
+    aliases: tuple[str, ...] = ()
+
+
+OPTION_TABLE: tuple[OptionRow, ...] = (
+    OptionRow(
+        "nameServer",
+        "required",
+        "SB",
+        "`host:port[;host:port]`",
+        aliases=("endpoints", "namesrv"),
+    ),
+    OptionRow(
+        "subscribe",
+        "one of these three",
+        "SB",
+        "topics, separated by commas",
+        aliases=("topic",),
+    ),
+    OptionRow(
+        "subscribePattern",
+        "",
+        "SB",
+        "a regular expression that must match a whole topic name",
+    ),
+    OptionRow(
+        "assign",
+        "",
+        "SB",
+        'queues as JSON: `{"topic": {"broker-a": [0, 1]}}`',
+    ),
+    OptionRow(
+        "tags",
+        "*",
+        "SB",
+        "`a || b`: the broker sends these tags only; fixed per checkpoint",
+        aliases=("subExpression",),
+    ),
+    OptionRow(
+        "startingOffsets",
+        "latest (S), earliest (B)",
+        "SB",
+        "`earliest`, `latest`, `group` or JSON `{topic: {broker: {queue: offset}}}` with -2 earliest, -1 "
+        "latest",
+    ),
+    OptionRow(
+        "startingTimestamp",
+        "",
+        "SB",
+        "milliseconds; from the first message stored at or after it; wins over `startingOffsets`",
+    ),
+    OptionRow(
+        "startingOffsetsByTimestamp",
+        "",
+        "SB",
+        "JSON `{topic: {broker: {queue: milliseconds}}}`; wins over `startingTimestamp`",
+    ),
+    OptionRow(
+        "startingOffsetsByTimestampStrategy",
+        "latest",
+        "SB",
+        "a queue with nothing since the timestamp: `latest` starts at its end, `error` refuses",
+    ),
+    OptionRow(
+        "endingOffsets",
+        "latest",
+        "B",
+        "`latest` or JSON as above, exclusive",
+    ),
+    OptionRow(
+        "endingTimestamp",
+        "",
+        "B",
+        "milliseconds; up to the first message stored at or after it, exclusive",
+    ),
+    OptionRow(
+        "endingOffsetsByTimestamp",
+        "",
+        "B",
+        "JSON as above",
+    ),
+    OptionRow(
+        "failOnDataLoss",
+        "true",
+        "SB",
+        "messages that the broker no longer has: fail, or go on with the first one it has",
+    ),
+    OptionRow(
+        "maxOffsetsPerTrigger",
+        "",
+        "S",
+        "at most so many messages per batch, shared out by backlog",
+    ),
+    OptionRow(
+        "maxBytesPerTrigger",
+        "",
+        "S",
+        "about so many bytes per batch, by the measured size of messages",
+    ),
+    OptionRow(
+        "minPartitions",
+        "",
+        "SB",
+        "split large ranges into at least about so many tasks",
+    ),
+    OptionRow(
+        "maxRecordsPerPartition",
+        "",
+        "SB",
+        "no task piece larger than this",
+    ),
+    OptionRow(
+        "packRecords",
+        "20000",
+        "SB",
+        "neighbouring small ranges share a task up to this many messages; 0: one range per task",
+    ),
+    OptionRow(
+        "group",
+        "",
+        "SB",
+        "consumer group named in pulls; needed for `startingOffsets=group` and `commitProgress`",
+    ),
+    OptionRow(
+        "commitProgress",
+        "true with `group`",
+        "S",
+        "commit the progress of the query as the group's offsets, so that every console shows its lag",
+    ),
+    OptionRow(
+        "readFrom",
+        "suggested",
+        "SB",
+        "`master`, `suggested` (as the broker says) or `prefer-slave`; falls back to another replica "
+        "when one is down or has not the range yet",
+    ),
+    OptionRow(
+        "maxSlaveLag",
+        "",
+        "SB",
+        "with `prefer-slave`: read from the master while its slave is more than so many bytes behind",
+    ),
+    OptionRow(
+        "columns",
+        "all",
+        "SB",
+        "columns to build, separated by commas; Spark cannot prune by itself",
+    ),
+    OptionRow(
+        "propertiesAs",
+        "map",
+        "SB",
+        "`map`, `string` (as stored, cheaper) or `none`",
+    ),
+    OptionRow(
+        "decompress",
+        "true",
+        "SB",
+        "deliver bodies inflated",
+    ),
+    OptionRow(
+        "verifyCrc",
+        "false",
+        "SB",
+        "check the CRC of every body",
+    ),
+    OptionRow(
+        "arrowRows",
+        "5000",
+        "SB",
+        "at most so many rows per Arrow batch",
+    ),
+    OptionRow(
+        "arrowBytes",
+        "8m",
+        "SB",
+        "about so many bytes per Arrow batch",
+    ),
+    OptionRow(
+        "pullBatchSize",
+        "1024",
+        "SB",
+        "messages asked for in one pull",
+    ),
+    OptionRow(
+        "pullTimeoutMs",
+        "3000",
+        "SB",
+        "deadline of each request",
+    ),
+    OptionRow(
+        "fetchOffset.numRetries",
+        "8",
+        "SB",
+        "attempts per replica round when brokers do not answer",
+    ),
+    OptionRow(
+        "fetchOffset.retryIntervalMs",
+        "250",
+        "SB",
+        "first pause between attempts; doubles up to 16 times itself",
+    ),
+)
+
+
+def render_option_table() -> str:
+    """The option table as Markdown; `docs/spark.md` holds exactly this text."""
+    lines = ["| option | default | for | meaning |", "|---|---|---|---|"]
+    for row in OPTION_TABLE:
+        also = f" (also `{'`, `'.join(row.aliases)}`)" if row.aliases else ""
+        text = row.text.replace("||", r"\|\|")
+        lines.append(f"| `{row.name}`{also} | {row.default or '-'} | {row.scope} | {text} |")
+    return "\n".join(lines) + "\n"

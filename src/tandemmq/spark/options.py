@@ -1,0 +1,365 @@
+"""The options of the source, parsed and checked; `option_table` holds their names and documentation.
+
+Spark hands options over as text with lower-cased keys (spec spark SP-39). A key that the table does not know
+is refused with the nearest known name, because a misspelt option that is silently ignored reads the wrong
+data.
+
+The result is a frozen, picklable dataclass: it travels to every executor. Pure: no Spark, no network, no
+clock.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.offsets import EARLIEST, LATEST, Positions, QueueKey, flatten_positions
+from tandemmq.spark.option_table import OPTION_TABLE
+from tandemmq.spark.packing import PackingOptions
+from tandemmq.units import KIB, MIB
+
+_E = TypeVar("_E", bound=Enum)
+
+PULL_GROUP = "TOOLS_CONSUMER"
+"""The group named in pulls when the user names none: it exists on every broker (spec semantics 2)."""
+
+
+class ReadFrom(Enum):
+    """Which replica answers the pulls."""
+
+    MASTER = "master"
+    SUGGESTED = "suggested"
+    PREFER_SLAVE = "prefer-slave"
+
+
+class PropertiesAs(Enum):
+    """The form of the column `properties`."""
+
+    MAP = "map"
+    STRING = "string"
+    NONE = "none"
+
+
+class StartKind(Enum):
+    """Where a queue begins or ends when no offset is given for it."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    GROUP = "group"
+    TIMESTAMP = "timestamp"
+    OFFSETS = "offsets"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionRule:
+    """How a start or an end is found, before any broker was asked.
+
+    `offsets` may hold EARLIEST (-2) and LATEST (-1); queues that it does not name begin at the earliest and
+    end at the latest message. `timestamps` gives milliseconds per queue; `timestamp_ms` is for queues not
+    named there. `is_strict` refuses a timestamp after the last message of a queue instead of taking the end
+    of the queue.
+    """
+
+    kind: StartKind
+    offsets: Positions = field(default_factory=dict)
+    timestamps: Positions = field(default_factory=dict)
+    timestamp_ms: int | None = None
+    is_strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """Everything that a reader needs to know; made by `parse_options`, never by hand outside tests."""
+
+    name_servers: tuple[str, ...]
+    topics: tuple[str, ...] = ()
+    topic_pattern: str = ""
+    assigned: tuple[QueueKey, ...] = ()
+    tags: tuple[str, ...] = ()
+    start: PositionRule | None = None
+    end: PositionRule = field(default_factory=lambda: PositionRule(kind=StartKind.LATEST))
+    fail_on_data_loss: bool = True
+    trigger_records_max: int | None = None
+    trigger_bytes_max: int | None = None
+    packing: PackingOptions = field(default_factory=PackingOptions)
+    group: str = ""
+    commit_progress: bool = False
+    read_from: ReadFrom = ReadFrom.SUGGESTED
+    slave_lag_bytes_max: int | None = None
+    columns: tuple[str, ...] = ()
+    properties_as: PropertiesAs = PropertiesAs.MAP
+    decompress: bool = True
+    verify_crc: bool = False
+    arrow_rows: int = 5_000
+    arrow_bytes: int = 8 * MIB
+    pull_batch_size: int = 1024
+    pull_timeout_s: float = 3.0
+    retry_count: int = 8
+    retry_interval_s: float = 0.25
+
+    @property
+    def tag_expression(self) -> str:
+        """What a pull request carries as its subscription."""
+        return " || ".join(self.tags) if self.tags else "*"
+
+    @property
+    def filter_hash(self) -> str:
+        """Identifies the tag filter in a checkpoint; empty without one."""
+        if not self.tags:
+            return ""
+        return hashlib.sha256("\0".join(sorted(self.tags)).encode()).hexdigest()[:16]
+
+
+_NAMES: dict[str, str] = {
+    spelling.lower(): row.name for row in OPTION_TABLE for spelling in (row.name, *row.aliases)
+}
+
+
+def parse_options(raw: Mapping[str, str], *, is_streaming: bool) -> SourceOptions:
+    """The options of a query.
+
+    Raises:  ConfigError naming the option, what was wrong and what is allowed.
+    """
+    values = name_options(raw)
+    if is_streaming:
+        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+            if name in values:
+                raise ConfigError(f"option {name} belongs to batch queries; a streaming query has no end")
+    topics, pattern, assigned = _parse_subscription(values)
+    group = values.get("group", "")
+    start = _parse_start(values, is_streaming=is_streaming)
+    if start.kind is StartKind.GROUP and not group:
+        raise ConfigError("startingOffsets=group needs the option group")
+    commit_progress = _parse_bool(values, "commitProgress", bool(group))
+    if commit_progress and not group:
+        raise ConfigError("commitProgress=true needs the option group")
+    return SourceOptions(
+        name_servers=_parse_name_servers(values),
+        topics=topics,
+        topic_pattern=pattern,
+        assigned=assigned,
+        tags=parse_tags(values.get("tags", "*")),
+        start=start,
+        end=_parse_end(values),
+        fail_on_data_loss=_parse_bool(values, "failOnDataLoss", True),
+        trigger_records_max=_parse_int(values, "maxOffsetsPerTrigger", None, least=1),
+        trigger_bytes_max=_parse_size(values, "maxBytesPerTrigger", None),
+        packing=PackingOptions(
+            partitions_min=_parse_int(values, "minPartitions", 0, least=0) or 0,
+            records_max=_parse_int(values, "maxRecordsPerPartition", 0, least=0) or 0,
+            pack_records=_require(_parse_int(values, "packRecords", 20_000, least=0)),
+        ),
+        group=group,
+        commit_progress=commit_progress,
+        read_from=_parse_enum(values, "readFrom", ReadFrom, ReadFrom.SUGGESTED),
+        slave_lag_bytes_max=_parse_size(values, "maxSlaveLag", None),
+        columns=_parse_list(values.get("columns", "")),
+        properties_as=_parse_enum(values, "propertiesAs", PropertiesAs, PropertiesAs.MAP),
+        decompress=_parse_bool(values, "decompress", True),
+        verify_crc=_parse_bool(values, "verifyCrc", False),
+        arrow_rows=_require(_parse_int(values, "arrowRows", 5_000, least=1)),
+        arrow_bytes=_require(_parse_size(values, "arrowBytes", 8 * MIB)),
+        pull_batch_size=_require(_parse_int(values, "pullBatchSize", 1024, least=1)),
+        pull_timeout_s=_require(_parse_int(values, "pullTimeoutMs", 3000, least=1)) / 1000,
+        retry_count=_require(_parse_int(values, "fetchOffset.numRetries", 8, least=0)),
+        retry_interval_s=_require(_parse_int(values, "fetchOffset.retryIntervalMs", 250, least=1)) / 1000,
+    )
+
+
+def name_options(raw: Mapping[str, str]) -> dict[str, str]:
+    """The same options under their documented names.
+
+    Raises:  ConfigError for a name that is unknown, or given twice under two spellings.
+    """
+    values: dict[str, str] = {}
+    for key, value in raw.items():
+        name = _NAMES.get(key.lower())
+        if name is None:
+            near = difflib.get_close_matches(key.lower(), list(_NAMES), n=1, cutoff=0.5)
+            hint = f"; did you mean {_NAMES[near[0]]}?" if near else ""
+            raise ConfigError(
+                f"unknown option {key!r}{hint} Known options: {', '.join(r.name for r in OPTION_TABLE)}"
+            )
+        if name in values:
+            raise ConfigError(f"option {name} is given twice under different names")
+        values[name] = str(value).strip()
+    return values
+
+
+def parse_tags(expression: str) -> tuple[str, ...]:
+    """The tags of `a || b`, without repeats, in the order given; empty for `*` (everything)."""
+    if expression.strip() in ("", "*"):
+        return ()
+    tags = [tag.strip() for tag in expression.split("||")]
+    if not all(tags) or "*" in tags:
+        raise ConfigError(f"option tags: expected `*` or `a || b`, got {expression!r}")
+    return tuple(dict.fromkeys(tags))
+
+
+def _parse_name_servers(values: Mapping[str, str]) -> tuple[str, ...]:
+    text = values.get("nameServer", "")
+    servers = tuple(part.strip() for part in re.split(r"[;,]", text) if part.strip())
+    if not servers:
+        raise ConfigError("option nameServer is required: host:port[;host:port]")
+    for server in servers:
+        host, _, port = server.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(f"option nameServer: expected host:port, got {server!r}")
+    return servers
+
+
+def _parse_subscription(values: Mapping[str, str]) -> tuple[tuple[str, ...], str, tuple[QueueKey, ...]]:
+    given = [name for name in ("subscribe", "subscribePattern", "assign") if values.get(name)]
+    if len(given) != 1:
+        raise ConfigError(
+            f"exactly one of the options subscribe (topic), subscribePattern, assign is required; got {given}"
+        )
+    topics = _parse_list(values.get("subscribe", ""))
+    pattern = values.get("subscribePattern", "")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"option subscribePattern: {error}") from error
+    return topics, pattern, _parse_assign(values.get("assign", ""))
+
+
+def _parse_assign(text: str) -> tuple[QueueKey, ...]:
+    if not text:
+        return ()
+    document = _parse_json("assign", text)
+    queues: list[QueueKey] = []
+    for topic, brokers in document.items():
+        if not isinstance(brokers, dict):
+            raise ConfigError('option assign: expected {"topic": {"broker": [0, 1]}}')
+        for broker, ids in brokers.items():
+            if not isinstance(ids, list) or not all(isinstance(i, int) and i >= 0 for i in ids):
+                raise ConfigError('option assign: expected {"topic": {"broker": [0, 1]}}')
+            queues.extend(QueueKey(topic, broker, queue_id) for queue_id in ids)
+    return tuple(sorted(set(queues)))
+
+
+def _parse_start(values: Mapping[str, str], *, is_streaming: bool) -> PositionRule:
+    strategy = values.get("startingOffsetsByTimestampStrategy", "latest")
+    if strategy not in ("latest", "error"):
+        raise ConfigError(
+            f"option startingOffsetsByTimestampStrategy: expected latest or error, got {strategy!r}"
+        )
+    by_time = _parse_timestamps(
+        values, each="startingOffsetsByTimestamp", one="startingTimestamp", is_strict=strategy == "error"
+    )
+    if by_time is not None:
+        return by_time
+    text = values.get("startingOffsets", "latest" if is_streaming else "earliest")
+    if text in ("earliest", "latest", "group"):
+        return PositionRule(kind=StartKind(text))
+    return PositionRule(kind=StartKind.OFFSETS, offsets=_parse_positions("startingOffsets", text))
+
+
+def _parse_end(values: Mapping[str, str]) -> PositionRule:
+    by_time = _parse_timestamps(
+        values, each="endingOffsetsByTimestamp", one="endingTimestamp", is_strict=False
+    )
+    if by_time is not None:
+        return by_time
+    text = values.get("endingOffsets", "latest")
+    if text == "latest":
+        return PositionRule(kind=StartKind.LATEST)
+    positions = _parse_positions("endingOffsets", text)
+    if EARLIEST in positions.values():
+        raise ConfigError("option endingOffsets: -2 (earliest) makes no sense as an end")
+    return PositionRule(kind=StartKind.OFFSETS, offsets=positions)
+
+
+def _parse_timestamps(
+    values: Mapping[str, str], *, each: str, one: str, is_strict: bool
+) -> PositionRule | None:
+    if each not in values and one not in values:
+        return None
+    timestamps: Positions = {}
+    if each in values:
+        timestamps = _parse_positions(each, values[each], least=0)
+    timestamp_ms = _parse_int(values, one, None, least=0)
+    return PositionRule(
+        kind=StartKind.TIMESTAMP, timestamps=timestamps, timestamp_ms=timestamp_ms, is_strict=is_strict
+    )
+
+
+def _parse_positions(name: str, text: str, *, least: int = EARLIEST) -> Positions:
+    try:
+        positions = flatten_positions(_parse_json(name, text))
+    except ConfigError as error:
+        raise ConfigError(f"option {name}: {error}") from error
+    for queue, offset in positions.items():
+        if offset < least:
+            raise ConfigError(
+                f"option {name}: {offset} of {queue} is below {least} (-2 earliest, {LATEST} latest)"
+            )
+    return positions
+
+
+def _parse_json(name: str, text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"option {name}: expected a known word or JSON, got {text!r} ({error})") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"option {name}: expected a JSON object, got {text!r}")
+    return document
+
+
+def _parse_list(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _parse_bool(values: Mapping[str, str], name: str, default: bool) -> bool:
+    text = values.get(name)
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise ConfigError(f"option {name}: expected true or false, got {text!r}")
+    return text.lower() == "true"
+
+
+def _parse_int(values: Mapping[str, str], name: str, default: int | None, *, least: int) -> int | None:
+    text = values.get(name)
+    if text is None or text == "":
+        return default
+    try:
+        number = int(text)
+    except ValueError:
+        raise ConfigError(f"option {name}: expected an integer, got {text!r}") from None
+    if number < least:
+        raise ConfigError(f"option {name}: expected at least {least}, got {number}")
+    return number
+
+
+def _parse_size(values: Mapping[str, str], name: str, default: int | None) -> int | None:
+    text = values.get(name)
+    if text is None or text == "":
+        return default
+    match = re.fullmatch(r"(\d+)\s*([kKmMgG]?)[bB]?", text)
+    if match is None or int(match[1]) == 0:
+        raise ConfigError(f"option {name}: expected a size such as 1048576, 512k or 8m, got {text!r}")
+    return int(match[1]) * {"": 1, "k": KIB, "m": MIB, "g": 1024 * MIB}[match[2].lower()]
+
+
+def _parse_enum(values: Mapping[str, str], name: str, kind: type[_E], default: _E) -> _E:
+    text = values.get(name)
+    if text is None:
+        return default
+    for member in kind:
+        if member.value == text.lower():
+            return member
+    raise ConfigError(f"option {name}: expected {', '.join(str(m.value) for m in kind)}, got {text!r}")
+
+
+def _require(number: int | None) -> int:
+    assert number is not None
+    return number
