@@ -1,0 +1,162 @@
+"""Frames: how commands follow each other in a byte stream (spec remoting 1).
+
+`FrameDecoder` takes the stream in any pieces and keeps at most one unfinished frame; what a peer announces
+is checked before a byte of it is kept, so nothing it says can make us hold more than the frame limit.
+Complete frames inside a piece are decoded in place; only the tail is copied.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from tandemmq.errors import LocalProtocolError, RemoteProtocolError
+from tandemmq.protocol.codes import SERIALIZE_JSON, SERIALIZE_ROCKETMQ
+from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.header_compact import decode_header_compact, encode_header_compact
+from tandemmq.protocol.header_json import decode_header_json, encode_header_json
+
+FRAME_BYTES_MAX = 16_777_216
+"""Java's limit on both sides, counting the 4 length bytes."""
+
+_HEAD = struct.Struct(">iI")
+_LENGTH = struct.Struct(">i")
+_HEADER_BYTES_MAX = 0xFFFFFF
+
+
+class FrameDecoder:
+    """The commands of one direction of one connection, in order."""
+
+    __slots__ = ("_buffer", "_bytes_max", "_is_broken")
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._bytes_max = frame_bytes_max
+        self._buffer = bytearray()
+        self._is_broken = False
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How much of an unfinished frame is held."""
+        return len(self._buffer)
+
+    def feed(self, data: Buffer) -> list[Command]:
+        """The commands that `data` completes, oldest first.
+
+        Raises:  RemoteProtocolError when the stream cannot be followed; from then on every call raises, and
+                 what came before in the same piece is lost with the connection.
+        """
+        if self._is_broken:
+            raise RemoteProtocolError("the stream was broken before")
+        piece = data if type(data) is bytes else bytes(data)
+        commands: list[Command] = []
+        try:
+            position = self._finish_frame(piece, commands) if self._buffer else 0
+            end = len(piece)
+            while end - position >= 8:
+                length, mark = _HEAD.unpack_from(piece, position)
+                header_end = position + 8 + (mark & _HEADER_BYTES_MAX)
+                frame_end = position + 4 + length
+                if not (4 <= length <= self._bytes_max - 4 and mark >> 24 <= 1 and header_end <= frame_end):
+                    raise RemoteProtocolError(_explain_head(length, mark))
+                if frame_end > end:
+                    break
+                decode = decode_header_compact if mark >> 24 else decode_header_json
+                commands.append(decode(piece[position + 8 : header_end], piece[header_end:frame_end]))
+                position = frame_end
+            if position < end:
+                self._keep(piece, position)
+        except RemoteProtocolError:
+            self._is_broken = True
+            self._buffer.clear()
+            raise
+        return commands
+
+    def close(self) -> None:
+        """Forget an unfinished frame: the connection is gone."""
+        self._buffer.clear()
+
+    def _finish_frame(self, piece: bytes, commands: list[Command]) -> int:
+        """Add to the unfinished frame what belongs to it; the position in `piece` behind that."""
+        buffer, used = self._buffer, 0
+        if len(buffer) < 8:
+            used = min(8 - len(buffer), len(piece))
+            buffer += piece[:used]
+            self._check_head()
+            if len(buffer) < 8:
+                return used
+        length: int
+        mark: int
+        length, mark = _HEAD.unpack_from(buffer)
+        missing = 4 + length - len(buffer)
+        taken = min(missing, len(piece) - used)
+        buffer += memoryview(piece)[used : used + taken]
+        if taken == missing:
+            header_end = 8 + (mark & _HEADER_BYTES_MAX)
+            with memoryview(buffer) as view:
+                header, body = bytes(view[8:header_end]), bytes(view[header_end:])
+            buffer.clear()
+            decode = decode_header_compact if mark >> 24 else decode_header_json
+            commands.append(decode(header, body))
+        return used + taken
+
+    def _keep(self, piece: bytes, position: int) -> None:
+        """Hold the start of the next frame; its head is refused as early as it shows."""
+        self._buffer += memoryview(piece)[position:]
+        self._check_head()
+
+    def _check_head(self) -> None:
+        """Refuse an impossible head from as many of its bytes as are here."""
+        buffer = self._buffer
+        if len(buffer) < 4:
+            return
+        (length,) = _LENGTH.unpack_from(buffer)
+        is_length_bad = not 4 <= length <= self._bytes_max - 4
+        if is_length_bad or (len(buffer) > 4 and buffer[4] > SERIALIZE_ROCKETMQ):
+            raise RemoteProtocolError(_explain_head(length, buffer[4] << 24 if len(buffer) > 4 else 0))
+        if len(buffer) >= 8:
+            (mark,) = _LENGTH.unpack_from(buffer, 4)
+            if (mark & _HEADER_BYTES_MAX) > length - 4:
+                raise RemoteProtocolError(_explain_head(length, mark))
+
+
+def encode_frame(command: Command) -> bytes:
+    """The whole frame of a command.
+
+    Raises:  LocalProtocolError when it cannot be encoded or is longer than peers accept.
+    """
+    header = _encode_header(command)
+    body = command.body
+    return b"".join((_encode_head(command, len(header), len(body)), header, body))
+
+
+def encode_frame_head(command: Command, body_size: int) -> bytes:
+    """The frame up to its body, for a body of `body_size` bytes that the caller sends right behind it.
+
+    Raises:  LocalProtocolError as `encode_frame`.
+    """
+    header = _encode_header(command)
+    return _encode_head(command, len(header), body_size) + header
+
+
+def _encode_header(command: Command) -> bytes:
+    if command.serialize_type == SERIALIZE_JSON:
+        return encode_header_json(command)
+    return encode_header_compact(command)
+
+
+def _encode_head(command: Command, header_size: int, body_size: int) -> bytes:
+    length = 4 + header_size + body_size
+    if length > FRAME_BYTES_MAX - 4 or header_size > _HEADER_BYTES_MAX:
+        raise LocalProtocolError(
+            f"a frame of {length + 4} bytes (code {command.code}) exceeds the limit of {FRAME_BYTES_MAX}"
+        )
+    return _HEAD.pack(length, command.serialize_type << 24 | header_size)
+
+
+def _explain_head(length: int, mark: int) -> str:
+    if mark >> 24 > SERIALIZE_ROCKETMQ:
+        return f"serialize type {mark >> 24} is unknown"
+    if length < 4:
+        return f"a frame cannot be {length} bytes long"
+    if (mark & _HEADER_BYTES_MAX) > length - 4:
+        return f"a header of {mark & _HEADER_BYTES_MAX} bytes does not fit a frame of {length}"
+    return f"a frame of {length} bytes is longer than the limit"

@@ -1,0 +1,91 @@
+"""Reading messages: pull, view by offset, query by key (spec remoting 9.3 and 9.9)."""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from tandemmq.protocol.header_codec import Header, Int32, Int64
+
+PULL_COMMITS_OFFSET = 1
+PULL_MAY_SUSPEND = 2
+PULL_HAS_SUBSCRIPTION = 4
+PULL_CLASS_FILTER = 8
+PULL_LITE = 16
+"""Bits of PullRequest.sys_flag."""
+
+
+class PullRequest(Header, frozen=True, kw_only=True):
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
+
+    consumer_group: str = field(name="consumerGroup")
+    topic: str
+    queue_id: Int32 = field(name="queueId")
+    queue_offset: Int64 = field(name="queueOffset")
+    count_max: Int32 = field(name="maxMsgNums")
+    sys_flag: Int32 = field(name="sysFlag")
+    committed_offset: Int64 = field(name="commitOffset")
+    suspend_timeout_ms: Int64 = field(name="suspendTimeoutMillis")
+    subscription_version: Int64 = field(name="subVersion")
+    subscription: str | None = None
+    expression_type: str | None = field(name="expressionType", default=None)
+    bytes_max: Int32 | None = field(name="maxMsgBytes", default=None)
+    request_source: Int32 | None = field(name="requestSource", default=None)
+    # The misspelling is the wire's own.
+    proxy_client_id: str | None = field(name="proxyFrowardClientId", default=None)
+    broker_name: str | None = field(name="bname", default=None)
+
+    @property
+    def commits_offset(self) -> bool:
+        return self.sys_flag & PULL_COMMITS_OFFSET != 0
+
+    @property
+    def may_suspend(self) -> bool:
+        return self.sys_flag & PULL_MAY_SUSPEND != 0
+
+    @property
+    def has_subscription(self) -> bool:
+        return self.sys_flag & PULL_HAS_SUBSCRIPTION != 0
+
+
+class PullResponse(Header, frozen=True, kw_only=True):
+    """Answer to a pull; with the codes 0, 19, 20 and 21 the first four are always needed."""
+
+    suggested_broker_id: Int64 = field(name="suggestWhichBrokerId")
+    next_offset: Int64 = field(name="nextBeginOffset")
+    min_offset: Int64 = field(name="minOffset")
+    max_offset: Int64 = field(name="maxOffset")
+    offset_delta: Int64 | None = field(name="offsetDelta", default=None)
+    topic_sys_flag: Int32 | None = field(name="topicSysFlag", default=None)
+    group_sys_flag: Int32 | None = field(name="groupSysFlag", default=None)
+    forbidden_type: Int32 | None = field(name="forbiddenType", default=None)
+
+
+class ForbiddenResponse(Header, frozen=True, kw_only=True):
+    """What a pull answered NO_PERMISSION says: 1 broker, 2 group, 3 topic, 4 broadcast, 5 subscription."""
+
+    forbidden_type: Int32 | None = field(name="forbiddenType", default=None)
+
+
+class ViewMessageRequest(Header, frozen=True, kw_only=True):
+    """VIEW_MESSAGE_BY_ID (33)."""
+
+    log_offset: Int64 = field(name="offset")
+    topic: str | None = None
+
+
+class QueryMessageRequest(Header, frozen=True, kw_only=True):
+    """QUERY_MESSAGE (12). With `is_unique_key` the key is a unique key and count_max becomes 32."""
+
+    topic: str
+    key: str
+    count_max: Int32 = field(name="maxNum")
+    begin_at_ms: Int64 = field(name="beginTimestamp")
+    end_at_ms: Int64 = field(name="endTimestamp")
+    is_unique_key: bool = field(name="_UNIQUE_KEY_QUERY", default=False)
+
+
+class QueryMessageResponse(Header, frozen=True, kw_only=True):
+    """Answer to QUERY_MESSAGE; the messages are the body."""
+
+    index_updated_at_ms: Int64 = field(name="indexLastUpdateTimestamp")
+    index_log_offset: Int64 = field(name="indexLastUpdatePhyoffset")

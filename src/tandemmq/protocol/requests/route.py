@@ -1,0 +1,172 @@
+"""What name servers serve: routes, registration of brokers, KV configuration (spec nameserver 3 to 9)."""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from tandemmq.protocol.header_codec import Header, Int32, Int64
+
+
+class RouteRequest(Header, frozen=True, kw_only=True):
+    """GET_ROUTEINFO_BY_TOPIC (105)."""
+
+    topic: str
+    accepts_standard_json: bool | None = field(name="acceptStandardJsonOnly", default=None)
+    is_zone_mode: bool = field(name="__ZONE_MODE", default=False)
+    zone_name: str | None = field(name="__ZONE_NAME", default=None)
+
+
+class RegisterBrokerRequest(Header, frozen=True, kw_only=True):
+    """REGISTER_BROKER (103). A body CRC of 0 is not checked; `is_acting_master_enabled` None is an old
+    broker.
+    """
+
+    broker_name: str = field(name="brokerName")
+    broker_address: str = field(name="brokerAddr")
+    cluster_name: str = field(name="clusterName")
+    ha_address: str = field(name="haServerAddr")
+    broker_id: Int64 = field(name="brokerId")
+    is_compressed: bool = field(name="compressed", default=False)
+    body_crc: Int32 = field(name="bodyCrc32", default=0)
+    heartbeat_timeout_ms: Int64 | None = field(name="heartbeatTimeoutMillis", default=None)
+    is_acting_master_enabled: bool | None = field(name="enableActingMaster", default=None)
+    zone_name: str | None = field(name="__ZONE_NAME", default=None)
+
+
+class RegisterBrokerResponse(Header, frozen=True, kw_only=True):
+    """Answer to REGISTER_BROKER; both are only for a slave whose master is registered."""
+
+    ha_address: str | None = field(name="haServerAddr", default=None)
+    master_address: str | None = field(name="masterAddr", default=None)
+
+
+class UnregisterBrokerRequest(Header, frozen=True, kw_only=True):
+    """UNREGISTER_BROKER (104)."""
+
+    broker_name: str = field(name="brokerName")
+    broker_address: str = field(name="brokerAddr")
+    cluster_name: str = field(name="clusterName")
+    broker_id: Int64 = field(name="brokerId")
+
+
+class QueryDataVersionRequest(Header, frozen=True, kw_only=True):
+    """QUERY_DATA_VERSION (322); the body is a DataVersion."""
+
+    broker_name: str = field(name="brokerName")
+    broker_address: str = field(name="brokerAddr")
+    cluster_name: str = field(name="clusterName")
+    broker_id: Int64 = field(name="brokerId")
+
+
+class QueryDataVersionResponse(Header, frozen=True, kw_only=True):
+    """Answer to QUERY_DATA_VERSION."""
+
+    is_changed: bool = field(name="changed")
+
+
+class BrokerHeartbeatRequest(Header, frozen=True, kw_only=True):
+    """BROKER_HEARTBEAT (904); the further fields are for the controller."""
+
+    cluster_name: str = field(name="clusterName")
+    broker_address: str = field(name="brokerAddr")
+    broker_name: str = field(name="brokerName")
+    broker_id: Int64 | None = field(name="brokerId", default=None)
+    epoch: Int32 | None = None
+    max_log_offset: Int64 | None = field(name="maxOffset", default=None)
+    confirmed_offset: Int64 | None = field(name="confirmOffset", default=None)
+    heartbeat_timeout_ms: Int64 | None = field(name="heartbeatTimeoutMills", default=None)
+    election_priority: Int32 | None = field(name="electionPriority", default=None)
+
+
+class RegisterTopicRequest(Header, frozen=True, kw_only=True):
+    """REGISTER_TOPIC_IN_NAMESRV (217); the body is a TopicRoute with queue data."""
+
+    topic: str
+
+
+class MemberGroupRequest(Header, frozen=True, kw_only=True):
+    """GET_BROKER_MEMBER_GROUP (901)."""
+
+    cluster_name: str = field(name="clusterName")
+    broker_name: str = field(name="brokerName")
+
+
+class NotifyMinBrokerIdChangeRequest(Header, frozen=True, kw_only=True):
+    """NOTIFY_MIN_BROKER_ID_CHANGE (905), name server to broker, oneway."""
+
+    min_broker_id: Int64 | None = field(name="minBrokerId", default=None)
+    broker_name: str | None = field(name="brokerName", default=None)
+    min_broker_address: str | None = field(name="minBrokerAddr", default=None)
+    offline_broker_address: str | None = field(name="offlineBrokerAddr", default=None)
+    ha_address: str | None = field(name="haBrokerAddr", default=None)
+
+
+class PutKvRequest(Header, frozen=True, kw_only=True):
+    """PUT_KV_CONFIG (100)."""
+
+    namespace: str
+    key: str
+    value: str
+
+
+class GetKvRequest(Header, frozen=True, kw_only=True):
+    """GET_KV_CONFIG (101)."""
+
+    namespace: str
+    key: str
+
+
+class GetKvResponse(Header, frozen=True, kw_only=True):
+    """Answer to GET_KV_CONFIG; code 22 when absent."""
+
+    value: str | None = None
+
+
+class DeleteKvRequest(Header, frozen=True, kw_only=True):
+    """DELETE_KV_CONFIG (102)."""
+
+    namespace: str
+    key: str
+
+
+class KvListRequest(Header, frozen=True, kw_only=True):
+    """GET_KVLIST_BY_NAMESPACE (219)."""
+
+    namespace: str
+
+
+class TopicsByClusterRequest(Header, frozen=True, kw_only=True):
+    """GET_TOPICS_BY_CLUSTER (224)."""
+
+    cluster: str
+
+
+class DeleteTopicInNameServerRequest(Header, frozen=True, kw_only=True):
+    """DELETE_TOPIC_IN_NAMESRV (216)."""
+
+    topic: str
+    cluster_name: str | None = field(name="clusterName", default=None)
+
+
+class WipeWritePermissionRequest(Header, frozen=True, kw_only=True):
+    """WIPE_WRITE_PERM_OF_BROKER (205)."""
+
+    broker_name: str = field(name="brokerName")
+
+
+class WipeWritePermissionResponse(Header, frozen=True, kw_only=True):
+    """Answer to WIPE_WRITE_PERM_OF_BROKER."""
+
+    topic_count: Int32 = field(name="wipeTopicCount")
+
+
+class AddWritePermissionRequest(Header, frozen=True, kw_only=True):
+    """ADD_WRITE_PERM_OF_BROKER (327)."""
+
+    broker_name: str = field(name="brokerName")
+
+
+class AddWritePermissionResponse(Header, frozen=True, kw_only=True):
+    """Answer to ADD_WRITE_PERM_OF_BROKER."""
+
+    topic_count: Int32 = field(name="addTopicCount")
