@@ -1,0 +1,1 @@
+"""Connections that carry commands: server, client, and the channel they share."""

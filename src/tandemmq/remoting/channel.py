@@ -1,0 +1,353 @@
+"""Channel: one connection, either side.
+
+Bytes in: decoder, then each request to `on_request` and each response to who waits for it, all in the same
+call. Bytes out: frames gather in a list and leave in one write per loop turn. There is no task, lock, queue
+or log line per message. The channel knows nothing of codes or handlers (`dispatch`), nor of other connections
+(`server`, `client`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import cast
+
+from tandemmq.errors import BrokerUnreachable, RemoteProtocolError, RequestTimeout, TandemError
+from tandemmq.protocol.codes import FLAG_RESPONSE
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.frame import FrameDecoder, encode_frame, encode_frame_head
+from tandemmq.remoting.options import ChannelLimits
+from tandemmq.remoting.outstanding import OnReply, OutstandingRequests
+from tandemmq.runtime.ports import Address, Buffer, Clock, TimerHandle
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+COPY_BYTES_MAX = 32_768
+"""A body up to this size is copied into its frame; a larger one is handed to the socket as it is."""
+
+JOIN_BYTES_MAX = 131_072
+SMALL_PIECE_BYTES = 4096
+"""What leaves in one turn is joined into one buffer up to JOIN_BYTES_MAX, or while pieces are small on
+average.
+"""
+
+SWEEP_S_MIN = 0.05
+"""Deadlines are looked at no more often than this, so an expiry may come this much late."""
+
+OnRequest = Callable[["Channel", Command], None]
+
+
+class Channel(asyncio.Protocol):
+    """One connection. `on_close` callbacks run once, when it is gone.
+
+    `send` and `send_frame` to a closed channel are dropped: the peer will learn nothing anyway.
+    """
+
+    __slots__ = (
+        "_bytes_written",
+        "_clock",
+        "_close_timer",
+        "_decoder",
+        "_is_flush_due",
+        "_is_lost",
+        "_limits",
+        "_on_connected",
+        "_on_request",
+        "_out",
+        "_outstanding",
+        "_slow_timer",
+        "_sweep_at",
+        "_sweep_timer",
+        "_transport",
+        "close_reason",
+        "is_closed",
+        "last_read_at",
+        "last_written_at",
+        "local",
+        "on_close",
+        "peer",
+        "tasks_running",
+    )
+
+    def __init__(
+        self,
+        on_request: OnRequest,
+        *,
+        clock: Clock,
+        limits: ChannelLimits,
+        on_connected: Callable[[Channel], None] | None = None,
+    ) -> None:
+        self.peer: Address = ("", 0)
+        self.local: Address = ("", 0)
+        self.is_closed = False
+        self.close_reason = ""
+        self.on_close: list[Callable[[Channel], None]] = []
+        self.tasks_running = 0  # handlers of this channel's requests that wait; counted by `dispatch`
+        self.last_read_at = self.last_written_at = clock.monotonic()
+        self._on_request = on_request
+        self._on_connected = on_connected
+        self._clock = clock
+        self._limits = limits
+        self._decoder = FrameDecoder(limits.frame_bytes_max)
+        self._outstanding = OutstandingRequests(limits.requests_in_flight_max)
+        self._transport: asyncio.Transport | None = None
+        self._out: list[Buffer] = []
+        self._is_flush_due = False
+        self._is_lost = False
+        self._bytes_written = 0
+        self._sweep_at = 0.0
+        self._sweep_timer: TimerHandle | None = None
+        self._slow_timer: TimerHandle | None = None
+        self._close_timer: TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Channel {self.peer[0]}:{self.peer[1]}{' closed' if self.is_closed else ''}>"
+
+    # Sending
+
+    def send(self, command: Command) -> None:
+        """Queues a response or a oneway request; a request gets its opaque here.
+
+        Raises:  LocalProtocolError when it cannot be encoded.
+        """
+        if self.is_closed:
+            return
+        if not command.flag & FLAG_RESPONSE:
+            command.opaque = self._outstanding.next_opaque()
+        self._queue(command)
+
+    def send_frame(self, *buffers: Buffer) -> None:
+        """Queues the pieces of one encoded frame. They must stay unchanged; memory maps may be sliced in."""
+        if self.is_closed:
+            return
+        self._out += buffers
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._clock.call_soon(self._flush)
+
+    def start_request(self, command: Command, on_reply: OnReply, timeout_s: float) -> int:
+        """Sends a request; `on_reply` is called once, with the response or RequestTimeout or
+        BrokerUnreachable.
+
+        It is called while bytes are read and must not raise. The result names the request for
+        `forget_request`.
+
+        Raises:  BrokerUnreachable when the channel is closed; Busy at the bound of waiting requests;
+                 LocalProtocolError when it cannot be encoded. Then `on_reply` is not called.
+        """
+        if self.is_closed:
+            raise self._unreachable()
+        deadline = self._clock.monotonic() + timeout_s
+        opaque = command.opaque = self._outstanding.add(on_reply, deadline)
+        try:
+            self._queue(command)
+        except BaseException:
+            self._outstanding.take(opaque)
+            raise
+        if self._sweep_timer is None or deadline < self._sweep_at:
+            self._schedule_sweep(deadline)
+        return opaque
+
+    def forget_request(self, opaque: int) -> None:
+        """Its answer, should it still come, is dropped."""
+        self._outstanding.take(opaque)
+
+    async def request(self, command: Command, timeout_s: float) -> Command:
+        """The response, whatever its code.
+
+        Raises:  RequestTimeout, BrokerUnreachable, and what `start_request` raises.
+        """
+        answer: asyncio.Future[Command | TandemError] = asyncio.get_running_loop().create_future()
+        opaque = self.start_request(command, lambda result: _resolve(answer, result), timeout_s)
+        try:
+            result = await answer
+        finally:
+            self._outstanding.take(opaque)
+        if isinstance(result, TandemError):
+            raise result
+        return result
+
+    @property
+    def requests_in_flight(self) -> int:
+        """Our requests that wait for an answer."""
+        return len(self._outstanding)
+
+    def close(self, reason: str = "") -> None:
+        """Sends what is queued, then closes; within `close_linger_s` the connection is gone."""
+        if self.is_closed:
+            return
+        self._flush()
+        self.is_closed = True
+        self.close_reason = reason
+        if self._transport is not None:
+            self._transport.close()
+            self._close_timer = self._clock.call_later(self._limits.close_linger_s, self._transport.abort)
+
+    def abort(self, reason: str) -> None:
+        """Closes at once; unsent bytes are lost."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.close_reason = reason
+        self._out.clear()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # What the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self.peer = _endpoint(transport, "peername")
+        self.local = _endpoint(transport, "sockname")
+        high = self._limits.write_buffer_high_bytes
+        self._transport.set_write_buffer_limits(high=high, low=high // 4)
+        if self._on_connected is not None:
+            self._on_connected(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.last_read_at = self._clock.monotonic()
+        if self.is_closed:
+            return
+        try:
+            commands = self._decoder.feed(data)
+        except RemoteProtocolError as error:
+            log.warning(events.CHANNEL_CLOSED_BY_BAD_FRAME, extra={"peer": self.peer, "reason": str(error)})
+            self.close(f"bad frame: {error}")
+            return
+        on_request = self._on_request
+        for command in commands:
+            if command.flag & FLAG_RESPONSE:
+                on_reply = self._outstanding.take(command.opaque)
+                if on_reply is not None:
+                    on_reply(command)
+            else:
+                on_request(self, command)
+
+    def eof_received(self) -> bool:
+        self._flush()
+        self.is_closed = True
+        return False  # the transport sends what is left and closes itself
+
+    def pause_writing(self) -> None:
+        # The peer does not take our answers: it gets no more of them by asking more.
+        if self._transport is not None:
+            self._transport.pause_reading()
+            self._watch_slow_reader(self._bytes_sent())
+
+    def resume_writing(self) -> None:
+        if self._slow_timer is not None:
+            self._slow_timer.cancel()
+            self._slow_timer = None
+        if self._transport is not None and not self.is_closed:
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._is_lost:
+            return
+        self._is_lost = self.is_closed = True
+        self.close_reason = self.close_reason or ("closed by the peer" if exc is None else str(exc))
+        self._decoder.close()
+        self._out.clear()
+        for timer in (self._sweep_timer, self._slow_timer, self._close_timer):
+            if timer is not None:
+                timer.cancel()
+        for on_reply in self._outstanding.take_all():
+            on_reply(self._unreachable())
+        callbacks, self.on_close = self.on_close, []
+        for callback in callbacks:
+            callback(self)
+
+    # Inside
+
+    def _queue(self, command: Command) -> None:
+        body = command.body
+        if len(body) > COPY_BYTES_MAX:
+            self.send_frame(encode_frame_head(command, len(body)), body)
+            return
+        self._out.append(encode_frame(command))
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._clock.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Everything queued, in one write."""
+        self._is_flush_due = False
+        out, transport = self._out, self._transport
+        if not out or transport is None:
+            return
+        self._out = []
+        if len(out) == 1:
+            transport.write(out[0])
+            self._bytes_written += len(out[0])
+        else:
+            total = sum(map(len, out))
+            if total <= JOIN_BYTES_MAX or total <= len(out) * SMALL_PIECE_BYTES:
+                transport.write(b"".join(out))
+            else:
+                transport.writelines(out)
+            self._bytes_written += total
+        self.last_written_at = self._clock.monotonic()
+        if transport.get_write_buffer_size() > self._limits.write_buffer_bytes_max:
+            self._close_slow_reader("too much is unsent")
+
+    def _bytes_sent(self) -> int:
+        """How much the kernel has taken since the beginning."""
+        assert self._transport is not None
+        return self._bytes_written - self._transport.get_write_buffer_size()
+
+    def _watch_slow_reader(self, bytes_sent: int) -> None:
+        self._slow_timer = self._clock.call_later(
+            self._limits.slow_reader_close_s, self._check_slow_reader, bytes_sent
+        )
+
+    def _check_slow_reader(self, bytes_sent_before: int) -> None:
+        bytes_sent = self._bytes_sent()
+        if bytes_sent == bytes_sent_before:
+            self._close_slow_reader("it takes no bytes")
+        else:
+            self._watch_slow_reader(bytes_sent)
+
+    def _close_slow_reader(self, reason: str) -> None:
+        assert self._transport is not None
+        log.warning(
+            events.CHANNEL_CLOSED_BY_SLOW_READER,
+            extra={
+                "peer": self.peer,
+                "reason": reason,
+                "unsent_bytes": self._transport.get_write_buffer_size(),
+            },
+        )
+        self.abort(f"the peer does not read: {reason}")
+
+    def _schedule_sweep(self, at: float) -> None:
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+        self._sweep_at = at
+        delay_s = max(SWEEP_S_MIN, at - self._clock.monotonic())
+        self._sweep_timer = self._clock.call_later(delay_s, self._sweep)
+
+    def _sweep(self) -> None:
+        """Ends the requests whose time is over; the next sweep is at the earliest deadline left."""
+        self._sweep_timer = None
+        for on_reply in self._outstanding.take_expired(self._clock.monotonic()):
+            on_reply(RequestTimeout(f"no answer from {self.peer[0]}:{self.peer[1]} in time"))
+        deadline = self._outstanding.next_deadline()
+        if deadline is not None and not self._is_lost:
+            self._schedule_sweep(deadline)
+
+    def _unreachable(self) -> BrokerUnreachable:
+        return BrokerUnreachable(
+            f"the connection to {self.peer[0]}:{self.peer[1]} is closed: {self.close_reason or 'by us'}"
+        )
+
+
+def _resolve(answer: asyncio.Future[Command | TandemError], result: Command | TandemError) -> None:
+    if not answer.done():
+        answer.set_result(result)
+
+
+def _endpoint(transport: asyncio.BaseTransport, name: str) -> Address:
+    """("", 0) when the peer is gone already."""
+    endpoint = transport.get_extra_info(name)
+    return (str(endpoint[0]), int(endpoint[1])) if endpoint else ("", 0)

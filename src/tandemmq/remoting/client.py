@@ -1,0 +1,160 @@
+"""RemotingClient: one connection per address, made on first use and again after it broke."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from tandemmq.errors import BrokerUnreachable, ConfigError, RequestTimeout
+from tandemmq.protocol.command import Command
+from tandemmq.remoting.address import parse_address
+from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.dispatch import Dispatcher, Handler, OnFatal
+from tandemmq.remoting.idle import IdleSweep
+from tandemmq.remoting.options import ClientOptions
+from tandemmq.runtime.ports import Clock, Network
+from tandemmq.runtime.tasks import TaskScope
+
+
+class RemotingClient:
+    """Calls peers by their address `host:port`; requests that peers push are dispatched to `routes`."""
+
+    def __init__(
+        self,
+        *,
+        network: Network,
+        clock: Clock,
+        options: ClientOptions | None = None,
+        routes: Mapping[int, Handler] | None = None,
+        on_fatal: OnFatal | None = None,
+    ) -> None:
+        self.options = options or ClientOptions()
+        self._network = network
+        self._clock = clock
+        self._scope = TaskScope("client", None if on_fatal is None else lambda _, error: on_fatal(error))
+        self._dispatcher = Dispatcher(
+            routes or {}, self._scope, tasks_max=self.options.limits.tasks_max, on_fatal=on_fatal
+        )
+        self._channels: dict[str, Channel] = {}
+        self._alive: dict[Channel, str] = {}
+        self._connecting: dict[str, asyncio.Task[Channel | BrokerUnreachable]] = {}
+        self._idle = IdleSweep(clock, self._alive, self.options.idle_close_s)
+        self._none_left = asyncio.Event()
+        self._is_closed = False
+
+    def open_channel(self, address: str) -> Channel | None:
+        """The connection to `address` if it stands now."""
+        channel = self._channels.get(address)
+        return None if channel is None or channel.is_closed else channel
+
+    async def channel(self, address: str, timeout_s: float | None = None) -> Channel:
+        """The connection to `address`, made when there is none; callers at the same time share one attempt.
+
+        Raises:  BrokerUnreachable when it cannot be made within the connect timeout, or `timeout_s` if
+        shorter.
+        """
+        channel = self._channels.get(address)
+        if channel is not None and not channel.is_closed:
+            return channel
+        if self._is_closed:
+            raise BrokerUnreachable("the client is closed")
+        attempt = self._connecting.get(address)
+        if attempt is None:
+            attempt = self._scope.start(f"connect-{address}", self._connect(address))
+            self._connecting[address] = attempt
+        await self._wait(attempt, timeout_s)
+        if not attempt.done() or attempt.cancelled():
+            raise BrokerUnreachable(f"no connection to {address} in time")
+        result = attempt.result()
+        if isinstance(result, BrokerUnreachable):
+            raise result
+        return result
+
+    async def request(self, address: str, command: Command, timeout_s: float) -> Command:
+        """The response, whatever its code; connecting counts into `timeout_s`.
+
+        Raises:  BrokerUnreachable, RequestTimeout, and what `Channel.start_request` raises.
+        """
+        deadline = self._clock.monotonic() + timeout_s
+        channel = self.open_channel(address)
+        if channel is None:
+            channel = await self.channel(address, timeout_s)
+        sent_at = self._clock.monotonic()
+        try:
+            return await channel.request(command, max(0.0, deadline - sent_at))
+        except RequestTimeout:
+            silent_s = self._clock.monotonic() - max(sent_at, channel.last_read_at)
+            if silent_s >= self.options.silent_close_s:
+                # Very likely the peer's machine is gone; without this every request would time out for
+                # minutes.
+                channel.abort(f"silent for {silent_s:.0f} s")
+            raise
+
+    async def send_oneway(self, address: str, command: Command) -> None:
+        """Queues a request without answer; it may be lost without notice. Raises BrokerUnreachable."""
+        (await self.channel(address)).send(command)
+
+    def close_channel(self, address: str, reason: str = "closed by us") -> None:
+        channel = self._channels.get(address)
+        if channel is not None:
+            channel.close(reason)
+
+    async def close(self) -> None:
+        """Ends running handlers and connection attempts, sends what is queued, closes every connection."""
+        self._is_closed = True
+        self._idle.stop()
+        await self._scope.close()
+        for channel in list(self._alive):
+            channel.close("the client closes")
+        if self._alive:
+            await self._none_left.wait()  # each is gone within close_linger_s
+
+    async def _connect(self, address: str) -> Channel | BrokerUnreachable:
+        def make_channel() -> Channel:
+            return Channel(self._dispatcher.dispatch, clock=self._clock, limits=self.options.limits)
+
+        try:
+            host, port = parse_address(address)
+            transport = await self._network.connect(host, port, make_channel, self.options.connect_timeout_s)
+        except (OSError, ConfigError) as error:
+            reason = str(error) or type(error).__name__
+            return BrokerUnreachable(f"cannot connect to {address}: {reason}")
+        finally:
+            self._connecting.pop(address, None)
+        channel = transport.get_protocol()
+        assert isinstance(channel, Channel)
+        if channel.is_closed:
+            return BrokerUnreachable(f"{address} closed the connection at once")
+        self._add(address, channel)
+        return channel
+
+    async def _wait(
+        self, attempt: asyncio.Task[Channel | BrokerUnreachable], timeout_s: float | None
+    ) -> None:
+        """Until the attempt or the time is over. A caller that gives up does not end the attempt of the
+        others.
+        """
+        is_over = asyncio.Event()
+        attempt.add_done_callback(lambda _: is_over.set())
+        timer = None if timeout_s is None else self._clock.call_later(timeout_s, is_over.set)
+        try:
+            await is_over.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _add(self, address: str, channel: Channel) -> None:
+        if not self._alive:
+            self._idle.start()
+            self._none_left.clear()
+        self._channels[address] = channel
+        self._alive[channel] = address
+        channel.on_close.append(self._forget)
+
+    def _forget(self, channel: Channel) -> None:
+        address = self._alive.pop(channel)
+        if self._channels.get(address) is channel:
+            del self._channels[address]
+        if not self._alive:
+            self._idle.stop()
+            self._none_left.set()

@@ -1,0 +1,107 @@
+"""From a request to its handler and back: one rule for servers and for the requests that brokers push to
+clients.
+
+A handler is called in the loop turn in which its request was read. Errors become answers here and nowhere
+else; a failed assertion or a fatal error becomes no answer but the owner's `on_fatal`, because the process
+must stop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from tandemmq.errors import RequestRejected, TandemError
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+Waiting = Coroutine[Any, Any, Command | None]
+Handler = Callable[[Channel, Command], Command | Waiting | None]
+"""A Command is sent at once; None means nothing now (the handler answers later by `channel.send`); a
+coroutine runs as a task and its result is sent.
+"""
+OnFatal = Callable[[BaseException], None]
+
+
+class Dispatcher:
+    """Calls handlers by code. `routes` is looked at for each request and may grow."""
+
+    __slots__ = ("_on_fatal", "_routes", "_scope", "_tasks_max")
+
+    def __init__(
+        self, routes: Mapping[int, Handler], scope: TaskScope, *, tasks_max: int, on_fatal: OnFatal | None
+    ) -> None:
+        self._routes = routes
+        self._scope = scope
+        self._tasks_max = tasks_max
+        self._on_fatal = on_fatal
+
+    def dispatch(self, channel: Channel, command: Command) -> None:
+        """Calls the handler of `command`; never raises but for fatal errors that have no `on_fatal`."""
+        handler = self._routes.get(command.code)
+        if handler is None:
+            _answer(
+                channel,
+                command,
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                f"request code {command.code} is not supported",
+            )
+            return
+        try:
+            result = handler(channel, command)
+            if result is None:
+                return
+            if isinstance(result, Command):
+                if not command.is_oneway:
+                    channel.send(result)
+                return
+        except Exception as error:  # noqa: BLE001  # the edge where errors become answers
+            self._on_error(channel, command, error)
+            return
+        self._start(channel, command, result)
+
+    def _start(self, channel: Channel, command: Command, waiting: Waiting) -> None:
+        if channel.tasks_running >= self._tasks_max:
+            waiting.close()
+            _answer(
+                channel,
+                command,
+                ResponseCode.SYSTEM_BUSY,
+                f"[OVERLOAD]{self._tasks_max} requests of this connection are being handled",
+            )
+            return
+        channel.tasks_running += 1
+        self._scope.start(f"request-{command.code}", self._run(channel, command, waiting))
+
+    async def _run(self, channel: Channel, command: Command, waiting: Waiting) -> None:
+        try:
+            reply = await waiting
+            if reply is not None and not command.is_oneway:
+                channel.send(reply)
+        except Exception as error:  # noqa: BLE001  # as above
+            self._on_error(channel, command, error)
+        finally:
+            channel.tasks_running -= 1
+
+    def _on_error(self, channel: Channel, command: Command, error: Exception) -> None:
+        if isinstance(error, RequestRejected):
+            _answer(channel, command, error.code, error.remark)
+            return
+        if isinstance(error, AssertionError) or (isinstance(error, TandemError) and error.fatal):
+            if self._on_fatal is None:
+                raise error
+            self._on_fatal(error)
+            return
+        log.error(events.REQUEST_FAILED, extra={"code": command.code, "peer": channel.peer}, exc_info=error)
+        _answer(channel, command, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+
+def _answer(channel: Channel, command: Command, code: int, remark: str) -> None:
+    if not command.is_oneway:
+        channel.send(command.reply(code, remark=remark))

@@ -1,0 +1,101 @@
+"""RemotingServer: a listening port, its connections, and the routes they may use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.dispatch import Dispatcher, Handler, OnFatal
+from tandemmq.remoting.idle import IdleSweep
+from tandemmq.remoting.options import ServerOptions
+from tandemmq.runtime.ports import Address, Clock, Listener, Network
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+
+class RemotingServer:
+    """Serves `routes` on one port. `channels` are the open connections, oldest first.
+
+    `on_fatal` is called when a handler fails an assertion or raises a fatal error: its owner must stop the
+    process. Without it the error goes to the event loop and closes that connection.
+    """
+
+    def __init__(
+        self,
+        routes: Mapping[int, Handler],
+        *,
+        network: Network,
+        clock: Clock,
+        options: ServerOptions | None = None,
+        on_fatal: OnFatal | None = None,
+    ) -> None:
+        self.options = options or ServerOptions()
+        self._network = network
+        self._clock = clock
+        self._scope = TaskScope("server", None if on_fatal is None else lambda _, error: on_fatal(error))
+        self._dispatcher = Dispatcher(
+            routes, self._scope, tasks_max=self.options.limits.tasks_max, on_fatal=on_fatal
+        )
+        self._listener: Listener | None = None
+        self._channels: dict[Channel, None] = {}
+        self._none_left = asyncio.Event()
+        self._idle = IdleSweep(clock, self._channels, self.options.idle_close_s)
+
+    @property
+    def channels(self) -> list[Channel]:
+        return list(self._channels)
+
+    @property
+    def address(self) -> Address:
+        """Where it listens. Only between `start` and `stop`."""
+        assert self._listener is not None, "the server does not run"
+        return self._listener.address
+
+    async def start(self, host: str, port: int) -> Address:
+        """The bound address; port 0 picks a free one. Raises OSError when it cannot be bound."""
+        assert self._listener is None, "the server runs already"
+        self._listener = await self._network.listen(host, port, self._accept)
+        self._idle.start()
+        log.info(events.REMOTING_STARTED, extra={"address": self._listener.address})
+        return self._listener.address
+
+    async def stop(self) -> None:
+        """Closes the port, ends running handlers, sends queued replies and closes every connection."""
+        if self._listener is not None:
+            await self._listener.close()
+            self._listener = None
+        self._idle.stop()
+        await self._scope.close()
+        for channel in self.channels:
+            channel.close("the server stops")
+        if self._channels:
+            await self._none_left.wait()  # each is gone within close_linger_s
+
+    def _accept(self) -> Channel:
+        return Channel(
+            self._dispatcher.dispatch,
+            clock=self._clock,
+            limits=self.options.limits,
+            on_connected=self._on_connected,
+        )
+
+    def _on_connected(self, channel: Channel) -> None:
+        if self._listener is None or len(self._channels) >= self.options.connections_max:
+            log.warning(
+                events.CHANNEL_REFUSED,
+                extra={"peer": channel.peer, "connections_max": self.options.connections_max},
+            )
+            channel.abort("too many connections")
+            return
+        self._channels[channel] = None
+        self._none_left.clear()
+        channel.on_close.append(self._forget)
+
+    def _forget(self, channel: Channel) -> None:
+        self._channels.pop(channel, None)
+        if not self._channels:
+            self._none_left.set()
