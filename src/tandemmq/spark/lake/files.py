@@ -129,8 +129,8 @@ def claim_lake(root: Path, query_id: str) -> None:
         sync_dir(path.parent)
     if owner is not None and owner != query_id:
         raise ConfigError(
-            f"{root} was written by query {owner}, this is query {query_id}: its checkpoint is new or belongs "
-            "to another directory. Give the old checkpoint, or another output directory."
+            f"{root} was written by query {owner}, this is query {query_id}: its checkpoint is new or "
+            "belongs to another directory. Give the old checkpoint, or another output directory."
         )
 
 

@@ -1,0 +1,190 @@
+"""The properties of many records at once: from their wire form to Arrow maps and single values.
+
+All property blobs of a buffer lie behind each other in one Arrow binary array. The separators are found
+with one pass over these bytes, so a message costs no Python object. The rules are those of
+`protocol.properties.decode_properties`: pieces without a name or a value are ignored, the last separator
+may be missing, the later of two equal names wins.
+
+Source: spec remoting 12.4, spark 5. Pure: numpy and pyarrow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+_PAIR_END = 2
+_NAME_END = 1
+_WORD = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PropertySpans:
+    """Where the pairs lie in `blob`.
+
+    Shape:   `name_at`, `name_end`, `value_end`: (pairs,); a value begins behind its name's separator.
+             `first_pair`: (records + 1,): the pairs of record r are first_pair[r] to first_pair[r + 1].
+             `head`: (pairs,): the first eight bytes of each name as a number, zero behind its end.
+    """
+
+    blob: NDArray[np.uint8]
+    name_at: Ints
+    name_end: Ints
+    value_end: Ints
+    first_pair: Ints
+    head: NDArray[np.uint64]
+
+    @property
+    def record_count(self) -> int:
+        return len(self.first_pair) - 1
+
+
+def scan_properties(properties: Any) -> PropertySpans:
+    """The pairs in a binary array of wire forms, one element per record."""
+    blob, offsets = _blob_of(properties)
+    ends = np.flatnonzero(blob == _PAIR_END)
+    ends = _add_open_ends(blob, offsets, ends)
+    is_separator = np.zeros(len(ends), dtype=np.int64)
+    inside = ends < len(blob)
+    is_separator[inside] = blob[ends[inside]] == _PAIR_END
+    starts = np.empty_like(ends)
+    starts[:1] = 0
+    starts[1:] = ends[:-1] + is_separator[:-1]
+    splits = _find_splits(np.flatnonzero(blob == _NAME_END), starts, ends)
+    is_pair = (splits > starts) & (splits < ends - 1)
+    starts, splits, ends = starts[is_pair], splits[is_pair], ends[is_pair]
+    spans = PropertySpans(
+        blob=blob,
+        name_at=starts,
+        name_end=splits,
+        value_end=ends,
+        first_pair=np.searchsorted(starts, offsets).astype(np.int64),
+        head=_read_heads(blob, starts, splits),
+    )
+    return _drop_overridden(spans)
+
+
+def build_map(spans: PropertySpans) -> Any:
+    """One `map<string, string>` per record."""
+    pieces = _pieces(spans)
+    count = len(spans.name_at)
+    names = pieces.take(pa.array(np.arange(0, 4 * count, 4, dtype=np.int32)))
+    values = pieces.take(pa.array(np.arange(2, 4 * count, 4, dtype=np.int32)))
+    offsets = pa.array(spans.first_pair.astype(np.int32))
+    return pa.MapArray.from_arrays(offsets, repair_text(names), repair_text(values))
+
+
+def pick_values(spans: PropertySpans, name: bytes) -> Any:
+    """The value of one property per record, null where it is absent; `name` has at most 8 bytes."""
+    assert 0 < len(name) <= _WORD
+    head = np.uint64(int.from_bytes(name.ljust(_WORD, b"\0"), "big"))
+    pairs = np.flatnonzero((spans.head == head) & (spans.name_end - spans.name_at == len(name)))
+    rows = np.searchsorted(spans.first_pair, pairs, side="right") - 1
+    index = np.zeros(spans.record_count, dtype=np.int64)
+    is_absent = np.ones(spans.record_count, dtype=bool)
+    index[rows] = 4 * pairs + 2
+    is_absent[rows] = False
+    return repair_text(_pieces(spans).take(pa.array(index, mask=is_absent)))
+
+
+def repair_text(values: Any) -> Any:
+    """The same strings with bytes that are no UTF-8 replaced by U+FFFD, as Java readers show them."""
+    data = values.buffers()[2]
+    if data is None or not (np.frombuffer(data, dtype=np.uint8) >= 0x80).any():
+        return values
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        raw = values.view(pa.binary()).to_pylist()
+        return pa.array([v if v is None else v.decode("utf-8", "replace") for v in raw], type=pa.string())
+    return values
+
+
+def _blob_of(properties: Any) -> tuple[NDArray[np.uint8], Ints]:
+    """The bytes of all elements, and where each begins in them (one more for the end)."""
+    assert properties.offset == 0
+    assert properties.null_count == 0
+    _, offset_buffer, data = properties.buffers()
+    offsets = np.frombuffer(offset_buffer, dtype=np.int32)[: len(properties) + 1].astype(np.int64)
+    size = int(offsets[-1] - offsets[0])
+    if size == 0:
+        return np.zeros(0, dtype=np.uint8), np.zeros(len(properties) + 1, dtype=np.int64)
+    blob = np.frombuffer(data, dtype=np.uint8)[offsets[0] : offsets[-1]]
+    return blob, offsets - offsets[0]
+
+
+def _add_open_ends(blob: NDArray[np.uint8], offsets: Ints, ends: Ints) -> Ints:
+    """`ends` and the ends of those records whose last pair has no separator behind it."""
+    stops = offsets[1:]
+    is_open = stops > offsets[:-1]
+    is_open[is_open] = blob[stops[is_open] - 1] != _PAIR_END
+    return np.union1d(ends, stops[is_open]) if is_open.any() else ends
+
+
+def _find_splits(marks: Ints, starts: Ints, ends: Ints) -> Ints:
+    """The first name separator at or behind each start; past every end when there is none."""
+    if len(marks) == len(starts) and bool(((marks >= starts) & (marks < ends)).all()):
+        return marks
+    padded = np.append(marks, np.iinfo(np.int64).max)
+    return padded[np.searchsorted(marks, starts)]
+
+
+def _read_heads(blob: NDArray[np.uint8], starts: Ints, splits: Ints) -> NDArray[np.uint64]:
+    padded = np.concatenate([blob, np.zeros(_WORD, dtype=np.uint8)])
+    words: NDArray[Any] = np.ndarray(shape=(len(blob) + 1,), dtype=">u8", buffer=padded, strides=(1,))
+    spare = (8 * (_WORD - np.minimum(splits - starts, _WORD))).astype(np.uint64)
+    heads = words[starts].astype(np.uint64)
+    # A shift by all 64 bits is undefined, but no name is empty, so `spare` is at most 56.
+    kept: NDArray[np.uint64] = (heads >> spare) << spare
+    return kept
+
+
+def _drop_overridden(spans: PropertySpans) -> PropertySpans:
+    """Without the pairs whose name comes again in the same record."""
+    counts = np.diff(spans.first_pair)
+    if len(spans.name_at) == 0 or counts.max() < 2:
+        return spans
+    rows = np.repeat(np.arange(len(counts), dtype=np.uint64), counts)
+    mark = spans.head ^ (rows * np.uint64(0x9E3779B97F4A7C15))
+    suspects = [
+        (at, at + step)
+        for step in range(1, int(counts.max()))
+        for at in np.flatnonzero(mark[:-step] == mark[step:]).tolist()
+    ]
+    is_kept = np.ones(len(mark), dtype=bool)
+    for first, second in suspects:
+        if rows[first] == rows[second] and _name(spans, first) == _name(spans, second):
+            is_kept[first] = False
+    if is_kept.all():
+        return spans
+    return PropertySpans(
+        blob=spans.blob,
+        name_at=spans.name_at[is_kept],
+        name_end=spans.name_end[is_kept],
+        value_end=spans.value_end[is_kept],
+        first_pair=np.concatenate([[0], np.cumsum(is_kept)])[spans.first_pair],
+        head=spans.head[is_kept],
+    )
+
+
+def _name(spans: PropertySpans, pair: int) -> bytes:
+    return spans.blob[spans.name_at[pair] : spans.name_end[pair]].tobytes()
+
+
+def _pieces(spans: PropertySpans) -> Any:
+    """The blob cut at every bound of every pair: name, separator, value, separator, name, ..."""
+    bounds = np.empty(4 * len(spans.name_at) + 1, dtype=np.int32)
+    bounds[0:-1:4] = spans.name_at
+    bounds[1:-1:4] = spans.name_end
+    bounds[2:-1:4] = spans.name_end + 1
+    bounds[3:-1:4] = spans.value_end
+    bounds[-1] = len(spans.blob)
+    return pa.Array.from_buffers(
+        pa.string(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(spans.blob)]
+    )
