@@ -25,6 +25,8 @@ from tandemmq.units import MIB
 
 CONTENT_BYTES_MAX: Final = 64 * MIB
 ZLIB_LEVEL: Final = 5
+_ZSTD_STEP_BYTES: Final = 1024
+"""zstd's object takes no bound on its output; this much input inflates to 32 MiB at most (128 KiB per 4 bytes)."""
 
 
 def compress_zlib(body: bytes, sys_flag: int) -> tuple[bytes, int]:
@@ -71,13 +73,17 @@ def _inflate_lz4(body: bytes, bytes_max: int) -> bytes:
 
 def _inflate_zstd(body: bytes, bytes_max: int) -> bytes:
     zstandard = _optional("zstandard", "zstandard")
+    content = bytearray()
     try:
-        with zstandard.ZstdDecompressor().stream_reader(body) as reader:
-            content: bytes = reader.read(bytes_max + 1)
+        engine = zstandard.ZstdDecompressor().decompressobj()
+        for start in range(0, len(body), _ZSTD_STEP_BYTES):
+            content += engine.decompress(body[start : start + _ZSTD_STEP_BYTES])
+            if engine.eof or len(content) > bytes_max:
+                break
     except zstandard.ZstdError as error:
         raise RemoteProtocolError(f"message body is no zstd frame: {error}") from None
-    _require_whole(len(content) <= bytes_max, len(content), bytes_max, "zstd")
-    return content
+    _require_whole(engine.eof and len(content) <= bytes_max, len(content), bytes_max, "zstd")
+    return bytes(content)
 
 
 def _require_whole(is_whole: bool, size: int, bytes_max: int, kind: str) -> None:

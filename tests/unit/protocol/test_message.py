@@ -1,0 +1,102 @@
+"""Messages as users send and get them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandemmq.errors import MessageIllegal, RemoteProtocolError
+from tandemmq.protocol.compression import compress_zlib
+from tandemmq.protocol.message import (
+    Message,
+    ReceivedMessage,
+    check_message,
+    encode_wire_properties,
+    wire_properties,
+)
+from tandemmq.protocol.message_id import encode_host
+from tandemmq.protocol.record import NewRecord, Record, decode_record, encode_record
+
+KEY = "0A0000011F9018B4AAC2000000000001"
+
+
+def test_everything_travels_as_properties() -> None:
+    message = Message("t", b"b", tags="x", keys=("k1", "k2"), properties={"colour": "red"}, delay_level=3)
+    assert wire_properties(message, KEY) == {
+        "colour": "red",
+        "KEYS": "k1 k2",
+        "TAGS": "x",
+        "DELAY": "3",
+        "UNIQ_KEY": KEY,
+        "WAIT": "true",
+    }
+    assert wire_properties(Message("t", b"b", wait_stored=False), KEY) == {"UNIQ_KEY": KEY, "WAIT": "false"}
+
+
+def test_too_many_properties_are_refused() -> None:
+    with pytest.raises(MessageIllegal, match="properties"):
+        encode_wire_properties(Message("t", b"b", properties={"a": "x" * 32767}), KEY)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Message("", b"b"), "blank"),
+        (Message("a b", b"b"), "characters other"),
+        (Message("%RETRY%" + "g" * 130, b"b"), "at most 127"),
+        (Message("SCHEDULE_TOPIC_XXXX", b"b"), "takes no messages"),
+        (Message("t", b""), "empty"),
+        (Message("t", b"12345"), "at most 4"),
+        (Message("t", b"b", keys=("a b",)), "without spaces"),
+        (Message("t", b"b", keys=("",)), "non-empty"),
+        (Message("t", b"b", properties={"TAGS": "x"}), "reserved"),
+        (Message("t", b"b", properties={"a": " "}), "blank"),
+    ],
+)
+def test_message_that_no_broker_would_store_is_refused(message: Message, reason: str) -> None:
+    with pytest.raises(MessageIllegal, match=reason):
+        check_message(message, bytes_max=4)
+
+
+def test_good_message_is_accepted() -> None:
+    check_message(Message("orders", b"b", tags="x", keys=["k"], properties={"colour": "red"}))
+
+
+def stored(body: bytes, *, sys_flag: int = 0, properties: bytes = b"") -> Record:
+    new = NewRecord(
+        topic="%RETRY%g",
+        queue_id=2,
+        body=body,
+        properties=properties,
+        sys_flag=sys_flag,
+        born_at_ms=5,
+        born_host=encode_host("10.0.0.1", 1),
+        retry_count=1,
+    )
+    return decode_record(
+        encode_record(
+            new, queue_offset=7, log_offset=9, stored_at_ms=6, store_host=encode_host("10.0.0.2", 2)
+        )
+    )
+
+
+def test_consumer_gets_the_content_and_its_own_topic() -> None:
+    body, sys_flag = compress_zlib(b"x" * 5000, 0)
+    record = stored(body, sys_flag=sys_flag, properties=b"KEYS\x01a b\x02TAGS\x01t\x02")
+    message = ReceivedMessage(record, topic="orders", broker_name="b0")
+    assert (message.body, message.topic, message.broker_name) == (b"x" * 5000, "orders", "b0")
+    assert (message.keys, message.tags, message.queue_id, message.queue_offset) == (("a", "b"), "t", 2, 7)
+    assert (message.born_at_ms, message.stored_at_ms, message.retry_count) == (5, 6, 1)
+    assert message.message_id == record.message_id
+    assert message.properties == {"KEYS": "a b", "TAGS": "t"}
+    assert "5000 bytes" in repr(message)
+
+
+def test_producers_id_comes_first() -> None:
+    record = stored(b"x", properties=b"UNIQ_KEY\x01" + KEY.encode())
+    assert ReceivedMessage(record).message_id == KEY
+    assert ReceivedMessage(record).topic == "%RETRY%g"
+
+
+def test_body_that_cannot_be_decompressed_is_the_senders_fault() -> None:
+    with pytest.raises(RemoteProtocolError, match="no zlib"):
+        ReceivedMessage(stored(b"not compressed", sys_flag=1))
