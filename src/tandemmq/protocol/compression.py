@@ -26,7 +26,7 @@ from tandemmq.units import MIB
 CONTENT_BYTES_MAX: Final = 64 * MIB
 ZLIB_LEVEL: Final = 5
 _ZSTD_STEP_BYTES: Final = 1024
-"""zstd's object takes no bound on its output; this much input inflates to 32 MiB at most (128 KiB per 4 bytes)."""
+"""zstd's object takes no bound on its output; so much input gives 32 MiB at most (128 KiB per 4 bytes)."""
 
 
 def compress_zlib(body: bytes, sys_flag: int) -> tuple[bytes, int]:
