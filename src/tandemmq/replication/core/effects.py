@@ -1,0 +1,95 @@
+"""What a session wants done, as values; the shell carries them out in list order.
+
+Order is the guarantee: a report stands behind the `Store` that it acknowledges, so nothing is acknowledged
+that was not stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from tandemmq.replication.core.progress import TransferStart
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Write these bytes to the peer."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Close the connection; nothing more is sent on it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The slave holds every byte below `log_offset`."""
+
+    log_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first report was answered; `start` says where the transfer begins and by which rule, or why it
+    cannot."""
+
+    start: TransferStart
+
+
+@dataclass(frozen=True, slots=True)
+class FellBehind:
+    """The log was cleaned past the next byte that this slave needs."""
+
+    log_offset: int
+    log_start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Connect to this address and answer with `on_connected` or `on_failed`."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Append these verified bytes at exactly `log_offset`; whole records of one segment."""
+
+    log_offset: int
+    data: memoryview
+
+
+class HaltReason(Enum):
+    """Why a slave gave up until a person acts."""
+
+    SLAVE_AHEAD = "the slave holds more than its master: the master lost its tail, the copies differ"
+    FILE_SIZES_DIFFER = "master and slave have different CommitLog file sizes"
+    DAMAGED = "the master sends damaged records"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """The bytes at `log_offset` are no record that may be stored there."""
+
+    log_offset: int
+    reason: str
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halt:
+    """Replication stops; the slave keeps its files and goes on serving reads."""
+
+    reason: HaltReason
+    log_offset: int
+    detail: str
+
+
+MasterEffect: TypeAlias = Send | Disconnect | Acknowledged | Started | FellBehind
+SlaveEffect: TypeAlias = Send | Disconnect | Dial | Store | Damage | Halt

@@ -1,0 +1,213 @@
+"""The master's side of one slave connection: pure.
+
+Owns: what the slave asked for, what was sent, what it acknowledged, when to send a heartbeat or give the
+      slave up.
+Invariants: next_offset only rises and every byte below it was handed out once, in order, from the start
+            point on; a frame never crosses a segment; an acknowledgement never exceeds what was sent.
+Knows not:  sockets, files, other slaves. Times are monotonic milliseconds.
+Source:     spec replication 4.2 to 4.8, 4.10; decision 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from tandemmq.errors import RemoteProtocolError
+from tandemmq.replication.core.effects import (
+    Acknowledged,
+    Disconnect,
+    FellBehind,
+    MasterEffect,
+    Send,
+    Started,
+)
+from tandemmq.replication.core.frames import HEAD_BYTES, ReportDecoder, encode_head
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.progress import (
+    SECOND_MS,
+    LogRange,
+    RateMeter,
+    StartRule,
+    TransferStart,
+    plan_start,
+)
+from tandemmq.replication.core.states import MASTER_TRANSITIONS, MasterCause, MasterState, next_state
+
+HELLO_MS = 1_000
+"""A slave of ours repeats its first report at once; a RocketMQ slave repeats one only after its heartbeat
+interval. To a RocketMQ master the repetition means nothing, so this is how two of ours know each other
+(decision 4)."""
+
+
+class MasterSession:
+    """One slave, from its connection to its end."""
+
+    __slots__ = (
+        "_decoder",
+        "_known_ahead",
+        "_options",
+        "_read_at_ms",
+        "_segment_bytes",
+        "_started_at_ms",
+        "_wrote_at_ms",
+        "acknowledged",
+        "is_tandem",
+        "next_offset",
+        "rate",
+        "start",
+        "state",
+    )
+
+    def __init__(
+        self,
+        *,
+        options: ReplicationOptions,
+        segment_bytes: int,
+        now_ms: int,
+        known_ahead: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        self._options = options
+        self._known_ahead = known_ahead
+        self._segment_bytes = segment_bytes
+        self._decoder = ReportDecoder()
+        self._started_at_ms = self._read_at_ms = self._wrote_at_ms = now_ms
+        self.state = MasterState.SUBSCRIBING
+        self.is_tandem = False
+        """The slave showed that it is one of ours."""
+        self.start: TransferStart | None = None
+        """How the first report was answered."""
+        self.next_offset = 0
+        self.acknowledged = 0
+        self.rate = RateMeter()
+
+    @property
+    def is_closed(self) -> bool:
+        return self.state is MasterState.CLOSED
+
+    def on_data(self, data: bytes, log: LogRange, now_ms: int) -> list[MasterEffect]:
+        """Bytes from the slave. Acknowledgements that arrive together count as the last of them."""
+        self._read_at_ms = now_ms
+        try:
+            reports = self._decoder.feed(data)
+        except RemoteProtocolError as error:
+            return self._end(str(error))
+        if not reports:
+            return []
+        effects: list[MasterEffect] = []
+        if self.start is None:
+            effects += self._subscribe(reports[0], log, now_ms)
+            self._note_hello(reports[1:], now_ms)
+        else:
+            self._note_hello(reports, now_ms)
+        if self.state is MasterState.AHEAD and self.is_tandem:
+            # A head before the slave's own end tells one of ours that it is ahead; it will not come back.
+            assert self.start is not None
+            effects.append(Send(encode_head(self.start.master_end, 0)))
+            effects += self._end("the slave holds more than this master")
+        elif self.state is MasterState.TRANSFERRING:
+            effects += self._acknowledge(reports[-1])
+        return effects
+
+    def on_tick(self, log: LogRange, now_ms: int, *, can_write: bool) -> list[MasterEffect]:
+        """Time passed; `can_write` is False while earlier frames wait for the socket."""
+        if self.state is MasterState.CLOSED:
+            return []
+        if now_ms - self._read_at_ms > self._options.silence_ms_max:
+            return self._end("the slave sent nothing for too long")
+        if self.state is MasterState.SUBSCRIBING:
+            return []
+        effects: list[MasterEffect] = []
+        if self.state is MasterState.TRANSFERRING and self.next_offset < log.start:
+            self.state = next_state(MASTER_TRANSITIONS, self.state, MasterCause.FOUND_TOO_OLD)
+            effects.append(FellBehind(self.next_offset, log.start))
+        if can_write and now_ms - self._wrote_at_ms > self._options.heartbeat_interval_ms:
+            self._wrote_at_ms = now_ms
+            effects.append(Send(encode_head(self.next_offset, 0)))
+        return effects
+
+    def on_closed(self) -> None:
+        """The connection is gone, whoever ended it."""
+        self.state = next_state(MASTER_TRANSITIONS, self.state, MasterCause.ENDED)
+
+    def next_tick_ms(self, now_ms: int) -> int:
+        """When `on_tick` has something to do at the earliest."""
+        silent_ms = self._read_at_ms + self._options.silence_ms_max + 1
+        if self.state is MasterState.SUBSCRIBING:
+            return silent_ms
+        due_ms = min(silent_ms, self._wrote_at_ms + self._options.heartbeat_interval_ms + 1)
+        if self._options.flow_control and not self._allowance(now_ms):
+            due_ms = min(due_ms, now_ms - now_ms % SECOND_MS + SECOND_MS)
+        return due_ms
+
+    def wanted_bytes(self, log: LogRange, now_ms: int, *, bytes_max: int) -> int:
+        """How many bytes from `next_offset` on may be sent now: at most `bytes_max`, of one segment; 0 for
+        none."""
+        if self.state is not MasterState.TRANSFERRING or self.next_offset < log.start:
+            return 0
+        wanted = min(log.end - self.next_offset, bytes_max)
+        if wanted <= 0:
+            return 0
+        wanted = min(wanted, self._segment_bytes - self.next_offset % self._segment_bytes)
+        if self._options.flow_control:
+            wanted = min(wanted, self._allowance(now_ms))
+        return wanted
+
+    def frames(self, view: memoryview, now_ms: int) -> list[bytes | memoryview]:
+        """Heads and bodies that carry `view`, the log's bytes from `next_offset` on, in one segment."""
+        pieces: list[bytes | memoryview] = []
+        batch = self._options.transfer_bytes_max
+        size = len(view)
+        assert size <= self._segment_bytes - self.next_offset % self._segment_bytes
+        for position in range(0, size, batch):
+            body = view[position : position + batch]
+            pieces.append(encode_head(self.next_offset + position, len(body)))
+            pieces.append(body)
+        self.next_offset += size
+        self._wrote_at_ms = now_ms
+        self.rate.add(size + len(pieces) // 2 * HEAD_BYTES, now_ms)
+        return pieces
+
+    def _subscribe(self, reported: int, log: LogRange, now_ms: int) -> list[MasterEffect]:
+        start = plan_start(
+            reported,
+            log,
+            segment_bytes=self._segment_bytes,
+            first_transfer=self._options.first_transfer,
+            known_ahead=self._known_ahead,
+        )
+        self.start = start
+        self._started_at_ms = now_ms
+        self.next_offset = start.log_offset
+        self.state = next_state(MASTER_TRANSITIONS, self.state, _CAUSES[start.rule])
+        return [Started(start)]
+
+    def _note_hello(self, reports: tuple[int, ...], now_ms: int) -> None:
+        assert self.start is not None
+        is_early = now_ms - self._started_at_ms <= HELLO_MS
+        if reports and is_early and reports[0] == self.start.reported:
+            self.is_tandem = True
+
+    def _acknowledge(self, reported: int) -> list[MasterEffect]:
+        assert self.start is not None
+        if reported > max(self.next_offset, self.start.reported):
+            return self._end(f"the slave acknowledges {reported}, sent were {self.next_offset} bytes")
+        self.acknowledged = reported
+        return [Acknowledged(reported)]
+
+    def _allowance(self, now_ms: int) -> int:
+        """Bytes of the log that this second still allows; heads are counted when they are sent."""
+        return max(self._options.sent_bytes_per_second_max - self.rate.this_second(now_ms), 0)
+
+    def _end(self, reason: str) -> list[MasterEffect]:
+        self.state = next_state(MASTER_TRANSITIONS, self.state, MasterCause.ENDED)
+        return [Disconnect(reason)]
+
+
+_CAUSES = {
+    StartRule.RESUMED: MasterCause.STARTED,
+    StartRule.LAST_FILE: MasterCause.STARTED,
+    StartRule.FIRST_FILE: MasterCause.STARTED,
+    StartRule.SLAVE_AHEAD: MasterCause.FOUND_AHEAD,
+    StartRule.SLAVE_TOO_OLD: MasterCause.FOUND_TOO_OLD,
+}

@@ -1,0 +1,235 @@
+"""The slave's side of the channel: pure.
+
+Owns: when to dial, what a frame must look like, what is stored, what is reported, when to give up for good.
+Invariants: a byte is stored once, at exactly the log's end, after it was verified; a report stands behind
+            the stores that it acknowledges; retries never end, except after a halt, which only a person
+            should undo.
+Knows not:  sockets, files. Times are monotonic milliseconds. The shell carries effects out in order; if one
+            of them fails it drops the rest and calls `on_failed`.
+Source:     spec replication 4.2, 4.5 to 4.7, 4.10; decisions 2, 4, 9.
+"""
+
+from __future__ import annotations
+
+from tandemmq.errors import RemoteProtocolError
+from tandemmq.replication.core.effects import (
+    Damage,
+    Dial,
+    Disconnect,
+    Halt,
+    HaltReason,
+    Send,
+    SlaveEffect,
+    Store,
+)
+from tandemmq.replication.core.frames import TransferDecoder, TransferHead, encode_report
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.progress import RateMeter
+from tandemmq.replication.core.states import SLAVE_TRANSITIONS, SlaveCause, SlaveState, next_state
+from tandemmq.replication.core.verifier import BadRecord, RecordVerifier
+
+NEVER_MS = 2**62
+
+
+class SlaveSession:
+    """The one copy of a master's log, over all its connections."""
+
+    __slots__ = (
+        "_decoder",
+        "_has_frames",
+        "_is_empty",
+        "_options",
+        "_read_at_ms",
+        "_received_to",
+        "_resume_at_ms",
+        "_segment_bytes",
+        "_verifier",
+        "_wrote_at_ms",
+        "address",
+        "damage_offset",
+        "halt",
+        "rate",
+        "reported",
+        "state",
+    )
+
+    def __init__(self, *, options: ReplicationOptions, segment_bytes: int) -> None:
+        self._options = options
+        self._segment_bytes = segment_bytes
+        self._read_at_ms = self._wrote_at_ms = 0
+        self._resume_at_ms = NEVER_MS
+        self.state = SlaveState.UNASSIGNED
+        self.address: str | None = None
+        """Where the master listens for slaves; a change is used at the next attempt."""
+        self.reported = 0
+        """The last report of this connection."""
+        self.halt: Halt | None = None
+        self.damage_offset: int | None = None
+        """Where the previous connection met damage; damage at the same place again is final."""
+        self.rate = RateMeter()
+        self._begin_copy(0)
+
+    def on_assigned(self, address: str | None) -> list[SlaveEffect]:
+        """The master's address became known, changed, or was taken away (None).
+
+        A connection that works is kept when the address changes (spec replication 4.6).
+        """
+        if address == self.address or self.state is SlaveState.STOPPED:
+            return []
+        self.address = address
+        if address is None:
+            return self._leave(SlaveCause.CLEARED, "the master's address was taken away")
+        if self.state in (SlaveState.DIALING, SlaveState.TRANSFERRING):
+            return []
+        self._move(SlaveCause.ASSIGNED)
+        return self._dial()
+
+    def on_connected(self, log_end: int, now_ms: int) -> list[SlaveEffect]:
+        """The connection is up; `log_end` is what the own log holds."""
+        self._move(SlaveCause.CONNECTED)
+        self._begin_copy(log_end)
+        self._read_at_ms = self._wrote_at_ms = now_ms
+        self.reported = log_end
+        # Twice: see HELLO_MS in master.py.
+        return [Send(encode_report(log_end) * 2)]
+
+    def on_data(self, data: bytes, now_ms: int) -> list[SlaveEffect]:
+        """Bytes from the master: stores, then at most one report for all of them."""
+        if self.state is not SlaveState.TRANSFERRING:
+            return []
+        self._read_at_ms = now_ms
+        pieces: list[memoryview] = []
+        refusal: list[SlaveEffect] = []
+        try:
+            for event in self._decoder.feed(data):
+                if not isinstance(event, TransferHead):
+                    pieces.append(event)
+                    self._received_to += len(event)
+                    continue
+                refusal = self._refuse_head(event, now_ms)
+                if refusal:
+                    break
+        except RemoteProtocolError as error:
+            return self._fail(str(error), now_ms)
+        effects, bad = self._take(pieces, now_ms)
+        if bad is not None:
+            return effects + self._refuse_record(bad, now_ms)
+        return effects + refusal
+
+    def on_tick(self, now_ms: int) -> list[SlaveEffect]:
+        """Time passed: heartbeat, a silent master, or the end of a pause."""
+        if self.state is SlaveState.PAUSED and now_ms >= self._resume_at_ms:
+            self._move(SlaveCause.RESUMED)
+            return self._dial()
+        if self.state is not SlaveState.TRANSFERRING:
+            return []
+        if now_ms - self._read_at_ms > self._options.silence_ms_max:
+            self._move(SlaveCause.SILENT)
+            return [Disconnect("the master sent nothing for too long"), *self._dial()]
+        if now_ms - self._wrote_at_ms > self._options.heartbeat_interval_ms:
+            self._wrote_at_ms = now_ms
+            return [Send(encode_report(self.reported))]
+        return []
+
+    def on_failed(self, reason: str, now_ms: int) -> list[SlaveEffect]:
+        """Connecting failed, the connection broke, or the store refused: try again after a pause.
+
+        The `Disconnect` that comes back is for whatever is left of the connection.
+        """
+        if self.state not in (SlaveState.DIALING, SlaveState.TRANSFERRING):
+            return []
+        return self._fail(reason, now_ms)
+
+    def on_stopped(self) -> list[SlaveEffect]:
+        return self._leave(SlaveCause.STOPPED, "the slave stops")
+
+    def next_tick_ms(self) -> int:
+        """When `on_tick` has something to do at the earliest; NEVER_MS if only events can change anything."""
+        if self.state is SlaveState.PAUSED:
+            return self._resume_at_ms
+        if self.state is not SlaveState.TRANSFERRING:
+            return NEVER_MS
+        return 1 + min(
+            self._read_at_ms + self._options.silence_ms_max,
+            self._wrote_at_ms + self._options.heartbeat_interval_ms,
+        )
+
+    def _begin_copy(self, log_end: int) -> None:
+        self._decoder = TransferDecoder()
+        self._received_to = log_end
+        self._is_empty = log_end == 0
+        self._has_frames = False
+        self._verifier = self._new_verifier(log_end)
+
+    def _new_verifier(self, log_offset: int) -> RecordVerifier:
+        return RecordVerifier(
+            log_offset, segment_bytes=self._segment_bytes, record_bytes_max=self._options.record_bytes_max
+        )
+
+    def _refuse_head(self, head: TransferHead, now_ms: int) -> list[SlaveEffect]:
+        """Empty if the frame may follow what was received; checked before its body is (spec replication
+        4.5)."""
+        is_first, self._has_frames = not self._has_frames, True
+        offset, size = head
+        if offset % self._segment_bytes + size > self._segment_bytes:
+            detail = f"{size} bytes from {offset} on cross the end of a file of {self._segment_bytes} bytes"
+            return self._halt(HaltReason.FILE_SIZES_DIFFER, offset, detail)
+        if self._is_empty:
+            if offset % self._segment_bytes:
+                detail = f"an empty slave is sent bytes from {offset} on, inside a file"
+                return self._halt(HaltReason.FILE_SIZES_DIFFER, offset, detail)
+            self._received_to = offset
+            self._verifier = self._new_verifier(offset)
+            self._is_empty = size == 0
+            return []
+        if offset == self._received_to:
+            return []
+        if is_first and size == 0 and offset < self._received_to:
+            detail = f"the master's log ends at {offset}, ours at {self._received_to}"
+            return self._halt(HaltReason.SLAVE_AHEAD, offset, detail)
+        return self._fail(f"a frame begins at {offset}, expected was {self._received_to}", now_ms)
+
+    def _take(self, pieces: list[memoryview], now_ms: int) -> tuple[list[SlaveEffect], BadRecord | None]:
+        """Stores for all whole records, and the report behind them; also what cannot be stored."""
+        if not pieces:
+            return [], None
+        runs, bad = self._verifier.feed(pieces)
+        self.rate.add(sum(map(len, pieces)), now_ms)
+        effects: list[SlaveEffect] = [Store(run.log_offset, run.data) for run in runs]
+        if runs:
+            self.reported = self._verifier.log_offset
+            self._wrote_at_ms = now_ms
+            effects.append(Send(encode_report(self.reported)))
+        return effects, bad
+
+    def _refuse_record(self, bad: BadRecord, now_ms: int) -> list[SlaveEffect]:
+        is_final = bad.log_offset == self.damage_offset
+        self.damage_offset = bad.log_offset
+        damage = Damage(log_offset=bad.log_offset, reason=bad.reason, is_final=is_final)
+        if is_final:
+            return [damage, *self._halt(HaltReason.DAMAGED, bad.log_offset, bad.reason)]
+        # Nothing of it was stored, so damage done on the way heals by asking again.
+        return [damage, *self._fail(f"damaged record at {bad.log_offset}: {bad.reason}", now_ms)]
+
+    def _fail(self, reason: str, now_ms: int) -> list[SlaveEffect]:
+        self._resume_at_ms = now_ms + self._options.reconnect_delay_ms
+        return self._leave(SlaveCause.FAILED, reason)
+
+    def _leave(self, cause: SlaveCause, reason: str) -> list[SlaveEffect]:
+        has_connection = self.state in (SlaveState.DIALING, SlaveState.TRANSFERRING)
+        self._move(cause)
+        return [Disconnect(reason)] if has_connection else []
+
+    def _halt(self, reason: HaltReason, log_offset: int, detail: str) -> list[SlaveEffect]:
+        self._move(SlaveCause.REFUSED)
+        halt = Halt(reason=reason, log_offset=log_offset, detail=detail)
+        self.halt = halt
+        return [halt, Disconnect(detail)]
+
+    def _dial(self) -> list[SlaveEffect]:
+        assert self.address is not None
+        self.halt = None
+        return [Dial(self.address)]
+
+    def _move(self, cause: SlaveCause) -> None:
+        self.state = next_state(SLAVE_TRANSITIONS, self.state, cause)

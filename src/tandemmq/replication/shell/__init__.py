@@ -1,0 +1,12 @@
+"""Replication over real connections and a real store: a thin shell around `replication.core`."""
+
+from tandemmq.replication.shell.master import MasterStatus, ReplicationMaster, SlaveStatus
+from tandemmq.replication.shell.slave import ReplicationSlave, ReplicationSlaveStatus
+
+__all__ = [
+    "MasterStatus",
+    "ReplicationMaster",
+    "ReplicationSlave",
+    "ReplicationSlaveStatus",
+    "SlaveStatus",
+]

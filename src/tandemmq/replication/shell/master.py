@@ -1,0 +1,208 @@
+"""The master's end of replication: listens for slaves, follows `appended`, reports acknowledgements to the
+store.
+
+Owns: the listener, the connections, which replica each belongs to. One pump per loop turn serves all
+      slaves, however often `appended` rose in it. Every broker listens, slaves too (spec replication 3).
+Source: spec replication 4, decision 2.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tandemmq.replication.core.master import MasterSession
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.progress import LogRange, StartRule, TransferStart, is_in_sync
+from tandemmq.replication.core.replicas import ReplicaDirectory
+from tandemmq.replication.core.states import MasterState
+from tandemmq.replication.shell.slave_connection import SlaveConnection
+from tandemmq.runtime.ports import Address, Clock, Listener, Network
+from tandemmq.store.message_store import MessageStore
+from tandemmq.telemetry import events
+from tandemmq.units import ReplicaId
+
+log = logging.getLogger(__name__)
+
+KNOWN_AHEAD_MAX = 64
+"""How many ends of diverged slaves are remembered per host; the oldest is forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlaveStatus:
+    """One connection. `replica` is None while its acknowledgements are not counted."""
+
+    address: Address
+    replica: ReplicaId | None
+    state: MasterState
+    start: TransferStart | None
+    acknowledged: int
+    next_offset: int
+    lag_bytes: int
+    is_in_sync: bool
+    is_tandem: bool
+    bytes_per_second: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterStatus:
+    """`in_sync_count` counts slaves, not the master; one slave counts once, whatever its connections."""
+
+    log_end: int
+    highest_acknowledged: int
+    in_sync_count: int
+    slaves: tuple[SlaveStatus, ...]
+
+
+class ReplicationMaster:
+    """Serves the log of `store` to any number of slaves."""
+
+    def __init__(
+        self, store: MessageStore, options: ReplicationOptions, *, network: Network, clock: Clock
+    ) -> None:
+        self._store = store
+        self._options = options
+        self._network = network
+        self._clock = clock
+        self._segment_bytes = store.options.commit_log_file_bytes
+        self._listener: Listener | None = None
+        self._connections: list[SlaveConnection] = []
+        self._directory = ReplicaDirectory()
+        self._reported: dict[ReplicaId, int] = {}
+        self._known_ahead: dict[str, dict[int, int]] = {}
+        self._is_pump_due = False
+        self._is_stopped = False
+        self._highest_acknowledged = 0
+        self._unfollow: Callable[[], None] | None = None
+
+    async def start(self, host: str, port: int) -> Address:
+        """The address that slaves dial. Port 0 picks a free one."""
+        self._unfollow = self._store.appended.follow(self._on_appended)
+        self._listener = await self._network.listen(
+            host, port, lambda: SlaveConnection(self, options=self._options, clock=self._clock)
+        )
+        host, port = self._listener.address
+        facts = {"address": f"{host}:{port}", "commit_log_file_bytes": self._segment_bytes}
+        log.info(events.REPLICATION_STARTED, extra=facts)
+        return host, port
+
+    async def stop(self) -> None:
+        """Returns when no new slave is taken and every connection is told to end."""
+        self._is_stopped = True
+        if self._unfollow is not None:
+            self._unfollow()
+            self._unfollow = None
+        if self._listener is not None:
+            await self._listener.close()
+            self._listener = None
+        for connection in list(self._connections):
+            connection.close("the master stops")
+
+    def status(self) -> MasterStatus:
+        now_ms = self._now_ms()
+        log_end = self._store.appended.value
+        gap = self._options.in_sync_gap_bytes_max
+        positions = self._directory.positions().values()
+        return MasterStatus(
+            log_end=log_end,
+            highest_acknowledged=self._highest_acknowledged,
+            in_sync_count=sum(is_in_sync(log_end, held, gap_bytes_max=gap) for held in positions),
+            slaves=tuple(self._status_of(connection, log_end, now_ms) for connection in self._connections),
+        )
+
+    def _status_of(self, connection: SlaveConnection, log_end: int, now_ms: int) -> SlaveStatus:
+        session = connection.session
+        lag = log_end - session.acknowledged
+        is_counted = session.state is MasterState.TRANSFERRING
+        return SlaveStatus(
+            address=connection.peer,
+            replica=connection.record.id,
+            state=session.state,
+            start=session.start,
+            acknowledged=session.acknowledged,
+            next_offset=session.next_offset,
+            lag_bytes=lag,
+            is_in_sync=is_counted
+            and is_in_sync(log_end, session.acknowledged, gap_bytes_max=self._options.in_sync_gap_bytes_max),
+            is_tandem=session.is_tandem,
+            bytes_per_second=session.rate.per_second(now_ms),
+        )
+
+    # What connections ask and tell.
+
+    def log_range(self) -> LogRange:
+        return LogRange(self._store.min_log_offset, self._store.appended.value)
+
+    def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
+        return self._store.log_view(log_offset, bytes_max)
+
+    def new_session(self, host: str, now_ms: int) -> MasterSession:
+        return MasterSession(
+            options=self._options,
+            segment_bytes=self._segment_bytes,
+            now_ms=now_ms,
+            known_ahead=self._known_ahead.get(host, {}),
+        )
+
+    def on_accepted(self, connection: SlaveConnection) -> bool:
+        if self._is_stopped or len(self._connections) >= self._options.connection_count_max:
+            facts = {"slave": connection.peer[0], "connection_count": len(self._connections)}
+            log.warning(events.SLAVE_REFUSED, extra=facts)
+            return False
+        self._connections.append(connection)
+        return True
+
+    def on_subscribed(self, connection: SlaveConnection) -> None:
+        self._directory.join(connection.record)
+        self._report_all()
+
+    def on_acknowledged(self, connection: SlaveConnection, log_offset: int) -> None:
+        self._highest_acknowledged = max(self._highest_acknowledged, log_offset)
+        record = connection.record
+        if self._directory.acknowledge(record, log_offset):
+            self._report_all()
+            return
+        assert record.id is not None
+        self._report(record.id, self._directory.position(record.id))
+
+    def on_lost(self, connection: SlaveConnection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+        start = connection.session.start
+        if start is not None and start.rule is StartRule.SLAVE_AHEAD:
+            ends = self._known_ahead.setdefault(connection.peer[0], {})
+            ends[start.reported] = start.master_end
+            if len(ends) > KNOWN_AHEAD_MAX:
+                del ends[next(iter(ends))]
+        self._directory.leave(connection.record)
+        self._report_all()
+
+    # Inside.
+
+    def _on_appended(self, _end: int) -> None:
+        if not self._is_pump_due and self._connections:
+            self._is_pump_due = True
+            self._clock.call_soon(self._pump_all)
+
+    def _pump_all(self) -> None:
+        self._is_pump_due = False
+        for connection in list(self._connections):
+            connection.pump()
+
+    def _report(self, replica: ReplicaId, log_offset: int) -> None:
+        self._reported[replica] = log_offset
+        self._store.acks.report(replica, log_offset)
+
+    def _report_all(self) -> None:
+        """Bring the store's table in line after ids may have changed."""
+        positions = self._directory.positions()
+        for replica in [replica for replica in self._reported if replica not in positions]:
+            del self._reported[replica]
+            self._store.acks.forget(replica)
+        for replica, held in positions.items():
+            if self._reported.get(replica) != held:
+                self._report(replica, held)
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1000)

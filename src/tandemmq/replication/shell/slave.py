@@ -1,0 +1,273 @@
+"""The slave's end of replication: dials the master, stores what arrives, reports what it holds.
+
+Owns: the one connection, its timers, the dialling task. Rules are in `core/slave.py`; this file carries
+      effects out
+in order and knows how to dial, write and log.
+Source: spec replication 4.5 to 4.7, 4.9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from tandemmq.errors import ConfigError, ReplicationError, RequestRejected, StoreError
+from tandemmq.remoting.address import parse_address
+from tandemmq.replication.core.effects import Damage, Dial, Disconnect, Halt, Send, SlaveEffect, Store
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
+from tandemmq.replication.core.states import SlaveState
+from tandemmq.runtime.ports import Clock, Network, TimerHandle
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.store.message_store import MessageStore
+from tandemmq.telemetry import events
+from tandemmq.units import EpochMs
+
+log = logging.getLogger(__name__)
+
+REPORT_BUFFER_BYTES_MAX = 64 * 1024
+"""Reports that the master did not read; above it the connection counts as broken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicationSlaveStatus:
+    """`halt` says why a person must act; times are wall clock, 0 before the first read or write."""
+
+    state: SlaveState
+    master_address: str | None
+    log_end: int
+    reported: int
+    halt: Halt | None
+    last_read_at: EpochMs
+    last_written_at: EpochMs
+    bytes_per_second: int
+
+
+class ReplicationSlave:
+    """Keeps the log of `store` a copy of a master's log."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        options: ReplicationOptions,
+        *,
+        network: Network,
+        clock: Clock,
+        on_fatal: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._options = options
+        self._network = network
+        self._clock = clock
+        self._session = SlaveSession(options=options, segment_bytes=store.options.commit_log_file_bytes)
+        self._tasks = TaskScope(
+            "replication.slave", None if on_fatal is None else lambda _name, error: on_fatal(error)
+        )
+        self._dialling: tuple[asyncio.Task[None], MasterConnection] | None = None
+        self._connection: MasterConnection | None = None
+        self._timer: TimerHandle | None = None
+        self._timer_due_ms = NEVER_MS
+        self._is_started = False
+        self._failure_count = 0
+        self._last_read_at = self._last_written_at = EpochMs(0)
+        self._wanted_address: str | None = None
+
+    def set_master(self, address: str | None) -> None:
+        """Where the master listens for slaves ("host:port"); a working connection is kept when it changes."""
+        self._wanted_address = address
+        if self._is_started:
+            self._perform(self._session.on_assigned(address))
+
+    async def start(self) -> None:
+        """Dials as soon as an address is known, and for ever after."""
+        self._is_started = True
+        self.set_master(self._wanted_address)
+
+    async def stop(self) -> None:
+        """Returns when the connection and every task have ended."""
+        if self._is_started:
+            self._perform(self._session.on_stopped())
+        self._is_started = False
+        self._cancel_timer()
+        await self._tasks.close()
+
+    def status(self) -> ReplicationSlaveStatus:
+        session = self._session
+        return ReplicationSlaveStatus(
+            state=session.state,
+            master_address=session.address,
+            log_end=self._store.appended.value,
+            reported=session.reported,
+            halt=session.halt,
+            last_read_at=self._last_read_at,
+            last_written_at=self._last_written_at,
+            bytes_per_second=session.rate.per_second(self._now_ms()),
+        )
+
+    # What the connection tells.
+
+    def on_connected(self, connection: MasterConnection) -> None:
+        assert self._connection is None
+        self._dialling = None
+        self._connection = connection
+        self._failure_count = 0
+        log_end = self._store.appended.value
+        facts = {"master": self._session.address, "log_end": log_end}
+        log.info(events.MASTER_CONNECTED, extra=facts)
+        self._perform(self._session.on_connected(log_end, self._now_ms()))
+
+    def on_data(self, data: bytes) -> None:
+        self._last_read_at = self._clock.now_ms()
+        self._perform(self._session.on_data(data, self._now_ms()))
+
+    def on_broken(self, reason: str) -> None:
+        self._connection = None
+        log.warning(events.MASTER_LOST, extra={"master": self._session.address, "reason": reason})
+        self._perform(self._session.on_failed(reason, self._now_ms()))
+
+    # Effects, in list order.
+
+    def _perform(self, effects: list[SlaveEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Store(log_offset, data):
+                    reason = self._store_run(log_offset, data)
+                    if reason:
+                        # The report behind this store must not leave.
+                        self._perform(self._session.on_failed(reason, self._now_ms()))
+                        return
+                case Send(data):
+                    if self._connection is not None:
+                        self._connection.write(data)
+                        self._last_written_at = self._clock.now_ms()
+                case Dial(address):
+                    connection = MasterConnection(self)
+                    task = self._tasks.start("dial", self._dial(address, connection))
+                    self._dialling = task, connection
+                case Disconnect(reason):
+                    self._disconnect(reason)
+                case Damage():
+                    facts = {
+                        "log_offset": effect.log_offset,
+                        "reason": effect.reason,
+                        "is_final": effect.is_final,
+                    }
+                    log.error(events.REPLICA_DAMAGE_REFUSED, extra=facts)
+                case Halt():
+                    facts = {
+                        "reason": effect.reason.value,
+                        "log_offset": effect.log_offset,
+                        "detail": effect.detail,
+                        "master": self._session.address,
+                    }
+                    log.error(events.REPLICA_HALTED, extra=facts)
+        self._arm()
+
+    def _store_run(self, log_offset: int, data: memoryview) -> str:
+        """Empty, or why the store refused; a fatal error of the store is the store's owner's to handle."""
+        try:
+            self._store.append_raw(log_offset, data)
+        except (StoreError, ReplicationError, RequestRejected, OSError) as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def _disconnect(self, reason: str) -> None:
+        if self._dialling is not None:
+            task, connection = self._dialling
+            # Also when its socket is up already: it must not speak for us any more.
+            connection.close()
+            task.cancel()
+            self._dialling = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            log.warning(events.MASTER_LOST, extra={"master": self._session.address, "reason": reason})
+
+    async def _dial(self, address: str, connection: MasterConnection) -> None:
+        try:
+            host, port = parse_address(address)
+            await self._network.connect(
+                host, port, lambda: connection, self._options.connect_timeout_ms / 1000
+            )
+        except (OSError, ConfigError) as error:
+            self._dialling = None  # this task: it ends by itself
+            self._note_failure(address, str(error) or type(error).__name__)
+            self._perform(self._session.on_failed(str(error), self._now_ms()))
+
+    def _note_failure(self, address: str, reason: str) -> None:
+        """One line per outage, not one per attempt."""
+        self._failure_count += 1
+        if self._failure_count == 1:
+            log.warning(events.MASTER_UNREACHABLE, extra={"master": address, "reason": reason})
+
+    def _arm(self) -> None:
+        due_ms = self._session.next_tick_ms()
+        if due_ms >= self._timer_due_ms and self._timer is not None:
+            return  # an early ring does no harm and re-arms
+        self._cancel_timer()
+        self._timer_due_ms = due_ms
+        if due_ms < NEVER_MS and self._is_started:
+            delay_s = max(due_ms - self._now_ms(), 0) / 1000
+            self._timer = self._clock.call_later(delay_s, self._tick)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._timer, self._timer_due_ms = None, NEVER_MS
+        self._perform(self._session.on_tick(self._now_ms()))
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1000)
+
+
+class MasterConnection(asyncio.Protocol):
+    """The socket to the master; silent once it was given up."""
+
+    __slots__ = ("_owner", "_transport")
+
+    def __init__(self, owner: ReplicationSlave) -> None:
+        self._owner: ReplicationSlave | None = owner
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self._owner is None:
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(high=REPORT_BUFFER_BYTES_MAX)
+        self._owner.on_connected(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._owner is not None:
+            self._owner.on_data(data)
+
+    def pause_writing(self) -> None:
+        self._give_up("the master does not read reports")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._give_up("the master closed the connection" if exc is None else str(exc))
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close without telling the owner."""
+        self._owner = None
+        if self._transport is not None:
+            self._transport.abort()
+            self._transport = None
+
+    def _give_up(self, reason: str) -> None:
+        owner, self._owner = self._owner, None
+        if self._transport is not None:
+            self._transport.abort()
+        if owner is not None:
+            owner.on_broken(reason)

@@ -1,0 +1,219 @@
+"""One slave's socket on the master: feeds a MasterSession and carries out what it wants.
+
+Strategy: many frames joined into one write, per slave and loop turn, until the socket pushes back; then
+          nothing until it has drained. The copy made by joining frees the mapped log at once, so that a
+          slow slave never keeps a segment alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol, cast
+
+from tandemmq.replication.core.effects import (
+    Acknowledged,
+    Disconnect,
+    FellBehind,
+    MasterEffect,
+    Send,
+    Started,
+)
+from tandemmq.replication.core.master import MasterSession
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.progress import LogRange, StartRule
+from tandemmq.replication.core.replicas import Connection
+from tandemmq.runtime.ports import Address, Clock, TimerHandle
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+WRITE_BYTES_MAX = 256 * 1024
+TURN_BYTES_MAX = 1024 * 1024
+"""What one slave may take of one loop turn; a fast socket would otherwise hold the loop until it has all."""
+
+
+class MasterHub(Protocol):
+    """What a connection needs of the master that owns it."""
+
+    def log_range(self) -> LogRange: ...
+
+    def log_view(self, log_offset: int, bytes_max: int) -> memoryview: ...
+
+    def new_session(self, host: str, now_ms: int) -> MasterSession: ...
+
+    def on_accepted(self, connection: SlaveConnection) -> bool:
+        """False when the connection must be closed at once."""
+
+    def on_subscribed(self, connection: SlaveConnection) -> None: ...
+
+    def on_acknowledged(self, connection: SlaveConnection, log_offset: int) -> None: ...
+
+    def on_lost(self, connection: SlaveConnection) -> None: ...
+
+
+class SlaveConnection(asyncio.Protocol):
+    """From accept to close. `record` is what the directory of replicas knows of it."""
+
+    __slots__ = (
+        "_clock",
+        "_close_reason",
+        "_hub",
+        "_is_paused",
+        "_options",
+        "_timer",
+        "_transport",
+        "peer",
+        "record",
+        "session",
+    )
+
+    session: MasterSession
+    record: Connection
+
+    def __init__(self, hub: MasterHub, *, options: ReplicationOptions, clock: Clock) -> None:
+        self._hub = hub
+        self._options = options
+        self._clock = clock
+        self._transport: asyncio.Transport | None = None
+        self._timer: TimerHandle | None = None
+        self._is_paused = False
+        self._close_reason = ""
+        self.peer: Address = ("", 0)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        host, port = self._transport.get_extra_info("peername")[:2]
+        self.peer = (str(host), int(port))
+        self.session = self._hub.new_session(self.peer[0], self._now_ms())
+        self.record = Connection(self.peer[0])
+        if not self._hub.on_accepted(self):
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(high=self._options.write_buffer_bytes_max)
+        self._arm()
+
+    def data_received(self, data: bytes) -> None:
+        if not self.session.is_closed:
+            self._perform(self.session.on_data(data, self._hub.log_range(), self._now_ms()))
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self.pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.session.on_closed()
+        self._hub.on_lost(self)
+        reason = self._close_reason or ("the slave closed" if exc is None else str(exc))
+        log.info(
+            events.SLAVE_DISCONNECTED, extra={"slave": f"{self.peer[0]}:{self.peer[1]}", "reason": reason}
+        )
+
+    def pump(self) -> None:
+        """Send what the log holds beyond what was sent, within what this turn and the socket allow."""
+        if not self._can_write():
+            return
+        session, now_ms = self.session, self._now_ms()
+        log_range = self._hub.log_range()
+        turn_bytes = 0
+        while wanted := session.wanted_bytes(log_range, now_ms, bytes_max=WRITE_BYTES_MAX):
+            if turn_bytes >= TURN_BYTES_MAX:
+                self._clock.call_soon(self.pump)
+                break
+            view = self._hub.log_view(session.next_offset, wanted)
+            if not len(view):
+                break
+            self._write(b"".join(session.frames(view, now_ms)))
+            turn_bytes += len(view)
+            if not self._can_write():
+                break
+        self.record.sent = session.next_offset
+        if self._options.flow_control and turn_bytes:
+            self._arm()
+
+    def close(self, reason: str) -> None:
+        """Close at once; bytes that the socket has not taken are dropped."""
+        self._close_reason = self._close_reason or reason
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _can_write(self) -> bool:
+        return self._transport is not None and not self._is_paused
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def _perform(self, effects: list[MasterEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case Acknowledged(log_offset):
+                    self._hub.on_acknowledged(self, log_offset)
+                case Send(data):
+                    self._write(data)
+                case Started(start):
+                    if start.rule in _COPYING:
+                        self.record.sent = start.log_offset
+                        self._hub.on_subscribed(self)
+                    self._log_start()
+                    self._arm()
+                    self._clock.call_soon(self.pump)
+                case FellBehind(log_offset, log_start):
+                    self._log_too_old(log_offset, log_start)
+                case Disconnect(reason):
+                    self._close_reason = reason
+                    if self._transport is not None:
+                        # Not abort: the head that tells a slave of ours why must still reach it.
+                        self._transport.close()
+
+    def _arm(self) -> None:
+        """One timer per connection; it may ring early, never late."""
+        if self._timer is not None:
+            self._timer.cancel()
+        now_ms = self._now_ms()
+        delay_ms = max(self.session.next_tick_ms(now_ms) - now_ms, 1)
+        self._timer = self._clock.call_later(delay_ms / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._transport is None or self.session.is_closed:
+            return
+        can_write = not self._is_paused and not self._transport.get_write_buffer_size()
+        self._perform(self.session.on_tick(self._hub.log_range(), self._now_ms(), can_write=can_write))
+        if not self.session.is_closed:
+            self.pump()
+            self._arm()
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1000)
+
+    def _log_start(self) -> None:
+        start = self.session.start
+        assert start is not None
+        facts = {
+            "slave": f"{self.peer[0]}:{self.peer[1]}",
+            "reported_offset": start.reported,
+            "start_offset": start.log_offset,
+            "rule": start.rule.name,
+            "log_end": start.master_end,
+        }
+        if start.rule is StartRule.SLAVE_AHEAD:
+            log.error(events.SLAVE_AHEAD, extra=facts)
+        elif start.rule is StartRule.SLAVE_TOO_OLD:
+            self._log_too_old(start.reported, self._hub.log_range().start)
+        else:
+            log.info(events.SLAVE_SUBSCRIBED, extra=facts)
+
+    def _log_too_old(self, log_offset: int, log_start: int) -> None:
+        facts = {"slave": f"{self.peer[0]}:{self.peer[1]}", "next_offset": log_offset, "log_start": log_start}
+        log.error(events.SLAVE_TOO_OLD, extra=facts)
+
+
+_COPYING = (StartRule.RESUMED, StartRule.LAST_FILE, StartRule.FIRST_FILE)
