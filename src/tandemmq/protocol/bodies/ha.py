@@ -1,0 +1,48 @@
+"""The state of replication as GET_BROKER_HA_STATUS (907) tells it (spec remoting 11.13)."""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
+from tandemmq.protocol.command import Buffer
+
+
+class HaConnection(Body, frozen=True, kw_only=True):
+    """One slave as its master sees it; `lag_bytes` is what the slave has not acknowledged."""
+
+    address: str = field(name="addr", default="")
+    lag_bytes: int = field(name="diff", default=0)
+    is_in_sync: bool = field(name="inSync", default=False)
+    acknowledged_offset: int = field(name="slaveAckOffset", default=0)
+    transfer_from: int = field(name="transferFromWhere", default=0)
+    bytes_per_second: int = field(name="transferredByteInSecond", default=0)
+
+
+class HaClient(Body, frozen=True, kw_only=True):
+    """The slave's own view of its connection to the master."""
+
+    read_at_ms: int = field(name="lastReadTimestamp", default=0)
+    written_at_ms: int = field(name="lastWriteTimestamp", default=0)
+    master_address: str = field(name="masterAddr", default="")
+    master_flushed_offset: int = field(name="masterFlushOffset", default=0)
+    max_log_offset: int = field(name="maxOffset", default=0)
+    bytes_per_second: int = field(name="transferredByteInSecond", default=0)
+
+
+class HaStatus(Body, frozen=True, kw_only=True):
+    """Replication of one broker; `connections` on a master, `client` on a slave."""
+
+    client: HaClient = field(name="haClientRuntimeInfo", default=HaClient())
+    connections: tuple[HaConnection, ...] = field(name="haConnectionInfo", default=())
+    in_sync_count: int = field(name="inSyncSlaveNums", default=0)
+    is_master: bool = field(name="master", default=False)
+    max_log_offset: int = field(name="masterCommitLogMaxOffset", default=0)
+
+
+def encode_ha_status(status: HaStatus) -> bytes:
+    return encode_body(status)
+
+
+def decode_ha_status(data: Buffer) -> HaStatus:
+    return decode_body(data, HaStatus)

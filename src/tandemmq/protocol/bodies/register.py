@@ -1,0 +1,155 @@
+"""The body of REGISTER_BROKER: plain JSON, or one zlib stream of pieces.
+
+Source:  spec remoting 11.5; spec nameserver 3.1.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import msgspec
+from msgspec import field
+
+from tandemmq.errors import RemoteProtocolError
+from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
+from tandemmq.protocol.bodies.data_version import DataVersion, decode_data_version, encode_data_version
+from tandemmq.protocol.bodies.topic import TopicConfig, TopicConfigTable, decode_topic_config_table
+from tandemmq.protocol.codes import OUR_VERSION, VERSION_REGISTER_MAPPING, VERSION_WRAPPED_REGISTER_BODY
+from tandemmq.protocol.command import Buffer
+
+INFLATED_BYTES_MAX = 64 * 1024 * 1024
+"""16 MiB of zlib could announce a thousand times that; half a million topics take less than this."""
+
+_ZLIB_LEVEL = 9
+_ZLIB_FIRST_BYTE = 0x78
+_INT32 = struct.Struct(">i")
+
+
+class RegisterBrokerBody(Body, frozen=True, kw_only=True):
+    """A broker's topics. `filter_servers` None leaves what the name server knows, empty clears it."""
+
+    filter_servers: tuple[str, ...] | None = field(name="filterServerList", default=None)
+    topics: TopicConfigTable = field(name="topicConfigSerializeWrapper", default=TopicConfigTable())
+
+
+def body_crc32(body: Buffer) -> int:
+    """The check sum a registration carries, over the bytes as sent; 0 for an absent body."""
+    return zlib.crc32(body) & 0x7FFFFFFF
+
+
+def encode_register_broker_body(
+    body: RegisterBrokerBody, *, is_compressed: bool = False, version: int = OUR_VERSION
+) -> bytes:
+    """The body as `version` writes it; the compressed form loses each topic's `sys_flag` and `is_ordered`."""
+    if not is_compressed:
+        return encode_body(body)
+    pieces = [_with_size(encode_data_version(body.topics.data_version))]
+    pieces.append(_INT32.pack(len(body.topics.topics)))
+    pieces += [_with_size(_encode_topic_line(config)) for config in body.topics.topics.values()]
+    pieces.append(_with_size(encode_body(body.filter_servers or ())))
+    if version >= VERSION_REGISTER_MAPPING:
+        pieces.append(_INT32.pack(0))
+    return zlib.compress(b"".join(pieces), _ZLIB_LEVEL)
+
+
+def decode_register_broker_body(
+    data: Buffer, *, is_compressed: bool = False, version: int = OUR_VERSION
+) -> RegisterBrokerBody:
+    """The body that a broker of `version` sent; an absent one is an empty table that clears the filter
+    servers.
+
+    5.x brokers compress without saying so: a first byte of 0x78 counts as compressed whatever the header
+    says.
+
+    Raises:  RemoteProtocolError.
+    """
+    if len(data) == 0:
+        return RegisterBrokerBody(filter_servers=())
+    if is_compressed or bytes(data[:1])[0] == _ZLIB_FIRST_BYTE:
+        return _decode_compressed(_inflate(data))
+    if version < VERSION_WRAPPED_REGISTER_BODY:
+        return RegisterBrokerBody(filter_servers=(), topics=decode_topic_config_table(data))
+    return decode_body(data, RegisterBrokerBody)
+
+
+def _encode_topic_line(config: TopicConfig) -> bytes:
+    fields = (
+        config.name,
+        str(config.read_queue_count),
+        str(config.write_queue_count),
+        str(config.permission),
+        config.filter_type,
+        encode_body(config.attributes).decode(),
+    )
+    return " ".join(fields).encode()
+
+
+def _parse_topic_line(line: str) -> TopicConfig:
+    """4.9 writes five fields; a sixth that is no JSON map is ignored."""
+    fields = line.split(" ", 5)
+    if len(fields) < 5:
+        raise RemoteProtocolError(f"a topic line needs five fields: {line[:100]!r}")
+    try:
+        read_count, write_count, permission = int(fields[1]), int(fields[2]), int(fields[3])
+    except ValueError:
+        raise RemoteProtocolError(f"a topic line holds no numbers: {line[:100]!r}") from None
+    attributes: dict[str, str] = {}
+    if len(fields) == 6:
+        try:
+            attributes = decode_body(fields[5], dict[str, str])
+        except RemoteProtocolError:
+            pass
+    return TopicConfig(
+        attributes=attributes,
+        permission=permission,
+        read_queue_count=read_count,
+        filter_type=fields[4],
+        name=fields[0],
+        write_queue_count=write_count,
+    )
+
+
+def _decode_compressed(data: bytes) -> RegisterBrokerBody:
+    """The pieces in order; the mapping section of static topics at the end is passed over."""
+    try:
+        position = 0
+        piece, position = _take_piece(data, position)
+        version = decode_data_version(piece) if piece else DataVersion()
+        (count,) = _INT32.unpack_from(data, position)
+        position += _INT32.size
+        topics: dict[str, TopicConfig] = {}
+        for _ in range(count):
+            piece, position = _take_piece(data, position)
+            config = _parse_topic_line(piece.decode())
+            topics[config.name] = config
+        piece, position = _take_piece(data, position)
+        filter_servers = decode_body(piece, tuple[str, ...]) if piece else ()
+    except (struct.error, UnicodeDecodeError, msgspec.MsgspecError) as error:
+        raise RemoteProtocolError(f"a compressed registration cannot be read: {error}") from None
+    return RegisterBrokerBody(
+        filter_servers=filter_servers, topics=TopicConfigTable(data_version=version, topics=topics)
+    )
+
+
+def _take_piece(data: bytes, position: int) -> tuple[bytes, int]:
+    (size,) = _INT32.unpack_from(data, position)
+    start = position + _INT32.size
+    if not 0 <= size <= len(data) - start:
+        raise RemoteProtocolError(f"a piece of {size} bytes does not fit a registration of {len(data)}")
+    return data[start : start + size], start + size
+
+
+def _with_size(piece: bytes) -> bytes:
+    return _INT32.pack(len(piece)) + piece
+
+
+def _inflate(data: Buffer) -> bytes:
+    try:
+        stream = zlib.decompressobj()
+        inflated = stream.decompress(data, INFLATED_BYTES_MAX)
+    except zlib.error as error:
+        raise RemoteProtocolError(f"a compressed registration cannot be inflated: {error}") from None
+    if stream.unconsumed_tail or not stream.eof:
+        raise RemoteProtocolError("a compressed registration is cut or inflates beyond the limit")
+    return inflated

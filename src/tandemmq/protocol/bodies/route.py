@@ -1,0 +1,78 @@
+"""Where the queues of a topic are (spec remoting 11.2; spec nameserver 2 and 6).
+
+Clients read these texts with parsers of their own: no whitespace, quoted broker ids, and none of `true`,
+`false`, `null` (spec remoting 6).
+"""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
+from tandemmq.protocol.command import Buffer
+
+
+class QueueData(Body, frozen=True, kw_only=True):
+    """How many queues of the topic one broker has, and what may be done with them."""
+
+    broker_name: str = field(name="brokerName", default="")
+    permission: int = field(name="perm", default=0)
+    read_queue_count: int = field(name="readQueueNums", default=0)
+    topic_sys_flag: int = field(name="topicSysFlag", default=0)
+    write_queue_count: int = field(name="writeQueueNums", default=0)
+
+
+def _no_addresses() -> dict[int, str]:
+    """As a function of ours, it makes msgspec write the empty map, which `dict` would not."""
+    return {}
+
+
+class BrokerData(Body, frozen=True, kw_only=True, omit_defaults=True):
+    """One replica set: broker id -> `host:port`, 0 is the master.
+
+    The last two are only written when set, so that no `false` or `null` appears.
+    """
+
+    addresses: dict[int, str] = field(name="brokerAddrs", default_factory=_no_addresses)
+    broker_name: str = field(name="brokerName", default="")
+    cluster: str = ""
+    is_acting_master_enabled: bool = field(name="enableActingMaster", default=False)
+    zone_name: str | None = field(name="zoneName", default=None)
+
+
+class TopicRoute(Body, frozen=True, kw_only=True):
+    """One topic's brokers and queues. `order_topic_conf` (`broker:count;...`) replaces the queue list."""
+
+    brokers: tuple[BrokerData, ...] = field(name="brokerDatas", default=())
+    filter_servers: dict[str, list[str]] = field(name="filterServerTable", default_factory=dict)
+    order_topic_conf: str | None = field(name="orderTopicConf", default=None)
+    queues: tuple[QueueData, ...] = field(name="queueDatas", default=())
+
+
+class MemberGroup(Body, frozen=True, kw_only=True):
+    """The replicas of one broker name; empty when it is unknown."""
+
+    addresses: dict[int, str] = field(name="brokerAddrs", default_factory=dict)
+    broker_name: str = field(name="brokerName", default="")
+    cluster: str = ""
+
+
+class _MemberGroupAnswer(Body, frozen=True, kw_only=True):
+    group: MemberGroup = field(name="brokerMemberGroup", default=MemberGroup())
+
+
+def encode_topic_route(route: TopicRoute) -> bytes:
+    return encode_body(route)
+
+
+def decode_topic_route(data: Buffer) -> TopicRoute:
+    return decode_body(data, TopicRoute)
+
+
+def encode_member_group(group: MemberGroup) -> bytes:
+    """The answer to GET_BROKER_MEMBER_GROUP (901)."""
+    return encode_body(_MemberGroupAnswer(group=group))
+
+
+def decode_member_group(data: Buffer) -> MemberGroup:
+    return decode_body(data, _MemberGroupAnswer).group

@@ -1,0 +1,168 @@
+"""Figures about topics, groups and brokers (spec remoting 11.7 and 11.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import field
+
+from tandemmq.errors import RemoteProtocolError
+from tandemmq.protocol.bodies.codec import Body, convert, decode_plain, encode_body
+from tandemmq.protocol.bodies.heartbeat import SubscriptionData
+from tandemmq.protocol.bodies.message_queue import MessageQueue, convert_queue_map, encode_queue_map
+from tandemmq.protocol.command import Buffer
+
+
+class QueueProgress(Body, frozen=True, kw_only=True):
+    """How far a group has got in one queue (RocketMQ: OffsetWrapper)."""
+
+    broker_offset: int = field(name="brokerOffset", default=0)
+    committed_offset: int = field(name="consumerOffset", default=0)
+    last_timestamp_ms: int = field(name="lastTimestamp", default=0)
+    pull_offset: int = field(name="pullOffset", default=0)
+
+
+class ConsumeStats(Body, frozen=True, kw_only=True):
+    """One group's progress; the answer to GET_CONSUME_STATS (208)."""
+
+    consume_tps: float = 0.0
+    queues: dict[MessageQueue, QueueProgress] = field(default_factory=dict)
+
+
+class TopicOffset(Body, frozen=True, kw_only=True):
+    """The ends of one queue; the time is that of its newest message."""
+
+    updated_at_ms: int = field(name="lastUpdateTimestamp", default=0)
+    max_offset: int = field(name="maxOffset", default=0)
+    min_offset: int = field(name="minOffset", default=0)
+
+
+class TopicStats(Body, frozen=True, kw_only=True):
+    """The answer to GET_TOPIC_STATS_INFO (202)."""
+
+    queues: dict[MessageQueue, TopicOffset] = field(default_factory=dict)
+    put_tps: float = 0.0
+
+
+class BrokerStatsItem(Body, frozen=True, kw_only=True):
+    """One figure over one span of time."""
+
+    average: float = field(name="avgpt", default=0.0)
+    sum: int = 0
+    tps: float = 0.0
+
+
+class BrokerStats(Body, frozen=True, kw_only=True):
+    """The answer to VIEW_BROKER_STATS_DATA (315)."""
+
+    day: BrokerStatsItem = field(name="statsDay", default=BrokerStatsItem())
+    hour: BrokerStatsItem = field(name="statsHour", default=BrokerStatsItem())
+    minute: BrokerStatsItem = field(name="statsMinute", default=BrokerStatsItem())
+
+
+class QueueTimeSpan(Body, frozen=True, kw_only=True):
+    """Times of the first, last and consumed message of one queue, and the lag, in ms."""
+
+    consumed_at_ms: int = field(name="consumeTimeStamp", default=0)
+    delay_ms: int = field(name="delayTime", default=0)
+    newest_at_ms: int = field(name="maxTimeStamp", default=0)
+    queue: MessageQueue = field(name="messageQueue", default=MessageQueue())
+    oldest_at_ms: int = field(name="minTimeStamp", default=0)
+
+
+class ConsumeTimeSpan(Body, frozen=True, kw_only=True):
+    """The answer to QUERY_CONSUME_TIME_SPAN (303)."""
+
+    spans: tuple[QueueTimeSpan, ...] = field(name="consumeTimeSpanSet", default=())
+
+
+class ConsumeQueueEntry(Body, frozen=True, kw_only=True):
+    """One entry of a ConsumeQueue as QUERY_CONSUME_QUEUE shows it."""
+
+    log_offset: int = field(name="physicOffset", default=0)
+    size_bytes: int = field(name="physicSize", default=0)
+    tag_hash: int = field(name="tagsCode", default=0)
+    is_match: bool = field(name="eval", default=False)
+    extension: str | None = field(name="extendDataJson", default=None)
+    bit_map: str | None = field(name="bitMap", default=None)
+    message: str | None = field(name="msg", default=None)
+
+
+class ConsumeQueueView(Body, frozen=True, kw_only=True):
+    """The answer to QUERY_CONSUME_QUEUE (321)."""
+
+    max_queue_offset: int = field(name="maxQueueIndex", default=0)
+    min_queue_offset: int = field(name="minQueueIndex", default=0)
+    filter_data: str | None = field(name="filterData", default=None)
+    subscription: SubscriptionData | None = field(name="subscriptionData", default=None)
+    entries: tuple[ConsumeQueueEntry, ...] = field(name="queueData", default=())
+
+
+def encode_consume_stats(stats: ConsumeStats) -> bytes:
+    tps = encode_body(stats.consume_tps)
+    return b'{"consumeTps":' + tps + b',"offsetTable":' + encode_queue_map(stats.queues) + b"}"
+
+
+def decode_consume_stats(data: Buffer) -> ConsumeStats:
+    return _convert_consume_stats(decode_plain(data))
+
+
+def encode_consume_stats_list(
+    broker_address: str,
+    groups: Mapping[str, ConsumeStats],
+    *,
+    total_lag: int = 0,
+    total_in_flight: int = 0,
+) -> bytes:
+    """The answer to GET_BROKER_CONSUME_STATS (317); lags in messages."""
+    rows = [
+        b"{" + encode_body(group) + b":[" + encode_consume_stats(stats) + b"]}"
+        for group, stats in groups.items()
+    ]
+    return b"".join(
+        (
+            b'{"brokerAddr":' + encode_body(broker_address),
+            b',"consumeStatsList":[' + b",".join(rows) + b"]",
+            b',"totalDiff":%d,"totalInflightDiff":%d}' % (total_lag, total_in_flight),
+        )
+    )
+
+
+def encode_topic_stats(stats: TopicStats) -> bytes:
+    tps = encode_body(stats.put_tps)
+    return b'{"offsetTable":' + encode_queue_map(stats.queues) + b',"topicPutTps":' + tps + b"}"
+
+
+def decode_topic_stats(data: Buffer) -> TopicStats:
+    value = _object(decode_plain(data))
+    return TopicStats(
+        queues=convert_queue_map(value.get("offsetTable"), TopicOffset),
+        put_tps=convert(value.get("topicPutTps") or 0.0, float),
+    )
+
+
+def encode_broker_stats(stats: BrokerStats) -> bytes:
+    return encode_body(stats)
+
+
+def encode_consume_time_span(span: ConsumeTimeSpan) -> bytes:
+    return encode_body(span)
+
+
+def encode_consume_queue_view(view: ConsumeQueueView) -> bytes:
+    return encode_body(view, has_sets=True)
+
+
+def _convert_consume_stats(value: Any) -> ConsumeStats:
+    value = _object(value)
+    return ConsumeStats(
+        consume_tps=convert(value.get("consumeTps") or 0.0, float),
+        queues=convert_queue_map(value.get("offsetTable"), QueueProgress),
+    )
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RemoteProtocolError("the body is not a JSON object")
+    return value

@@ -1,0 +1,54 @@
+"""Response codes and error classes, one table used both ways.
+
+A code without a class of its own becomes RequestRejected carrying the code, so nothing is lost.
+
+Source:  spec remoting 10; which codes a client may try again: spec remoting 9.2 and 9.3.
+"""
+
+from __future__ import annotations
+
+from tandemmq.errors import (
+    BadRequest,
+    Busy,
+    GroupNotFound,
+    MessageIllegal,
+    NotPermitted,
+    OffsetOutOfRange,
+    RequestRejected,
+    ServiceNotAvailable,
+    TopicNotFound,
+)
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+
+CLASS_OF_CODE: dict[int, type[RequestRejected]] = {
+    ResponseCode.SYSTEM_BUSY: Busy,
+    ResponseCode.MESSAGE_ILLEGAL: MessageIllegal,
+    ResponseCode.SERVICE_NOT_AVAILABLE: ServiceNotAvailable,
+    ResponseCode.NO_PERMISSION: NotPermitted,
+    ResponseCode.TOPIC_NOT_EXIST: TopicNotFound,
+    ResponseCode.PULL_OFFSET_MOVED: OffsetOutOfRange,
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: GroupNotFound,
+    ResponseCode.INVALID_PARAMETER: BadRequest,
+    ResponseCode.FLOW_CONTROL: Busy,
+    ResponseCode.GO_AWAY: ServiceNotAvailable,
+}
+
+
+def to_error(command: Command) -> RequestRejected:
+    """The error that a refusing response stands for; its code is kept."""
+    rejected = CLASS_OF_CODE.get(command.code, RequestRejected)
+    remark = command.remark or _describe(command.code)
+    return rejected(remark, code=command.code)
+
+
+def from_error(error: RequestRejected) -> tuple[int, str]:
+    """Code and remark of the response that refuses a request."""
+    return error.code, error.remark
+
+
+def _describe(code: int) -> str:
+    try:
+        return ResponseCode(code).name
+    except ValueError:
+        return f"response code {code}"
