@@ -1,7 +1,7 @@
 """What a store can be told: one frozen value, RocketMQ's defaults, units in the names.
 
-The RocketMQ key of each field stands beside it (spec store 20). Fields marked "ours" have no RocketMQ key: they
-are bounds that RocketMQ leaves open, or facts about the machine that the caller injects.
+The RocketMQ key of each field stands beside it (spec store 20). Fields marked "ours" have no RocketMQ key:
+they are bounds that RocketMQ leaves open, or facts about the machine that the caller injects.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A log offset that only rises, and the one way to wait for it.
 
 Owns: the value, its followers and its waiters. Followers are called synchronously, in the order in which they
-came, on each raise; they must be short and must not raise. Truncation is the one way down: it ends every waiter
-whose target is gone with `Truncated`. Knows nothing of files, replicas or messages (style 1).
+came, on each raise; they must be short and must not raise. Truncation is the one way down: it ends every
+waiter whose target is gone with `Truncated`. Knows nothing of files, replicas or messages (style 1).
 """
 
 from __future__ import annotations

@@ -1,0 +1,44 @@
+"""Whether the store takes writes now, and what it says when it does not.
+
+Invariants: `refusal` is None exactly when no reason to refuse stands; the oldest reason speaks.
+Strategy:   the hot path tests one attribute; reasons are kept by name, so that each part lifts only its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tandemmq.errors import Busy, RequestRejected, ServiceNotAvailable
+
+Refusal = Callable[[], RequestRejected]
+
+
+class Admission:
+    """The reasons to refuse an append."""
+
+    __slots__ = ("_reasons", "refusal")
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, Refusal] = {}
+        self.refusal: Refusal | None = None
+
+    def block(self, reason: str, remark: str, error: type[RequestRejected] = ServiceNotAvailable) -> None:
+        """Refuse from now on with `error(remark)`; a second call for the same reason changes its text."""
+        self._reasons[reason] = lambda: error(remark)
+        self._choose()
+
+    def unblock(self, reason: str) -> None:
+        """This reason no longer stands."""
+        if self._reasons.pop(reason, None) is not None:
+            self._choose()
+
+    def is_blocked(self, reason: str) -> bool:
+        return reason in self._reasons
+
+    def _choose(self) -> None:
+        self.refusal = next(iter(self._reasons.values()), None)
+
+
+def overload(remark: str) -> Busy:
+    """The refusal of a full bound; clients know the mark and try another broker."""
+    return Busy(f"[OVERLOAD]{remark}")

@@ -1,0 +1,96 @@
+"""The times up to which files are known to be on disk; they choose where recovery begins to read.
+
+Invariants: a time only rises, and is raised only after the fsync that makes it true (spec store 21.4).
+Source:     spec store 10.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import msgspec
+
+from tandemmq.runtime.ports import Disk, File
+from tandemmq.store.paths import StorePaths
+
+CHECKPOINT_BYTES = 4096
+SAFETY_MS = 3_000
+_FIELDS = Struct(">qqqqq")
+
+
+class CheckpointTimes(msgspec.Struct, frozen=True):
+    """The fields of the file; times in milliseconds, offsets in bytes of the log."""
+
+    log_stored_at_ms: int = 0  # physicMsgTimestamp
+    queues_stored_at_ms: int = 0  # logicsMsgTimestamp
+    index_stored_at_ms: int = 0  # indexMsgTimestamp
+    master_flushed_offset: int = 0
+    confirmed_log_offset: int = 0
+
+    @property
+    def safe_ms(self) -> int:
+        """Every record stored before this time is on disk and in the queues (RocketMQ: minTimestamp)."""
+        return max(0, min(self.log_stored_at_ms, self.queues_stored_at_ms) - SAFETY_MS)
+
+
+def encode_checkpoint(times: CheckpointTimes) -> bytes:
+    """The whole file."""
+    return _FIELDS.pack(*msgspec.structs.astuple(times)).ljust(CHECKPOINT_BYTES, b"\0")
+
+
+def decode_checkpoint(data: bytes) -> CheckpointTimes:
+    """What a file says; a short or absurd one says nothing, which costs recovery only time."""
+    if len(data) < _FIELDS.size:
+        return CheckpointTimes()
+    fields = _FIELDS.unpack_from(data)
+    return CheckpointTimes(*fields) if min(fields) >= 0 else CheckpointTimes()
+
+
+class Checkpoint:
+    """The checkpoint of an open store: raised in memory, written by `save`."""
+
+    def __init__(self, paths: StorePaths, disk: Disk) -> None:
+        self._path = paths.checkpoint
+        self._disk = disk
+        self.times = CheckpointTimes()
+        self._saved: CheckpointTimes | None = None
+
+    def load(self) -> None:
+        """Read the file; a missing one says nothing."""
+        if self._disk.exists(self._path):
+            self.times = self._saved = decode_checkpoint(self._disk.read_bytes(self._path))
+
+    def raise_times(self, *, log_ms: int = 0, queues_ms: int = 0, index_ms: int = 0) -> None:
+        """Lift the given times; the next `save` writes them."""
+        times = self.times
+        self.times = msgspec.structs.replace(
+            times,
+            log_stored_at_ms=max(times.log_stored_at_ms, log_ms),
+            queues_stored_at_ms=max(times.queues_stored_at_ms, queues_ms),
+            index_stored_at_ms=max(times.index_stored_at_ms, index_ms),
+        )
+
+    def replace(self, times: CheckpointTimes) -> None:
+        """Take these fields, even lower ones: recovery found the truth."""
+        self.times = times
+
+    def write(self) -> None:
+        """Write the file and sync it, if anything changed. Blocks. Raises OSError."""
+        times = self.times
+        if times == self._saved:
+            return
+        file = self._open()
+        try:
+            # The fields lie in one sector, so a power cut leaves the old or the new ones.
+            file.pwrite(0, (encode_checkpoint(times),))
+            file.sync()
+        finally:
+            file.close()
+        self._saved = times
+
+    def _open(self) -> File:
+        if self._disk.exists(self._path):
+            if self._disk.size(self._path) == CHECKPOINT_BYTES:
+                return self._disk.open(self._path)
+            self._disk.remove(self._path)
+        return self._disk.create(self._path, CHECKPOINT_BYTES)

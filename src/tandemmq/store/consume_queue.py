@@ -1,0 +1,315 @@
+"""One queue of one topic: an entry of 20 bytes per message that says where its record lies.
+
+Invariants: entry n lies at byte 20 * n of the queue's files; `max_offset` entries exist, `next_offset` is
+what the next append gets (it runs ahead while records wait to be confirmed); entries below `_written` are
+in the files, those from `_tail_start` on are in memory, the two overlap.
+Strategy:   appending is one bytearray +=. Files are written when the tail is long or the flusher comes by;
+            they are derived data, which recovery builds again from the log, so a failed write only
+            postpones them.
+Knows not:  what a record holds beyond the entry's three numbers.
+Source:     spec store 5.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from struct import Struct
+
+import numpy as np
+
+from tandemmq.store.options import QUEUE_UNIT_BYTES
+from tandemmq.store.segment import OpenFiles, Segment
+from tandemmq.store.segmented_log import SegmentedLog
+from tandemmq.units import KIB, align_down
+
+UNIT = Struct(">qiq")  # log_offset, size, tag_hash
+FILLER_SIZE = 0x7FFFFFFF
+FILLER = UNIT.pack(0, FILLER_SIZE, 0)
+ENTRY = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tag_hash", ">i8")])
+
+TAIL_BYTES_MAX = 32 * KIB
+"""When entries in memory take more than this, they are written; the newer half is kept for readers."""
+TAIL_BYTES_KEPT = align_down(TAIL_BYTES_MAX // 2, QUEUE_UNIT_BYTES)
+SCAN_UNITS = 4096
+RECOVERY_FILE_COUNT = 3
+"""Recovery looks for the end of the entries in this many last files (spec store 12)."""
+
+_pack = UNIT.pack
+
+
+class ConsumeQueue:
+    """The entries of (topic, queue_id), addressed by queue offset."""
+
+    __slots__ = (
+        "_log",
+        "_synced",
+        "_tail",
+        "_tail_start",
+        "_written",
+        "end_log_offset",
+        "is_dropped",
+        "is_schedule",
+        "key",
+        "max_offset",
+        "min_offset",
+        "next_offset",
+    )
+
+    def __init__(
+        self, key: tuple[str, int], directory: Path, file_bytes: int, files: OpenFiles, *, is_schedule: bool
+    ) -> None:
+        self.key = key
+        self.is_schedule = is_schedule
+        self.is_dropped = False
+        self.min_offset = 0
+        self.max_offset = 0
+        self.next_offset = 0
+        self.end_log_offset = -1  # where the record of the last entry ends; -1 before the first
+        self._log = SegmentedLog(directory, file_bytes, files, sparse=True)
+        self._tail = bytearray()
+        self._tail_start = 0
+        self._written = 0
+        self._synced = 0
+
+    def __repr__(self) -> str:
+        return f"ConsumeQueue({self.key[0]}/{self.key[1]}, {self.min_offset}..{self.max_offset})"
+
+    # Appending.
+
+    def put(self, log_offset: int, size: int, tag_hash: int) -> None:
+        """Append the entry of the next message.
+
+        Raises:  OSError when a long tail could not be written; the entry is kept in memory all the same.
+        """
+        tail = self._tail
+        tail += _pack(log_offset, size, tag_hash)
+        self.max_offset += 1
+        self.end_log_offset = log_offset + size
+        if len(tail) > TAIL_BYTES_MAX:
+            self._write_long_tail()
+
+    def put_at(self, queue_offset: int, log_offset: int, size: int, tag_hash: int) -> int:
+        """Append the entry that a record names by itself; the number of fillers put before it.
+
+        A record that is here already changes nothing. One that leaves a gap is preceded by filler entries,
+        so that no entry ever stands at a wrong place (spec store 5 step 2, 21.5); when the gap is longer than
+        a file, the queue starts anew behind it.
+        """
+        if log_offset + size <= self.end_log_offset or queue_offset < self.max_offset:
+            return 0
+        gap = queue_offset - self.max_offset
+        if gap and (self.max_offset == 0 or gap > self._log.segment_bytes // QUEUE_UNIT_BYTES):
+            self._start_at(queue_offset)
+        elif gap:
+            self._fill(gap)
+        self.put(log_offset, size, tag_hash)
+        if self.next_offset < self.max_offset:
+            self.next_offset = self.max_offset
+        return gap
+
+    def _start_at(self, queue_offset: int) -> None:
+        """Make the queue begin at `queue_offset`: fillers from the start of its file on."""
+        self._log.remove_all()
+        self._tail = bytearray()
+        first = align_down(queue_offset, self._log.segment_bytes // QUEUE_UNIT_BYTES)
+        self._tail_start = self._written = self._synced = self.max_offset = first
+        self._fill(queue_offset - first)
+        self.min_offset = queue_offset
+
+    def _fill(self, count: int) -> None:
+        """Append `count` fillers, in steps that the files take up."""
+        step = TAIL_BYTES_MAX // QUEUE_UNIT_BYTES
+        while count > 0:
+            part = min(count, step)
+            self._tail += FILLER * part
+            self.max_offset += part
+            count -= part
+            self._write_long_tail()
+
+    def _write_long_tail(self) -> None:
+        if self.is_dropped:
+            self._tail.clear()
+            return
+        self.write()
+        drop = max(0, len(self._tail) - TAIL_BYTES_KEPT)
+        del self._tail[:drop]
+        self._tail_start += drop // QUEUE_UNIT_BYTES
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return (self.max_offset - self._written) * QUEUE_UNIT_BYTES
+
+    @property
+    def unsynced_bytes(self) -> int:
+        return (self._written - self._synced) * QUEUE_UNIT_BYTES
+
+    def write(self) -> None:
+        """Write every entry to the files. Raises OSError; the next call writes again what is missing."""
+        tail = memoryview(self._tail)
+        try:
+            while self._written < self.max_offset:
+                at = self._written * QUEUE_UNIT_BYTES
+                segment = self._log.open_at(at)
+                end = min(self.max_offset * QUEUE_UNIT_BYTES, segment.end)
+                start = at - self._tail_start * QUEUE_UNIT_BYTES
+                segment.file.pwrite(at - segment.base, (tail[start : start + end - at],))
+                self._written = end // QUEUE_UNIT_BYTES
+        finally:
+            tail.release()
+
+    def unsynced_segments(self) -> tuple[list[Segment], int]:
+        """The files that hold written but not synced entries, and the offset to report to `set_synced`."""
+        begin, end = self._synced * QUEUE_UNIT_BYTES, self._written * QUEUE_UNIT_BYTES
+        return [s for s in self._log.segments if s.base < end and s.end > begin], self._written
+
+    def set_synced(self, queue_offset: int) -> None:
+        """Entries below `queue_offset` survive a power cut."""
+        self._synced = max(self._synced, queue_offset)
+
+    def drop_tail(self) -> None:
+        """Give the memory of written entries back; for a queue that is idle."""
+        if self._tail and self._written == self.max_offset:
+            self._tail = bytearray()
+            self._tail_start = self.max_offset
+
+    # Reading.
+
+    def entries(self, queue_offset: int, count_max: int) -> bytes:
+        """Entries from `queue_offset` on, oldest first, as they lie on disk; of one file or of memory only.
+
+        Shape:   20 * n bytes with n <= count_max; empty at the end, below the first file or above the last.
+        """
+        end = min(queue_offset + count_max, self.max_offset)
+        if end <= queue_offset:
+            return b""
+        if queue_offset >= self._tail_start:
+            start = (queue_offset - self._tail_start) * QUEUE_UNIT_BYTES
+            return bytes(self._tail[start : (end - self._tail_start) * QUEUE_UNIT_BYTES])
+        at = queue_offset * QUEUE_UNIT_BYTES
+        segment = self._log.find(at)
+        if segment is None:
+            return b""
+        size = min(end, self._written) * QUEUE_UNIT_BYTES - at
+        return segment.file.pread(at - segment.base, size)
+
+    def entry(self, queue_offset: int) -> tuple[int, int, int] | None:
+        """(log_offset, size, tag_hash); None where there is none."""
+        raw = self.entries(queue_offset, 1)
+        return UNIT.unpack(raw) if len(raw) == QUEUE_UNIT_BYTES else None
+
+    def file_end(self, queue_offset: int) -> int:
+        """The first queue offset of the file after the one that holds `queue_offset`."""
+        per_file = self._log.segment_bytes // QUEUE_UNIT_BYTES
+        return align_down(queue_offset, per_file) + per_file
+
+    # Start, stop and cleaning.
+
+    def load(self, *, stale_bytes_max: int) -> None:
+        """Take up the files; the end of the entries is found by their form (spec store 12)."""
+        self._log.load()
+        segments = self._log.segments
+        if not segments:
+            return
+        end = segments[0].base
+        last: tuple[int, int, int] | None = None
+        for segment in segments[-RECOVERY_FILE_COUNT:]:
+            count, found = _valid_units(segment)
+            last = found or last
+            end = segment.base + count * QUEUE_UNIT_BYTES
+            if end < segment.end:
+                break
+        self._cut(end, stale_bytes_max)
+        if last is not None:
+            self._note_last(last[0], last[1])
+        self.min_offset = segments[0].base // QUEUE_UNIT_BYTES if segments else self.max_offset
+
+    def _cut(self, end_bytes: int, stale_bytes_max: int) -> None:
+        """Everything below `end_bytes` is written, nothing is above."""
+        self._log.truncate(end_bytes, zero_bytes_max=stale_bytes_max)
+        end = end_bytes // QUEUE_UNIT_BYTES
+        self.max_offset = self.next_offset = self._written = self._synced = self._tail_start = end
+        self._tail = bytearray()
+
+    def _note_last(self, log_offset: int, size: int) -> None:
+        self.end_log_offset = -1 if size == FILLER_SIZE else log_offset + size
+
+    def truncate(self, log_end: int) -> int:
+        """Drop entries whose records end behind `log_end`; how many. All must be in the files."""
+        assert self._written == self.max_offset
+        before = self.max_offset
+        first = self._log.segments[0].base // QUEUE_UNIT_BYTES if self._log.segments else self.max_offset
+        end = self.max_offset
+        while end > first:
+            entry = self.entry(end - 1)
+            if entry is not None and (entry[1] == FILLER_SIZE or entry[0] + entry[1] <= log_end):
+                break
+            end -= 1
+        if end < before:
+            self._cut(end * QUEUE_UNIT_BYTES, self._log.segment_bytes)
+            self.min_offset = min(self.min_offset, end)
+        last = self.entry(end - 1) if end > first else None
+        self.end_log_offset = -1
+        if last is not None:
+            self._note_last(last[0], last[1])
+        return before - end
+
+    def raise_min(self, log_begin: int) -> None:
+        """Let `min_offset` be the first entry whose record is still kept (spec store 5, correctMinOffset)."""
+        low, high = self.min_offset, self.max_offset
+        if self._log.segments:
+            low = max(low, self._log.segments[0].base // QUEUE_UNIT_BYTES)
+        while low < high:
+            middle = (low + high) // 2
+            at, log_offset = self._first_real(middle)
+            if at >= high or log_offset >= log_begin:
+                high = middle
+            else:
+                low = at + 1
+        self.min_offset = self._first_real(low)[0]
+
+    def _first_real(self, queue_offset: int) -> tuple[int, int]:
+        """Queue offset and log offset of the first entry from `queue_offset` on that is no filler."""
+        while queue_offset < self.max_offset:
+            units = np.frombuffer(self.entries(queue_offset, SCAN_UNITS), dtype=ENTRY)
+            if not len(units):
+                break
+            is_real = units["size"] != FILLER_SIZE
+            if is_real.any():
+                index = int(is_real.argmax())
+                return queue_offset + index, int(units["log_offset"][index])
+            queue_offset += len(units)
+        return self.max_offset, -1
+
+    def drop_files_below(self, log_begin: int) -> int:
+        """Delete leading files whose last record is gone, never the last file; how many."""
+        dropped = 0
+        segments = self._log.segments
+        while len(segments) > 1 and segments[0].end <= self._written * QUEUE_UNIT_BYTES:
+            last = self.entry(segments[0].end // QUEUE_UNIT_BYTES - 1)
+            if last is None or (last[0] >= log_begin and last[1] != FILLER_SIZE):
+                break
+            self._log.drop_oldest()
+            dropped += 1
+        return dropped
+
+    def remove(self) -> None:
+        """Delete the queue's files and directory; later entries are ignored."""
+        self.is_dropped = True
+        self._log.remove_all()
+
+
+def _valid_units(segment: Segment) -> tuple[int, tuple[int, int, int] | None]:
+    """How many entries of a file are well-formed, from its start without a gap; and the last of them."""
+    count = 0
+    last = None
+    for at in range(0, segment.size, SCAN_UNITS * QUEUE_UNIT_BYTES):
+        raw = segment.file.pread(at, SCAN_UNITS * QUEUE_UNIT_BYTES)
+        units = np.frombuffer(raw, dtype=ENTRY)
+        is_bad = (units["log_offset"] < 0) | (units["size"] <= 0)
+        good = int(is_bad.argmax()) if is_bad.any() else len(units)
+        count += good
+        if good:
+            last = UNIT.unpack_from(raw, (good - 1) * QUEUE_UNIT_BYTES)
+        if good < len(units):
+            break
+    return count, last

@@ -1,0 +1,93 @@
+"""All ConsumeQueues of a store: find, create, load, drop.
+
+Invariants: `table` holds each queue once, in the order of loading (by name) and then of creation, so every
+walk over it is the same in each run.
+Knows not:  the log; who appends or reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tandemmq.runtime.ports import Disk
+from tandemmq.store.consume_queue import ConsumeQueue
+from tandemmq.store.options import StoreOptions
+from tandemmq.store.paths import StorePaths, parse_queue_id
+from tandemmq.store.segment import OpenFiles
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+
+QueueKey = tuple[str, int]
+
+
+class ConsumeQueues:
+    """The queues by (topic, queue_id)."""
+
+    __slots__ = ("_disk", "_files", "_options", "_paths", "table")
+
+    def __init__(self, options: StoreOptions, paths: StorePaths, disk: Disk, files: OpenFiles) -> None:
+        self._options = options
+        self._paths = paths
+        self._disk = disk
+        self._files = files
+        self.table: dict[QueueKey, ConsumeQueue] = {}
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(tuple(self.table.values()))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def load(self, *, stale_bytes_max: int) -> None:
+        """Take up every queue on disk; directories that are no queue number are skipped (spec store 12)."""
+        for topic in self._disk.list(self._paths.consume_queues):
+            for name in self._disk.list(self._paths.consume_queues / topic):
+                queue_id = parse_queue_id(name)
+                if queue_id is not None:
+                    self.get_or_create((topic, queue_id)).load(stale_bytes_max=stale_bytes_max)
+
+    def get_or_create(self, key: QueueKey) -> ConsumeQueue:
+        """The queue; a new one is empty and has no file yet."""
+        queue = self.table.get(key)
+        if queue is None:
+            topic, queue_id = key
+            queue = self.table[key] = ConsumeQueue(
+                key,
+                self._paths.consume_queue(topic, queue_id),
+                self._options.consume_queue_file_bytes,
+                self._files,
+                is_schedule=topic == SCHEDULE_TOPIC,
+            )
+        return queue
+
+    @property
+    def end_log_offset(self) -> int:
+        """Where the newest record that any queue knows ends; -1 when none does (spec store 12)."""
+        return max((queue.end_log_offset for queue in self.table.values()), default=-1)
+
+    def truncate(self, log_end: int) -> int:
+        """Drop entries behind the end of the log, in every queue; how many."""
+        return sum(queue.truncate(log_end) for queue in self)
+
+    def raise_min(self, log_begin: int) -> None:
+        """Let every queue begin at the first entry whose record is still kept."""
+        for queue in self:
+            queue.raise_min(log_begin)
+
+    def drop_topic(self, topic: str) -> int:
+        """Delete every queue of a topic; how many. Its records stay in the log (spec store 19)."""
+        keys = [key for key in self.table if key[0] == topic]
+        for key in keys:
+            self.table.pop(key).remove()
+        self._remove_empty(topic)
+        return len(keys)
+
+    def remove_all(self) -> None:
+        """Delete every queue: the log that they point into is gone."""
+        for topic in dict.fromkeys(key[0] for key in self.table):
+            self.drop_topic(topic)
+
+    def _remove_empty(self, topic: str) -> None:
+        directory = self._paths.consume_queues / topic
+        if self._disk.exists(directory) and not self._disk.list(directory):
+            self._disk.remove(directory)

@@ -1,0 +1,203 @@
+"""Feeds the tables derived from the log: ConsumeQueues and key index, behind `confirmed`.
+
+Invariants: records are dispatched in the order of the log, each once; `dispatched` is the end of the last
+            one.
+Strategy:   what this process appended is known already and waits in `expect`ed batches; what came otherwise
+            (a slave's bytes) is scanned from the log. A queue file that cannot be written keeps its entries
+            in memory and blocks further appends until the flusher got rid of them.
+Knows not:  who waits for messages: they follow `on_dispatch`.
+Source:     spec store 5, 6, replication 4.9.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS, delivered_at_ms
+from tandemmq.protocol.properties import find_property
+from tandemmq.protocol.record import NewRecord, RecordOutcome, check_record, decode_record
+from tandemmq.store.admission import Admission
+from tandemmq.store.appender import Unit
+from tandemmq.store.commit_log import CommitLog
+from tandemmq.store.consume_queue import ConsumeQueue
+from tandemmq.store.consume_queues import ConsumeQueues, QueueKey
+from tandemmq.store.options import StoreOptions
+from tandemmq.store.watermarks import Watermark
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+QUEUE_WRITE_FAILED = "queue write failed"
+"""The reason by which the admission knows that queue entries could not be written."""
+_UNQUEUED = 0x4
+
+DispatchListener = Callable[[Mapping[QueueKey, int]], None]
+
+
+class KeySink(Protocol):
+    """Where the keys of dispatched records go."""
+
+    def add(self, units: list[Unit]) -> None: ...
+
+
+class Dispatcher:
+    """Follows `confirmed`, raises `dispatched`."""
+
+    def __init__(
+        self,
+        options: StoreOptions,
+        *,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        keys: KeySink | None,
+        admission: Admission,
+        dispatched: Watermark,
+    ) -> None:
+        self._delays_ms = options.delay_levels_ms
+        self._has_own_delays = tuple(options.delay_levels_ms) != DELAY_LEVELS_MS
+        self._log = log
+        self._queues = queues
+        self._keys = keys
+        self._admission = admission
+        self._dispatched = dispatched
+        self._pending: deque[tuple[int, list[Unit]]] = deque()
+        self._listeners: tuple[DispatchListener, ...] = ()
+        self._stopped_at = -1
+        self.stored_at_ms = 0  # of the newest dispatched record
+
+    def on_dispatch(self, listener: DispatchListener) -> None:
+        """`listener` is called after each batch with the touched queues and their new max offsets."""
+        self._listeners = (*self._listeners, listener)
+
+    def expect(self, units: list[Unit], end: int) -> None:
+        """Records up to `end` that this process wrote; they are dispatched once confirmed."""
+        self._pending.append((end, units))
+
+    def advance(self, confirmed: int) -> None:
+        """Dispatch everything below `confirmed`."""
+        pending = self._pending
+        if not pending:
+            self._scan(confirmed)
+            return
+        touched: dict[ConsumeQueue, None] = {}
+        done = self._dispatched.value
+        while pending and pending[0][0] <= confirmed:
+            done, units = pending.popleft()
+            self._put(units, touched)
+            if units:
+                self.stored_at_ms = units[-1][4]
+        self._finish(done, touched)
+
+    def _put(self, units: list[Unit], touched: dict[ConsumeQueue, None]) -> None:
+        for queue, log_offset, size, record, stored_at_ms in units:
+            if queue is None:
+                continue
+            touched[queue] = None
+            tag = record.tag_hash
+            if queue.is_schedule:
+                tag = self._due_at(record, tag, stored_at_ms)
+            try:
+                queue.put(log_offset, size, tag)
+            except OSError as error:
+                self.block(queue, error)
+        if self._keys is not None:
+            self._keys.add(units)
+
+    def _due_at(self, record: object, tag: int, stored_at_ms: int) -> int:
+        """When a delayed message is due, which its entry has in place of the tag (spec store 5)."""
+        if isinstance(record, NewRecord):
+            level = find_property(record.properties, b"DELAY")
+            if level is not None and level.isdigit() and int(level) > 0:
+                return delivered_at_ms(int(level), stored_at_ms, self._delays_ms)
+        return tag
+
+    def _scan(self, confirmed: int) -> None:
+        """Dispatch the whole records that lie in the log below `confirmed`."""
+        position = self._dispatched.value
+        if position >= confirmed or position == self._stopped_at:
+            return
+        touched: dict[ConsumeQueue, None] = {}
+        units: list[Unit] = []
+        while position < confirmed:
+            found = self._log.segment_view(position)
+            if found is None:
+                break
+            base, view = found
+            begin = position
+            position = self._scan_segment(position, base, view[: confirmed - base], units, touched)
+            if position == begin:
+                break
+        if units:
+            self.stored_at_ms = units[-1][4]
+            if self._keys is not None:
+                self._keys.add(units)
+        self._finish(position, touched)
+
+    def _scan_segment(
+        self, position: int, base: int, view: memoryview, units: list[Unit], touched: dict[ConsumeQueue, None]
+    ) -> int:
+        """The position behind the last whole record (or file) of one file's bytes."""
+        while position - base < len(view):
+            checked = check_record(view, position - base, log_offset=position, check_crc=False)
+            outcome = checked.outcome
+            if outcome is RecordOutcome.BLANK:
+                return base + self._log.segment_bytes
+            if outcome is not RecordOutcome.OK:
+                if outcome not in (RecordOutcome.TRUNCATED, RecordOutcome.END):
+                    self._stop(position, outcome)
+                return position
+            queue = None
+            if not checked.sys_flag & _UNQUEUED:
+                queue = self._queues.get_or_create((checked.topic, checked.queue_id))
+                touched[queue] = None
+                tag = checked.tag_hash
+                if queue.is_schedule and self._has_own_delays:
+                    tag = self.own_due_at(view, position - base, tag)
+                self.put_at(queue, checked.queue_offset, position, checked.size, tag)
+            units.append((queue, position, checked.size, checked, checked.stored_at_ms))
+            position += checked.size
+        return position
+
+    def own_due_at(self, view: memoryview, position: int, tag: int) -> int:
+        """When the delayed message at `position` is due by the configured levels."""
+        record = decode_record(view, position, check_crc=False)
+        level = find_property(record.raw_properties, b"DELAY")
+        if level is not None and level.isdigit() and int(level) > 0:
+            return delivered_at_ms(int(level), record.stored_at_ms, self._delays_ms)
+        return tag
+
+    def put_at(self, queue: ConsumeQueue, queue_offset: int, log_offset: int, size: int, tag: int) -> None:
+        """Append the entry of a record that names its own queue offset."""
+        try:
+            gap = queue.put_at(queue_offset, log_offset, size, tag)
+        except OSError as error:
+            self.block(queue, error)
+            return
+        if gap and queue.min_offset != queue_offset:
+            log.warning(
+                events.QUEUE_GAP_FILLED,
+                extra={"topic": queue.key[0], "queue_id": queue.key[1], "entry_count": gap},
+            )
+
+    def _finish(self, end: int, touched: dict[ConsumeQueue, None]) -> None:
+        self._dispatched.raise_to(end)
+        if touched and self._listeners:
+            changed = {queue.key: queue.max_offset for queue in touched}
+            for listener in self._listeners:
+                listener(changed)
+
+    def block(self, queue: ConsumeQueue, error: OSError) -> None:
+        if not self._admission.is_blocked(QUEUE_WRITE_FAILED):
+            log.error(
+                events.QUEUE_WRITE_FAILED,
+                extra={"topic": queue.key[0], "queue_id": queue.key[1], "error": str(error)},
+            )
+        self._admission.block(QUEUE_WRITE_FAILED, f"queue files take no writes: {error.strerror or error}")
+
+    def _stop(self, position: int, outcome: RecordOutcome) -> None:
+        """Foreign bytes: nothing behind them can be dispatched (a slave never skips, replication 4.9)."""
+        self._stopped_at = position
+        log.error(events.DISPATCH_STOPPED, extra={"log_offset": position, "reason": outcome.value})

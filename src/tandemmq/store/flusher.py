@@ -1,0 +1,156 @@
+"""Makes what was appended survive a power cut: follows `appended`, raises `flushed`.
+
+Invariants: one flush at a time; `flushed` rises only after the fsync of every file below it; after a failed
+            fsync nothing is flushed ever again, because the kernel may have dropped the pages (style 2.13).
+Strategy:   SYNC_FLUSH is a group commit: a flush starts when bytes arrive and none runs, and goes on until it
+            has caught up, so that all sends that came during one fsync share the next. ASYNC_FLUSH looks at
+            the clock. fsync itself runs off the loop.
+Source:     spec store 11.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from tandemmq.errors import FlushFailed
+from tandemmq.runtime.ports import Clock, Disk, File, TimerHandle
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.store.commit_log import CommitLog
+from tandemmq.store.options import FlushMode, StoreOptions
+from tandemmq.store.segment import Segment
+from tandemmq.store.watermarks import Watermark
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+PAGE_BYTES = 4096
+
+
+class Flusher:
+    """The log's fsyncs. `stored_at()` is the time of the newest appended record."""
+
+    def __init__(
+        self,
+        options: StoreOptions,
+        *,
+        log: CommitLog,
+        disk: Disk,
+        clock: Clock,
+        tasks: TaskScope,
+        appended: Watermark,
+        flushed: Watermark,
+        stored_at: Callable[[], int],
+        on_failed: Callable[[FlushFailed], None],
+    ) -> None:
+        self._options = options
+        self._log = log
+        self._disk = disk
+        self._clock = clock
+        self._tasks = tasks
+        self._appended = appended
+        self._flushed = flushed
+        self._stored_at = stored_at
+        self._on_failed = on_failed
+        self._task: asyncio.Task[None] | None = None
+        self._timer: TimerHandle | None = None
+        self._thorough_at = clock.monotonic()
+        self._is_stopped = False
+        self.flushed_stored_at_ms = 0
+
+    @property
+    def is_failed(self) -> bool:
+        return self._is_stopped and self._timer is None
+
+    def start(self) -> None:
+        """Begin to flush as the options say."""
+        if self._options.flush_mode is FlushMode.SYNC_FLUSH:
+            self._appended.follow(self._on_appended)
+        else:
+            self._tick()
+
+    def _on_appended(self, _appended: int) -> None:
+        if self._task is None and not self._is_stopped:
+            self._task = self._tasks.start("flush", self._catch_up())
+
+    def _tick(self) -> None:
+        if self._is_stopped:
+            return
+        self._timer = self._clock.call_later(self._options.flush_interval_ms / 1000, self._tick)
+        now = self._clock.monotonic()
+        is_thorough = now >= self._thorough_at + self._options.flush_thorough_interval_ms / 1000
+        if is_thorough:
+            self._thorough_at = now
+        least_pages = 0 if is_thorough else self._options.flush_least_pages
+        if self._task is None and self._has_work(least_pages):
+            self._task = self._tasks.start("flush", self._catch_up())
+
+    def _has_work(self, least_pages: int) -> bool:
+        flushed, appended = self._flushed.value, self._appended.value
+        if flushed == appended or least_pages == 0:
+            return flushed < appended
+        size = self._log.segment_bytes
+        is_file_full = flushed // size != appended // size
+        return is_file_full or appended // PAGE_BYTES - flushed // PAGE_BYTES >= least_pages
+
+    async def _catch_up(self) -> None:
+        try:
+            await self.flush()
+            while self._options.flush_mode is FlushMode.SYNC_FLUSH and self._is_behind():
+                await self.flush()
+        finally:
+            self._task = None
+
+    def _is_behind(self) -> bool:
+        return not self._is_stopped and self._flushed.value < self._appended.value
+
+    async def flush(self) -> None:
+        """One round: everything that is appended now is flushed when it returns, unless an fsync failed."""
+        target = self._appended.value
+        stored_at_ms = self._stored_at()
+        segments = self._log.dirty_segments(self._flushed.value, target)
+        try:
+            await sync_segments(self._disk, segments)
+        except OSError as error:
+            self.fail(error)
+            return
+        self.flushed_stored_at_ms = max(self.flushed_stored_at_ms, stored_at_ms)
+        self._flushed.raise_to(target)
+
+    def fail(self, error: OSError) -> None:
+        """An fsync failed, here or of a derived table: stop for good and say so once."""
+        if self._is_stopped:
+            return
+        self._stop_timer()
+        log.critical(events.FLUSH_FAILED, extra={"flushed": self._flushed.value, "error": str(error)})
+        self._on_failed(FlushFailed(f"fsync failed, the store must be recovered: {error}"))
+
+    def _stop_timer(self) -> None:
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def stop(self) -> None:
+        """Returns when no flush runs; none will start."""
+        self._stop_timer()
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+
+async def sync_segments(disk: Disk, segments: Sequence[Segment]) -> None:
+    """fsync these files off the loop; they stay open meanwhile. Raises OSError."""
+    if not segments:
+        return
+    files = [segment.pin() for segment in segments]
+    try:
+        await disk.offload(_sync_all, files)
+    finally:
+        for segment in segments:
+            segment.unpin()
+
+
+def _sync_all(files: Sequence[File]) -> None:
+    for file in files:
+        file.sync()

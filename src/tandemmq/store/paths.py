@@ -1,0 +1,48 @@
+"""Names on disk below a store's root (spec store 1): pure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tandemmq.store.options import StoreOptions
+
+FILE_NAME_DIGITS = 20
+
+
+def offset_file_name(offset: int) -> str:
+    """The name of the file whose first byte is byte `offset` of its log."""
+    return f"{offset:020d}"
+
+
+def parse_offset_file_name(name: str) -> int | None:
+    """The offset that a file name says; None for any other name."""
+    if len(name) == FILE_NAME_DIGITS and name.isascii() and name.isdigit():
+        return int(name)
+    return None
+
+
+def parse_queue_id(name: str) -> int | None:
+    """The queue that a directory below a topic holds; None for any other name."""
+    if name.isascii() and name.isdigit() and len(name) <= 10 and str(int(name)) == name:
+        return int(name)
+    return None
+
+
+class StorePaths:
+    """Where each part of one store lies."""
+
+    __slots__ = ("abort", "checkpoint", "commit_log", "consume_queues", "key_indexes", "lock", "root")
+
+    def __init__(self, options: StoreOptions) -> None:
+        root = options.root
+        self.root = root
+        self.commit_log = options.log_dir
+        self.consume_queues = root / "consumequeue"
+        self.key_indexes = root / "index"
+        self.checkpoint = root / "checkpoint"
+        self.abort = root / "abort"
+        self.lock = root / "lock"
+
+    def consume_queue(self, topic: str, queue_id: int) -> Path:
+        """The directory of one ConsumeQueue's files."""
+        return self.consume_queues / topic / str(queue_id)

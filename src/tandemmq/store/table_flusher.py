@@ -1,0 +1,159 @@
+"""Writes the derived tables to their files now and then, and keeps the checkpoint true.
+
+Invariants: one round at a time; the checkpoint's times are those from before the fsyncs that they vouch for.
+Strategy:   every second entries in memory are written, queues with enough new bytes are synced; once a minute
+            and at the end everything is, which is when the checkpoint's times for the tables may rise.
+Source:     spec store 10, 11.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from tandemmq.runtime.ports import Clock, Disk, TimerHandle
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.store.admission import Admission
+from tandemmq.store.checkpoint import Checkpoint
+from tandemmq.store.consume_queue import ConsumeQueue
+from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.dispatcher import QUEUE_WRITE_FAILED, Dispatcher
+from tandemmq.store.flusher import PAGE_BYTES, Flusher, sync_segments
+from tandemmq.store.options import StoreOptions
+
+QUEUES_PER_TURN = 64
+
+
+class IndexTables(Protocol):
+    """The key index as the flusher sees it."""
+
+    async def flush(self) -> int:
+        """Everything dispatched so far is on disk; the time of its newest record."""
+
+
+class TableFlusher:
+    """The rounds over ConsumeQueues, key index and checkpoint."""
+
+    def __init__(
+        self,
+        options: StoreOptions,
+        *,
+        queues: ConsumeQueues,
+        indexes: IndexTables | None,
+        checkpoint: Checkpoint,
+        dispatcher: Dispatcher,
+        flusher: Flusher,
+        disk: Disk,
+        clock: Clock,
+        tasks: TaskScope,
+        admission: Admission,
+    ) -> None:
+        self._options = options
+        self._queues = queues
+        self._indexes = indexes
+        self._checkpoint = checkpoint
+        self._dispatcher = dispatcher
+        self._flusher = flusher
+        self._disk = disk
+        self._clock = clock
+        self._tasks = tasks
+        self._admission = admission
+        self._task: asyncio.Task[None] | None = None
+        self._timer: TimerHandle | None = None
+        self._thorough_at = clock.monotonic()
+        self._is_stopped = False
+
+    def start(self) -> None:
+        """Begin the rounds."""
+        self._timer = self._clock.call_later(self._options.queue_flush_interval_ms / 1000, self._tick)
+
+    def _tick(self) -> None:
+        if self._is_stopped:
+            return
+        self.start()
+        if self._task is not None:
+            return
+        now = self._clock.monotonic()
+        is_thorough = now >= self._thorough_at + self._options.queue_flush_thorough_interval_ms / 1000
+        if is_thorough:
+            self._thorough_at = now
+        self._task = self._tasks.start("flush_tables", self._round(is_thorough))
+
+    async def _round(self, is_thorough: bool) -> None:
+        try:
+            await self.flush(is_thorough=is_thorough)
+        except OSError as error:
+            self._is_stopped = True
+            self._flusher.fail(error)
+        finally:
+            self._task = None
+
+    async def flush(self, *, is_thorough: bool) -> bool:
+        """One round; True when it was thorough and every entry is on disk now.
+
+        Raises:  OSError when an fsync failed.
+        """
+        stored_at_ms = self._dispatcher.stored_at_ms
+        is_written = True
+        least_bytes = 1 if is_thorough else max(1, self._options.queue_flush_least_pages * PAGE_BYTES)
+        due: list[ConsumeQueue] = []
+        for count, queue in enumerate(self._queues):
+            if count % QUEUES_PER_TURN == QUEUES_PER_TURN - 1:
+                await _next_turn(self._clock)
+            is_written &= self._write(queue, is_idle=is_thorough)
+            if queue.unsynced_bytes >= least_bytes:
+                due.append(queue)
+        if is_written:
+            self._admission.unblock(QUEUE_WRITE_FAILED)
+        await self._sync(due)
+        index_ms = 0
+        if is_thorough and self._indexes is not None:
+            index_ms = await self._indexes.flush()
+        is_complete = is_thorough and is_written
+        self._checkpoint.raise_times(
+            log_ms=self._flusher.flushed_stored_at_ms,
+            queues_ms=stored_at_ms if is_complete else 0,
+            index_ms=index_ms,
+        )
+        await self._disk.offload(self._checkpoint.write)
+        return is_complete
+
+    def _write(self, queue: ConsumeQueue, *, is_idle: bool) -> bool:
+        if queue.is_dropped or not queue.unwritten_bytes:
+            if is_idle:
+                queue.drop_tail()
+            return True
+        try:
+            queue.write()
+        except OSError as error:
+            self._dispatcher.block(queue, error)
+            return False
+        return True
+
+    async def _sync(self, queues: list[ConsumeQueue]) -> None:
+        segments = []
+        ends = []
+        for queue in queues:
+            found, end = queue.unsynced_segments()
+            segments += found
+            ends.append((queue, end))
+        await sync_segments(self._disk, segments)
+        for queue, end in ends:
+            queue.set_synced(end)
+
+    async def stop(self) -> None:
+        """Returns when no round runs; none will start."""
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._task is not None:
+            await asyncio.wait([self._task])
+
+
+async def _next_turn(clock: Clock) -> None:
+    """Let the loop serve others before going on."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    wake: Callable[[], None] = lambda: None if done.done() else done.set_result(None)  # noqa: E731
+    clock.call_soon(wake)
+    await done
