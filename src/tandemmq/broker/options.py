@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandemmq.errors import ConfigError
-from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS
 
 PERMISSION_READ = 4
 PERMISSION_WRITE = 2
@@ -60,11 +59,9 @@ class BrokerOptions:
     trace_on: bool = True  # traceOn
     reject_transaction_messages: bool = False  # rejectTransactionMessage
     accept_sends_from_ms: int = 0  # startAcceptSendRequestTimeStamp
-    delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS  # messageDelayLevel
 
     # Pulls.
     slave_read_enable: bool = False  # slaveReadEnable
-    offset_check_in_slave: bool = False  # offsetCheckInSlave
     lite_pull_enable: bool = True  # litePullMessageEnable
     property_filter_enable: bool = False  # enablePropertyFilter
     reject_pull_consumers: bool = False  # rejectPullConsumerEnable

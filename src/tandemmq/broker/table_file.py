@@ -104,7 +104,7 @@ class TableSaver:
 def load_table(path: Path, apply: Callable[[bytes], None], *, disk: Disk) -> bool:
     """True when the file or its `.bak` was read; False when neither exists.
 
-    Strategy: the main file first; when it is missing, empty or unreadable, `.bak`, with a warning that says why.
+    Strategy: the main file first; when that is missing, empty or unreadable, `.bak`, with a warning.
     Raises:  ConfigError when there is content but none of it can be read: to start with empty tables would
              forget every topic, which an operator must decide.
     """

@@ -1,0 +1,56 @@
+"""Checks that handlers share; each raises the documented code with a remark that says what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.errors import BadRequest, GroupNotFound, RemoteProtocolError, TopicNotFound
+from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
+from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Buffer
+from tandemmq.protocol.topic_names import group_fault
+
+T = TypeVar("T")
+
+
+def invalid(remark: str) -> BadRequest:
+    """A refusal with INVALID_PARAMETER (29), as brokers answer since 5.3.2 (spec semantics 26)."""
+    return BadRequest(remark, code=ResponseCode.INVALID_PARAMETER)
+
+
+def require_topic(topics: TopicTable, name: str) -> TopicConfig:
+    """The topic's configuration. Raises TopicNotFound."""
+    config = topics.get(name)
+    if config is None:
+        raise TopicNotFound(f"the topic {name[:160]!r} does not exist on this broker")
+    return config
+
+
+def require_group(groups: GroupTable, name: str, now_ms: int) -> SubscriptionGroupConfig:
+    """The group's configuration, made when groups are made by use (autoCreateSubscriptionGroup).
+
+    Raises:  GroupNotFound, saying whether the name or the setting is in the way.
+    """
+    config = groups.find_or_create(name, now_ms)
+    if config is None:
+        fault = group_fault(name) or "it must be created first: groups are not made by use on this broker"
+        raise GroupNotFound(f"the group {name[:160]!r} does not exist: {fault}")
+    return config
+
+
+def require_queue(config: TopicConfig, queue_id: int, *, queue_count: int) -> None:
+    """Raises BadRequest when the queue id is outside the topic's queues."""
+    if not 0 <= queue_id < queue_count:
+        raise invalid(f"queueId {queue_id} is outside 0..{queue_count - 1} of the topic {config.name}")
+
+
+def read_body(decode: Callable[[Buffer], T], body: Buffer) -> T:
+    """The decoded body of a request. Raises BadRequest: the frame was fine, so the connection lives on."""
+    try:
+        return decode(body)
+    except RemoteProtocolError as error:
+        raise BadRequest(f"the body cannot be read: {error}") from None

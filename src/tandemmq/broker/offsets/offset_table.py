@@ -1,0 +1,152 @@
+"""How far each group has consumed each queue, how far it has pulled, and resets that wait to be taken.
+
+Invariants: a key is `topic@group`, and '@' is in neither name; only committed offsets are persisted.
+At a bound: a commit for a new key is refused with Busy.
+Source:     spec semantics 11.2 and 16.5, store 18 (consumerOffset.json), replication 6.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tandemmq.errors import Busy
+from tandemmq.protocol.bodies.codec import encode_body
+from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.offset import (
+    ConsumerOffsetTable,
+    decode_consumer_offsets,
+    encode_consumer_offsets,
+)
+
+QueueOffsets = dict[int, int]
+
+
+class OffsetTable:
+    """Consumer offsets of all groups; `on_change` is called after each change and must be cheap."""
+
+    def __init__(self, *, version_step: int = 500, key_count_max: int = 1_000_000) -> None:
+        self.data_version = DataVersion()
+        self.on_change: list[Callable[[], None]] = []
+        self._version_step = version_step
+        self._key_count_max = key_count_max
+        self._commits = 0
+        self._committed: dict[str, QueueOffsets] = {}
+        self._pulled: dict[str, QueueOffsets] = {}
+        self._resets: dict[str, QueueOffsets] = {}
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int, now_ms: int) -> None:
+        """Take over an offset, also a lower one.
+
+        Raises:  Busy when the key is new and the table is full.
+        """
+        key = f"{topic}@{group}"
+        offsets = self._committed.get(key)
+        if offsets is None:
+            if len(self._committed) >= self._key_count_max:
+                raise Busy(f"[OVERLOAD] the broker keeps offsets of {self._key_count_max} topic@group keys")
+            offsets = self._committed[key] = {}
+        offsets[queue_id] = offset
+        self._commits += 1
+        if self._commits % self._version_step == 0:
+            self.data_version = self.data_version.next(now_ms)
+        self._after_change()
+
+    def committed(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The offset to consume next; None when the group never committed one."""
+        offsets = self._committed.get(f"{topic}@{group}")
+        return None if offsets is None else offsets.get(queue_id)
+
+    def note_pulled(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Where the group will pull next; only known to be in flight, never persisted."""
+        key = f"{topic}@{group}"
+        offsets = self._pulled.get(key)
+        if offsets is None:
+            if len(self._pulled) >= self._key_count_max:
+                return
+            offsets = self._pulled[key] = {}
+        offsets[queue_id] = offset
+
+    def pulled(self, group: str, topic: str, queue_id: int) -> int | None:
+        offsets = self._pulled.get(f"{topic}@{group}")
+        return None if offsets is None else offsets.get(queue_id)
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int, now_ms: int) -> None:
+        """Set the committed offset and have the group's next pull told to go there (spec semantics 11.4)."""
+        self.commit(group, topic, queue_id, offset, now_ms)
+        self._resets.setdefault(f"{topic}@{group}", {})[queue_id] = offset
+
+    def has_reset(self, group: str, topic: str, queue_id: int) -> bool:
+        return bool(self._resets) and queue_id in self._resets.get(f"{topic}@{group}", ())
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The offset of a reset that waits for this queue, which waits no longer; None without one."""
+        key = f"{topic}@{group}"
+        offsets = self._resets.get(key)
+        if offsets is None:
+            return None
+        offset = offsets.pop(queue_id, None)
+        if not offsets:
+            del self._resets[key]
+        return offset
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Groups that committed an offset of the topic."""
+        return [group for name, _, group in map(_split, self._committed) if name == topic]
+
+    def topics_of(self, group: str) -> list[str]:
+        """Topics of which the group committed an offset."""
+        return [topic for topic, _, name in map(_split, self._committed) if name == group]
+
+    def drop_topic(self, topic: str) -> None:
+        self._drop([key for key in self._keys() if key.startswith(topic + "@")])
+
+    def drop_group(self, group: str) -> None:
+        self._drop([key for key in self._keys() if key.endswith("@" + group)])
+
+    def replace_from_master(
+        self, offsets: Mapping[str, Mapping[int, int]], data_version: DataVersion | None
+    ) -> None:
+        """Take over the master's keys; keys that it does not have stay (spec replication 6.2)."""
+        for key, queues in offsets.items():
+            self._committed[key] = dict(queues)
+        if data_version is not None:
+            self.data_version = data_version
+        self._after_change()
+
+    def snapshot(self) -> ConsumerOffsetTable:
+        """The committed offsets, valid until the next change: encode it before anything else runs."""
+        return ConsumerOffsetTable(offsets=self._committed, data_version=self.data_version)
+
+    def encode(self) -> bytes:
+        """The content of consumerOffset.json; `groupTopicMap` is only for people and is not read back."""
+        topics: dict[str, list[str]] = {}
+        for key in self._committed:
+            topic, _, group = _split(key)
+            topics.setdefault(group, []).append(topic)
+        return (
+            b'{"groupTopicMap":' + encode_body(topics) + b"," + encode_consumer_offsets(self.snapshot())[1:]
+        )
+
+    def load(self, data: bytes) -> None:
+        """Take over the content of consumerOffset.json."""
+        table = decode_consumer_offsets(data)
+        self._committed = {key: dict(queues) for key, queues in table.offsets.items()}
+        self.data_version = table.data_version
+
+    def _keys(self) -> set[str]:
+        return {*self._committed, *self._pulled, *self._resets}
+
+    def _drop(self, keys: list[str]) -> None:
+        for key in keys:
+            for table in (self._committed, self._pulled, self._resets):
+                table.pop(key, None)
+        if keys:
+            self._after_change()
+
+    def _after_change(self) -> None:
+        for callback in self.on_change:
+            callback()
+
+
+def _split(key: str) -> tuple[str, str, str]:
+    return key.partition("@")

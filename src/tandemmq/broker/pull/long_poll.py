@@ -1,0 +1,187 @@
+"""Pulls that wait for messages: held by queue, woken by dispatch, expired by one timer for all.
+
+Invariant:  a held pull is in the table exactly once and leaves it exactly once: woken, expired, or dropped
+            with its channel.
+Strategy:   expiry times are rounded up to ticks; the ticks with something in them form a heap, and the one
+            timer is armed for the first. Waking is put off to the next turn of the loop, so that the store
+            finishes its batch first and a queue touched twice in a turn is woken once.
+At a bound: `hold` says no and the pull is answered at once.
+Knows not:  what a pull is; it calls `on_wake` of the held object.
+Source:     spec semantics 8.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+from heapq import heappop, heappush
+from typing import Protocol, TypeVar
+
+from tandemmq.runtime.ports import Clock, TimerHandle
+
+TICK_S = 0.1
+
+QueueName = tuple[str, int]
+K = TypeVar("K")
+
+
+class Wake(Enum):
+    """Why a held pull is looked at again."""
+
+    NEW_MESSAGES = "new messages"
+    EXPIRED = "expired"
+
+
+class PollChannel(Protocol):
+    """What the table needs of a connection."""
+
+    @property
+    def is_closed(self) -> bool: ...
+
+
+class HeldPull:
+    """One waiting pull. `on_wake(held, reason)` answers it or holds it again."""
+
+    __slots__ = ("channel", "deadline_s", "is_held", "offset", "on_wake", "queue", "request", "tick")
+
+    def __init__(
+        self,
+        *,
+        channel: PollChannel,
+        queue: QueueName,
+        offset: int,
+        deadline_s: float,
+        request: object,
+        on_wake: Callable[[HeldPull, Wake], None],
+    ) -> None:
+        self.channel = channel
+        self.queue = queue
+        self.offset = offset  # the first queue offset that it has not seen
+        self.deadline_s = deadline_s
+        self.request = request
+        self.on_wake = on_wake
+        self.is_held = False
+        self.tick = 0
+
+
+class LongPolls:
+    """The table of held pulls."""
+
+    def __init__(self, *, clock: Clock, count_max: int, count_per_queue_max: int) -> None:
+        self._clock = clock
+        self._count_max = count_max
+        self._count_per_queue_max = count_per_queue_max
+        self._count = 0
+        self._by_queue: dict[QueueName, dict[HeldPull, None]] = {}
+        self._by_tick: dict[int, dict[HeldPull, None]] = {}
+        self._by_channel: dict[PollChannel, dict[HeldPull, None]] = {}
+        self._ticks: list[int] = []
+        self._timer: TimerHandle | None = None
+        self._timer_tick = 0
+        self._touched: dict[QueueName, int] = {}
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return self._count
+
+    def hold(self, held: HeldPull) -> bool:
+        """True when the pull is held now; False at a bound or after `close`."""
+        of_queue = self._by_queue.get(held.queue)
+        if (
+            self._is_closed
+            or self._count >= self._count_max
+            or (of_queue is not None and len(of_queue) >= self._count_per_queue_max)
+        ):
+            return False
+        held.tick = int(held.deadline_s / TICK_S) + 1
+        of_tick = self._by_tick.get(held.tick)
+        if of_tick is None:
+            of_tick = self._by_tick[held.tick] = {}
+            heappush(self._ticks, held.tick)
+        of_tick[held] = None
+        self._by_queue.setdefault(held.queue, {})[held] = None
+        self._by_channel.setdefault(held.channel, {})[held] = None
+        held.is_held = True
+        self._count += 1
+        self._arm()
+        return True
+
+    def on_dispatch(self, newest: Iterable[tuple[QueueName, int]]) -> None:
+        """Queues that got messages, each with its new max offset; their pulls are woken in the next turn."""
+        by_queue = self._by_queue
+        if not by_queue:
+            return
+        touched = self._touched
+        for queue, max_offset in newest:
+            if queue in by_queue:
+                if not touched:
+                    self._clock.call_soon(self._wake_touched)
+                touched[queue] = max_offset
+
+    def drop_channel(self, channel: PollChannel) -> None:
+        """Forget the pulls of a closed connection."""
+        for held in list(self._by_channel.get(channel, ())):
+            self._remove(held)
+
+    def wake_all(self) -> None:
+        """Look at every held pull again now, as at its expiry: a topic is gone, the broker stops."""
+        for held in [held for of_queue in list(self._by_queue.values()) for held in of_queue]:
+            self._wake(held, Wake.EXPIRED)
+
+    def close(self) -> None:
+        """Answer everything that is held; nothing is held any more."""
+        self._is_closed = True
+        self.wake_all()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wake_touched(self) -> None:
+        touched, self._touched = self._touched, {}
+        for queue, max_offset in touched.items():
+            for held in [held for held in self._by_queue.get(queue, ()) if held.offset < max_offset]:
+                self._wake(held, Wake.NEW_MESSAGES)
+
+    def _arm(self) -> None:
+        first = self._ticks[0] if self._ticks else None
+        if first is None or (self._timer is not None and self._timer_tick <= first):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_tick = first
+        delay_s = max(0.0, first * TICK_S - self._clock.monotonic())
+        self._timer = self._clock.call_later(delay_s, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        # Half a tick of slack: a timer that fires a hair early must not be armed again for the same tick.
+        due = self._clock.monotonic() + TICK_S / 2
+        while self._ticks and self._ticks[0] * TICK_S <= due:
+            for held in list(self._by_tick.pop(heappop(self._ticks), ())):
+                self._wake(held, Wake.EXPIRED)
+        if not self._is_closed:
+            self._arm()
+
+    def _wake(self, held: HeldPull, reason: Wake) -> None:
+        # An answer may close a channel, which drops others that were due in the same round.
+        if held.is_held:
+            self._remove(held)
+            held.on_wake(held, reason)
+
+    def _remove(self, held: HeldPull) -> None:
+        held.is_held = False
+        _discard(self._by_queue, held.queue, held)
+        _discard(self._by_channel, held.channel, held)
+        of_tick = self._by_tick.get(held.tick)
+        if of_tick is not None:
+            # An emptied tick stays in the heap until it is due: at most one per tick of the longest hold.
+            of_tick.pop(held, None)
+        self._count -= 1
+        assert self._count >= 0
+
+
+def _discard(table: dict[K, dict[HeldPull, None]], key: K, held: HeldPull) -> None:
+    of_key = table[key]
+    del of_key[held]
+    if not of_key:
+        del table[key]

@@ -1,0 +1,219 @@
+"""SEND_MESSAGE, SEND_MESSAGE_V2, SEND_BATCH_MESSAGE: from a frame to the store's append.
+
+The hot path of the broker: decode the header, look up the topic, complete the properties, append. There is no
+await; the answer is made by `SendReply.done` when the store confirms. Every refusal carries the region and
+trace fields, because Java's clients read them without a null check. Order of the checks: spec semantics 5;
+the store's own (sizes, role, disk) come last, in `append`.
+"""
+
+from __future__ import annotations
+
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.send.assembly import (
+    KEYS_MARK,
+    TAGS_MARK,
+    UNIQ_KEY_MARK,
+    find_value,
+    inspect,
+    is_unusual,
+    with_pair,
+)
+from tandemmq.broker.send.batch import make_batch
+from tandemmq.broker.send.delay import DelayRule
+from tandemmq.broker.send.reply import ReplyForm, SendReply, ignore_outcome
+from tandemmq.broker.send.retry import RetryRule
+from tandemmq.broker.send.targets import SendHeader, SendTarget, SendTargets
+from tandemmq.broker.stats import BrokerStats
+from tandemmq.errors import BadRequest, Busy, MessageIllegal, NotPermitted, RequestRejected
+from tandemmq.protocol import properties as names
+from tandemmq.protocol.codes import FLAG_ONEWAY, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.java_hash import tag_hash
+from tandemmq.protocol.message_id import UniqueKeys, encode_host
+from tandemmq.protocol.record import NewRecord
+from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock, Random
+from tandemmq.store.message_store import MessageStore
+
+
+class SendHandlers:
+    """Handles every form of a send."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        store: MessageStore,
+        targets: SendTargets,
+        retry: RetryRule,
+        delay: DelayRule,
+        unique_keys: UniqueKeys,
+        form: ReplyForm,
+        stats: BrokerStats,
+        clock: Clock,
+        chance: Random,
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._targets = targets
+        self._retry = retry
+        self._delay = delay
+        self._unique_keys = unique_keys
+        self._form = form
+        self._stats = stats
+        self._clock = clock
+        self._chance = chance
+        pairs = {**form.fields, names.CLUSTER: options.cluster_name}
+        self._added = "".join(f"{name}\x01{value}\x02" for name, value in pairs.items())
+
+    def handle_send(self, channel: Channel, command: Command) -> Command | None:
+        """SEND_MESSAGE (10), long header names."""
+        try:
+            return self._send(channel, command, command.decode(SendRequest))
+        except RequestRejected as error:
+            return self._refuse(command, error)
+
+    def handle_send_v2(self, channel: Channel, command: Command) -> Command | None:
+        """SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320)."""
+        try:
+            return self._send(channel, command, command.decode(SendRequestV2))
+        except RequestRejected as error:
+            return self._refuse(command, error)
+
+    def _send(self, channel: Channel, command: Command, header: SendHeader) -> None:
+        target = self._targets.get(header.topic)
+        if target is None:
+            target = self._admit(channel, header)
+        queue_id = header.queue_id
+        if not 0 <= queue_id < target.queue_count:
+            queue_id = self._choose_queue(target, queue_id)
+        text = header.properties or ""
+        if header.is_batch:
+            self._send_batch(channel, command, header, target, queue_id)
+        elif target.is_retry or is_unusual(text, header.sys_flag):
+            self._send_unusual(channel, command, header, target, queue_id)
+        else:
+            record = self._make_record(channel, command, header, target, queue_id, text)
+            self._append(channel, command, [record], queue_id, record.unique_key)
+
+    def _make_record(
+        self,
+        channel: Channel,
+        command: Command,
+        header: SendHeader,
+        target: SendTarget,
+        queue_id: int,
+        text: str,
+    ) -> NewRecord:
+        """The record of one message: properties completed, hashes and keys found (spec semantics 6.1)."""
+        body = command.body
+        if not body:
+            raise MessageIllegal("the message has no body: at least one byte is needed")
+        unique_key = find_value(text, UNIQ_KEY_MARK)
+        if not unique_key:
+            unique_key = self._unique_keys.next(self._clock.now_ms())
+            text = with_pair(text, names.UNIQ_KEY, unique_key)
+        elif text[-1] != "\x02":
+            text += "\x02"
+        tags = find_value(text, TAGS_MARK)
+        return NewRecord(
+            topic=target.topic,
+            queue_id=queue_id,
+            body=body,
+            properties=(text + self._added).encode("utf-8", "replace"),
+            born_at_ms=header.born_at_ms,
+            born_host=encode_host(*channel.peer),
+            tag_hash=tag_hash(tags) if tags else 0,
+            flag=header.flag,
+            sys_flag=header.sys_flag | target.sys_flag,
+            retry_count=header.retry_count or 0,
+            keys=find_value(text, KEYS_MARK),
+            unique_key=unique_key,
+            wait_stored="WAIT\x01f" not in text or find_value(text, "WAIT\x01").lower() != "false",
+        )
+
+    def _append(
+        self, channel: Channel, command: Command, records: list[NewRecord], queue_id: int, unique_key: str
+    ) -> None:
+        if command.flag & FLAG_ONEWAY:
+            self._store.append(records, ignore_outcome)
+        else:
+            reply = SendReply(self._form, channel, command, queue_id, unique_key)
+            reply.appended = self._store.append(records, reply.done)
+        stats = self._stats
+        stats.put_count += len(records)
+        stats.put_bytes += len(command.body)
+
+    def _admit(self, channel: Channel, header: SendHeader) -> SendTarget:
+        """The rare first send to a topic; everything here holds until the topic table changes."""
+        options = self._options
+        if options.is_slave:
+            raise Busy(
+                f"[REJECTREQUEST] {options.broker_name} with id {options.broker_id} is a slave:"
+                " send to the master of this broker group"
+            )
+        if self._clock.now_ms() < options.accept_sends_from_ms:
+            raise RequestRejected(
+                f"startAcceptSendRequestTimeStamp is {options.accept_sends_from_ms}: not yet reached",
+                code=ResponseCode.SYSTEM_ERROR,
+            )
+        return self._targets.admit(header, channel.peer[0])
+
+    def _choose_queue(self, target: SendTarget, queue_id: int) -> int:
+        """A random write queue for a negative id.
+
+        Raises:  BadRequest for an id above the topic's queues.
+        """
+        if queue_id >= 0:
+            raise BadRequest(
+                f"queueId {queue_id} is outside 0..{target.queue_count - 1} of the topic {target.topic}",
+                code=ResponseCode.INVALID_PARAMETER,
+            )
+        if target.write_queue_count == 0:
+            raise NotPermitted(f"the topic {target.topic} has no write queue")
+        return self._chance.below(target.write_queue_count)
+
+    def _send_unusual(
+        self, channel: Channel, command: Command, header: SendHeader, target: SendTarget, queue_id: int
+    ) -> None:
+        """A retry, a delayed message, or one with names that only the broker may set."""
+        text = header.properties or ""
+        stored_queue_id = queue_id
+        if target.is_retry:
+            dlq = self._retry.redirect(header, command.version, self._clock.now_ms())
+            if dlq is not None:
+                target, stored_queue_id = dlq, 0
+                text = with_pair(text, names.DELAY, "-1")
+        text, delay_level = inspect(
+            text,
+            header.sys_flag,
+            delay_level_max=self._delay.level_max,
+            is_retry=bool(header.retry_count and header.retry_count > 0),
+        )
+        record = self._make_record(channel, command, header, target, stored_queue_id, text)
+        if delay_level > 0:
+            self._delay.postpone(record, delay_level, self._clock.now_ms())
+        self._append(channel, command, [record], queue_id, record.unique_key)
+
+    def _send_batch(
+        self, channel: Channel, command: Command, header: SendHeader, target: SendTarget, queue_id: int
+    ) -> None:
+        records = make_batch(
+            command.body,
+            header,
+            target,
+            queue_id,
+            born_host=encode_host(*channel.peer),
+            body_bytes_max=self._store.options.message_bytes_max,
+        )
+        for record in records:
+            if not record.unique_key:
+                record.unique_key = self._unique_keys.next(self._clock.now_ms())
+                pair = with_pair("", names.UNIQ_KEY, record.unique_key).encode()
+                record.properties += pair if record.properties[-1:] in (b"", b"\x02") else b"\x02" + pair
+        unique_key = find_value(header.properties or "", UNIQ_KEY_MARK)
+        self._append(channel, command, records, queue_id, unique_key)
+
+    def _refuse(self, command: Command, error: RequestRejected) -> Command:
+        return command.reply(error.code, remark=error.remark, fields=self._form.fields)

@@ -1,0 +1,92 @@
+"""Topics made by use: from a template, for retries, for dead letters (spec semantics 6.2 and 7.1)."""
+
+from __future__ import annotations
+
+import logging
+
+from tandemmq.broker.guards import require_group
+from tandemmq.broker.options import PERMISSION_INHERIT, BrokerOptions
+from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.broker.topics.system_topics import READ_WRITE, make_topic
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC, dlq_topic, retry_topic
+from tandemmq.runtime.ports import Clock
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+UNIT_TOPIC_FLAG = 0x1
+UNIT_SUBSCRIPTION_FLAG = 0x2
+
+
+class TopicCreator:
+    """Makes topics that clients need; each is in the table when the call returns."""
+
+    def __init__(self, options: BrokerOptions, topics: TopicTable, groups: GroupTable, clock: Clock) -> None:
+        self._options = options
+        self._topics = topics
+        self._groups = groups
+        self._clock = clock
+
+    def create_from_template(
+        self, topic: str, *, template_name: str, queue_count: int, is_unit: bool, peer: str
+    ) -> TopicConfig | None:
+        """The new topic, or None when the template is missing or may not be inherited from."""
+        template = self._topics.get(template_name)
+        if template is None:
+            return None
+        permission = template.permission
+        if template_name == AUTO_CREATE_TOPIC and not self._options.auto_create_topic:
+            permission = READ_WRITE
+        if not permission & PERMISSION_INHERIT:
+            return None
+        count = max(0, min(queue_count, template.write_queue_count))
+        config = TopicConfig(
+            name=topic,
+            read_queue_count=count,
+            write_queue_count=count,
+            permission=permission & ~PERMISSION_INHERIT,
+            filter_type=template.filter_type,
+            sys_flag=UNIT_TOPIC_FLAG if is_unit else 0,
+        )
+        self._put(config, f"sent to by {peer}, from the template {template_name}")
+        return config
+
+    def create_retry_topic(
+        self, group: str, *, queue_count: int, is_unit: bool = False, is_ordered: bool = False
+    ) -> TopicConfig:
+        """The group's retry topic, made when it is missing.
+
+        Raises:  GroupNotFound when the group does not exist and is not made by use.
+        """
+        name = retry_topic(group)
+        config = self._topics.get(name)
+        if config is None:
+            require_group(self._groups, group, self._clock.now_ms())
+            config = TopicConfig(
+                name=name,
+                read_queue_count=queue_count,
+                write_queue_count=queue_count,
+                permission=READ_WRITE,
+                sys_flag=UNIT_SUBSCRIPTION_FLAG if is_unit else 0,
+                is_ordered=is_ordered,
+            )
+            self._put(config, f"retries of the group {group}")
+        return config
+
+    def create_dlq_topic(self, group: str) -> TopicConfig:
+        """The group's dead letter topic, made when it is missing: one queue that can be read and written."""
+        name = dlq_topic(group)
+        config = self._topics.get(name)
+        if config is None:
+            config = make_topic(name, 1)
+            self._put(config, f"dead letters of the group {group}")
+        return config
+
+    def _put(self, config: TopicConfig, reason: str) -> None:
+        self._topics.put(config, self._clock.now_ms())
+        log.info(
+            events.TOPIC_CREATED,
+            extra={"topic": config.name, "queue_count": config.write_queue_count, "reason": reason},
+        )

@@ -1,0 +1,125 @@
+"""The subscription groups of this broker and their version (spec semantics 16.4, store 18).
+
+Also the forbidden table: (group, topic) -> bits, of which bit 2 forbids reading.
+At a bound: a group too many is refused with Busy.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from tandemmq.errors import Busy
+from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.group import (
+    SubscriptionGroupConfig,
+    SubscriptionGroupTable,
+    decode_group_table,
+    encode_group_table,
+)
+from tandemmq.protocol.topic_names import SYSTEM_GROUP_PREFIX, group_fault
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+FORBIDDEN_READ = 4
+
+
+class GroupTable:
+    """Group configurations by name; `on_change` is called after each change."""
+
+    def __init__(
+        self, *, auto_create: bool = True, create_system_groups: bool = True, count_max: int = 100_000
+    ) -> None:
+        self._configs: dict[str, SubscriptionGroupConfig] = {}
+        self._forbidden: dict[str, dict[str, int]] = {}
+        self._auto_create = auto_create
+        self._create_system_groups = create_system_groups
+        self._count_max = count_max
+        self.data_version = DataVersion()
+        self.on_change: list[Callable[[], None]] = []
+
+    def __len__(self) -> int:
+        return len(self._configs)
+
+    @property
+    def configs(self) -> list[SubscriptionGroupConfig]:
+        return list(self._configs.values())
+
+    def get(self, group: str) -> SubscriptionGroupConfig | None:
+        return self._configs.get(group)
+
+    def find_or_create(self, group: str, now_ms: int) -> SubscriptionGroupConfig | None:
+        """The group; None when it is missing and may not be made by use."""
+        config = self._configs.get(group)
+        if config is not None:
+            return config
+        is_allowed = self._auto_create or (
+            self._create_system_groups and group.startswith(SYSTEM_GROUP_PREFIX)
+        )
+        if not is_allowed or group_fault(group):
+            return None
+        config = SubscriptionGroupConfig(name=group)
+        self.put(config, now_ms)
+        log.info(events.GROUP_CREATED, extra={"group": group, "reason": "it was used"})
+        return config
+
+    def put(self, config: SubscriptionGroupConfig, now_ms: int) -> bool:
+        """Add or replace a group; False when it is there exactly so already.
+
+        Raises:  Busy when the group is new and the table is full.
+        """
+        before = self._configs.get(config.name)
+        if before == config:
+            return False
+        if before is None and len(self._configs) >= self._count_max:
+            raise Busy(f"[OVERLOAD] the broker has {self._count_max} groups, its bound")
+        self._configs[config.name] = config
+        self._after_change(self.data_version.next(now_ms))
+        return True
+
+    def add_missing(self, groups: Iterable[str], now_ms: int) -> None:
+        """Put those with default settings that are not in the table yet, as one change."""
+        missing = [group for group in groups if group not in self._configs]
+        if missing:
+            self._configs.update({group: SubscriptionGroupConfig(name=group) for group in missing})
+            self._after_change(self.data_version.next(now_ms))
+
+    def remove(self, group: str, now_ms: int) -> bool:
+        """False when there is no such group."""
+        self._forbidden.pop(group, None)
+        if self._configs.pop(group, None) is None:
+            return False
+        self._after_change(self.data_version.next(now_ms))
+        return True
+
+    def is_read_forbidden(self, group: str, topic: str) -> bool:
+        of_group = self._forbidden.get(group)
+        return of_group is not None and of_group.get(topic, 0) & FORBIDDEN_READ != 0
+
+    def replace_all(self, configs: Mapping[str, SubscriptionGroupConfig], data_version: DataVersion) -> None:
+        """Become the master's table, version included; the forbidden table stays (spec replication 6.2)."""
+        self._configs = dict(configs)
+        self._after_change(data_version)
+
+    def snapshot(self) -> SubscriptionGroupTable:
+        """The whole table, valid until the next change: encode it before anything else runs."""
+        return SubscriptionGroupTable(
+            groups=self._configs, forbidden=self._forbidden, data_version=self.data_version
+        )
+
+    def encode(self) -> bytes:
+        """The content of subscriptionGroup.json."""
+        return encode_group_table(self.snapshot())
+
+    def load(self, data: bytes) -> None:
+        """Take over the content of subscriptionGroup.json."""
+        table = decode_group_table(data)
+        self._configs = dict(table.groups)
+        self._forbidden = {group: dict(topics) for group, topics in table.forbidden.items()}
+        self.data_version = table.data_version
+
+    def _after_change(self, data_version: DataVersion) -> None:
+        self.data_version = data_version
+        for callback in self.on_change:
+            callback()

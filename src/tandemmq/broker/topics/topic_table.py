@@ -1,0 +1,99 @@
+"""The topics of this broker and their version (spec semantics 16.3, store 18: topics.json).
+
+Invariants: every change bumps the data version once and is told to `on_change` after the table is whole
+            again; a slave takes over the master's version with its table (spec replication 6.2).
+At a bound: a topic too many is refused with Busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tandemmq.errors import Busy
+from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.topic import (
+    TopicConfig,
+    TopicConfigTable,
+    decode_topic_config_table,
+    encode_topic_config_table,
+)
+
+OnTopicsChanged = Callable[[list[str]], None]
+
+
+class TopicTable:
+    """Topic configurations by name; `get` is a plain dict look-up. `on_change` gets the changed names."""
+
+    def __init__(self, *, count_max: int = 100_000) -> None:
+        self._configs: dict[str, TopicConfig] = {}
+        self._count_max = count_max
+        self.data_version = DataVersion()
+        self.on_change: list[OnTopicsChanged] = []
+
+    def __len__(self) -> int:
+        return len(self._configs)
+
+    def get(self, topic: str) -> TopicConfig | None:
+        return self._configs.get(topic)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._configs)
+
+    @property
+    def configs(self) -> list[TopicConfig]:
+        return list(self._configs.values())
+
+    def put(self, config: TopicConfig, now_ms: int) -> bool:
+        """Add or replace a topic; False when it is there exactly so already.
+
+        Raises:  Busy when the topic is new and the table is full.
+        """
+        before = self._configs.get(config.name)
+        if before == config:
+            return False
+        if before is None and len(self._configs) >= self._count_max:
+            raise Busy(f"[OVERLOAD] the broker has {self._count_max} topics, its bound")
+        self._configs[config.name] = config
+        self._after_change([config.name], self.data_version.next(now_ms))
+        return True
+
+    def add_missing(self, configs: list[TopicConfig], now_ms: int) -> None:
+        """Put those whose name is not in the table yet, as one change."""
+        missing = [config for config in configs if config.name not in self._configs]
+        if missing:
+            self._configs.update({config.name: config for config in missing})
+            self._after_change([config.name for config in missing], self.data_version.next(now_ms))
+
+    def remove(self, topic: str, now_ms: int) -> bool:
+        """False when there is no such topic."""
+        if self._configs.pop(topic, None) is None:
+            return False
+        self._after_change([topic], self.data_version.next(now_ms))
+        return True
+
+    def replace_all(self, configs: Mapping[str, TopicConfig], data_version: DataVersion) -> list[str]:
+        """Become the master's table, version included; the topics that were here and are no longer."""
+        removed = [topic for topic in self._configs if topic not in configs]
+        self._configs = dict(configs)
+        self._after_change([*configs, *removed], data_version)
+        return removed
+
+    def snapshot(self) -> TopicConfigTable:
+        """The whole table, valid until the next change: encode it before anything else runs."""
+        return TopicConfigTable(topics=self._configs, data_version=self.data_version)
+
+    def encode(self) -> bytes:
+        """The content of topics.json."""
+        return encode_topic_config_table(self.snapshot())
+
+    def load(self, data: bytes) -> None:
+        """Take over the content of topics.json; a topic's own name wins over its key."""
+        table = decode_topic_config_table(data)
+        self._configs = dict(table.topics)
+        self.data_version = table.data_version
+
+    def _after_change(self, topics: list[str], data_version: DataVersion) -> None:
+        self.data_version = data_version
+        for callback in self.on_change:
+            callback(topics)
