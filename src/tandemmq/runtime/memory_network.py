@@ -36,7 +36,9 @@ class MemoryTransport(asyncio.Transport):
         self._is_delivery_due = False
 
     def join(self, peer: MemoryTransport) -> None:
-        self._peer = peer
+        """Makes both ends of one connection; the accepting side hears of it first."""
+        self._peer, peer._peer = peer, self
+        peer._protocol.connection_made(peer)
         self._protocol.connection_made(self)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
@@ -173,7 +175,6 @@ class MemoryNetwork:
         local, remote = (self._host, next(self._ports)), (host, port)
         near = MemoryTransport(self._clock, protocol_factory(), local, remote)
         far = MemoryTransport(self._clock, accept(), remote, local)
-        far.join(near)
         near.join(far)
         return near
 

@@ -1,0 +1,367 @@
+"""Server and client together: over memory with a clock in the test's hand, and over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import pytest
+import uvloop
+
+from tandemmq.errors import BrokerUnreachable, Busy, FlushFailed, RequestTimeout, TopicNotFound
+from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.frame import FrameDecoder, encode_frame
+from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.dispatch import Handler
+from tandemmq.remoting.options import ChannelLimits, ClientOptions, ServerOptions
+from tandemmq.remoting.server import RemotingServer
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.memory import ManualClock, MemoryNetwork
+from tandemmq.runtime.network import TcpNetwork
+
+ECHO, REFUSE, BREAK, WAIT, LATER, ASSERT, FATAL, MISSING = range(1, 9)
+
+
+class Peers:
+    """A server and a client that reach each other; `fatal` is what the server's owner was told."""
+
+    def __init__(
+        self,
+        network: Any,
+        clock: Any,
+        *,
+        server_options: ServerOptions | None = None,
+        client_options: ClientOptions | None = None,
+        client_routes: Mapping[int, Handler] | None = None,
+    ) -> None:
+        self.clock = clock
+        self.fatal: list[BaseException] = []
+        self.gate = asyncio.Event()
+        self.seen: list[Command] = []
+        routes: dict[int, Handler] = {
+            ECHO: self._echo,
+            REFUSE: self._refuse,
+            BREAK: self._break,
+            WAIT: self._wait,
+            LATER: self._later,
+            ASSERT: self._assert,
+            FATAL: self._fatal,
+        }
+        self.server = RemotingServer(
+            routes, network=network, clock=clock, options=server_options, on_fatal=self.fatal.append
+        )
+        self.client = RemotingClient(
+            network=network, clock=clock, options=client_options, routes=client_routes
+        )
+        self.address = ""
+
+    def _echo(self, channel: Channel, command: Command) -> Command:
+        self.seen.append(command)
+        return command.reply(body=command.body, fields=command.fields)
+
+    def _refuse(self, channel: Channel, command: Command) -> Command:
+        raise TopicNotFound("no such topic")
+
+    def _break(self, channel: Channel, command: Command) -> Command:
+        raise ZeroDivisionError("by zero")
+
+    async def _wait(self, channel: Channel, command: Command) -> Command:
+        await self.gate.wait()
+        if command.body == b"refuse":
+            raise TopicNotFound("gone meanwhile")
+        return command.reply(body=b"waited")
+
+    def _later(self, channel: Channel, command: Command) -> None:
+        self.clock.call_later(0.001, lambda: channel.send(command.reply(body=b"later")))
+
+    def _assert(self, channel: Channel, command: Command) -> Command:
+        raise AssertionError("an invariant")
+
+    def _fatal(self, channel: Channel, command: Command) -> Command:
+        raise FlushFailed("fsync")
+
+    async def start(self) -> Peers:
+        host, port = await self.server.start("127.0.0.1", 0)
+        self.address = f"{host}:{port}"
+        return self
+
+    async def call(self, code: int, *, timeout_s: float = 5.0, **parts: Any) -> Command:
+        return await self.client.request(self.address, Command.request(code, **parts), timeout_s)
+
+    async def stop(self) -> None:
+        await self.client.close()
+        await self.server.stop()
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+    return uvloop.EventLoopPolicy() if request.param == "uvloop" else asyncio.DefaultEventLoopPolicy()
+
+
+MakePeers = Callable[..., Peers]
+
+
+@pytest.fixture(params=["memory", "tcp"])
+async def make(request: pytest.FixtureRequest) -> AsyncIterator[MakePeers]:
+    made: list[Peers] = []
+
+    def build(**options: Any) -> Peers:
+        network = TcpNetwork() if request.param == "tcp" else MemoryNetwork(LoopClock())
+        made.append(Peers(network, LoopClock(), **options))
+        return made[-1]
+
+    yield build
+    for peers in made:
+        await peers.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  # conditions of several kinds, none has an event
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("form", [0, SERIALIZE_ROCKETMQ])
+async def test_reply_comes_in_the_form_of_its_request(make: MakePeers, form: int) -> None:
+    peers = await make().start()
+    reply = await peers.call(ECHO, body=b"hi", fields={"k": "v"}, serialize_type=form)
+    assert (reply.code, reply.body, dict(reply.fields)) == (0, b"hi", {"k": "v"})
+    assert reply.serialize_type == form
+
+
+async def test_errors_become_answers(make: MakePeers, caplog: pytest.LogCaptureFixture) -> None:
+    peers = await make().start()
+    missing = await peers.call(MISSING)
+    assert (missing.code, missing.remark) == (3, f"request code {MISSING} is not supported")
+    refused = await peers.call(REFUSE)
+    assert (refused.code, refused.remark) == (17, "no such topic")
+    assert caplog.records == []
+    broken = await peers.call(BREAK)
+    assert (broken.code, broken.remark) == (1, "ZeroDivisionError: by zero")
+    assert [record.message for record in caplog.records] == ["request.failed"]
+    assert (await peers.call(ECHO)).code == 0
+
+
+async def test_waiting_handlers_answer_when_they_are_done(make: MakePeers) -> None:
+    peers = await make().start()
+    waiting = [asyncio.ensure_future(peers.call(WAIT, body=body)) for body in (b"", b"refuse")]
+    assert (await peers.call(LATER)).body == b"later"
+    assert not waiting[0].done()
+    peers.gate.set()
+    assert (await waiting[0]).body == b"waited"
+    assert (await waiting[1]).code == 17
+
+
+class Reader(asyncio.Protocol):
+    """Decodes whatever comes."""
+
+    def __init__(self) -> None:
+        self.decoder = FrameDecoder()
+        self.received: list[Command] = []
+
+    def data_received(self, data: bytes) -> None:
+        self.received += self.decoder.feed(data)
+
+
+async def test_oneway_requests_never_get_an_answer(make: MakePeers) -> None:
+    peers = await make().start()
+    reader = Reader()
+    raw = await peers.client._network.connect(*peers.server.address, lambda: reader, 5)
+    for code in (ECHO, MISSING, REFUSE, BREAK):
+        raw.write(encode_frame(Command.request(code, oneway=True, body=b"oneway")))
+    raw.write(encode_frame(Command.request(ECHO, body=b"answered")))
+    await until(lambda: bool(reader.received))
+    assert [command.body for command in reader.received] == [b"answered"]
+    assert [command.body for command in peers.seen] == [b"oneway", b"answered"]
+    raw.close()
+
+
+async def test_too_many_waiting_handlers_are_overload(make: MakePeers) -> None:
+    peers = await make(server_options=ServerOptions(limits=ChannelLimits(tasks_max=2))).start()
+    waiting = [asyncio.ensure_future(peers.call(WAIT)) for _ in range(2)]
+    await until(lambda: bool(peers.server.channels) and peers.server.channels[0].tasks_running == 2)
+    busy = await peers.call(WAIT)
+    assert busy.code == ResponseCode.SYSTEM_BUSY
+    assert busy.remark is not None
+    assert busy.remark.startswith("[OVERLOAD]")
+    peers.gate.set()
+    assert [(await reply).code for reply in waiting] == [0, 0]
+    assert (await peers.call(WAIT)).code == 0
+
+
+async def test_broken_invariants_are_told_to_the_owner(make: MakePeers) -> None:
+    peers = await make().start()
+    for code in (ASSERT, FATAL):
+        with pytest.raises(RequestTimeout):
+            await peers.call(code, timeout_s=0.05)
+    assert [type(error) for error in peers.fatal] == [AssertionError, FlushFailed]
+
+
+async def test_one_connection_per_address_even_for_simultaneous_calls(make: MakePeers) -> None:
+    peers = await make().start()
+    replies = await asyncio.gather(*(peers.call(ECHO, body=str(n).encode()) for n in range(50)))
+    assert [reply.body for reply in replies] == [str(n).encode() for n in range(50)]
+    assert len(peers.server.channels) == 1
+
+
+async def test_client_connects_again_after_the_connection_broke(make: MakePeers) -> None:
+    peers = await make().start()
+    await peers.call(ECHO)
+    waiting = asyncio.ensure_future(peers.call(WAIT))
+    await until(lambda: peers.server.channels[0].tasks_running == 1)
+    peers.server.channels[0].close("for the test")
+    with pytest.raises(BrokerUnreachable, match="closed"):
+        await waiting
+    assert (await peers.call(ECHO)).code == 0
+
+
+async def test_nothing_listening_is_unreachable(make: MakePeers) -> None:
+    peers = await make().start()
+    await peers.server.stop()
+    with pytest.raises(BrokerUnreachable, match="cannot connect"):
+        await peers.call(ECHO)
+    with pytest.raises(BrokerUnreachable, match="not an address"):
+        await peers.client.request("nowhere", Command.request(ECHO), 1.0)
+
+
+async def test_closed_client_refuses(make: MakePeers) -> None:
+    peers = await make().start()
+    await peers.call(ECHO)
+    await peers.client.close()
+    assert peers.client.open_channel(peers.address) is None
+    with pytest.raises(BrokerUnreachable, match="client is closed"):
+        await peers.call(ECHO)
+
+
+async def test_server_calls_the_client_over_its_own_connection(make: MakePeers) -> None:
+    routes: dict[int, Handler] = {40: lambda _, command: command.reply(body=b"from client")}
+    peers = await make(client_routes=routes).start()
+    await peers.call(ECHO)
+    (channel,) = peers.server.channels
+    assert (await channel.request(Command.request(40), 5.0)).body == b"from client"
+    assert (await channel.request(Command.request(41), 5.0)).code == 3
+
+
+async def test_connection_over_the_bound_is_refused(make: MakePeers) -> None:
+    peers = await make(server_options=ServerOptions(connections_max=1)).start()
+    await peers.call(ECHO)
+    other = RemotingClient(network=peers.client._network, clock=peers.clock)
+    with pytest.raises(BrokerUnreachable):
+        await other.request(peers.address, Command.request(ECHO), 5.0)
+    await other.close()
+    assert (await peers.call(ECHO)).code == 0
+
+
+async def test_garbage_closes_one_connection_only(make: MakePeers) -> None:
+    peers = await make().start()
+    await peers.call(ECHO)
+    bad = await peers.client._network.connect(*peers.server.address, asyncio.Protocol, 5)
+    bad.write(b"\x16\x03\x01 hello, is this TLS?")
+    await until(bad.is_closing)
+    assert (await peers.call(ECHO)).code == 0
+
+
+async def test_stop_ends_handlers_and_connections(make: MakePeers) -> None:
+    peers = await make().start()
+    waiting = asyncio.ensure_future(peers.call(WAIT))
+    await until(lambda: bool(peers.server.channels))
+    await peers.server.stop()
+    with pytest.raises(BrokerUnreachable):
+        await waiting
+    await peers.server.stop()
+
+
+async def test_sixteen_megabytes_travel(make: MakePeers) -> None:
+    peers = await make().start()
+    body = bytes(range(256)) * 40_000
+    assert (await peers.call(ECHO, body=body, timeout_s=30)).body == body
+
+
+async def test_client_bound_of_requests_in_flight(make: MakePeers) -> None:
+    limits = ChannelLimits(requests_in_flight_max=1)
+    peers = await make(client_options=ClientOptions(limits=limits)).start()
+    waiting = asyncio.ensure_future(peers.call(WAIT))
+    await until(lambda: bool(peers.server.channels) and peers.server.channels[0].tasks_running == 1)
+    with pytest.raises(Busy):
+        await peers.call(ECHO)
+    peers.gate.set()
+    await waiting
+
+
+# With a clock in the test's hand
+
+
+async def in_time(clock: ManualClock, seconds: float, waiting: asyncio.Future[Any]) -> Any:
+    """The result of `waiting` while `seconds` pass."""
+    await clock.pass_time(seconds)
+    return await waiting
+
+
+async def start_by_hand(**options: Any) -> tuple[ManualClock, Peers]:
+    clock = ManualClock()
+    peers = await Peers(MemoryNetwork(clock), clock, **options).start()
+    assert (await in_time(clock, 0, asyncio.ensure_future(peers.call(ECHO)))).code == 0
+    return clock, peers
+
+
+async def test_idle_connections_are_closed_and_used_ones_are_not() -> None:
+    clock, peers = await start_by_hand(client_options=ClientOptions(idle_close_s=1000))
+    for _ in range(4):
+        await clock.pass_time(100)
+        assert len(peers.server.channels) == 1
+        await in_time(clock, 0, asyncio.ensure_future(peers.call(ECHO)))
+    await clock.pass_time(131)
+    assert peers.server.channels == []
+    assert peers.client.open_channel(peers.address) is None
+    await peers.stop()
+
+
+async def test_timeout_leaves_nothing_behind() -> None:
+    clock, peers = await start_by_hand()
+    waiting = asyncio.ensure_future(peers.call(WAIT, timeout_s=3))
+    await clock.pass_time(3.2)
+    with pytest.raises(RequestTimeout):
+        await waiting
+    channel = peers.client.open_channel(peers.address)
+    assert channel is not None
+    assert channel.requests_in_flight == 0
+    peers.gate.set()  # the late answer is dropped
+    assert (await in_time(clock, 0, asyncio.ensure_future(peers.call(ECHO)))).code == 0
+    await peers.stop()
+
+
+async def test_silent_connection_is_given_up_after_a_timeout() -> None:
+    clock, peers = await start_by_hand(client_options=ClientOptions(silent_close_s=10))
+    waiting = asyncio.ensure_future(peers.call(WAIT, timeout_s=12))
+    await clock.pass_time(13)
+    with pytest.raises(RequestTimeout):
+        await waiting
+    assert peers.client.open_channel(peers.address) is None
+    await peers.stop()
+
+
+class DeafNetwork:
+    """Connections to it never get made."""
+
+    async def listen(self, host: str, port: int, protocol_factory: Any) -> Any:
+        raise OSError("not here")
+
+    async def connect(self, host: str, port: int, protocol_factory: Any, timeout_s: float) -> Any:
+        await asyncio.Event().wait()
+
+
+async def test_caller_does_not_wait_longer_than_its_own_timeout_for_a_connection() -> None:
+    clock = ManualClock()
+    client = RemotingClient(network=DeafNetwork(), clock=clock)
+    waiting = asyncio.ensure_future(client.request("h:1", Command.request(ECHO), 1.0))
+    await clock.pass_time(1.1)
+    with pytest.raises(BrokerUnreachable, match="in time"):
+        await waiting
+    other = asyncio.ensure_future(client.channel("h:1"))
+    await clock.pass_time(0)
+    await client.close()
+    with pytest.raises(BrokerUnreachable):
+        await other
