@@ -1,0 +1,95 @@
+"""Sends to a broker: messages, batches, one-way, handing back for a retry (spec remoting 9.2, 9.6)."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from tandemmq.api.calls import CALL_TIMEOUT_S, call
+from tandemmq.protocol import rejections
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.requests.send import SendBackRequest, SendRequestV2, SendResponse
+from tandemmq.remoting.client import RemotingClient
+
+SEND_TIMEOUT_S = 3.0
+
+
+class SendStatus(Enum):
+    """All four mean that the master has stored the message; the last three that a promise was not kept in
+    time.
+
+    SEND_OK              flushed and replicated as the broker is set up to do
+    FLUSH_DISK_TIMEOUT   not flushed to disk within the broker's time limit
+    FLUSH_SLAVE_TIMEOUT  not acknowledged by the slave within the limit
+    SLAVE_NOT_AVAILABLE  no slave (or too few) connected
+    """
+
+    SEND_OK = "SEND_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+
+
+STATUS_OF_CODE: dict[int, SendStatus] = {
+    int(ResponseCode.SUCCESS): SendStatus.SEND_OK,
+    int(ResponseCode.FLUSH_DISK_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
+    int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
+    int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
+}
+"""Response codes that are results, not errors (spec semantics 3.3); every other code raises."""
+
+
+class SendAnswer(msgspec.Struct, frozen=True, gc=False):
+    """A stored message or batch; for a batch `message_id` is a comma list and `queue_offset` that of the
+    first.
+    """
+
+    status: SendStatus
+    message_id: str
+    queue_id: int
+    queue_offset: int
+    transaction_id: str | None = None
+
+
+def send_command(header: SendRequestV2, body: Buffer, *, oneway: bool = False) -> Command:
+    """The request for a message or a batch; producers that pipeline send it themselves."""
+    code = RequestCode.SEND_BATCH_MESSAGE if header.is_batch else RequestCode.SEND_MESSAGE_V2
+    return Command.request(code, header, body=body, oneway=oneway)
+
+
+def read_send_answer(answer: Command) -> SendAnswer:
+    """What the broker did.
+
+    Raises:  the RequestRejected class of any code that is not one of the four statuses.
+    """
+    status = STATUS_OF_CODE.get(answer.code)
+    if status is None:
+        raise rejections.to_error(answer)
+    header = answer.decode(SendResponse)
+    return SendAnswer(status, header.message_id, header.queue_id, header.queue_offset, header.transaction_id)
+
+
+async def send(
+    client: RemotingClient,
+    address: str,
+    header: SendRequestV2,
+    body: Buffer,
+    *,
+    timeout_s: float = SEND_TIMEOUT_S,
+) -> SendAnswer:
+    """Send a message, or a batch when the header says so."""
+    return read_send_answer(await client.request(address, send_command(header, body), timeout_s))
+
+
+async def send_oneway(client: RemotingClient, address: str, header: SendRequestV2, body: Buffer) -> None:
+    """Send without an answer; it is not known whether the message was stored."""
+    await client.send_oneway(address, send_command(header, body, oneway=True))
+
+
+async def send_back(
+    client: RemotingClient, address: str, header: SendBackRequest, *, timeout_s: float = CALL_TIMEOUT_S
+) -> None:
+    """Ask the broker to deliver a stored message again later, or to move it to the dead letters."""
+    await call(client, address, RequestCode.CONSUMER_SEND_MSG_BACK, header, timeout_s=timeout_s)

@@ -1,0 +1,199 @@
+"""Calls to a name server: registration of brokers, routes, cluster and topic lists.
+
+Source:  spec nameserver 3, 4, 6; spec remoting 8.1, 8.2, 8.7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tandemmq.api.calls import CALL_TIMEOUT_S, ask, call
+from tandemmq.protocol import rejections
+from tandemmq.protocol.bodies import DataVersion
+from tandemmq.protocol.bodies.cluster import ClusterInfo, decode_cluster_info
+from tandemmq.protocol.bodies.data_version import encode_data_version
+from tandemmq.protocol.bodies.kv import decode_kv_table
+from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, encode_register_broker_body
+from tandemmq.protocol.bodies.route import TopicRoute, decode_topic_route
+from tandemmq.protocol.bodies.topic import decode_topic_list
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.requests.route import (
+    DeleteTopicInNameServerRequest,
+    GetKvRequest,
+    GetKvResponse,
+    PutKvRequest,
+    QueryDataVersionRequest,
+    QueryDataVersionResponse,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+    RouteRequest,
+    TopicsByClusterRequest,
+    UnregisterBrokerRequest,
+)
+from tandemmq.remoting.client import RemotingClient
+
+REGISTER_TIMEOUT_S = 24.0
+"""RocketMQ's time limit of one registration (spec nameserver 3.5)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerIdentity:
+    """Who registers: `broker_id` 0 is the master; the addresses are `host:port` as others must dial them."""
+
+    cluster_name: str
+    broker_name: str
+    broker_id: int
+    broker_address: str
+    ha_address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """What a name server answers a broker.
+
+    Slaves learn their master's two addresses (None: no master is registered); `order_topics` is the key-value
+    namespace ORDER_TOPIC_CONFIG, topic -> `broker:count;...`.
+    """
+
+    master_address: str | None = None
+    master_ha_address: str | None = None
+    order_topics: dict[str, str] = field(default_factory=dict)
+
+
+async def register_broker(
+    client: RemotingClient,
+    address: str,
+    broker: BrokerIdentity,
+    body: RegisterBrokerBody,
+    *,
+    timeout_s: float = REGISTER_TIMEOUT_S,
+) -> Registered:
+    """Register or refresh a broker with its topics (all, or only the changed ones)."""
+    raw = encode_register_broker_body(body)
+    header = RegisterBrokerRequest(
+        cluster_name=broker.cluster_name,
+        broker_name=broker.broker_name,
+        broker_id=broker.broker_id,
+        broker_address=broker.broker_address,
+        ha_address=broker.ha_address,
+        body_crc=body_crc32(raw),
+    )
+    answer = await call(client, address, RequestCode.REGISTER_BROKER, header, body=raw, timeout_s=timeout_s)
+    response = answer.decode(RegisterBrokerResponse)
+    return Registered(
+        master_address=response.master_address or None,
+        master_ha_address=response.ha_address or None,
+        order_topics=decode_kv_table(answer.body) if answer.body else {},
+    )
+
+
+async def unregister_broker(
+    client: RemotingClient, address: str, broker: BrokerIdentity, *, timeout_s: float = CALL_TIMEOUT_S
+) -> None:
+    """Take a stopping broker out of all routes."""
+    header = UnregisterBrokerRequest(
+        cluster_name=broker.cluster_name,
+        broker_name=broker.broker_name,
+        broker_id=broker.broker_id,
+        broker_address=broker.broker_address,
+    )
+    await call(client, address, RequestCode.UNREGISTER_BROKER, header, timeout_s=timeout_s)
+
+
+async def query_route(
+    client: RemotingClient, address: str, topic: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> TopicRoute | None:
+    """Queues and broker addresses of a topic; None when this name server does not know it (spec remoting
+    9.1).
+    """
+    header = RouteRequest(topic=topic, accepts_standard_json=True)
+    answer = await ask(client, address, RequestCode.GET_ROUTEINFO_BY_TOPIC, header, timeout_s=timeout_s)
+    if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+        return None
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return decode_topic_route(answer.body)
+
+
+async def query_cluster_info(
+    client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> ClusterInfo:
+    """All brokers that are registered, by cluster and name."""
+    answer = await call(client, address, RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s=timeout_s)
+    return decode_cluster_info(answer.body)
+
+
+async def query_topics(
+    client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> list[str]:
+    """The names of all registered topics, system topics included, sorted."""
+    answer = await call(client, address, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, timeout_s=timeout_s)
+    return sorted(decode_topic_list(answer.body))
+
+
+async def query_topics_of_cluster(
+    client: RemotingClient, address: str, cluster_name: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> list[str]:
+    """The topics that have queues on a broker of the cluster, sorted; empty for an unknown cluster."""
+    header = TopicsByClusterRequest(cluster=cluster_name)
+    answer = await call(client, address, RequestCode.GET_TOPICS_BY_CLUSTER, header, timeout_s=timeout_s)
+    return sorted(decode_topic_list(answer.body))
+
+
+async def delete_topic(
+    client: RemotingClient, address: str, topic: str, cluster_name: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> None:
+    """Take a topic out of the routes; a broker that still has it brings it back at its next registration."""
+    header = DeleteTopicInNameServerRequest(topic=topic, cluster_name=cluster_name)
+    await call(client, address, RequestCode.DELETE_TOPIC_IN_NAMESRV, header, timeout_s=timeout_s)
+
+
+async def has_data_version_changed(
+    client: RemotingClient,
+    address: str,
+    broker: BrokerIdentity,
+    version: DataVersion,
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> bool:
+    """True when the name server does not hold exactly this version of the broker's topics; counts as a
+    heartbeat.
+    """
+    header = QueryDataVersionRequest(
+        cluster_name=broker.cluster_name,
+        broker_name=broker.broker_name,
+        broker_id=broker.broker_id,
+        broker_address=broker.broker_address,
+    )
+    body = encode_data_version(version)
+    answer = await call(
+        client, address, RequestCode.QUERY_DATA_VERSION, header, body=body, timeout_s=timeout_s
+    )
+    return answer.decode(QueryDataVersionResponse).is_changed
+
+
+async def put_kv(
+    client: RemotingClient,
+    address: str,
+    namespace: str,
+    key: str,
+    value: str,
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> None:
+    """Store a value of the key-value configuration."""
+    header = PutKvRequest(namespace=namespace, key=key, value=value)
+    await call(client, address, RequestCode.PUT_KV_CONFIG, header, timeout_s=timeout_s)
+
+
+async def get_kv(
+    client: RemotingClient, address: str, namespace: str, key: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> str | None:
+    """A value of the key-value configuration; None when there is none."""
+    header = GetKvRequest(namespace=namespace, key=key)
+    answer = await ask(client, address, RequestCode.GET_KV_CONFIG, header, timeout_s=timeout_s)
+    if answer.code == ResponseCode.QUERY_NOT_FOUND:
+        return None
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return answer.decode(GetKvResponse).value
