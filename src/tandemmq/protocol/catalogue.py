@@ -1,0 +1,200 @@
+"""What every request code carries and who serves it; a code that is not served says why.
+
+A capability adds its rows here and its handlers to a `routes.py`. A header of None means that there is
+none, or that only extra fields travel. A test demands that every RequestCode is in one of the two tables.
+
+Source:  spec remoting 8 and 9; spec nameserver 3 to 9; spec decisions 6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from tandemmq.protocol.codes import RequestCode as Code
+from tandemmq.protocol.header_codec import Header
+from tandemmq.protocol.requests import admin, client, offset, pull, replica, route, send, topic
+
+
+class Role(Enum):
+    """Who answers a request."""
+
+    BROKER = "broker"
+    NAME_SERVER = "name server"
+    CLIENT = "client"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One request code. `is_oneway`: its senders expect no answer; others may still send it so."""
+
+    code: Code
+    request: type[Header] | None
+    response: type[Header] | None
+    served_by: Role
+    is_oneway: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.code.name
+
+
+def _entries(
+    role: Role, *rows: tuple[Code, type[Header] | None, type[Header] | None], is_oneway: bool = False
+) -> list[Entry]:
+    return [
+        Entry(code=code, request=request, response=response, served_by=role, is_oneway=is_oneway)
+        for code, request, response in rows
+    ]
+
+
+_MESSAGES = _entries(
+    Role.BROKER,
+    (Code.SEND_MESSAGE, send.SendRequest, send.SendResponse),
+    (Code.SEND_MESSAGE_V2, send.SendRequestV2, send.SendResponse),
+    (Code.SEND_BATCH_MESSAGE, send.SendRequestV2, send.SendResponse),
+    (Code.SEND_REPLY_MESSAGE, send.SendRequest, send.SendResponse),
+    (Code.SEND_REPLY_MESSAGE_V2, send.SendRequestV2, send.SendResponse),
+    (Code.CONSUMER_SEND_MSG_BACK, send.SendBackRequest, None),
+    (Code.PULL_MESSAGE, pull.PullRequest, pull.PullResponse),
+    (Code.LITE_PULL_MESSAGE, pull.PullRequest, pull.PullResponse),
+    (Code.QUERY_MESSAGE, pull.QueryMessageRequest, pull.QueryMessageResponse),
+    (Code.VIEW_MESSAGE_BY_ID, pull.ViewMessageRequest, None),
+    (Code.RECALL_MESSAGE, send.RecallRequest, send.RecallResponse),
+) + _entries(Role.BROKER, (Code.END_TRANSACTION, send.EndTransactionRequest, None), is_oneway=True)
+
+_OFFSETS = _entries(
+    Role.BROKER,
+    (Code.QUERY_CONSUMER_OFFSET, offset.QueryOffsetRequest, offset.QueryOffsetResponse),
+    (Code.UPDATE_CONSUMER_OFFSET, offset.UpdateOffsetRequest, None),
+    (Code.SEARCH_OFFSET_BY_TIMESTAMP, offset.SearchOffsetRequest, offset.SearchOffsetResponse),
+    (Code.GET_MAX_OFFSET, offset.GetMaxOffsetRequest, offset.GetMaxOffsetResponse),
+    (Code.GET_MIN_OFFSET, offset.GetMinOffsetRequest, offset.GetMinOffsetResponse),
+    (Code.GET_EARLIEST_MSG_STORETIME, offset.EarliestStoreTimeRequest, offset.EarliestStoreTimeResponse),
+)
+
+_MEMBERS = _entries(
+    Role.BROKER,
+    (Code.HEART_BEAT, None, client.HeartbeatResponse),
+    (Code.UNREGISTER_CLIENT, client.UnregisterClientRequest, None),
+    (Code.GET_CONSUMER_LIST_BY_GROUP, client.ConsumerListRequest, None),
+    (Code.CHECK_CLIENT_CONFIG, None, None),
+    (Code.LOCK_BATCH_MQ, None, None),
+    (Code.UNLOCK_BATCH_MQ, None, None),
+)
+
+_REPLICAS = _entries(
+    Role.BROKER,
+    (Code.GET_ALL_TOPIC_CONFIG, replica.AllTopicConfigRequest, replica.AllTopicConfigResponse),
+    (Code.GET_ALL_CONSUMER_OFFSET, None, None),
+    (Code.GET_ALL_DELAY_OFFSET, None, None),
+    (Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, replica.AllGroupConfigRequest, replica.AllGroupConfigResponse),
+    (Code.EXCHANGE_BROKER_HA_INFO, replica.ExchangeHaInfoRequest, replica.ExchangeHaInfoResponse),
+    (Code.GET_BROKER_HA_STATUS, None, None),
+    (Code.RESET_MASTER_FLUSH_OFFSET, replica.ResetMasterFlushedOffsetRequest, None),
+)
+
+_ADMIN = _entries(
+    Role.BROKER,
+    (Code.UPDATE_AND_CREATE_TOPIC, topic.CreateTopicRequest, None),
+    (Code.UPDATE_AND_CREATE_TOPIC_LIST, None, None),
+    (Code.DELETE_TOPIC_IN_BROKER, topic.DeleteTopicRequest, None),
+    (Code.GET_TOPIC_CONFIG, topic.TopicConfigRequest, None),
+    (Code.GET_TOPIC_STATS_INFO, topic.TopicStatsRequest, None),
+    (Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, None),
+    (Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, None, None),
+    (Code.GET_SUBSCRIPTIONGROUP_CONFIG, topic.GroupConfigRequest, None),
+    (Code.DELETE_SUBSCRIPTIONGROUP, topic.DeleteGroupRequest, None),
+    (Code.GET_CONSUME_STATS, admin.ConsumeStatsRequest, None),
+    (Code.GET_BROKER_CONSUME_STATS, admin.BrokerConsumeStatsRequest, None),
+    (Code.GET_CONSUMER_CONNECTION_LIST, admin.ConsumerConnectionsRequest, None),
+    (Code.GET_PRODUCER_CONNECTION_LIST, admin.ProducerConnectionsRequest, None),
+    (Code.GET_ALL_PRODUCER_INFO, None, None),
+    (Code.QUERY_TOPIC_CONSUME_BY_WHO, admin.TopicConsumersRequest, None),
+    (Code.QUERY_TOPICS_BY_CONSUMER, admin.GroupTopicsRequest, None),
+    (Code.QUERY_SUBSCRIPTION_BY_CONSUMER, admin.GroupSubscriptionRequest, None),
+    (Code.QUERY_CONSUME_TIME_SPAN, admin.ConsumeTimeSpanRequest, None),
+    (Code.QUERY_CORRECTION_OFFSET, admin.CorrectionOffsetRequest, None),
+    (Code.INVOKE_BROKER_TO_RESET_OFFSET, admin.ResetOffsetRequest, None),
+    (Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, admin.ConsumerStatusRequest, None),
+    (Code.CLONE_GROUP_OFFSET, admin.CloneGroupOffsetRequest, None),
+    (Code.GET_CONSUMER_RUNNING_INFO, admin.RunningInfoRequest, None),
+    (Code.CONSUME_MESSAGE_DIRECTLY, admin.ConsumeDirectlyRequest, None),
+    (Code.GET_BROKER_RUNTIME_INFO, None, None),
+    (Code.GET_BROKER_CONFIG, None, admin.BrokerConfigResponse),
+    (Code.UPDATE_BROKER_CONFIG, None, None),
+    (Code.VIEW_BROKER_STATS_DATA, admin.BrokerStatsRequest, None),
+    (Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, None, None),
+    (Code.CLEAN_EXPIRED_CONSUMEQUEUE, None, None),
+    (Code.DELETE_EXPIRED_COMMITLOG, None, None),
+    (Code.CLEAN_UNUSED_TOPIC, None, None),
+    (Code.QUERY_CONSUME_QUEUE, admin.ConsumeQueueRequest, None),
+    (Code.RESUME_CHECK_HALF_MESSAGE, admin.ResumeCheckRequest, None),
+    (Code.UPDATE_AND_GET_GROUP_FORBIDDEN, admin.GroupForbiddenRequest, None),
+)
+
+_NAME_SERVER = _entries(
+    Role.NAME_SERVER,
+    (Code.GET_ROUTEINFO_BY_TOPIC, route.RouteRequest, None),
+    (Code.GET_BROKER_CLUSTER_INFO, None, None),
+    (Code.REGISTER_BROKER, route.RegisterBrokerRequest, route.RegisterBrokerResponse),
+    (Code.UNREGISTER_BROKER, route.UnregisterBrokerRequest, None),
+    (Code.QUERY_DATA_VERSION, route.QueryDataVersionRequest, route.QueryDataVersionResponse),
+    (Code.REGISTER_TOPIC_IN_NAMESRV, route.RegisterTopicRequest, None),
+    (Code.GET_BROKER_MEMBER_GROUP, route.MemberGroupRequest, None),
+    (Code.PUT_KV_CONFIG, route.PutKvRequest, None),
+    (Code.GET_KV_CONFIG, route.GetKvRequest, route.GetKvResponse),
+    (Code.DELETE_KV_CONFIG, route.DeleteKvRequest, None),
+    (Code.GET_KVLIST_BY_NAMESPACE, route.KvListRequest, None),
+    (Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None, None),
+    (Code.GET_TOPICS_BY_CLUSTER, route.TopicsByClusterRequest, None),
+    (Code.GET_SYSTEM_TOPIC_LIST_FROM_NS, None, None),
+    (Code.GET_UNIT_TOPIC_LIST, None, None),
+    (Code.GET_HAS_UNIT_SUB_TOPIC_LIST, None, None),
+    (Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, None, None),
+    (Code.DELETE_TOPIC_IN_NAMESRV, route.DeleteTopicInNameServerRequest, None),
+    (
+        Code.WIPE_WRITE_PERM_OF_BROKER,
+        route.WipeWritePermissionRequest,
+        route.WipeWritePermissionResponse,
+    ),
+    (Code.ADD_WRITE_PERM_OF_BROKER, route.AddWritePermissionRequest, route.AddWritePermissionResponse),
+    (Code.UPDATE_NAMESRV_CONFIG, None, None),
+    (Code.GET_NAMESRV_CONFIG, None, None),
+) + _entries(Role.NAME_SERVER, (Code.BROKER_HEARTBEAT, route.BrokerHeartbeatRequest, None), is_oneway=True)
+
+_PUSHES = _entries(
+    Role.CLIENT,
+    (Code.NOTIFY_CONSUMER_IDS_CHANGED, client.NotifyConsumerIdsChangedRequest, None),
+    (Code.CHECK_TRANSACTION_STATE, send.CheckTransactionRequest, None),
+    (Code.RESET_CONSUMER_CLIENT_OFFSET, admin.ResetClientOffsetRequest, None),
+    is_oneway=True,
+) + _entries(
+    Role.CLIENT,
+    (Code.GET_CONSUMER_STATUS_FROM_CLIENT, admin.ConsumerStatusRequest, None),
+    (Code.PUSH_REPLY_MESSAGE_TO_CLIENT, send.PushReplyRequest, None),
+)
+
+CATALOGUE: dict[int, Entry] = {
+    int(entry.code): entry
+    for part in (_MESSAGES, _OFFSETS, _MEMBERS, _REPLICAS, _ADMIN, _NAME_SERVER, _PUSHES)
+    for entry in part
+}
+
+UNSUPPORTED: dict[int, str] = {
+    Code.NOTIFY_MIN_BROKER_ID_CHANGE: "slave-acting-master is not served",
+    Code.GET_TIMER_CHECK_POINT: "the timer wheel is not served; delay levels are",
+    Code.GET_TIMER_METRICS: "the timer wheel is not served; delay levels are",
+    Code.QUERY_ASSIGNMENT: "server-side rebalance is not served; clients fall back to their own",
+    Code.SET_MESSAGE_REQUEST_MODE: "server-side rebalance is not served",
+    Code.GET_ALL_MESSAGE_REQUEST_MODE: "server-side rebalance is not served",
+    Code.POP_MESSAGE: "pop consumption is not served",
+    Code.ACK_MESSAGE: "pop consumption is not served",
+    Code.BATCH_ACK_MESSAGE: "pop consumption is not served",
+    Code.PEEK_MESSAGE: "pop consumption is not served",
+    Code.CHANGE_MESSAGE_INVISIBLETIME: "pop consumption is not served",
+    Code.NOTIFICATION: "pop consumption is not served",
+    Code.POLLING_INFO: "pop consumption is not served",
+    Code.POP_ROLLBACK: "pop consumption is not served",
+}
+"""Codes answered REQUEST_CODE_NOT_SUPPORTED, and why."""

@@ -1,0 +1,169 @@
+"""What operators and their tools ask of a broker; topics and groups are in `topic`.
+
+Source:  spec remoting 8.6 and 9.11.
+"""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from tandemmq.protocol.header_codec import Header, Int32, Int64
+
+
+class ConsumeStatsRequest(Header, frozen=True, kw_only=True):
+    """GET_CONSUME_STATS (208); `topics` are separated by semicolons."""
+
+    consumer_group: str = field(name="consumerGroup")
+    topic: str | None = None
+    topics: str | None = field(name="topicList", default=None)
+
+
+class BrokerConsumeStatsRequest(Header, frozen=True, kw_only=True):
+    """GET_BROKER_CONSUME_STATS (317)."""
+
+    is_ordered: bool = field(name="isOrder")
+
+
+class ConsumerConnectionsRequest(Header, frozen=True, kw_only=True):
+    """GET_CONSUMER_CONNECTION_LIST (203); 206 when nobody is online."""
+
+    consumer_group: str = field(name="consumerGroup")
+
+
+class ProducerConnectionsRequest(Header, frozen=True, kw_only=True):
+    """GET_PRODUCER_CONNECTION_LIST (204)."""
+
+    producer_group: str = field(name="producerGroup")
+
+
+class TopicConsumersRequest(Header, frozen=True, kw_only=True):
+    """QUERY_TOPIC_CONSUME_BY_WHO (300)."""
+
+    topic: str
+
+
+class GroupTopicsRequest(Header, frozen=True, kw_only=True):
+    """QUERY_TOPICS_BY_CONSUMER (343)."""
+
+    group: str
+
+
+class GroupSubscriptionRequest(Header, frozen=True, kw_only=True):
+    """QUERY_SUBSCRIPTION_BY_CONSUMER (345)."""
+
+    group: str
+    topic: str | None = None
+
+
+class ConsumeTimeSpanRequest(Header, frozen=True, kw_only=True):
+    """QUERY_CONSUME_TIME_SPAN (303)."""
+
+    topic: str
+    group: str
+
+
+class CorrectionOffsetRequest(Header, frozen=True, kw_only=True):
+    """QUERY_CORRECTION_OFFSET (308)."""
+
+    compare_group: str = field(name="compareGroup")
+    topic: str
+    filter_groups: str | None = field(name="filterGroups", default=None)
+
+
+class ResetOffsetRequest(Header, frozen=True, kw_only=True):
+    """INVOKE_BROKER_TO_RESET_OFFSET (222): to a time (-1 is the end), or one queue to an offset."""
+
+    topic: str
+    group: str
+    timestamp_ms: Int64 = field(name="timestamp")
+    is_forced: bool = field(name="isForce")
+    queue_id: Int32 | None = field(name="queueId", default=None)
+    offset: Int64 | None = None
+
+
+class ResetClientOffsetRequest(Header, frozen=True, kw_only=True):
+    """RESET_CONSUMER_CLIENT_OFFSET (220), broker to consumer, oneway; the body holds the offsets."""
+
+    topic: str
+    group: str
+    timestamp_ms: Int64 = field(name="timestamp")
+    is_forced: bool = field(name="isForce")
+    queue_id: Int32 | None = field(name="queueId", default=None)
+
+
+class ConsumerStatusRequest(Header, frozen=True, kw_only=True):
+    """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223) and GET_CONSUMER_STATUS_FROM_CLIENT (221).
+
+    `client_id` travels as clientAddr but holds a client id.
+    """
+
+    topic: str
+    group: str
+    client_id: str | None = field(name="clientAddr", default=None)
+
+
+class CloneGroupOffsetRequest(Header, frozen=True, kw_only=True):
+    """CLONE_GROUP_OFFSET (314)."""
+
+    source_group: str = field(name="srcGroup")
+    target_group: str = field(name="destGroup")
+    topic: str | None = None
+    is_offline: bool = field(name="offline", default=False)
+
+
+class RunningInfoRequest(Header, frozen=True, kw_only=True):
+    """GET_CONSUMER_RUNNING_INFO (307), relayed to the client."""
+
+    consumer_group: str = field(name="consumerGroup")
+    client_id: str = field(name="clientId")
+    has_stack: bool = field(name="jstackEnable", default=False)
+
+
+class ConsumeDirectlyRequest(Header, frozen=True, kw_only=True):
+    """CONSUME_MESSAGE_DIRECTLY (309), relayed with the stored message as body."""
+
+    consumer_group: str = field(name="consumerGroup")
+    client_id: str | None = field(name="clientId", default=None)
+    message_id: str | None = field(name="msgId", default=None)
+    broker_name: str | None = field(name="brokerName", default=None)
+    topic: str | None = None
+    topic_sys_flag: Int32 | None = field(name="topicSysFlag", default=None)
+    group_sys_flag: Int32 | None = field(name="groupSysFlag", default=None)
+
+
+class BrokerConfigResponse(Header, frozen=True, kw_only=True):
+    """Answer to GET_BROKER_CONFIG (26); `version` is a DataVersion as JSON text."""
+
+    version: str
+
+
+class BrokerStatsRequest(Header, frozen=True, kw_only=True):
+    """VIEW_BROKER_STATS_DATA (315)."""
+
+    stats_name: str = field(name="statsName")
+    stats_key: str = field(name="statsKey")
+
+
+class ConsumeQueueRequest(Header, frozen=True, kw_only=True):
+    """QUERY_CONSUME_QUEUE (321)."""
+
+    topic: str
+    queue_id: Int32 = field(name="queueId")
+    queue_offset: Int64 = field(name="index")
+    count_max: Int32 = field(name="count")
+    consumer_group: str | None = field(name="consumerGroup", default=None)
+
+
+class ResumeCheckRequest(Header, frozen=True, kw_only=True):
+    """RESUME_CHECK_HALF_MESSAGE (323); the id is an offset message id."""
+
+    message_id: str = field(name="msgId")
+    topic: str | None = None
+
+
+class GroupForbiddenRequest(Header, frozen=True, kw_only=True):
+    """UPDATE_AND_GET_GROUP_FORBIDDEN (353)."""
+
+    group: str
+    topic: str
+    is_readable: bool | None = field(name="readable", default=None)

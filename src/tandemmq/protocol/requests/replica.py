@@ -1,0 +1,61 @@
+"""Between the replicas of one broker: tables a slave asks of its master, HA addresses (spec remoting 8.5).
+
+GET_ALL_CONSUMER_OFFSET and GET_ALL_DELAY_OFFSET have no header at all. An answer without the total makes
+the caller take the body as complete, with every version; so all is returned at once.
+"""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from tandemmq.protocol.header_codec import Header, Int32, Int64
+
+
+class AllTopicConfigRequest(Header, frozen=True, kw_only=True):
+    """GET_ALL_TOPIC_CONFIG (21); the paging fields come from 5.3.4 on, `data_version` is JSON text."""
+
+    page: Int32 | None = field(name="topicSeq", default=None)
+    count_max: Int32 | None = field(name="maxTopicNum", default=None)
+    data_version: str | None = field(name="dataVersion", default=None)
+
+
+class AllTopicConfigResponse(Header, frozen=True, kw_only=True):
+    """Answer to GET_ALL_TOPIC_CONFIG."""
+
+    topic_count: Int32 | None = field(name="totalTopicNum", default=None)
+
+
+class AllGroupConfigRequest(Header, frozen=True, kw_only=True):
+    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201); the paging fields come from 5.3.4 on."""
+
+    page: Int32 | None = field(name="groupSeq", default=None)
+    count_max: Int32 | None = field(name="maxGroupNum", default=None)
+    data_version: str | None = field(name="dataVersion", default=None)
+
+
+class AllGroupConfigResponse(Header, frozen=True, kw_only=True):
+    """Answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
+
+    group_count: Int32 | None = field(name="totalGroupNum", default=None)
+
+
+class ExchangeHaInfoRequest(Header, frozen=True, kw_only=True):
+    """EXCHANGE_BROKER_HA_INFO (906): with an HA address it sets the receiver's, without it asks for it."""
+
+    master_ha_address: str | None = field(name="masterHaAddress", default=None)
+    master_flushed_offset: Int64 | None = field(name="masterFlushOffset", default=None)
+    master_address: str | None = field(name="masterAddress", default=None)
+
+
+class ExchangeHaInfoResponse(Header, frozen=True, kw_only=True):
+    """Answer to EXCHANGE_BROKER_HA_INFO, from a master."""
+
+    master_ha_address: str | None = field(name="masterHaAddress", default=None)
+    master_flushed_offset: Int64 | None = field(name="masterFlushOffset", default=None)
+    master_address: str | None = field(name="masterAddress", default=None)
+
+
+class ResetMasterFlushedOffsetRequest(Header, frozen=True, kw_only=True):
+    """RESET_MASTER_FLUSH_OFFSET (908)."""
+
+    master_flushed_offset: Int64 = field(name="masterFlushOffset")
