@@ -64,6 +64,8 @@ class ReplicaDirectory:
         self._connections.remove(connection)
         heirs = [other for other in self._connections if other.twin is connection]
         for other in heirs:
+            other.id = None
+        for other in heirs:
             self._place(other)
 
     def positions(self) -> dict[ReplicaId, int]:

@@ -1,0 +1,71 @@
+"""However slaves on one host come and go, none is counted twice, and in the end each is counted once."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandemmq.replication.core.replicas import Connection, ReplicaDirectory
+
+
+class Follower:
+    """A slave as it is: one living connection, and old ones whose last reports may still arrive."""
+
+    def __init__(self) -> None:
+        self.held = 0
+        self.living: Connection | None = None
+        self.dying: list[tuple[Connection, int]] = []  # what its last report says
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["send", "copy", "redial", "late", "close"]), st.integers(0, 3)), max_size=60
+)
+
+
+@given(STEPS)
+def test_no_slave_is_counted_twice(steps: list[tuple[str, int]]) -> None:
+    directory = ReplicaDirectory()
+    followers = [Follower() for _ in range(3)]
+    end = 0
+    for act, number in steps:
+        follower = followers[number % len(followers)]
+        living = follower.living
+        if act == "send":
+            end += 10
+            for connection in [c for f in followers for c in _connections(f)]:
+                connection.sent = end
+        elif act == "copy" and living is not None:
+            follower.held = living.sent
+            directory.acknowledge(living, follower.held)
+        elif act == "redial":
+            if living is not None:
+                follower.dying.append((living, follower.held))
+            follower.living = Connection("host")
+            follower.living.sent = follower.held
+            directory.join(follower.living)
+            directory.acknowledge(follower.living, follower.held)
+        elif act == "late" and follower.dying:
+            connection, held = follower.dying[0]
+            directory.acknowledge(connection, held)
+        elif act == "close" and follower.dying:
+            directory.leave(follower.dying.pop(0)[0])
+        positions = sorted(directory.positions().values(), reverse=True)
+        truth = sorted((f.held for f in followers), reverse=True)
+        assert len(positions) <= len(truth)
+        assert all(counted <= real for counted, real in zip(positions, truth, strict=False))
+
+    # Old sockets die at last, and one more message reaches everybody twice.
+    for follower in followers:
+        for connection, _ in follower.dying:
+            directory.leave(connection)
+    alive = [follower.living for follower in followers if follower.living is not None]
+    for _ in alive:
+        end += 10
+        for connection in alive:
+            connection.sent = end
+            directory.acknowledge(connection, end)
+    assert sorted(directory.positions().values()) == [end] * len(alive)
+
+
+def _connections(follower: Follower) -> list[Connection]:
+    return [c for c in (follower.living, *(c for c, _ in follower.dying)) if c is not None]
