@@ -22,6 +22,16 @@ TABLE_UNREADABLE: Final = "table.found_unreadable"
 TOPIC_CREATED: Final = "topic.created"
 TOPIC_DELETED: Final = "topic.deleted"
 
+# client
+CLIENT_PULL_FAILED: Final = "client_pull.failed"
+COMMIT_FAILED: Final = "commit.failed"
+HEARTBEAT_FAILED: Final = "heartbeat.failed"
+OFFSET_MOVED: Final = "offset.moved"
+QUEUES_REBALANCED: Final = "queues.rebalanced"
+REBALANCE_FAILED: Final = "rebalance.failed"
+ROUTE_REFRESH_FAILED: Final = "route.refresh_failed"
+SEND_RETRIED: Final = "send.retried"
+
 # nameserver
 BROKER_EXPIRED: Final = "broker.expired"
 BROKER_REGISTERED: Final = "broker.registered"

@@ -1,0 +1,56 @@
+"""Messages of one queue that were pulled and are not finished; pure.
+
+The committed offset is the lowest unfinished message, or the next offset to pull when nothing is unfinished:
+a crash repeats messages but never skips one (spec semantics 10.3). Offsets the broker filtered out are
+covered by the next offset, so a queue without matching messages moves on too.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class InFlight:
+    """The unfinished messages of one owned queue, in offset order."""
+
+    __slots__ = ("_sizes", "bytes", "next_offset")
+
+    def __init__(self, start_offset: int) -> None:
+        self._sizes: OrderedDict[int, int] = OrderedDict()
+        self.bytes = 0
+        self.next_offset = start_offset
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def add(self, offset: int, size_bytes: int) -> None:
+        """One more message was pulled; offsets come in rising order."""
+        assert offset >= self.next_offset, f"offset {offset} was pulled twice, next is {self.next_offset}"
+        self._sizes[offset] = size_bytes
+        self.bytes += size_bytes
+        self.next_offset = offset + 1
+
+    def advance(self, next_offset: int) -> None:
+        """The broker says that nothing for us lies below `next_offset`; never goes back."""
+        if next_offset > self.next_offset:
+            self.next_offset = next_offset
+
+    def finish(self, offset: int) -> bool:
+        """The application is done with the message; False when it was not (or no longer) unfinished."""
+        size_bytes = self._sizes.pop(offset, None)
+        if size_bytes is None:
+            return False
+        self.bytes -= size_bytes
+        return True
+
+    @property
+    def committed_offset(self) -> int:
+        """Where another consumer would have to go on: everything below is finished."""
+        for offset in self._sizes:
+            return offset
+        return self.next_offset
+
+    @property
+    def span(self) -> int:
+        """From the lowest unfinished offset to the next one to pull; large when one message is stuck."""
+        return self.next_offset - self.committed_offset

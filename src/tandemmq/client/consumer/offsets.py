@@ -1,0 +1,124 @@
+"""Where a group's offsets are kept: at the brokers (clustering) or in a local file (broadcasting); spec
+semantics 11.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from tandemmq.api import broker_offset
+from tandemmq.client.consumer.replica_choice import MASTER_ID, choose_replica
+from tandemmq.client.faulty_peers import FaultyPeers
+from tandemmq.client.instance import ClientInstance
+from tandemmq.errors import BrokerUnreachable, NoRoute, RequestTimeout
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.bodies.offset import decode_reset_offsets, encode_reset_offsets
+from tandemmq.runtime.ports import Disk
+
+
+class OffsetStore(Protocol):
+    """Committed offsets of one group."""
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        """Where the group goes on; None when it has never committed."""
+
+    async def write(self, queue: MessageQueue, offset: int) -> None:
+        """Keep where the group goes on; lowering is allowed."""
+
+    async def flush(self) -> None:
+        """Returns when what was written is safe."""
+
+
+class BrokerOffsets:
+    """At the master of the queue's broker, or at any replica while there is no master (spec replication 9.1).
+
+    A master that comes back has old offsets; the next periodic commit of the consumer brings it up to date.
+    """
+
+    def __init__(
+        self, instance: ClientInstance, group: str, faulty: FaultyPeers, *, zero_when_none_stored: bool
+    ) -> None:
+        self._instance = instance
+        self._group = group
+        self._faulty = faulty
+        self._zero_if_missing = None if zero_when_none_stored else False
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        return await broker_offset.query_committed_offset(
+            self._instance.remoting,
+            self._address(queue),
+            self._group,
+            queue.topic,
+            queue.queue_id,
+            zero_if_missing=self._zero_if_missing,
+            timeout_s=self._instance.options.call_timeout_s,
+        )
+
+    async def write(self, queue: MessageQueue, offset: int) -> None:
+        address = self._address(queue)
+        try:
+            await broker_offset.commit_offset(
+                self._instance.remoting,
+                address,
+                self._group,
+                queue.topic,
+                queue.queue_id,
+                offset,
+                timeout_s=self._instance.options.call_timeout_s,
+            )
+        except (BrokerUnreachable, RequestTimeout):
+            self._faulty.note_failure(address, self._instance.clock.monotonic())
+            raise
+
+    async def flush(self) -> None:
+        """Nothing to do: each write has been answered."""
+
+    def _address(self, queue: MessageQueue) -> str:
+        view = self._instance.routes.get(queue.topic)
+        addresses = view.addresses.get(queue.broker_name, {}) if view is not None else {}
+        avoided = self._faulty.avoided(self._instance.clock.monotonic())
+        replica = choose_replica(addresses, MASTER_ID, avoided)
+        if replica is None:
+            raise NoRoute(f"no address of broker {queue.broker_name!r} is known")
+        return replica.address
+
+
+class LocalOffsets:
+    """In `<dir>/<client id>/<group>/offsets.json`, in RocketMQ's form, with the content before as `.bak`."""
+
+    def __init__(self, disk: Disk, directory: Path, client_id: str, group: str) -> None:
+        self._disk = disk
+        self._path = directory / client_id / group / "offsets.json"
+        self._offsets: dict[MessageQueue, int] | None = None
+        self._is_changed = False
+
+    async def read(self, queue: MessageQueue) -> int | None:
+        if self._offsets is None:
+            self._offsets = await self._disk.offload(self._load)
+        return self._offsets.get(queue)
+
+    async def write(self, queue: MessageQueue, offset: int) -> None:
+        if self._offsets is None:
+            self._offsets = await self._disk.offload(self._load)
+        if self._offsets.get(queue) != offset:
+            self._offsets[queue] = offset
+            self._is_changed = True
+
+    async def flush(self) -> None:
+        """Write the file when anything has changed."""
+        if self._offsets is not None and self._is_changed:
+            self._is_changed = False
+            await self._disk.offload(self._save, encode_reset_offsets(self._offsets))
+
+    def _load(self) -> dict[MessageQueue, int]:
+        for path in (self._path, self._path.with_name(self._path.name + ".bak")):
+            if self._disk.exists(path):
+                raw = self._disk.read_bytes(path)
+                if raw.strip():
+                    return decode_reset_offsets(raw)
+        return {}
+
+    def _save(self, data: bytes) -> None:
+        self._disk.make_dirs(self._path.parent)
+        self._disk.write_atomically(self._path, data, keep_backup=True)

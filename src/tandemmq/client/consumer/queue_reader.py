@@ -1,0 +1,267 @@
+"""Reads one queue: a loop of long-polling pulls that fills the inbox and tracks what is unfinished.
+
+Failures never end the loop: it goes on at another replica when one is reachable, else after a pause. Only
+giving up the queue ends it (spec semantics 10.2; replication 8.4).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from tandemmq.api import broker_pull
+from tandemmq.api.broker_pull import Pulled, PullStatus
+from tandemmq.client.consumer.in_flight import InFlight
+from tandemmq.client.consumer.inbox import Delivery, Inbox
+from tandemmq.client.consumer.replica_choice import MASTER_ID, Replica, choose_replica
+from tandemmq.client.consumer.subscription import TAG, Subscription
+from tandemmq.client.faulty_peers import FaultyPeers
+from tandemmq.client.instance import ClientInstance
+from tandemmq.client.options import ConsumerOptions, MessageModel
+from tandemmq.errors import (
+    BrokerUnreachable,
+    LocalProtocolError,
+    NoRoute,
+    RemoteProtocolError,
+    RequestRejected,
+    RequestTimeout,
+    TandemError,
+)
+from tandemmq.protocol import properties as names
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.message import ReceivedMessage
+from tandemmq.protocol.record import decode_records
+from tandemmq.protocol.requests.pull import PullRequest
+from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
+from tandemmq.protocol.topic_names import is_retry_topic
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+FLOW_CONTROL_PAUSE_S = 0.02
+IDLE_PAUSE_S_MIN = 0.05
+IDLE_PAUSE_S_MAX = 1.0
+"""Between pulls that a replica answers at once without progress: a slave that sends us to a master which is
+away.
+"""
+ANSWER_MARGIN_S = 15.0
+"""On top of the time that the broker may hold a pull."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderSeams:
+    """What all readers of a consumer share."""
+
+    instance: ClientInstance
+    group: str
+    options: ConsumerOptions
+    inbox: Inbox
+    faulty: FaultyPeers
+
+
+class QueueReader:
+    """One owned queue. `run` is its task; everything else is called between its steps."""
+
+    def __init__(
+        self, queue: MessageQueue, subscription: Subscription, start_offset: int, seams: ReaderSeams
+    ) -> None:
+        self.queue = queue
+        self.subscription = subscription
+        self.in_flight = InFlight(start_offset)
+        self.last_pull_at_ms = 0
+        self._seams = seams
+        self._suggested_id = MASTER_ID
+        self._idle_pause_s = IDLE_PAUSE_S_MIN
+        self._generation = 0
+        self._is_dropped = False
+
+    # Between steps
+
+    @property
+    def committed_offset(self) -> int:
+        """Where the group goes on: everything below is finished."""
+        return self.in_flight.committed_offset
+
+    def finish(self, queue_offset: int) -> None:
+        """The application is done with a message."""
+        before = self.in_flight.bytes
+        if self.in_flight.finish(queue_offset):
+            self._seams.inbox.free(before - self.in_flight.bytes)
+
+    def move_to(self, offset: int) -> None:
+        """Go on from another offset: what was pulled and not handed out is forgotten, what was is no longer
+        tracked.
+        """
+        self._forget()
+        self.in_flight = InFlight(offset)
+
+    def drop(self) -> None:
+        """The queue is not ours any more."""
+        self._is_dropped = True
+        self._forget()
+        self.in_flight = InFlight(self.in_flight.committed_offset)
+
+    def _forget(self) -> None:
+        self._generation += 1
+        self._seams.inbox.drop(self)
+        self._seams.inbox.free(self.in_flight.bytes)
+
+    # The task
+
+    async def run(self) -> None:
+        """Pull until cancelled."""
+        seams, clock = self._seams, self._seams.instance.clock
+        while not self._is_dropped:
+            if not self._has_room():
+                await seams.inbox.wait_for_room()
+                continue
+            generation, asked_from = self._generation, self.in_flight.next_offset
+            try:
+                replica = await self._replica()
+            except TandemError as error:
+                await clock.sleep(self._pause_after(error, None))
+                continue
+            try:
+                pulled = await self._pull(replica)
+                if generation == self._generation:
+                    self._apply(pulled)
+            except TandemError as error:
+                await clock.sleep(self._pause_after(error, replica))
+                continue
+            seams.faulty.note_success(replica.address)
+            pause_s = self._pause_when_idle(pulled.status, has_progress=pulled.next_offset > asked_from)
+            if pause_s:
+                await clock.sleep(pause_s)
+
+    def _has_room(self) -> bool:
+        """A queue with nothing unfinished may always pull once, so that none starves when others fill the
+        inbox.
+        """
+        if not len(self.in_flight):
+            return True
+        return len(self.in_flight) < self._seams.options.cached_count_max and self._seams.inbox.has_room
+
+    async def _replica(self) -> Replica:
+        """Who is asked next.
+
+        Raises:  NoRoute when no address of the broker is known, after one look for a newer route.
+        """
+        seams = self._seams
+        routes, queue = seams.instance.routes, self.queue
+        for is_last in (False, True):
+            view = routes.get(queue.topic)
+            addresses = view.addresses.get(queue.broker_name, {}) if view is not None else {}
+            avoided = seams.faulty.avoided(seams.instance.clock.monotonic())
+            replica = choose_replica(addresses, self._suggested_id, avoided)
+            if replica is not None:
+                return replica
+            if not is_last:
+                await routes.refresh(queue.topic)
+        raise NoRoute(f"no address of broker {queue.broker_name!r} is known for topic {queue.topic!r}")
+
+    async def _pull(self, replica: Replica) -> Pulled:
+        seams, options = self._seams, self._seams.options
+        committed = self.committed_offset
+        sys_flag = PULL_SUSPEND | PULL_SUBSCRIPTION
+        if options.model is MessageModel.CLUSTERING and committed > 0 and not replica.is_slave:
+            sys_flag |= PULL_COMMIT_OFFSET
+        header = PullRequest(
+            consumer_group=seams.group,
+            topic=self.queue.topic,
+            queue_id=self.queue.queue_id,
+            queue_offset=self.in_flight.next_offset,
+            count_max=options.pull_count_max,
+            sys_flag=sys_flag,
+            committed_offset=committed,
+            suspend_timeout_ms=int(options.suspend_s * 1000),
+            subscription_version=self.subscription.version,
+            subscription=self.subscription.expression,
+            expression_type=TAG,
+            broker_name=self.queue.broker_name,
+        )
+        self.last_pull_at_ms = seams.instance.clock.now_ms()
+        return await broker_pull.pull(
+            seams.instance.remoting, replica.address, header, timeout_s=options.suspend_s + ANSWER_MARGIN_S
+        )
+
+    def _apply(self, pulled: Pulled) -> None:
+        """Take over one answer.
+
+        Raises:  RemoteProtocolError for a body that cannot be read; the messages before the bad one are kept.
+        """
+        self._suggested_id = pulled.suggested_broker_id
+        if pulled.status is PullStatus.OFFSET_MOVED:
+            log.warning(
+                events.OFFSET_MOVED,
+                extra={
+                    "topic": self.queue.topic,
+                    "broker": self.queue.broker_name,
+                    "queue_id": self.queue.queue_id,
+                    "from_offset": self.in_flight.next_offset,
+                    "to_offset": pulled.next_offset,
+                },
+            )
+            self.move_to(pulled.next_offset)
+            return
+        if pulled.status is PullStatus.FOUND:
+            self._accept(pulled)
+        self.in_flight.advance(pulled.next_offset)
+
+    def _accept(self, pulled: Pulled) -> None:
+        in_flight, subscription = self.in_flight, self.subscription
+        before = in_flight.bytes
+        deliveries: list[Delivery] = []
+        try:
+            for record in decode_records(pulled.body):
+                offset = record.queue_offset
+                if offset < in_flight.next_offset or not subscription.matches(record.tags):
+                    continue
+                topic = None
+                if is_retry_topic(record.topic):
+                    topic = record.properties.get(names.RETRY_TOPIC)
+                message = ReceivedMessage(record, topic=topic, broker_name=self.queue.broker_name)
+                in_flight.add(offset, record.size)
+                deliveries.append(Delivery(self, message))
+        finally:
+            if deliveries:
+                self._seams.inbox.put(deliveries, in_flight.bytes - before)
+
+    def _pause_when_idle(self, status: PullStatus, *, has_progress: bool) -> float:
+        """0 in the usual case; growing while answers come at once, empty and without progress."""
+        if status is not PullStatus.NOTHING_MATCHED or has_progress:
+            self._idle_pause_s = IDLE_PAUSE_S_MIN
+            return 0.0
+        pause_s, self._idle_pause_s = self._idle_pause_s, min(self._idle_pause_s * 2, IDLE_PAUSE_S_MAX)
+        return pause_s
+
+    def _pause_after(self, error: TandemError, replica: Replica | None) -> float:
+        """How long to wait after a failure, which is noted where it belongs."""
+        seams = self._seams
+        log.warning(
+            events.CLIENT_PULL_FAILED,
+            extra={
+                "topic": self.queue.topic,
+                "broker": self.queue.broker_name,
+                "queue_id": self.queue.queue_id,
+                "address": replica.address if replica else "",
+                "error": str(error),
+            },
+        )
+        if error.refresh_route:
+            seams.instance.routes.refresh_soon(self.queue.topic)
+        if isinstance(error, BrokerUnreachable | RequestTimeout) and replica is not None:
+            seams.faulty.note_failure(replica.address, seams.instance.clock.monotonic())
+            return 0.0 if self._has_other(replica) else seams.options.pull_error_delay_s
+        if isinstance(error, RequestRejected) and error.code == ResponseCode.FLOW_CONTROL:
+            return FLOW_CONTROL_PAUSE_S
+        if isinstance(error, RemoteProtocolError | LocalProtocolError):
+            seams.inbox.put_error(error)
+        return seams.options.pull_error_delay_s
+
+    def _has_other(self, replica: Replica) -> bool:
+        """True when another replica of the broker is not avoided now."""
+        view = self._seams.instance.routes.get(self.queue.topic)
+        addresses = view.addresses.get(self.queue.broker_name, {}) if view is not None else {}
+        avoided = self._seams.faulty.avoided(self._seams.instance.clock.monotonic())
+        return any(address not in avoided for address in addresses.values())

@@ -1,0 +1,215 @@
+"""One client as brokers see it: an id, connections, fresh routes, heartbeats (spec semantics 2).
+
+Producers and consumers are members of an instance; by default each has its own. It owns all background
+tasks: when one dies by a fault of ours, the instance is failed and every later call says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Protocol
+
+from tandemmq.api import broker_client
+from tandemmq.client.name_servers import NameServers
+from tandemmq.client.options import ClientOptions, parse_name_servers
+from tandemmq.client.route_cache import RouteCache
+from tandemmq.client.route_view import MASTER_ID
+from tandemmq.errors import BrokerUnreachable, ClientError, TandemError
+from tandemmq.protocol.bodies.heartbeat import ConsumerData, Heartbeat, ProducerData
+from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.message_id import UniqueKeys
+from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.runtime.chance import SystemRandom
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.ports import Clock, Network, Random
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
+"""In the heartbeat of every client (spec semantics 2.4)."""
+
+BROKER_REQUESTS = (
+    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+    RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+    RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+    RequestCode.GET_CONSUMER_RUNNING_INFO,
+    RequestCode.CONSUME_MESSAGE_DIRECTLY,
+)
+"""What brokers ask of clients and we serve (spec semantics 15)."""
+
+
+class GroupMember(Protocol):
+    """A consumer, as its instance needs it."""
+
+    @property
+    def group(self) -> str: ...
+
+    def describe(self) -> ConsumerData: ...
+
+    def handle_broker_request(self, command: Command) -> Command | None: ...
+
+
+class ClientInstance:
+    """Start it before use; `close` ends all it started."""
+
+    def __init__(
+        self,
+        namesrv: str,
+        options: ClientOptions,
+        *,
+        network: Network | None = None,
+        clock: Clock | None = None,
+        chance: Random | None = None,
+    ) -> None:
+        self.options = options
+        self.clock: Clock = clock or LoopClock()
+        self.chance: Random = chance or SystemRandom()
+        self.tasks = TaskScope("client", self._on_failure)
+        routes = {int(code): self._on_broker_request for code in BROKER_REQUESTS}
+        self.remoting = RemotingClient(network=network or TcpNetwork(), clock=self.clock, routes=routes)
+        addresses = parse_name_servers(namesrv)
+        first = self.chance.below(len(addresses))
+        self.name_servers = NameServers(self.remoting, addresses, first=first)
+        self.routes = RouteCache(
+            self.name_servers,
+            clock=self.clock,
+            tasks=self.tasks,
+            refresh_s=options.route_refresh_s,
+            timeout_s=options.call_timeout_s,
+        )
+        self.client_id = ""
+        self.failure: BaseException | None = None
+        self._producer_groups: dict[str, None] = {INNER_PRODUCER_GROUP: None}
+        self._consumers: dict[str, GroupMember] = {}
+        self._heartbeat_wanted = asyncio.Event()
+
+    async def start(self) -> None:
+        """Reach a name server, take an id, start refreshing and heartbeats.
+
+        Raises:  BrokerUnreachable, naming the name servers, when none takes a connection.
+        """
+        ip = self.options.client_ip or await self._local_ip()
+        unique = f"{os.getpid()}#{self.chance.token_bytes(6).hex()}"
+        unit = f"@{self.options.unit_name}" if self.options.unit_name else ""
+        self.client_id = f"{ip}@{self.options.instance_name or unique}{unit}"
+        process_hash = int.from_bytes(self.chance.token_bytes(4), "big")
+        self.unique_keys = UniqueKeys(ip, os.getpid(), process_hash)
+        self.tasks.start("routes", self.routes.run())
+        self.tasks.start("heartbeat", self._beat())
+
+    async def close(self) -> None:
+        """Stop the tasks, then the connections."""
+        await self.tasks.close()
+        await self.remoting.close()
+
+    def check_alive(self) -> None:
+        """Raises ClientError when a background task of this instance has died."""
+        if self.failure is not None:
+            raise ClientError(f"the client has failed: {self.failure!r}") from self.failure
+
+    def add_producer(self, group: str) -> None:
+        """From the next heartbeat on brokers know this client as a producer of the group."""
+        self._producer_groups[group] = None
+
+    def add_consumer(self, member: GroupMember) -> None:
+        """Heartbeats name this consumer, and what brokers ask of its group reaches it.
+
+        Raises:  ClientError for a second consumer of the same group: brokers could not tell them apart.
+        """
+        if member.group in self._consumers:
+            raise ClientError(f"this client already has a consumer of group {member.group!r}")
+        self._consumers[member.group] = member
+
+    def beat_soon(self) -> None:
+        """Something that heartbeats carry has changed."""
+        self._heartbeat_wanted.set()
+
+    async def leave(self, *, producer_group: str | None = None, consumer_group: str | None = None) -> None:
+        """Tell all brokers that a member is gone; those that cannot be reached find out by the closed
+        connection.
+        """
+        if producer_group is not None:
+            self._producer_groups.pop(producer_group, None)
+        if consumer_group is not None:
+            self._consumers.pop(consumer_group, None)
+        for address in self.heartbeat_addresses(with_slaves=consumer_group is not None):
+            try:
+                await broker_client.unregister_client(
+                    self.remoting,
+                    address,
+                    self.client_id,
+                    producer_group=producer_group,
+                    consumer_group=consumer_group,
+                    timeout_s=1.0,
+                )
+            except TandemError as error:
+                log.debug(events.HEARTBEAT_FAILED, extra={"address": address, "error": str(error)})
+
+    def heartbeat_addresses(self, *, with_slaves: bool) -> list[str]:
+        """Every broker address that is known, in a fixed order; masters only for pure producers."""
+        return [
+            address
+            for _, replicas in sorted(self.routes.broker_addresses().items())
+            for broker_id, address in sorted(replicas.items())
+            if with_slaves or broker_id == MASTER_ID
+        ]
+
+    async def beat(self) -> None:
+        """One heartbeat to every broker; a broker that fails is logged and tried again next time."""
+        body = Heartbeat(
+            client_id=self.client_id,
+            producers=tuple(ProducerData(group=group) for group in self._producer_groups),
+            consumers=tuple(member.describe() for member in self._consumers.values()),
+        )
+        addresses = self.heartbeat_addresses(with_slaves=bool(self._consumers))
+        await asyncio.gather(*(self._beat_one(address, body) for address in addresses))
+
+    async def _beat_one(self, address: str, body: Heartbeat) -> None:
+        try:
+            await broker_client.send_heartbeat(
+                self.remoting, address, body, timeout_s=self.options.call_timeout_s
+            )
+        except TandemError as error:
+            log.warning(events.HEARTBEAT_FAILED, extra={"address": address, "error": str(error)})
+
+    async def _beat(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self.options.heartbeat_s):
+                    await self._heartbeat_wanted.wait()
+            except TimeoutError:
+                pass
+            self._heartbeat_wanted.clear()
+            await self.beat()
+
+    async def _local_ip(self) -> str:
+        """The address under which the name server sees us; also proves that one can be reached."""
+        try:
+            return await self.name_servers.ask(_local_address)
+        except ClientError as error:
+            servers = ";".join(self.name_servers.addresses)
+            raise BrokerUnreachable(f"no name server of {servers} can be reached: {error}") from error
+
+    def _on_broker_request(self, channel: Channel, command: Command) -> Command | None:
+        group = command.fields.get("consumerGroup") or command.fields.get("group", "")
+        member = self._consumers.get(group)
+        if member is None:
+            return (
+                None if command.is_oneway else command.reply(1, remark=f"no consumer of group {group!r} here")
+            )
+        return member.handle_broker_request(command)
+
+    def _on_failure(self, name: str, error: BaseException) -> None:
+        self.failure = error
+
+
+async def _local_address(client: RemotingClient, address: str) -> str:
+    channel = await client.channel(address)
+    return channel.local[0]

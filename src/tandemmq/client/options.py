@@ -1,0 +1,166 @@
+"""What producers, consumers and admin clients can be told; ranges are checked when the object is made.
+
+The defaults are RocketMQ's (spec semantics 10.1, 25.1) where it has the setting; the others say their reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tandemmq.errors import ConfigError
+from tandemmq.protocol.bodies.heartbeat import MessageModel
+from tandemmq.units import KIB, MIB
+
+__all__ = [
+    "ClientOptions",
+    "ConsumerOptions",
+    "MessageModel",
+    "ProducerOptions",
+    "StartFrom",
+    "parse_name_servers",
+]
+
+
+def _check(owner: object, *names: str, low: float, high: float) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if value is None:
+            continue
+        if not low <= value <= high:
+            raise ConfigError(f"{type(owner).__name__}.{name} = {value!r}: must be from {low:g} to {high:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """What every client needs.
+
+    client_ip       the address in the client id; None: the local address of the connection to the name server
+    instance_name   the middle part of the client id; None: unique to this client
+    call_timeout_s  for calls to name servers and for everything but sends and pulls
+    """
+
+    client_ip: str | None = None
+    instance_name: str | None = None
+    unit_name: str = ""
+    route_refresh_s: float = 30.0
+    heartbeat_s: float = 30.0
+    call_timeout_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        _check(self, "route_refresh_s", "heartbeat_s", low=0.05, high=3600)
+        _check(self, "call_timeout_s", low=0.05, high=600)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions:
+    """How a producer sends.
+
+    timeout_s                 one send with all its retries
+    retry_count_max           further attempts after the first, on retriable errors, at another broker when
+                              there is one
+    retry_when_not_stored_ok  also retry FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT and SLAVE_NOT_AVAILABLE. The
+                              message is stored then, so a retry makes a second copy
+    compress_from_bytes       bodies of at least this size are compressed (zlib); 0: never
+    message_bytes_max         of one body or one whole batch, before compression
+    in_flight_count_max,      bounds of what is sent and not answered; at either bound a send waits
+    in_flight_bytes_max
+    batch_linger_ms           None: every send() is its own request. 0: sends of one turn of the event loop
+                              share a request. Above: they are collected for that long. Each caller gets its
+                              own result
+    batch_bytes_max           a collected batch is sent at this size at the latest
+    batch_count_max           or at this many messages
+    """
+
+    client: ClientOptions = field(default_factory=ClientOptions)
+    timeout_s: float = 3.0
+    retry_count_max: int = 2
+    retry_when_not_stored_ok: bool = False
+    compress_from_bytes: int = 4 * KIB
+    message_bytes_max: int = 4 * MIB
+    in_flight_count_max: int = 8192
+    in_flight_bytes_max: int = 64 * MIB
+    batch_linger_ms: float | None = None
+    batch_bytes_max: int = 128 * KIB
+    batch_count_max: int = 1024
+    default_topic: str = "TBW102"
+    default_topic_queue_count: int = 4
+
+    def __post_init__(self) -> None:
+        _check(self, "timeout_s", low=0.01, high=600)
+        _check(self, "retry_count_max", low=0, high=100)
+        _check(self, "compress_from_bytes", low=0, high=1 << 31)
+        _check(self, "message_bytes_max", "batch_bytes_max", low=1, high=15 * MIB)
+        _check(self, "in_flight_count_max", "in_flight_bytes_max", "batch_count_max", low=1, high=1 << 40)
+        _check(self, "batch_linger_ms", low=0, high=30_000)
+        _check(self, "default_topic_queue_count", low=1, high=1024)
+
+
+class StartFrom(Enum):
+    """Where a group without a committed offset begins in a queue."""
+
+    FIRST = "CONSUME_FROM_FIRST_OFFSET"
+    LAST = "CONSUME_FROM_LAST_OFFSET"
+    TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions:
+    """How a consumer reads.
+
+    start_from              for queues in which the group has no committed offset yet; TIMESTAMP needs
+                            start_time_ms
+    auto_ack                True: a message is finished when the application asks for the next one (or the
+                            next poll). False: it is finished by `ack`, in any order
+    pull_count_max          messages asked for in one pull; the broker may give fewer
+    cached_count_max        pulled and unfinished messages of one queue; at the bound its pulling waits
+    cached_bytes_max        the same, bytes of all queues together
+    suspend_s               how long the broker may hold a pull that finds nothing
+    commit_s                period of offset commits
+    zero_when_none_stored   let the broker answer 0 for a group without offset while the queue's first
+                            message is still in memory, whatever start_from says: RocketMQ's habit, off
+                            because it is a surprise
+    offsets_dir             where a broadcasting consumer keeps its offsets; None: ~/.rocketmq_offsets
+    """
+
+    client: ClientOptions = field(default_factory=ClientOptions)
+    model: MessageModel = MessageModel.CLUSTERING
+    start_from: StartFrom = StartFrom.LAST
+    start_time_ms: int | None = None
+    auto_ack: bool = True
+    pull_count_max: int = 256
+    cached_count_max: int = 4096
+    cached_bytes_max: int = 64 * MIB
+    suspend_s: float = 15.0
+    pull_error_delay_s: float = 1.0
+    commit_s: float = 5.0
+    rebalance_s: float = 20.0
+    retry_count_max: int = 16
+    zero_when_none_stored: bool = False
+    offsets_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        _check(self, "pull_count_max", low=1, high=1024)
+        _check(self, "cached_count_max", low=1, high=1 << 20)
+        _check(self, "cached_bytes_max", low=1, high=1 << 40)
+        _check(self, "suspend_s", low=0.0, high=60.0)
+        _check(self, "commit_s", "rebalance_s", "pull_error_delay_s", low=0.01, high=3600)
+        _check(self, "retry_count_max", low=-1, high=1 << 20)
+        if self.start_from is StartFrom.TIMESTAMP and self.start_time_ms is None:
+            raise ConfigError("ConsumerOptions.start_time_ms: needed with start_from = TIMESTAMP")
+
+
+def parse_name_servers(text: str) -> tuple[str, ...]:
+    """The addresses of `host:port;host:port`, in their order.
+
+    Raises:  ConfigError naming the piece that is no address, or if there is none.
+    """
+    pieces = [piece.strip() for piece in text.replace(",", ";").split(";")]
+    addresses = [piece.rpartition("://")[2] for piece in pieces if piece]
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigError(f"name server {address!r}: must be host:port; several are separated by ';'")
+    if not addresses:
+        raise ConfigError("no name server given: expected host:port, several separated by ';'")
+    return tuple(dict.fromkeys(addresses))

@@ -1,0 +1,227 @@
+"""Carries shipments to brokers: queue choice, connections, retries; no task and no timer per message.
+
+Everything between `dispatch` and the result is plain calls: the answer's callback runs inside the read of
+the socket. Only a missing route or connection goes through a task, one for all shipments that wait for the
+same thing.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from tandemmq.api.broker_send import SendStatus, read_send_answer, send_command
+from tandemmq.client.faulty_peers import FaultyPeers
+from tandemmq.client.instance import ClientInstance
+from tandemmq.client.options import ProducerOptions
+from tandemmq.client.producer.queue_choice import QueueChoice
+from tandemmq.client.producer.shipment import Shipment
+from tandemmq.client.route_view import RouteView
+from tandemmq.errors import BrokerUnreachable, NoRoute, RequestRejected, RequestTimeout, TandemError
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.remoting.channel import Channel
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+RETRY_CODES = frozenset(
+    int(code)
+    for code in (
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    )
+)
+"""Refusals that another broker, or the same one a moment later, may not give (spec semantics 3.3)."""
+
+RETRY_PAUSE_S = 0.1
+"""Before trying the same broker again; doubles with each attempt."""
+
+START_BOUND = 1 << 16
+
+
+class Sender:
+    """Of one producer; used from the loop's thread only."""
+
+    def __init__(self, instance: ClientInstance, group: str, options: ProducerOptions) -> None:
+        self._instance = instance
+        self._remoting = instance.remoting
+        self._routes = instance.routes
+        self._clock = instance.clock
+        self._group = group
+        self._options = options
+        self._faulty = FaultyPeers()
+        self._choices: dict[str, QueueChoice] = {}
+        self._awaiting_route: dict[str, list[Shipment]] = {}
+        self._awaiting_channel: dict[str, list[Shipment]] = {}
+
+    def dispatch(self, shipment: Shipment) -> None:
+        """Send now, or as soon as route and connection are there; the shipment's waiters get the outcome."""
+        view = self._routes.get(shipment.topic)
+        if view is None or not (view.publish_queues or shipment.is_pinned):
+            self._await_route(shipment)
+            return
+        if not shipment.is_pinned:
+            self._choose_queue(shipment, view)
+        assert shipment.queue is not None
+        address = view.master_address(shipment.queue.broker_name)
+        if address is None:
+            name = shipment.queue.broker_name
+            shipment.attempts += 1
+            self._retry_or_fail(
+                shipment, NoRoute(f"broker {name!r} has no master for topic {shipment.topic!r}")
+            )
+            return
+        channel = self._remoting.open_channel(address)
+        if channel is None:
+            self._await_channel(shipment, address)
+        else:
+            self._send(shipment, channel)
+
+    def abandon(self, error: TandemError) -> None:
+        """Fail what still waits for a route or a connection: the producer closes."""
+        for table in (self._awaiting_route, self._awaiting_channel):
+            for waiting in table.values():
+                for shipment in waiting:
+                    shipment.fail(error)
+            table.clear()
+
+    def _turn_of(self, view: RouteView) -> QueueChoice:
+        choice = self._choices.get(view.topic)
+        if choice is None:
+            choice = self._choices[view.topic] = QueueChoice(self._instance.chance.below(START_BOUND))
+        return choice
+
+    def choose(self, view: RouteView) -> MessageQueue:
+        """The next queue of the topic whose broker has not just failed."""
+        avoid = self._faulty.avoided(self._clock.monotonic())
+        return self._turn_of(view).next_queue(view.publish_queues, avoid)
+
+    def _choose_queue(self, shipment: Shipment, view: RouteView) -> None:
+        avoid = self._faulty.avoided(self._clock.monotonic())
+        if shipment.avoid:
+            avoid = avoid | {shipment.avoid}
+        shipment.queue = self._turn_of(view).next_queue(view.publish_queues, avoid)
+
+    def _send(self, shipment: Shipment, channel: Channel) -> None:
+        shipment.attempts += 1
+        command = send_command(shipment.header(self._group, self._options), shipment.body)
+        remaining_s = shipment.deadline_s - self._clock.monotonic()
+        if remaining_s <= 0:
+            shipment.fail(RequestTimeout(f"the send to topic {shipment.topic!r} found no time left"))
+            return
+        try:
+            channel.start_request(command, partial(self._on_answer, shipment), remaining_s)
+        except TandemError as error:
+            self._on_error(shipment, error)
+
+    def _on_answer(self, shipment: Shipment, answer: Command | TandemError) -> None:
+        if isinstance(answer, TandemError):
+            self._on_error(shipment, answer)
+            return
+        try:
+            result = read_send_answer(answer)
+        except TandemError as error:
+            self._on_error(shipment, error)
+            return
+        assert shipment.queue is not None
+        self._faulty.note_success(shipment.queue.broker_name)
+        if (
+            result.status is not SendStatus.SEND_OK
+            and self._options.retry_when_not_stored_ok
+            and self._may_retry(shipment)
+        ):
+            self._retry(shipment)
+            return
+        shipment.succeed(result)
+
+    def _on_error(self, shipment: Shipment, error: TandemError) -> None:
+        assert shipment.queue is not None
+        if isinstance(error, BrokerUnreachable):
+            self._faulty.note_failure(shipment.queue.broker_name, self._clock.monotonic())
+        self._retry_or_fail(shipment, error)
+
+    def _retry_or_fail(self, shipment: Shipment, error: TandemError) -> None:
+        if error.refresh_route:
+            self._routes.refresh_soon(shipment.topic)
+        is_retriable = error.retriable or (isinstance(error, RequestRejected) and error.code in RETRY_CODES)
+        if not is_retriable or isinstance(error, RequestTimeout) or not self._may_retry(shipment):
+            shipment.fail(error)
+            return
+        log.debug(
+            events.SEND_RETRIED,
+            extra={"topic": shipment.topic, "attempt": shipment.attempts, "error": str(error)},
+        )
+        self._retry(shipment)
+
+    def _may_retry(self, shipment: Shipment) -> bool:
+        return (
+            shipment.attempts <= self._options.retry_count_max
+            and self._clock.monotonic() < shipment.deadline_s
+        )
+
+    def _retry(self, shipment: Shipment) -> None:
+        """At another broker at once; at the same one after a pause."""
+        failed = shipment.queue.broker_name if shipment.queue is not None else ""
+        shipment.avoid = failed
+        view = self._routes.get(shipment.topic)
+        others = [] if view is None else [q for q in view.publish_queues if q.broker_name != failed]
+        if others and not shipment.is_pinned:
+            # Through the loop: an answer's callback must not send from inside another send.
+            self._clock.call_soon(self.dispatch, shipment)
+        else:
+            pause_s = RETRY_PAUSE_S * 2.0 ** max(0, shipment.attempts - 1)
+            self._clock.call_later(pause_s, self.dispatch, shipment)
+
+    def _await_route(self, shipment: Shipment) -> None:
+        waiting = self._awaiting_route.get(shipment.topic)
+        if waiting is None:
+            self._awaiting_route[shipment.topic] = [shipment]
+            self._instance.tasks.start("publish-route", self._load_route(shipment.topic))
+        else:
+            waiting.append(shipment)
+
+    async def _load_route(self, topic: str) -> None:
+        error: TandemError | None = None
+        try:
+            await self._routes.publishable(
+                topic,
+                template_topic=self._options.default_topic,
+                template_queue_count=self._options.default_topic_queue_count,
+            )
+        except TandemError as raised:
+            error = raised
+        for shipment in self._awaiting_route.pop(topic, ()):
+            if error is None:
+                self.dispatch(shipment)
+            else:
+                shipment.attempts += 1
+                self._retry_or_fail(shipment, error)
+
+    def _await_channel(self, shipment: Shipment, address: str) -> None:
+        waiting = self._awaiting_channel.get(address)
+        if waiting is None:
+            self._awaiting_channel[address] = [shipment]
+            self._instance.tasks.start("connect", self._connect(address))
+        else:
+            waiting.append(shipment)
+
+    async def _connect(self, address: str) -> None:
+        try:
+            channel = await self._remoting.channel(address)
+        except BrokerUnreachable as error:
+            for shipment in self._awaiting_channel.pop(address, ()):
+                shipment.attempts += 1
+                self._on_error(shipment, error)
+            return
+        # Brokers must know a producer before they can ask it anything.
+        self._instance.beat_soon()
+        for shipment in self._awaiting_channel.pop(address, ()):
+            self._send(shipment, channel)

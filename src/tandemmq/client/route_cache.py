@@ -1,0 +1,159 @@
+"""Routes of the topics a client uses, kept fresh: every 30 s, and at once after a sign that one is out of
+date.
+
+A topic that the name servers suddenly do not know keeps its last view: a name server that has just restarted
+knows nothing for some seconds, and a wrong address is found out soon enough. One question per topic is under
+way at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from tandemmq.api import nameserver
+from tandemmq.client.name_servers import NameServers
+from tandemmq.client.route_view import RouteView, build_template_view, build_view
+from tandemmq.errors import NoRoute, TandemError
+from tandemmq.protocol.bodies.route import TopicRoute
+from tandemmq.runtime.ports import Clock
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+REFRESH_PAUSE_S = 0.2
+"""A sign of age is ignored for this long after a refresh: one failing broker gives thousands of signs."""
+
+OnChange = Callable[[RouteView], None]
+
+
+class RouteCache:
+    """Topic -> RouteView."""
+
+    def __init__(
+        self, name_servers: NameServers, *, clock: Clock, tasks: TaskScope, refresh_s: float, timeout_s: float
+    ) -> None:
+        self._name_servers = name_servers
+        self._clock = clock
+        self._tasks = tasks
+        self._refresh_s = refresh_s
+        self._timeout_s = timeout_s
+        self._views: dict[str, RouteView] = {}
+        self._wanted: set[str] = set()
+        self._refreshed_at: dict[str, float] = {}
+        self._under_way: dict[str, asyncio.Task[RouteView | TandemError | None]] = {}
+        self._listeners: list[OnChange] = []
+
+    def get(self, topic: str) -> RouteView | None:
+        """The last known view, without asking anyone."""
+        return self._views.get(topic)
+
+    def watch(self, listener: OnChange) -> Callable[[], None]:
+        """Call `listener` with each view that is new or has changed; the result ends that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def want(self, topic: str) -> None:
+        """Keep this topic fresh even while it has no route."""
+        self._wanted.add(topic)
+
+    def unwant(self, topic: str) -> None:
+        """Forget a topic."""
+        self._wanted.discard(topic)
+        self._views.pop(topic, None)
+
+    async def refresh(self, topic: str) -> RouteView | None:
+        """The view after asking a name server; None when no name server knows the topic and none was known
+        before.
+
+        Raises:  BrokerUnreachable, RequestTimeout when no name server answers.
+        """
+        task = self._under_way.get(topic) or self._start_load(topic)
+        outcome = await asyncio.shield(task)
+        if isinstance(outcome, TandemError):
+            raise outcome
+        return outcome
+
+    async def publishable(self, topic: str, *, template_topic: str, template_queue_count: int) -> RouteView:
+        """A view with queues to send to; that of the template when the topic does not exist yet.
+
+        Raises:  NoRoute saying what is missing; BrokerUnreachable, RequestTimeout when no name server
+                 answers.
+        """
+        self.want(topic)
+        view = self._views.get(topic) or await self.refresh(topic)
+        if view is not None and view.publish_queues:
+            return view
+        if view is not None and not view.is_template:
+            view = await self.refresh(topic)
+            if view is not None and view.publish_queues:
+                return view
+            raise NoRoute(f"topic {topic!r}: no broker with a master takes writes for it")
+        template = await self._ask(template_topic)
+        view = None if template is None else build_template_view(topic, template, template_queue_count)
+        if view is None or not view.publish_queues:
+            servers = ";".join(self._name_servers.addresses)
+            raise NoRoute(f"topic {topic!r} does not exist and no broker creates topics ({servers})")
+        self._views.setdefault(topic, view)
+        return view
+
+    def refresh_soon(self, topic: str) -> None:
+        """Something says that the view is out of date: ask again now, unless that has just been done."""
+        self.want(topic)
+        last = self._refreshed_at.get(topic)
+        if topic in self._under_way or (
+            last is not None and self._clock.monotonic() - last < REFRESH_PAUSE_S
+        ):
+            return
+        self._start_load(topic)
+
+    def broker_addresses(self) -> dict[str, dict[int, str]]:
+        """Every broker of every known route: broker name -> id -> `host:port`."""
+        brokers: dict[str, dict[int, str]] = {}
+        for view in self._views.values():
+            for name, replicas in view.addresses.items():
+                brokers.setdefault(name, {}).update(replicas)
+        return brokers
+
+    async def run(self) -> None:
+        """Refresh all wanted topics for ever, one after the other."""
+        while True:
+            await self._clock.sleep(self._refresh_s)
+            for topic in sorted(self._wanted):
+                try:
+                    await self.refresh(topic)
+                except TandemError:
+                    # Logged where it happened; the old views go on being used.
+                    break
+
+    def _start_load(self, topic: str) -> asyncio.Task[RouteView | TandemError | None]:
+        task = self._tasks.start("route", self._load(topic))
+        self._under_way[topic] = task
+        task.add_done_callback(lambda _: self._under_way.pop(topic, None))
+        return task
+
+    async def _load(self, topic: str) -> RouteView | TandemError | None:
+        """Ask and store. Errors are returned: one failed question must not end the client's task scope."""
+        try:
+            route = await self._ask(topic)
+        except TandemError as error:
+            log.warning(events.ROUTE_REFRESH_FAILED, extra={"topic": topic, "error": str(error)})
+            return error
+        finally:
+            self._refreshed_at[topic] = self._clock.monotonic()
+        old = self._views.get(topic)
+        if route is None:
+            return old
+        view = build_view(topic, route)
+        if view != old:
+            self._views[topic] = view
+            for listener in list(self._listeners):
+                listener(view)
+        return view
+
+    async def _ask(self, topic: str) -> TopicRoute | None:
+        return await self._name_servers.ask(
+            lambda client, address: nameserver.query_route(client, address, topic, timeout_s=self._timeout_s)
+        )
