@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from tandemmq.errors import RequestRejected, TandemError
+from tandemmq.errors import RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel
@@ -97,6 +97,9 @@ class Dispatcher:
             if self._on_fatal is None:
                 raise error
             self._on_fatal(error)
+            return
+        if isinstance(error, RemoteProtocolError):  # the frame was fine, its body was not
+            _answer(channel, command, ResponseCode.SYSTEM_ERROR, str(error))
             return
         log.error(events.REQUEST_FAILED, extra={"code": command.code, "peer": channel.peer}, exc_info=error)
         _answer(channel, command, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")

@@ -7,9 +7,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
-import uvloop
 
-from tandemmq.errors import BrokerUnreachable, Busy, FlushFailed, RequestTimeout, TopicNotFound
+from tandemmq.errors import (
+    BrokerUnreachable,
+    Busy,
+    FlushFailed,
+    RemoteProtocolError,
+    RequestTimeout,
+    TopicNotFound,
+)
 from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FrameDecoder, encode_frame
@@ -22,7 +28,7 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.memory import ManualClock, MemoryNetwork
 from tandemmq.runtime.network import TcpNetwork
 
-ECHO, REFUSE, BREAK, WAIT, LATER, ASSERT, FATAL, MISSING = range(1, 9)
+ECHO, REFUSE, BREAK, WAIT, LATER, ASSERT, FATAL, UNREADABLE, MISSING = range(1, 10)
 
 
 class Peers:
@@ -49,6 +55,7 @@ class Peers:
             LATER: self._later,
             ASSERT: self._assert,
             FATAL: self._fatal,
+            UNREADABLE: self._unreadable,
         }
         self.server = RemotingServer(
             routes, network=network, clock=clock, options=server_options, on_fatal=self.fatal.append
@@ -83,6 +90,9 @@ class Peers:
     def _fatal(self, channel: Channel, command: Command) -> Command:
         raise FlushFailed("fsync")
 
+    def _unreadable(self, channel: Channel, command: Command) -> Command:
+        raise RemoteProtocolError("no JSON")
+
     async def start(self) -> Peers:
         host, port = await self.server.start("127.0.0.1", 0)
         self.address = f"{host}:{port}"
@@ -94,11 +104,6 @@ class Peers:
     async def stop(self) -> None:
         await self.client.close()
         await self.server.stop()
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy() if request.param == "uvloop" else asyncio.DefaultEventLoopPolicy()
 
 
 MakePeers = Callable[..., Peers]
@@ -138,6 +143,8 @@ async def test_errors_become_answers(make: MakePeers, caplog: pytest.LogCaptureF
     assert (missing.code, missing.remark) == (3, f"request code {MISSING} is not supported")
     refused = await peers.call(REFUSE)
     assert (refused.code, refused.remark) == (17, "no such topic")
+    unreadable = await peers.call(UNREADABLE)
+    assert (unreadable.code, unreadable.remark) == (1, "no JSON")
     assert caplog.records == []
     broken = await peers.call(BREAK)
     assert (broken.code, broken.remark) == (1, "ZeroDivisionError: by zero")

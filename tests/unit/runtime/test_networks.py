@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-import uvloop
 
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.memory import ManualClock, MemoryNetwork
@@ -76,11 +75,6 @@ class Pair:
         for end in (self.client, self.server):
             end.transport.abort()
             await end.until(lambda end=end: bool(end.lost))  # type: ignore[misc]  # bound at once
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy() if request.param == "uvloop" else asyncio.DefaultEventLoopPolicy()
 
 
 @pytest.fixture(params=["tcp", "memory", "memory with manual clock"])
