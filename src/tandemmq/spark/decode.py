@@ -23,7 +23,14 @@ from numpy.typing import NDArray
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.compression import decompress
 from tandemmq.protocol.message_id import decode_host, encode_message_id
-from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
+from tandemmq.protocol.record_layout import RecordOutcome
+from tandemmq.protocol.record_scan import (
+    Boundaries,
+    RecordColumns,
+    read_columns,
+    scan_boundaries,
+    verify_bodies,
+)
 from tandemmq.protocol.sys_flag import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
 from tandemmq.spark.columns import MAP_TYPE, OutputColumn, Projection, arrow_schema
 from tandemmq.spark.properties import PropertySpans, build_map, pick_values, repair_text, scan_properties
@@ -49,14 +56,24 @@ class DecodePlan:
     tags: tuple[str, ...] = ()
 
 
-def decode_records(data: bytes, brokers: Sequence[tuple[str, int]], plan: DecodePlan) -> Any:
+def decode_records(
+    data: bytes,
+    brokers: Sequence[tuple[str, int]],
+    plan: DecodePlan,
+    *,
+    positions: Ints | None = None,
+) -> Any:
     """The records in `data` as a RecordBatch of exactly the plan's columns.
 
-    `brokers`: which broker sent how many of the records, in the order of the records.
+    `brokers`: which broker sent how many of the records, in the order of the records. `positions`: where each
+    record begins, when that is known already.
     Raises:  RemoteProtocolError when the bytes are not whole, valid records, or with `verify_crc` a body is
              damaged.
     """
-    boundaries = scan_boundaries(data)
+    if positions is None:
+        boundaries = scan_boundaries(data)
+    else:
+        boundaries = Boundaries(positions=positions, end=len(data), outcome=RecordOutcome.END)
     if boundaries.end != len(data):
         raise RemoteProtocolError(
             f"{len(data)} bytes of records: no record begins at byte {boundaries.end} "
@@ -73,20 +90,6 @@ def decode_records(data: bytes, brokers: Sequence[tuple[str, int]], plan: Decode
         if not pc.all(wanted).as_py():
             batch = batch.filter(wanted)
     return batch
-
-
-def count_records(data: bytes) -> int:
-    """How many records lie in `data`, by their sizes."""
-    return len(scan_boundaries(data).positions)
-
-
-def cut_at_offset(data: bytes, end: int) -> tuple[bytes, int]:
-    """The records of one queue below queue offset `end`, and how many they are."""
-    columns = read_columns(data, scan_boundaries(data))
-    count = int(np.searchsorted(columns.queue_offset, end))
-    if count == len(columns):
-        return data, count
-    return data[: int(columns.position[count])], count
 
 
 def _check(data: bytes, columns: RecordColumns, plan: DecodePlan) -> None:

@@ -1,0 +1,287 @@
+"""One range of a queue -> its record bytes, from whichever replica has them.
+
+Brokers cut every answer short (32 messages or 256 KiB by default), so a reader that waits for each answer
+would spend its time waiting. A range is read through *lanes*: several pulls for consecutive pieces are under
+way at once, and a piece that came back short is asked again for its rest. The bytes come out in queue order
+and untouched.
+
+Replicas: the order in which they are asked follows `readFrom`. One that does not answer, or has not got the
+range yet, is passed over; after a round in which nothing came, there is a pause that doubles. A slave may be
+behind, so only a master that answers can prove that messages are lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandemmq.errors import BrokerUnreachable, RemoteProtocolError, RequestRejected
+from tandemmq.protocol import rejections
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.record_scan import read_columns, scan_boundaries
+from tandemmq.protocol.requests.pull import PULL_HAS_SUBSCRIPTION, PullRequest, PullResponse
+from tandemmq.spark.metadata import MASTER_ID, Cluster, wait_before
+from tandemmq.spark.offsets import QueueRange, render_queues
+from tandemmq.spark.options import PULL_GROUP, ReadFrom, SourceOptions
+from tandemmq.spark.resolve import report_loss
+from tandemmq.spark.wire import POOL, UNREACHABLE, WireConnection
+from tandemmq.units import MIB
+
+log = logging.getLogger(__name__)
+
+LANES_MAX = 16
+PULL_BYTES_MAX = 4 * MIB
+GROW_AFTER = 64
+"""Whole answers in a row after which larger pulls are tried again."""
+
+SETTLE_AFTER = 64
+"""Answers for which a broker's suggestion is not followed after one was: no running to and fro."""
+
+_ANSWERED = (
+    ResponseCode.SUCCESS,
+    ResponseCode.PULL_NOT_FOUND,
+    ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.PULL_OFFSET_MOVED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Whole records of one queue, concatenated; `positions`: where each begins in `data`."""
+
+    data: bytes
+    positions: NDArray[np.int64]
+
+
+class Verdict(Enum):
+    """Why reading from one replica ended."""
+
+    DONE = "the range is read"
+    NOT_HERE = "this replica has not got the next message"
+    SWITCH = "the broker suggests another replica"
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """A pull that is under way, for queue offsets [`begin`, `stop`)."""
+
+    opaque: int
+    begin: int
+    stop: int
+
+
+class RangeReader:
+    """Reads one range once; `position` is the next queue offset that has not been delivered."""
+
+    def __init__(self, item: QueueRange, replicas: Mapping[int, str], options: SourceOptions) -> None:
+        self.position = item.begin
+        self._queue = item.queue
+        self._end = item.end
+        self._replicas = dict(replicas)
+        self._options = options
+        self._preferred = MASTER_ID
+        self._settling = 0
+        self._step = options.pull_batch_size
+        self._is_probed = False
+        self._whole_answers = 0
+        self._master_says: PullResponse | None = None
+
+    def read(self) -> Iterator[Chunk]:
+        """All records of the range, in order.
+
+        Raises:  OffsetOutOfRange when messages are lost (unless that is allowed); the last error of a broker
+                 when no replica gives the rest of the range in time.
+        """
+        attempt = 0
+        while self.position < self._end:
+            before = self.position
+            failure = yield from self._try_replicas()
+            if self.position == before and failure is None:
+                self._skip_deleted()
+            if self.position > before:
+                attempt = 0
+                continue
+            attempt += 1
+            if attempt > self._options.retry_count:
+                self._give_up(failure)
+                continue
+            wait_before(attempt, self._options)
+            self._refresh_replicas()
+
+    def _try_replicas(self) -> Generator[Chunk, None, Exception | None]:
+        """One round over the replicas; returns the last failure, None when all of them answered."""
+        failure: Exception | None = None
+        self._master_says = None
+        if not self._replicas:
+            return BrokerUnreachable(f"no replica of broker {self._queue.broker} is registered")
+        for broker_id in self._order():
+            try:
+                with POOL.borrow(self._replicas[broker_id]) as connection:
+                    verdict = yield from self._read_from(connection, broker_id)
+            except UNREACHABLE as error:
+                failure = error
+            except RequestRejected as error:
+                if broker_id == MASTER_ID and not error.retriable:
+                    raise
+                failure = error
+            else:
+                if verdict is not Verdict.NOT_HERE:
+                    return None
+        return failure
+
+    def _read_from(self, connection: WireConnection, broker_id: int) -> Generator[Chunk, None, Verdict]:
+        """Reads on from one replica for as long as it delivers."""
+        lanes: deque[_Lane] = deque()
+        while self.position < self._end:
+            self._fill(connection, lanes)
+            lane = lanes.popleft()
+            answer = connection.receive(lane.opaque, time.monotonic() + self._options.pull_timeout_s)
+            header = _decode_answer(answer)
+            if broker_id == MASTER_ID:
+                self._master_says = header
+            if answer.code == ResponseCode.SUCCESS:
+                yield self._take(answer, header, lane)
+            elif answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY and header.next_offset > lane.begin:
+                self._skip_unmatched(header, lane)
+            else:
+                return Verdict.NOT_HERE
+            self._refill_gap(connection, lanes, lane.stop)
+            if self._is_sent_elsewhere(header, broker_id):
+                return Verdict.SWITCH
+        return Verdict.DONE
+
+    def _fill(self, connection: WireConnection, lanes: deque[_Lane]) -> None:
+        """Puts further pulls under way; only one until an answer has shown how much this broker gives."""
+        width = LANES_MAX if self._is_probed else 1
+        begin = lanes[-1].stop if lanes else self.position
+        while len(lanes) < width and begin < self._end:
+            stop = min(begin + self._step, self._end)
+            lanes.append(self._send(connection, begin, stop))
+            begin = stop
+
+    def _refill_gap(self, connection: WireConnection, lanes: deque[_Lane], stop: int) -> None:
+        """Asks again for what a short answer left out before the next lane."""
+        if not lanes or self.position >= stop:
+            return
+        begins = range(self.position, stop, self._step)
+        gap = [self._send(connection, begin, min(begin + self._step, stop)) for begin in begins]
+        lanes.extendleft(reversed(gap))
+
+    def _send(self, connection: WireConnection, begin: int, stop: int) -> _Lane:
+        options = self._options
+        header = PullRequest(
+            consumer_group=options.group or PULL_GROUP,
+            topic=self._queue.topic,
+            queue_id=self._queue.queue_id,
+            queue_offset=begin,
+            count_max=stop - begin,
+            sys_flag=PULL_HAS_SUBSCRIPTION,
+            committed_offset=0,
+            suspend_timeout_ms=0,
+            subscription_version=0,
+            subscription=options.tag_expression,
+            expression_type="TAG",
+            bytes_max=PULL_BYTES_MAX,
+        )
+        return _Lane(connection.send(Command.request(RequestCode.PULL_MESSAGE, header)), begin, stop)
+
+    def _take(self, answer: Command, header: PullResponse, lane: _Lane) -> Chunk:
+        """The records of an answer that belong to its lane; moves the position behind them."""
+        data = bytes(answer.body)
+        boundaries = scan_boundaries(data)
+        if boundaries.end != len(data) or header.next_offset <= lane.begin:
+            raise RemoteProtocolError(
+                f"{render_queues([self._queue])}: the answer for queue offset {lane.begin} is not whole "
+                f"records up to {header.next_offset}"
+            )
+        positions = boundaries.positions
+        reached = min(header.next_offset, lane.stop)
+        if header.next_offset > lane.stop:
+            # Only a filtered pull runs past what was asked; the next lane brings the same records.
+            kept = int(np.searchsorted(read_columns(data, boundaries).queue_offset, lane.stop))
+            data = data[: int(positions[kept])] if kept < len(positions) else data
+            positions = positions[:kept]
+        if not self._options.tags and len(positions) != reached - lane.begin:
+            report_loss(self._queue, lane.begin, reached - len(positions), header.max_offset, self._options)
+        self._learn_step(reached - lane.begin, lane.stop - lane.begin)
+        self.position = reached
+        return Chunk(data, positions)
+
+    def _learn_step(self, got: int, asked: int) -> None:
+        self._is_probed = True
+        if self._options.tags:
+            return
+        if got < asked:
+            self._step = max(got, 1)
+            self._whole_answers = 0
+            return
+        self._whole_answers += 1
+        if self._whole_answers >= GROW_AFTER and self._step < self._options.pull_batch_size:
+            self._step = min(2 * self._step, self._options.pull_batch_size)
+            self._whole_answers = 0
+
+    def _skip_unmatched(self, header: PullResponse, lane: _Lane) -> None:
+        """Moves on over messages that the filter does not want; without a filter they are gone."""
+        reached = min(header.next_offset, lane.stop)
+        if not self._options.tags:
+            report_loss(self._queue, lane.begin, reached, header.max_offset, self._options)
+        self._is_probed = True
+        self.position = reached
+
+    def _is_sent_elsewhere(self, header: PullResponse, broker_id: int) -> bool:
+        self._settling = max(0, self._settling - 1)
+        suggested = header.suggested_broker_id
+        if self._options.read_from is not ReadFrom.SUGGESTED or suggested == broker_id:
+            return False
+        if suggested not in self._replicas or self._settling:
+            return False
+        self._preferred = suggested
+        self._settling = SETTLE_AFTER
+        return True
+
+    def _order(self) -> list[int]:
+        """Broker ids in the order in which they are asked in this round."""
+        ids = sorted(self._replicas)
+        if self._options.read_from is ReadFrom.PREFER_SLAVE:
+            return sorted(ids, key=lambda broker_id: broker_id == MASTER_ID)
+        return sorted(ids, key=lambda broker_id: broker_id != self._preferred)
+
+    def _skip_deleted(self) -> None:
+        """After a round in which all answered: what lies below the master's oldest message is deleted."""
+        says = self._master_says
+        if says is None or self.position >= says.min_offset:
+            return
+        report_loss(self._queue, self.position, says.min_offset, says.max_offset, self._options)
+        self.position = min(says.min_offset, self._end)
+
+    def _give_up(self, failure: Exception | None) -> None:
+        """No replica gave the rest in time: an error, or the end of the range when losses are allowed."""
+        says = self._master_says
+        if failure is None and says is not None:
+            report_loss(self._queue, self.position, says.min_offset, says.max_offset, self._options)
+            self.position = self._end
+            return
+        asked = f"{render_queues([self._queue])}, queue offsets [{self.position}, {self._end})"
+        raise BrokerUnreachable(f"no replica gives {asked}: {failure or 'they have not got it'}") from failure
+
+    def _refresh_replicas(self) -> None:
+        try:
+            found = Cluster(self._options).locate(self._queue)
+        except UNREACHABLE as error:
+            log.debug("route.unreachable", extra={"error": str(error)})
+            return
+        self._replicas = dict(found) or self._replicas
+
+
+def _decode_answer(answer: Command) -> PullResponse:
+    if answer.code not in _ANSWERED:
+        raise rejections.to_error(answer)
+    return answer.decode(PullResponse)

@@ -1,0 +1,276 @@
+"""What the driver asks name servers and brokers: queues, their bounds, positions by time, progress of groups.
+
+A question about a queue goes to its master, and to a slave while the master does not answer; all questions to
+one broker travel together. A slave may be behind, so its answers are marked: they are good for going on,
+never a proof that messages are lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple, TypeVar
+
+from tandemmq.errors import BrokerUnreachable, NoRoute, RequestRejected
+from tandemmq.protocol import rejections
+from tandemmq.protocol.bodies.route import TopicRoute, decode_topic_route
+from tandemmq.protocol.bodies.topic import decode_topic_list
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command, Header
+from tandemmq.protocol.requests.offset import (
+    GetMaxOffsetRequest,
+    GetMaxOffsetResponse,
+    GetMinOffsetRequest,
+    GetMinOffsetResponse,
+    QueryOffsetRequest,
+    QueryOffsetResponse,
+    SearchOffsetRequest,
+    SearchOffsetResponse,
+    UpdateOffsetRequest,
+)
+from tandemmq.protocol.requests.route import RouteRequest
+from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
+from tandemmq.spark.offsets import Positions, QueueKey
+from tandemmq.spark.options import SourceOptions
+from tandemmq.spark.wire import POOL, UNREACHABLE
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+MASTER_ID = 0
+PERM_READ = 4
+
+Replicas = Mapping[str, Mapping[int, str]]
+"""Broker name -> broker id -> `host:port`; id 0 is the master."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """The queues that the options select, and where their brokers live now."""
+
+    queues: tuple[QueueKey, ...] = ()
+    replicas: Replicas = field(default_factory=dict)
+
+
+class Bounds(NamedTuple):
+    """Messages of a queue: [`begin`, `end`); `is_master` says who answered."""
+
+    begin: int
+    end: int
+    is_master: bool
+
+
+class Cluster:
+    """Name servers and brokers as one query sees them; lives in the driver's processes only."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._name_servers = list(options.name_servers)
+
+    def describe(self) -> Topology:
+        """The queues that can be read now; empty when no topic of the query is known yet.
+
+        Raises:  BrokerUnreachable when no name server answers.
+        """
+        queues: set[QueueKey] = set()
+        replicas: dict[str, Mapping[int, str]] = {}
+        for topic in self._topics():
+            route = self._route(topic)
+            if route is None:
+                continue
+            for broker in route.brokers:
+                replicas[broker.broker_name] = dict(broker.addresses)
+            for entry in route.queues:
+                if entry.permission & PERM_READ:
+                    ids = range(entry.read_queue_count)
+                    queues.update(QueueKey(topic, entry.broker_name, queue_id) for queue_id in ids)
+        if self._options.assigned:
+            queues &= set(self._options.assigned)
+        return Topology(queues=tuple(sorted(queues)), replicas=replicas)
+
+    def locate(self, queue: QueueKey) -> Mapping[int, str]:
+        """The replicas of the queue's broker as the name servers know them now; empty when they know none."""
+        route = self._route(queue.topic)
+        brokers = route.brokers if route is not None else ()
+        return next((dict(b.addresses) for b in brokers if b.broker_name == queue.broker), {})
+
+    def read_bounds(self, topology: Topology, *, prefer_slave: bool = False) -> dict[QueueKey, Bounds]:
+        """The bounds of every queue whose broker has a replica that answers."""
+
+        def ask(queue: QueueKey) -> list[Command]:
+            low = GetMinOffsetRequest(topic=queue.topic, queue_id=queue.queue_id)
+            high = GetMaxOffsetRequest(topic=queue.topic, queue_id=queue.queue_id)
+            return [
+                Command.request(RequestCode.GET_MIN_OFFSET, low),
+                Command.request(RequestCode.GET_MAX_OFFSET, high),
+            ]
+
+        def read(answers: Sequence[Command], is_master: bool) -> Bounds:
+            low = _accept(answers[0]).decode(GetMinOffsetResponse).offset
+            return Bounds(low, _accept(answers[1]).decode(GetMaxOffsetResponse).offset, is_master)
+
+        return self._ask_each(topology, topology.queues, ask, read, prefer_slave=prefer_slave)
+
+    def search(self, topology: Topology, times_ms: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+        """For each queue the first message stored at or after its time; the end of the queue when there is
+        none.
+        """
+
+        def ask(queue: QueueKey) -> list[Command]:
+            header = SearchOffsetRequest(
+                topic=queue.topic, queue_id=queue.queue_id, timestamp_ms=times_ms[queue], boundary="LOWER"
+            )
+            return [Command.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)]
+
+        def read(answers: Sequence[Command], is_master: bool) -> int:
+            return _accept(answers[0]).decode(SearchOffsetResponse).offset
+
+        return self._ask_each(topology, sorted(times_ms), ask, read)
+
+    def read_committed(self, topology: Topology) -> dict[QueueKey, int]:
+        """The group's offsets; queues for which none is stored are left out."""
+        group = self._options.group
+
+        def ask(queue: QueueKey) -> list[Command]:
+            header = QueryOffsetRequest(
+                consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, zero_if_missing=False
+            )
+            return [Command.request(RequestCode.QUERY_CONSUMER_OFFSET, header)]
+
+        def read(answers: Sequence[Command], is_master: bool) -> int | None:
+            if answers[0].code == ResponseCode.QUERY_NOT_FOUND:
+                return None
+            return _accept(answers[0]).decode(QueryOffsetResponse).offset
+
+        found = self._ask_each(topology, topology.queues, ask, read)
+        return {queue: offset for queue, offset in found.items() if offset is not None}
+
+    def commit(self, topology: Topology, positions: Positions) -> None:
+        """Stores the group's offsets; failures are logged, because the query does not depend on them."""
+        group = self._options.group
+
+        def ask(queue: QueueKey) -> list[Command]:
+            header = UpdateOffsetRequest(
+                consumer_group=group,
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                committed_offset=positions[queue],
+            )
+            return [Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)]
+
+        def read(answers: Sequence[Command], is_master: bool) -> int:
+            return answers[0].code
+
+        queues = [queue for queue in positions if queue.broker in topology.replicas]
+        codes = self._ask_each(topology, queues, ask, read)
+        refused = sorted({code for code in codes.values() if code != ResponseCode.SUCCESS})
+        if refused:
+            log.warning("progress.refused", extra={"group": group, "codes": refused})
+
+    def _topics(self) -> list[str]:
+        options = self._options
+        if options.assigned:
+            return sorted({queue.topic for queue in options.assigned})
+        if options.topics:
+            return list(options.topics)
+        answer = self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None)
+        pattern = re.compile(options.topic_pattern)
+        names = decode_topic_list(_accept(answer).body)
+        return sorted(name for name in names if pattern.fullmatch(name) and not self._is_hidden(name))
+
+    def _is_hidden(self, topic: str) -> bool:
+        """Topics that a pattern does not mean unless it spells their percent sign."""
+        is_internal = is_retry_topic(topic) or is_dlq_topic(topic)
+        return is_system_topic(topic) or (is_internal and "%" not in self._options.topic_pattern)
+
+    def _route(self, topic: str) -> TopicRoute | None:
+        header = RouteRequest(topic=topic, accepts_standard_json=True)
+        answer = self._ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            return None
+        return decode_topic_route(_accept(answer).body)
+
+    def _ask_name_server(self, code: RequestCode, header: Header | None) -> Command:
+        """The answer of the first name server that gives one; it is asked first from then on."""
+        failures = []
+        for address in list(self._name_servers):
+            try:
+                with POOL.borrow(address) as connection:
+                    answer = connection.request(Command.request(code, header), self._options.pull_timeout_s)
+            except UNREACHABLE as error:
+                failures.append(str(error))
+                continue
+            self._name_servers.remove(address)
+            self._name_servers.insert(0, address)
+            return answer
+        raise BrokerUnreachable(f"no name server answers: {'; '.join(failures)}")
+
+    def _ask_each(
+        self,
+        topology: Topology,
+        queues: Sequence[QueueKey],
+        ask: Callable[[QueueKey], list[Command]],
+        read: Callable[[Sequence[Command], bool], T],
+        *,
+        prefer_slave: bool = False,
+    ) -> dict[QueueKey, T]:
+        """One answer per queue; queues of brokers that no replica answers for are left out."""
+        results: dict[QueueKey, T] = {}
+        for broker in sorted({queue.broker for queue in queues}):
+            mine = [queue for queue in queues if queue.broker == broker]
+            requests = [ask(queue) for queue in mine]
+            for broker_id, address in order_replicas(topology.replicas.get(broker, {}), prefer_slave):
+                try:
+                    with POOL.borrow(address) as connection:
+                        answers = connection.request_all(list(chain(*requests)), self._options.pull_timeout_s)
+                except UNREACHABLE as error:
+                    log.debug("replica.unreachable", extra={"broker": broker, "error": str(error)})
+                    continue
+                pieces = batched(answers, len(requests[0]))
+                try:
+                    found = {q: read(p, broker_id == MASTER_ID) for q, p in zip(mine, pieces, strict=True)}
+                except RequestRejected:
+                    # A slave may not know a new topic yet; its master's word is final.
+                    if broker_id == MASTER_ID:
+                        raise
+                    continue
+                results.update(found)
+                break
+        return results
+
+
+def order_replicas(addresses: Mapping[int, str], prefer_slave: bool) -> list[tuple[int, str]]:
+    """Replicas in the order in which they are asked: by id, the master first or last."""
+    ordered = sorted(addresses.items())
+    if prefer_slave:
+        ordered.sort(key=lambda item: item[0] == MASTER_ID)
+    return ordered
+
+
+def require_queues(topology: Topology, options: SourceOptions) -> None:
+    """Raises NoRoute when the name servers know none of the topics."""
+    if topology.queues:
+        return
+    what = ", ".join(options.topics) or options.topic_pattern or "the assigned queues"
+    raise NoRoute(f"no readable queue of {what} is known to {', '.join(options.name_servers)}")
+
+
+def wait_before(attempt: int, options: SourceOptions) -> None:
+    """Sleeps before a further attempt (1 is the first): the interval doubles up to 16 times itself."""
+    time.sleep(options.retry_interval_s * min(2 ** (attempt - 1), 16))
+
+
+def _accept(answer: Command) -> Command:
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return answer
+
+
+def batched(items: Sequence[T], width: int) -> Iterator[Sequence[T]]:
+    """`items` in consecutive pieces of `width`."""
+    return (items[at : at + width] for at in range(0, len(items), width))

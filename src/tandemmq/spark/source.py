@@ -1,0 +1,61 @@
+"""The data source `tandemmq` (alias `rocketmq`): options in, readers out; no input or output here.
+
+Spark makes instances of this class in several short-lived processes, often only to ask for the schema, so the
+constructor parses options and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql.datasource import DataSource
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.batch import TopicReader
+from tandemmq.spark.columns import Projection, project_schema, render_ddl, select_columns
+from tandemmq.spark.options import SourceOptions, parse_options
+from tandemmq.spark.stream import TopicStreamReader
+
+
+class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
+    """Topics as tables and streams; see docs/spark.md for the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tandemmq"
+
+    def schema(self) -> str:
+        # Batch or streaming is not known yet; both schemas are the same.
+        return render_ddl(_select(self._parse(is_streaming=False)))
+
+    def reader(self, schema: Any) -> TopicReader:
+        options = self._parse(is_streaming=False)
+        return TopicReader(options, self._project(schema, options))
+
+    def streamReader(self, schema: Any) -> TopicStreamReader:
+        options = self._parse(is_streaming=True)
+        return TopicStreamReader(options, self._project(schema, options))
+
+    def _parse(self, *, is_streaming: bool) -> SourceOptions:
+        return parse_options(dict(self.options), is_streaming=is_streaming)
+
+    def _project(self, schema: Any, options: SourceOptions) -> Projection:
+        """What `schema` asks for: our own schema, or one that the user gave to Spark."""
+        fields = [(field.name, field.dataType.simpleString(), field.nullable) for field in schema.fields]
+        wanted = project_schema(fields)
+        chosen = _select(options)
+        if options.columns and [column.name for column in wanted] != [column.name for column in chosen]:
+            raise ConfigError("give either a schema or the option columns, not both")
+        return wanted
+
+
+class RocketSource(TandemSource):
+    """The same source under the name that RocketMQ users look for."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq"
+
+
+def _select(options: SourceOptions) -> Projection:
+    return select_columns(options.columns, options.properties_as)

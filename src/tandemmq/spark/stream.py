@@ -1,0 +1,198 @@
+"""The streaming query: where it starts, how far each batch goes, which task reads what.
+
+Spark calls the methods of one instance in a process of its own on the driver; another copy is pickled into
+the tasks and only reads (spec spark 2.1). What must survive lies in the offsets, which Spark keeps in its
+checkpoint: the start is pinned by the first end offset (SP-24), new queues by the end offset that first names
+them. `partitions` depends on offsets and options only, so a replayed batch gives the same rows to the same
+tasks (SP-17).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.batch import TaskRanges, make_tasks, read_task
+from tandemmq.spark.columns import Projection
+from tandemmq.spark.fetch import RangeReader
+from tandemmq.spark.metadata import Bounds, Cluster, Topology
+from tandemmq.spark.offsets import (
+    Positions,
+    QueueKey,
+    QueueRange,
+    StreamOffset,
+    advance,
+    decode_offset,
+    encode_offset,
+    plan_ranges,
+)
+from tandemmq.spark.options import ReadFrom, SourceOptions
+from tandemmq.spark.resolve import check_kept, describe_all, resolve_start
+from tandemmq.spark.slave_ends import SlaveEnds
+from tandemmq.spark.wire import UNREACHABLE
+
+log = logging.getLogger(__name__)
+
+TOPOLOGY_FRESH_S = 5.0
+SAMPLE_RECORDS = 32
+
+
+class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # untyped
+    """A stream of one or more topics. The constructor opens nothing: planners make copies only to pickle
+    them.
+    """
+
+    def __init__(self, options: SourceOptions, projection: Projection) -> None:
+        self._options = options
+        self._projection = projection
+        self._target: Positions | None = None
+        self._topology = Topology()
+        self._described_at = float("-inf")
+        self._latest: Positions = {}
+        self._committed: Positions = {}
+        self._slave_ends = SlaveEnds()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Remembers where all queues end now; this run reads no further."""
+        _, bounds = describe_all(Cluster(self._options), self._options, may_be_absent=True)
+        self._target = {queue: limits.end for queue, limits in bounds.items()}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Spark has no limit of both kinds; the one given only says that `latestOffset` shall obey the
+        options.
+        """
+        options = self._options
+        if options.trigger_records_max is not None:
+            return ReadMaxRows(options.trigger_records_max)
+        if options.trigger_bytes_max is not None:
+            return ReadMaxBytes(options.trigger_bytes_max)
+        return ReadAllAvailable()
+
+    def initialOffset(self) -> dict[str, Any]:
+        """A symbol, because Spark asks twice and both answers must be equal (SP-15, SP-24)."""
+        assert self._options.start is not None
+        return encode_offset(StreamOffset(symbol=self._options.start.kind.value))
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next batch; `start` itself when there is nothing new."""
+        offset = decode_offset(start)
+        self._check_filter(offset)
+        begin, latest = self._look(offset)
+        self._commit_progress(offset)
+        known = {**begin, **offset.positions}
+        end = advance(
+            offset,
+            begin=begin,
+            latest=latest,
+            limit=None if isinstance(limit, ReadAllAvailable) else self._record_limit(known, latest),
+            filter_hash=self._options.filter_hash,
+        )
+        return start if end is None else encode_offset(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Where the queues end, as the last `latestOffset` saw it: Spark shows it in the query's progress."""
+        return encode_offset(StreamOffset(positions=self._latest)) if self._latest else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskRanges]:
+        ranges = plan_ranges(decode_offset(start), decode_offset(end))
+        if not ranges:
+            return []
+        if time.monotonic() - self._described_at > TOPOLOGY_FRESH_S:
+            try:
+                self._describe(Cluster(self._options).describe())
+            except UNREACHABLE as error:
+                # The tasks ask for themselves, and with more patience.
+                log.debug("route.unreachable", extra={"error": str(error)})
+        return make_tasks(ranges, self._topology.replicas, self._options)
+
+    def read(self, partition: TaskRanges) -> Iterator[Any]:
+        return read_task(partition, self._options, self._projection)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: it comes one batch late and never for the last one (SP-18); see `_commit_progress`."""
+
+    def stop(self) -> None:
+        """Nothing: Spark does not call it when a query ends (SP-19)."""
+
+    def _check_filter(self, offset: StreamOffset) -> None:
+        if offset.symbol is None and offset.filter_hash != self._options.filter_hash:
+            raise ConfigError(
+                "the option tags differs from the one that the checkpoint was written with; "
+                "use the old tags, or a new checkpoint"
+            )
+
+    def _look(self, offset: StreamOffset) -> tuple[dict[QueueKey, int], Positions]:
+        """Where queues begin that `offset` does not name, and where all queues end now."""
+        cluster, options = Cluster(self._options), self._options
+        if offset.symbol is not None:
+            topology, bounds = describe_all(cluster, options, may_be_absent=True)
+            begin = resolve_start(cluster, topology, bounds, options)
+        else:
+            topology = cluster.describe()
+            bounds = cluster.read_bounds(topology)
+            begin = {queue: at.begin for queue, at in bounds.items() if queue not in offset.positions}
+            for queue, position in offset.positions.items():
+                if queue in bounds:
+                    check_kept(queue, position, bounds[queue], options)
+        self._describe(topology)
+        self._latest = {queue: limits.end for queue, limits in bounds.items()}
+        if self._target is not None:
+            begin = {queue: at for queue, at in begin.items() if queue in self._target}
+            return begin, self._target
+        return begin, self._plan_ends(cluster, topology, bounds)
+
+    def _describe(self, topology: Topology) -> None:
+        self._topology = topology
+        self._described_at = time.monotonic()
+
+    def _plan_ends(self, cluster: Cluster, topology: Topology, bounds: dict[QueueKey, Bounds]) -> Positions:
+        """The ends of the queues, or of their slaves when these are read and keep up."""
+        if self._options.read_from is not ReadFrom.PREFER_SLAVE:
+            return self._latest
+        slaves = cluster.read_bounds(topology, prefer_slave=True)
+        return self._slave_ends.choose(
+            time.monotonic(),
+            master={queue: limits.end for queue, limits in bounds.items() if limits.is_master},
+            slave={queue: limits.end for queue, limits in slaves.items() if not limits.is_master},
+        )
+
+    def _record_limit(self, positions: Positions, latest: Positions) -> int | None:
+        """The smaller of both limits in messages; a sample of the backlog turns bytes into messages."""
+        options = self._options
+        limits = [] if options.trigger_records_max is None else [options.trigger_records_max]
+        if options.trigger_bytes_max is not None:
+            size = self._sample_record_size(positions, latest)
+            if size is not None:
+                limits.append(max(1, int(options.trigger_bytes_max / size)))
+        return min(limits, default=None)
+
+    def _sample_record_size(self, positions: Positions, latest: Positions) -> float | None:
+        """The mean stored size of the next messages of the queue that is furthest behind; None: no message."""
+        behind = {queue: latest.get(queue, at) - at for queue, at in positions.items()}
+        queue = max(sorted(behind), key=lambda name: behind[name], default=None)
+        if queue is None or behind[queue] <= 0:
+            return None
+        begin = positions[queue]
+        item = QueueRange(queue, begin, begin + min(SAMPLE_RECORDS, behind[queue]))
+        reader = RangeReader(item, self._topology.replicas.get(queue.broker, {}), self._options)
+        chunk = next((chunk for chunk in reader.read() if len(chunk.positions)), None)
+        return None if chunk is None else len(chunk.data) / len(chunk.positions)
+
+    def _commit_progress(self, offset: StreamOffset) -> None:
+        """Stores `start` as the group's offsets: at this call it is durable in Spark's commit log (SP-26)."""
+        if not self._options.commit_progress or offset.positions == self._committed:
+            return
+        Cluster(self._options).commit(self._topology, offset.positions)
+        self._committed = dict(offset.positions)

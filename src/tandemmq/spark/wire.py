@@ -1,0 +1,164 @@
+"""A small blocking client of the remoting protocol, for Spark's driver and executors.
+
+Spark calls us in plain threads of short-lived processes, where an event loop would only be in the way. A
+connection carries many requests at once, so one thread keeps a broker busy; answers may come in any order.
+Connections are kept in a pool per process and per address: executors reuse their Python process, so the next
+task finds them open.
+
+Nothing here is pickled: readers carry options and addresses, never sockets (spec spark SP-12).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tandemmq.errors import BrokerUnreachable, RemoteProtocolError, RequestTimeout
+from tandemmq.protocol.codes import FLAG_ONEWAY
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.frame import FrameDecoder, encode_frame
+from tandemmq.units import KIB, MIB
+
+CONNECT_TIMEOUT_S = 3.0
+RECEIVE_BYTES = 512 * KIB
+RECEIVE_BUFFER_BYTES = 4 * MIB
+IDLE_CONNECTIONS_MAX = 4
+"""Kept per address; a task uses one at a time."""
+
+
+class WireConnection:
+    """One TCP connection to a broker or name server; not shared between threads."""
+
+    def __init__(self, address: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        self.address = address
+        host, _, port = address.rpartition(":")
+        try:
+            self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+        except OSError as error:
+            raise BrokerUnreachable(f"{address}: cannot connect: {error}") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        self._decoder = FrameDecoder()
+        self._opaque = 0
+        self._waiting: set[int] = set()
+        self._answers: dict[int, Command] = {}
+
+    def send(self, command: Command) -> int:
+        """Sends a request and returns the number under which `receive` will give its answer.
+
+        Raises:  BrokerUnreachable; the connection is of no use afterwards.
+        """
+        self._opaque += 1
+        command.opaque = self._opaque
+        try:
+            self._socket.sendall(encode_frame(command))
+        except OSError as error:
+            raise BrokerUnreachable(f"{self.address}: connection broke: {error}") from error
+        if not command.flag & FLAG_ONEWAY:
+            self._waiting.add(self._opaque)
+        return self._opaque
+
+    def receive(self, opaque: int, deadline: float) -> Command:
+        """The answer of one request; answers of others that come before are kept.
+
+        `deadline` is a value of time.monotonic.
+        Raises:  RequestTimeout, BrokerUnreachable, RemoteProtocolError; of no use afterwards.
+        """
+        while opaque not in self._answers:
+            for answer in self._decoder.feed(self._receive_bytes(deadline)):
+                if answer.is_response and answer.opaque in self._waiting:
+                    self._waiting.remove(answer.opaque)
+                    self._answers[answer.opaque] = answer
+        return self._answers.pop(opaque)
+
+    def request(self, command: Command, timeout_s: float) -> Command:
+        """The answer of one request."""
+        return self.receive(self.send(command), time.monotonic() + timeout_s)
+
+    def request_all(self, commands: Sequence[Command], timeout_s: float) -> list[Command]:
+        """The answers in the order of the requests, all under way at once."""
+        deadline = time.monotonic() + timeout_s
+        sent = [self.send(command) for command in commands]
+        return [self.receive(opaque, deadline) for opaque in sent]
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing is under way and the peer has not closed: the connection may be used again."""
+        if self._waiting or self._answers or self._decoder.buffered_bytes:
+            return False
+        readable, _, _ = select.select([self._socket], [], [], 0)
+        return not readable
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _receive_bytes(self, deadline: float) -> bytes:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise RequestTimeout(f"{self.address}: no answer in time")
+        self._socket.settimeout(left)
+        try:
+            data = self._socket.recv(RECEIVE_BYTES)
+        except TimeoutError as error:
+            raise RequestTimeout(f"{self.address}: no answer in time") from error
+        except OSError as error:
+            raise BrokerUnreachable(f"{self.address}: connection broke: {error}") from error
+        if not data:
+            raise BrokerUnreachable(f"{self.address}: the peer closed the connection")
+        return data
+
+
+class ConnectionPool:
+    """Idle connections by address; a process that was forked starts with none."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._idle: dict[str, list[WireConnection]] = {}
+
+    @contextmanager
+    def borrow(self, address: str) -> Iterator[WireConnection]:
+        """A connection for the time of the block; it is kept afterwards if it is still clean.
+
+        Raises:  BrokerUnreachable when there is none and none can be made.
+        """
+        connection = self._take_idle(address) or WireConnection(address)
+        is_kept = False
+        try:
+            yield connection
+            is_kept = connection.is_clean
+        finally:
+            idle = self._idle.setdefault(address, [])
+            if is_kept and len(idle) < IDLE_CONNECTIONS_MAX:
+                idle.append(connection)
+            else:
+                connection.close()
+
+    def close(self) -> None:
+        """Closes what is idle."""
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+        self._idle.clear()
+
+    def _take_idle(self, address: str) -> WireConnection | None:
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._idle = {}
+        idle = self._idle.get(address, [])
+        while idle:
+            connection = idle.pop()
+            if connection.is_clean:
+                return connection
+            connection.close()
+        return None
+
+
+POOL = ConnectionPool()
+"""The pool of this process: module state survives between the tasks of an executor (spec spark SP-12)."""
+
+UNREACHABLE = (BrokerUnreachable, RequestTimeout, RemoteProtocolError)
+"""After one of these another replica, or a later attempt, may answer."""
