@@ -1,9 +1,10 @@
 """The message store: one append-only log, watermarks over it, and tables derived from it."""
 
 from tandemmq.store.confirm import AckTable
-from tandemmq.store.message_store import GET_BYTES_MAX, MessageStore
+from tandemmq.store.message_store import MessageStore
 from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
 from tandemmq.store.outcomes import Appended, GetResult, GetStatus, PutStatus
+from tandemmq.store.reader import GET_BYTES_MAX
 from tandemmq.store.watermarks import Watermark
 
 __all__ = [

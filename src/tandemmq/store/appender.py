@@ -88,6 +88,11 @@ class Appender:
         self._groups.append((self._position, self._buffers))
         self._limit = min(self._segment_end - BLANK_BYTES, self._log.end + self._options.staged_bytes_max)
 
+    def restart(self) -> None:
+        """Go on at the end of the log, which others moved: a slave became master."""
+        assert not self._units
+        self._forget_stage()
+
     def append(self, records: Sequence[NewRecord], on_done: OnDone) -> Appended:
         """Where the records will be; they are written at the end of this turn of the loop.
 

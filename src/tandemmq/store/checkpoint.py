@@ -74,19 +74,27 @@ class Checkpoint:
         """Take these fields, even lower ones: recovery found the truth."""
         self.times = times
 
-    def write(self) -> None:
-        """Write the file and sync it, if anything changed. Blocks. Raises OSError."""
+    def write(self) -> bool:
+        """Write the file and sync it, if anything changed; False if the disk took no write. Blocks.
+
+        Raises:  OSError when the fsync failed.
+        """
         times = self.times
         if times == self._saved:
-            return
-        file = self._open()
+            return True
+        try:
+            file = self._open()
+        except OSError:
+            return False
         try:
             # The fields lie in one sector, so a power cut leaves the old or the new ones.
-            file.pwrite(0, (encode_checkpoint(times),))
+            if not _write_fields(file, times):
+                return False
             file.sync()
         finally:
             file.close()
         self._saved = times
+        return True
 
     def _open(self) -> File:
         if self._disk.exists(self._path):
@@ -94,3 +102,11 @@ class Checkpoint:
                 return self._disk.open(self._path)
             self._disk.remove(self._path)
         return self._disk.create(self._path, CHECKPOINT_BYTES)
+
+
+def _write_fields(file: File, times: CheckpointTimes) -> bool:
+    try:
+        file.pwrite(0, (encode_checkpoint(times),))
+    except OSError:
+        return False
+    return True

@@ -44,6 +44,13 @@ class CommitLog:
         segments = self.log.segments
         return segments[0].base if segments else self.end
 
+    def begin_at(self, base: int) -> None:
+        """Let the empty log begin at byte `base`, the start of a file."""
+        assert self.begin == self.end
+        assert base % self.segment_bytes == 0
+        self.log.remove_all()
+        self.end = base
+
     def write(self, offset: int, buffers: Sequence[Buffer]) -> None:
         """Put bytes at `offset`, within one file that exists.
 

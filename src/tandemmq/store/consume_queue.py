@@ -166,6 +166,12 @@ class ConsumeQueue:
         """Entries below `queue_offset` survive a power cut."""
         self._synced = max(self._synced, queue_offset)
 
+    def distrust_sync(self) -> None:
+        """After a crash: the last files may hold bytes that are not synced; the next flush does it."""
+        segments = self._log.segments[-RECOVERY_FILE_COUNT:]
+        if segments:
+            self._synced = segments[0].base // QUEUE_UNIT_BYTES
+
     def drop_tail(self) -> None:
         """Give the memory of written entries back; for a queue that is idle."""
         if self._tail and self._written == self.max_offset:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS, delivered_at_ms
 from tandemmq.protocol.properties import find_property
-from tandemmq.protocol.record import NewRecord, RecordOutcome, check_record, decode_record
+from tandemmq.protocol.record import NewRecord, RecordCheck, RecordOutcome, check_record, decode_record
 from tandemmq.store.admission import Admission
 from tandemmq.store.appender import Unit
 from tandemmq.store.commit_log import CommitLog
@@ -87,8 +87,7 @@ class Dispatcher:
         while pending and pending[0][0] <= confirmed:
             done, units = pending.popleft()
             self._put(units, touched)
-            if units:
-                self.stored_at_ms = units[-1][4]
+            self.add_keys(units)
         self._finish(done, touched)
 
     def _put(self, units: list[Unit], touched: dict[ConsumeQueue, None]) -> None:
@@ -103,20 +102,30 @@ class Dispatcher:
                 queue.put(log_offset, size, tag)
             except OSError as error:
                 self.block(queue, error)
-        if self._keys is not None:
-            self._keys.add(units)
+
+    def add_keys(self, units: list[Unit]) -> None:
+        """Hand dispatched records to the key index."""
+        if units:
+            self.stored_at_ms = units[-1][4]
+            if self._keys is not None:
+                self._keys.add(units)
 
     def _due_at(self, record: object, tag: int, stored_at_ms: int) -> int:
         """When a delayed message is due, which its entry has in place of the tag (spec store 5)."""
         if isinstance(record, NewRecord):
             level = find_property(record.properties, b"DELAY")
-            if level is not None and level.isdigit() and int(level) > 0:
-                return delivered_at_ms(int(level), stored_at_ms, self._delays_ms)
+            if level is not None:
+                return self._level_due_at(level, stored_at_ms, tag)
         return tag
+
+    def _level_due_at(self, level: bytes, stored_at_ms: int, tag: int) -> int:
+        if not level.isdigit() or int(level) == 0:
+            return tag
+        return delivered_at_ms(int(level), stored_at_ms, self._delays_ms)
 
     def _scan(self, confirmed: int) -> None:
         """Dispatch the whole records that lie in the log below `confirmed`."""
-        position = self._dispatched.value
+        position = max(self._dispatched.value, self._log.begin)
         if position >= confirmed or position == self._stopped_at:
             return
         touched: dict[ConsumeQueue, None] = {}
@@ -130,10 +139,7 @@ class Dispatcher:
             position = self._scan_segment(position, base, view[: confirmed - base], units, touched)
             if position == begin:
                 break
-        if units:
-            self.stored_at_ms = units[-1][4]
-            if self._keys is not None:
-                self._keys.add(units)
+        self.add_keys(units)
         self._finish(position, touched)
 
     def _scan_segment(
@@ -150,37 +156,40 @@ class Dispatcher:
                     self._stop(position, outcome)
                 return position
             queue = None
-            if not checked.sys_flag & _UNQUEUED:
+            if self.is_queued(checked):
                 queue = self._queues.get_or_create((checked.topic, checked.queue_id))
                 touched[queue] = None
-                tag = checked.tag_hash
-                if queue.is_schedule and self._has_own_delays:
-                    tag = self.own_due_at(view, position - base, tag)
-                self.put_at(queue, checked.queue_offset, position, checked.size, tag)
+                self.put_checked(queue, checked, view, position - base)
             units.append((queue, position, checked.size, checked, checked.stored_at_ms))
             position += checked.size
         return position
 
-    def own_due_at(self, view: memoryview, position: int, tag: int) -> int:
-        """When the delayed message at `position` is due by the configured levels."""
-        record = decode_record(view, position, check_crc=False)
-        level = find_property(record.raw_properties, b"DELAY")
-        if level is not None and level.isdigit() and int(level) > 0:
-            return delivered_at_ms(int(level), record.stored_at_ms, self._delays_ms)
-        return tag
+    @staticmethod
+    def is_queued(checked: RecordCheck) -> bool:
+        """False for prepared and rolled back transactions, which get no entry (spec store 5)."""
+        return not checked.sys_flag & _UNQUEUED
 
-    def put_at(self, queue: ConsumeQueue, queue_offset: int, log_offset: int, size: int, tag: int) -> None:
-        """Append the entry of a record that names its own queue offset."""
+    def put_checked(self, queue: ConsumeQueue, checked: RecordCheck, view: memoryview, at: int) -> None:
+        """Append the entry of a record that lies at `at` of `view` and names its own queue offset."""
+        tag = checked.tag_hash
+        if queue.is_schedule and self._has_own_delays:
+            tag = self._own_due_at(view, at, tag)
         try:
-            gap = queue.put_at(queue_offset, log_offset, size, tag)
+            gap = queue.put_at(checked.queue_offset, checked.log_offset, checked.size, tag)
         except OSError as error:
             self.block(queue, error)
             return
-        if gap and queue.min_offset != queue_offset:
+        if gap and queue.min_offset != checked.queue_offset:
             log.warning(
                 events.QUEUE_GAP_FILLED,
                 extra={"topic": queue.key[0], "queue_id": queue.key[1], "entry_count": gap},
             )
+
+    def _own_due_at(self, view: memoryview, at: int, tag: int) -> int:
+        """When the delayed message at `at` is due by the configured levels."""
+        record = decode_record(view, at, check_crc=False)
+        level = find_property(record.raw_properties, b"DELAY")
+        return tag if level is None else self._level_due_at(level, record.stored_at_ms, tag)
 
     def _finish(self, end: int, touched: dict[ConsumeQueue, None]) -> None:
         self._dispatched.raise_to(end)

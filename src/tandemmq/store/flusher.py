@@ -59,10 +59,6 @@ class Flusher:
         self._is_stopped = False
         self.flushed_stored_at_ms = 0
 
-    @property
-    def is_failed(self) -> bool:
-        return self._is_stopped and self._timer is None
-
     def start(self) -> None:
         """Begin to flush as the options say."""
         if self._options.flush_mode is FlushMode.SYNC_FLUSH:

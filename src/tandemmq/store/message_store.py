@@ -1,30 +1,95 @@
-"""The one class of the store that other floors use: composes its parts, has no behaviour of its own."""
+"""The one class of the store that other floors use: builds its parts in order, starts and stops them.
+
+Invariants (style 1): min <= dispatched <= confirmed <= appended, flushed <= appended.
+Source:     spec store; the order of start and stop is section 12.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Sequence
 
+from tandemmq.errors import FlushFailed, ServiceNotAvailable, StoreError
 from tandemmq.protocol.record import NewRecord
 from tandemmq.runtime.ports import Buffer, Clock, Disk
-from tandemmq.store.confirm import AckTable
-from tandemmq.store.options import BrokerRole, StoreOptions
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.store.admission import Admission
+from tandemmq.store.appender import Appender, Unit
+from tandemmq.store.checkpoint import Checkpoint, CheckpointTimes
+from tandemmq.store.commit_log import CommitLog
+from tandemmq.store.confirm import AckTable, OnDone
+from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.dispatcher import Dispatcher, DispatchListener
+from tandemmq.store.flusher import Flusher
+from tandemmq.store.lock import StoreMarks
+from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
 from tandemmq.store.outcomes import Appended, GetResult, PutStatus
+from tandemmq.store.paths import StorePaths
+from tandemmq.store.reader import GET_BYTES_MAX, Reader
+from tandemmq.store.recovery import Recovered, Recovery
+from tandemmq.store.replica_log import ReplicaLog
+from tandemmq.store.replies import Replies, Sends
+from tandemmq.store.segment import OpenFiles
+from tandemmq.store.segmented_log import SegmentedLog
+from tandemmq.store.table_flusher import TableFlusher
 from tandemmq.store.watermarks import Watermark
+from tandemmq.telemetry import events
 
-GET_BYTES_MAX = 134_217_728
+log = logging.getLogger(__name__)
+
+OnFatal = Callable[[BaseException], None]
+
+_CLOSED = "closed"
+_FAILED = "failed"
+_ROLE = "role"
 
 
 class MessageStore:
-    """A store directory that is open: append, read, follow its watermarks."""
+    """A store directory that is open: append, read, follow its watermarks.
 
-    appended: Watermark
-    flushed: Watermark
-    confirmed: Watermark
-    dispatched: Watermark
-    acks: AckTable
-    role: BrokerRole
-    store_host: bytes  # may be set once the listening port is known
-    options: StoreOptions
+    `append` may be called by a master only, `append_raw` by a slave only. All calls come from the loop's
+    thread.
+    """
+
+    def __init__(self, options: StoreOptions, *, disk: Disk, clock: Clock, on_fatal: OnFatal | None) -> None:
+        self.options = options
+        self.role = options.role
+        self.appended = Watermark("appended")
+        self.flushed = Watermark("flushed")
+        self.confirmed = Watermark("confirmed")
+        self.dispatched = Watermark("dispatched")
+        self._disk = disk
+        self._clock = clock
+        self._on_fatal = on_fatal
+        self._paths = StorePaths(options)
+        self._marks = StoreMarks(self._paths, disk)
+        self._files = OpenFiles(disk, options.open_file_count_max)
+        self._tasks = TaskScope("store", self._on_task_failed)
+        self._admission = Admission()
+        self._is_open = False
+        self._log = CommitLog(
+            SegmentedLog(self._paths.commit_log, options.commit_log_file_bytes, self._files, sparse=False),
+            disk,
+        )
+        self._queues = ConsumeQueues(options, self._paths, disk, self._files)
+        self._checkpoint = Checkpoint(self._paths, disk)
+        self._dispatcher = Dispatcher(
+            options,
+            log=self._log,
+            queues=self._queues,
+            keys=None,
+            admission=self._admission,
+            dispatched=self.dispatched,
+        )
+        self._reader = Reader(options, log=self._log, queues=self._queues, role=options.role)
+        self._replies = Replies(
+            options,
+            clock=clock,
+            admission=self._admission,
+            appended=self.appended,
+            flushed=self.flushed,
+        )
+        self._replica_log = ReplicaLog(log=self._log, on_written=self._on_raw_written)
 
     @classmethod
     async def open(
@@ -33,30 +98,263 @@ class MessageStore:
         *,
         disk: Disk,
         clock: Clock,
-        on_fatal: Callable[[BaseException], None] | None = None,
+        on_fatal: OnFatal | None = None,
     ) -> MessageStore:
-        """The store, recovered and running."""
-        raise NotImplementedError
+        """The store, recovered and running. `on_fatal` is told once if it can no longer be trusted.
+
+        Raises:  StoreLocked when another process has it; Corrupt for files that are not ours; StoreError when
+                 the directory cannot be read or written.
+        """
+        store = cls(options, disk=disk, clock=clock, on_fatal=on_fatal)
+        try:
+            await store._start()
+        except BaseException as error:
+            store._files.close()
+            store._marks.release()
+            if isinstance(error, OSError):
+                raise StoreError(f"the store at {options.root} cannot be opened: {error}") from error
+            raise
+        return store
+
+    # Start and stop.
+
+    async def _start(self) -> None:
+        self._marks.take()
+        has_abort = self._marks.has_abort
+        self._marks.write_abort()
+        self._log.log.load()
+        self._checkpoint.load()
+        stale_bytes_max = self.options.consume_queue_file_bytes if has_abort else 4096
+        self._queues.load(stale_bytes_max=stale_bytes_max)
+        recovered = await Recovery(
+            log=self._log,
+            queues=self._queues,
+            dispatcher=self._dispatcher,
+            checkpoint=self._checkpoint,
+            clock=self._clock,
+            check_crc=self.options.check_crc_on_recover,
+        ).run(has_abort=has_abort)
+        self._restore(recovered)
+        self._build_writers(recovered.stored_at_ms)
+        # Entries that the scan added are durable before anything relies on them.
+        await self._table_flusher.flush(is_thorough=True)
+        self._connect()
+        self._is_open = True
+        log.info(
+            events.STORE_OPENED,
+            extra={
+                "path": str(self._paths.root),
+                "case": recovered.plan.case.name,
+                "log_begin": self._log.begin,
+                "log_end": self._log.end,
+                "queue_count": len(self._queues),
+                "zeroed_bytes": recovered.lost_bytes,
+            },
+        )
+
+    def _restore(self, recovered: Recovered) -> None:
+        """Set the watermarks and the checkpoint to what recovery found and synced."""
+        for mark in (self.appended, self.flushed, self.confirmed, self.dispatched):
+            mark.raise_to(self._log.end)
+        self._dispatcher.stored_at_ms = recovered.stored_at_ms
+        self._checkpoint.replace(
+            CheckpointTimes(
+                log_stored_at_ms=recovered.stored_at_ms,
+                index_stored_at_ms=min(self._checkpoint.times.index_stored_at_ms, recovered.stored_at_ms),
+                confirmed_log_offset=max(0, recovered.last_log_offset),
+            )
+        )
+
+    def _build_writers(self, stored_at_ms: int) -> None:
+        """The parts that need to know where the log ends."""
+        self._appender = Appender(
+            self.options,
+            log=self._log,
+            queues=self._queues,
+            clock=self._clock,
+            admission=self._admission,
+            on_written=self._on_written,
+            on_refused=self._on_refused,
+            stored_at_ms=stored_at_ms,
+        )
+        self._flusher = Flusher(
+            self.options,
+            log=self._log,
+            disk=self._disk,
+            clock=self._clock,
+            tasks=self._tasks,
+            appended=self.appended,
+            flushed=self.flushed,
+            stored_at=self._newest_stored_at,
+            on_failed=self._fail,
+        )
+        self._table_flusher = TableFlusher(
+            self.options,
+            queues=self._queues,
+            indexes=None,
+            checkpoint=self._checkpoint,
+            dispatcher=self._dispatcher,
+            flusher=self._flusher,
+            disk=self._disk,
+            clock=self._clock,
+            tasks=self._tasks,
+            admission=self._admission,
+        )
+        self._flusher.flushed_stored_at_ms = stored_at_ms
+
+    def _connect(self) -> None:
+        """Let each watermark follow the one that it depends on, and start the clocks."""
+        is_sync = self.options.flush_mode is FlushMode.SYNC_FLUSH
+        source = self.flushed if is_sync else self.appended
+        source.follow(self.confirmed.raise_to)
+        self.confirmed.follow(self._dispatcher.advance)
+        self.set_role(self.role)
+        self._flusher.start()
+        self._table_flusher.start()
 
     async def close(self) -> None:
-        raise NotImplementedError
+        """Everything accepted is written, flushed and dispatched; then the directory is left as after a
+        clean stop.
 
-    def append(self, records: Sequence[NewRecord], on_done: Callable[[PutStatus], None]) -> Appended:
-        raise NotImplementedError
+        Sends that still wait for slaves end with UNKNOWN_ERROR. After a failure nothing is written any more
+        and `abort` stays, so that the next start recovers.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._appender.write_staged()
+        self._admission.block(_CLOSED, "the store is closed")
+        await self._flusher.stop()
+        await self._table_flusher.stop()
+        is_clean = False
+        try:
+            is_clean = await self._settle()
+        except OSError as error:
+            self._flusher.fail(error)
+        finally:
+            self._replies.fail(PutStatus.UNKNOWN_ERROR)
+            for mark in (self.appended, self.flushed, self.confirmed, self.dispatched):
+                mark.close()
+            await self._tasks.close()
+            self._files.close()
+            if is_clean:
+                self._marks.remove_abort()
+            self._marks.release()
+            log.info(events.STORE_CLOSED, extra={"path": str(self._paths.root), "is_clean": is_clean})
+
+    async def _settle(self) -> bool:
+        """Put everything on disk; True when nothing is missing, so that `abort` may go (spec store 21.3)."""
+        if self._admission.is_blocked(_FAILED):
+            return False
+        await self._flusher.flush()
+        if self.flushed.value < self.appended.value or self._admission.is_blocked(_FAILED):
+            return False
+        is_complete = await self._table_flusher.flush(is_thorough=True)
+        self._log.drop_unused_segments()
+        # A slave may hold the beginning of a record; it cannot be dispatched, and the next start cuts it.
+        return is_complete and self.dispatched.value == self.appended.value
+
+    def _fail(self, error: FlushFailed) -> None:
+        """Nothing can be trusted any more: refuse everything, tell who waits, tell the owner."""
+        self._admission.block(_FAILED, "the store has failed")
+        self._replica_log.close()
+        self._replies.fail(PutStatus.UNKNOWN_ERROR)
+        if self._on_fatal is not None:
+            self._on_fatal(error)
+
+    def _on_task_failed(self, _task: str, error: BaseException) -> None:
+        self._admission.block(_FAILED, "the store has failed")
+        self._replies.fail(PutStatus.UNKNOWN_ERROR)
+        if self._on_fatal is not None:
+            self._on_fatal(error)
+
+    # Writing.
+
+    @property
+    def store_host(self) -> bytes:
+        """The packed address that is written into records and message ids."""
+        return self._appender.store_host
+
+    @store_host.setter
+    def store_host(self, value: bytes) -> None:
+        assert len(value) in (8, 20), value
+        self._appender.store_host = value
+
+    @property
+    def acks(self) -> AckTable:
+        """Where replication reports what slaves hold."""
+        return self._replies.acks
+
+    def set_role(self, role: BrokerRole) -> None:
+        """Master or slave from now on."""
+        self.role = self._reader.role = role
+        self._replies.set_role(role)
+        if role is BrokerRole.SLAVE:
+            self._admission.block(_ROLE, "the broker is a slave, it takes no messages")
+        else:
+            self._admission.unblock(_ROLE)
+            self._appender.restart()
+        options = self.options
+        waits_for_nobody = options.in_sync_replicas <= 1 and not options.sync_master_compat4
+        if role is BrokerRole.SYNC_MASTER and waits_for_nobody:
+            log.warning(events.SYNC_MASTER_ALONE, extra={"in_sync_replicas": options.in_sync_replicas})
+
+    def append(self, records: Sequence[NewRecord], on_done: OnDone) -> Appended:
+        """Where the records will be; `on_done(status)` is called once, when the answer may be given.
+
+        One append is all or nothing and lies in one file. Its bytes are written at the end of this turn of
+        the loop; the wait follows the options and the first record's `wait_stored` (spec store 4, 6).
+        Raises:  MessageIllegal, ServiceNotAvailable, Busy; then nothing was staged and `on_done` is not
+                 called.
+        """
+        return self._appender.append(records, on_done)
 
     def append_raw(self, log_offset: int, data: Buffer) -> None:
-        raise NotImplementedError
+        """Write a master's bytes at the end of the log, which must be `log_offset`.
+
+        An empty log may begin at any multiple of the file size. A chunk may end in the middle of a record.
+        Raises:  LogDiverged, DiskFull, ServiceNotAvailable; then the log is unchanged.
+        """
+        if self.role is not BrokerRole.SLAVE:
+            raise ServiceNotAvailable("the broker is no slave")
+        if not self._is_open:
+            raise ServiceNotAvailable("the store is closed")
+        self._replica_log.append(log_offset, data)
+
+    def _on_written(self, units: list[Unit], sends: Sends, end: int) -> None:
+        self._dispatcher.expect(units, end)
+        self.appended.raise_to(end)
+        self._replies.written(sends)
+        if self._log.wants_segment_ahead():
+            self._tasks.start("make_segment", self._log.make_segment_ahead())
+
+    def _on_raw_written(self, end: int) -> None:
+        self.appended.raise_to(end)
+
+    def _on_refused(self, sends: Sends, status: PutStatus) -> None:
+        self._replies.tell([(on_done, status) for _, on_done, _ in sends])
+
+    def _newest_stored_at(self) -> int:
+        return max(self._appender.stored_at_ms, self._dispatcher.stored_at_ms)
+
+    # Reading.
 
     @property
     def min_log_offset(self) -> int:
-        raise NotImplementedError
+        """The first byte of the log that is kept."""
+        return self._log.begin
 
     @property
     def max_log_offset(self) -> int:
-        raise NotImplementedError
+        """The end of what is written."""
+        return self._log.end
 
     def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
-        raise NotImplementedError
+        """Written bytes from `log_offset` on, of one file, a BLANK tail included; empty at the end.
+
+        The slice stays valid when its file is deleted.
+        """
+        return self._log.view(log_offset, bytes_max)
 
     def get(
         self,
@@ -68,31 +366,53 @@ class MessageStore:
         bytes_max: int = GET_BYTES_MAX,
         tag_hashes: frozenset[int] | None = None,
     ) -> GetResult:
-        raise NotImplementedError
+        """Records of a queue from `offset` on, at most as many as the transfer limits allow.
+
+        Units:   count_max in records; tag_hashes: the hashes to deliver, None for all.
+        Source:  spec store 13.1.
+        """
+        return self._reader.get(
+            topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max, tag_hashes=tag_hashes
+        )
 
     def read_record(self, log_offset: int) -> memoryview | None:
-        raise NotImplementedError
+        """The whole record that begins at `log_offset`; None when none does."""
+        return self._log.record(log_offset)
 
     def queue_min(self, topic: str, queue_id: int) -> int:
-        raise NotImplementedError
+        """The first queue offset whose record is kept; 0 for a queue nobody wrote to."""
+        queue = self._queues.table.get((topic, queue_id))
+        return 0 if queue is None else queue.min_offset
 
     def queue_max(self, topic: str, queue_id: int) -> int:
-        raise NotImplementedError
+        """The queue offset behind the last dispatched record."""
+        queue = self._queues.table.get((topic, queue_id))
+        return 0 if queue is None else queue.max_offset
 
     def offset_by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
-        raise NotImplementedError
+        """The first offset stored at `time_ms` or later; `upper`: the last one stored then or before."""
+        return self._reader.offset_by_time(topic, queue_id, time_ms, upper=upper)
 
     def stored_at(self, topic: str, queue_id: int, offset: int) -> int:
-        raise NotImplementedError
+        """When the record at a queue offset was stored, in milliseconds; -1 when there is none."""
+        return self._reader.stored_at(topic, queue_id, offset)
 
     def earliest_stored_at(self, topic: str, queue_id: int) -> int:
-        raise NotImplementedError
+        """When the queue's first record was stored, in milliseconds; -1 when there is none."""
+        return self._reader.earliest_stored_at(topic, queue_id)
 
     def query_keys(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
-        raise NotImplementedError
+        """Log offsets of records with this key, ascending; hash collisions are among them (spec store 8)."""
+        return []
 
-    def on_dispatch(self, callback: Callable[[Mapping[tuple[str, int], int]], None]) -> None:
-        raise NotImplementedError
+    def on_dispatch(self, callback: DispatchListener) -> None:
+        """`callback({(topic, queue_id): max_offset})` is called after each batch that became readable."""
+        self._dispatcher.on_dispatch(callback)
 
     def drop_topic(self, topic: str) -> None:
-        raise NotImplementedError
+        """Delete the topic's queues; its records stay in the log until they expire."""
+        self._queues.drop_topic(topic)
+
+    def queue_keys(self) -> Sequence[tuple[str, int]]:
+        """The (topic, queue_id) of every queue that exists."""
+        return tuple(self._queues.table)

@@ -105,12 +105,14 @@ class SegmentedLog:
         return segment
 
     def truncate(self, end: int, *, zero_bytes_max: int) -> int:
-        """Cut at `end`: later files are deleted, the rest of its file is zeroed; the number of bytes zeroed.
+        """Cut at `end`: later files are deleted, the rest of its file is zeroed; how many bytes were.
+
+        The first file is kept even when nothing is left in it: its name remembers where the log stands.
 
         Strategy: stale data begins right at the cut; `zero_bytes_max` bounds how far behind it is searched
         for, because a reserved gibibyte that was never written need not be read on a clean start.
         """
-        while self.segments and self.segments[-1].base >= end:
+        while len(self.segments) > 1 and self.segments[-1].base >= end:
             self.segments.pop().remove()
         segment = self.find(end)
         if segment is None:

@@ -100,7 +100,7 @@ class TableFlusher:
         due: list[ConsumeQueue] = []
         for count, queue in enumerate(self._queues):
             if count % QUEUES_PER_TURN == QUEUES_PER_TURN - 1:
-                await _next_turn(self._clock)
+                await next_turn(self._clock)
             is_written &= self._write(queue, is_idle=is_thorough)
             if queue.unsynced_bytes >= least_bytes:
                 due.append(queue)
@@ -151,7 +151,7 @@ class TableFlusher:
             await asyncio.wait([self._task])
 
 
-async def _next_turn(clock: Clock) -> None:
+async def next_turn(clock: Clock) -> None:
     """Let the loop serve others before going on."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     wake: Callable[[], None] = lambda: None if done.done() else done.set_result(None)  # noqa: E731

@@ -1,0 +1,196 @@
+"""Reads queues: by offset with limits and a tag filter, by time; pure looking, nothing is changed.
+
+Invariants: only dispatched entries are seen, so nothing unconfirmed is read; slices stay valid whatever
+            happens to their file.
+Strategy:   entries are walked once; records that are neighbours in the log become one slice, so a pull of a
+            queue that has the log for itself costs one memoryview.
+Source:     spec store 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tandemmq.store.commit_log import CommitLog
+from tandemmq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
+from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.options import QUEUE_UNIT_BYTES, BrokerRole, StoreOptions
+from tandemmq.store.outcomes import GetResult, GetStatus
+
+GET_BYTES_MAX = 134_217_728
+GET_BYTES_MIN = 100
+FIRST_ENTRIES = 64
+"""Entries fetched first; a scan that goes on (a filter that matches little) fetches the rest at once."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What a get has collected: slices as (log_offset, end) before they are cut from the log."""
+
+    next_offset: int
+    ranges: list[list[int]] = field(default_factory=list)
+    count: int = 0
+    bytes: int = 0
+    last_log_offset: int = 0
+    was_removing: bool = False
+
+    def add(self, log_offset: int, size: int, segment_bytes: int) -> None:
+        ranges = self.ranges
+        if ranges and ranges[-1][1] == log_offset and log_offset % segment_bytes:
+            ranges[-1][1] = log_offset + size
+        else:
+            ranges.append([log_offset, log_offset + size])
+        self.count += 1
+        self.bytes += size
+
+
+class Reader:
+    """Reads of one store."""
+
+    def __init__(
+        self, options: StoreOptions, *, log: CommitLog, queues: ConsumeQueues, role: BrokerRole
+    ) -> None:
+        self._options = options
+        self._log = log
+        self._queues = queues
+        self.role = role
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int,
+        bytes_max: int,
+        tag_hashes: frozenset[int] | None,
+    ) -> GetResult:
+        """Records of a queue from `offset` on (spec store 13.1)."""
+        queue = self._queues.table.get((topic, queue_id))
+        # A queue that nobody wrote to exists in RocketMQ, because looking for it creates it.
+        if queue is None or queue.max_offset == 0:
+            return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, self._corrected(offset, 0), 0, 0)
+        low, high = queue.min_offset, queue.max_offset
+        if offset < low:
+            return GetResult(GetStatus.OFFSET_TOO_SMALL, self._corrected(offset, low), low, high)
+        if offset == high:
+            return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+        if offset > high:
+            return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, self._corrected(offset, high), low, high)
+        batch = self._collect(queue, offset, count_max, bytes_max, tag_hashes)
+        if batch is None:
+            next_offset = self._corrected(offset, queue.file_end(offset))
+            return GetResult(GetStatus.OFFSET_FOUND_NULL, next_offset, low, high)
+        return self._result(batch, low, high)
+
+    def _corrected(self, asked: int, right: int) -> int:
+        """Where the consumer should go on; a slave that may lag behind leaves the decision to its master."""
+        is_slave = self.role is BrokerRole.SLAVE
+        return asked if is_slave and not self._options.offset_check_in_slave else right
+
+    def _collect(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        tag_hashes: frozenset[int] | None,
+    ) -> _Batch | None:
+        """Walk the entries of one queue file; None when there are none."""
+        options = self._options
+        log_begin, log_end = self._log.begin, self._log.end
+        segment_bytes = self._log.segment_bytes
+        near = log_end - options.memory_window_bytes
+        bytes_max = max(min(bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
+        batch = _Batch(offset)
+        for log_offset, size, tag in self._walk(queue, offset, count_max):
+            is_near = log_offset >= near
+            if batch.count and (
+                batch.count >= count_max
+                or batch.bytes + size > bytes_max
+                or batch.bytes + size
+                > (options.transfer_bytes_in_memory_max if is_near else options.transfer_bytes_on_disk_max)
+                or batch.count
+                >= (options.transfer_count_in_memory_max if is_near else options.transfer_count_on_disk_max)
+            ):
+                break
+            if batch.bytes >= bytes_max:
+                break
+            batch.last_log_offset = log_offset
+            batch.next_offset += 1
+            if tag_hashes is not None and (tag & 0xFFFFFFFF ^ 0x80000000) - 0x80000000 not in tag_hashes:
+                continue
+            if size == FILLER_SIZE or log_offset < log_begin or log_offset + size > log_end:
+                batch.was_removing |= not batch.count
+                continue
+            batch.add(log_offset, size, segment_bytes)
+        return batch if batch.next_offset > offset else None
+
+    def _walk(self, queue: ConsumeQueue, offset: int, count_max: int) -> Iterator[tuple[int, int, int]]:
+        """Entries from `offset` to the end of its queue file, at most as many as one get may scan."""
+        scan_bytes = max(self._options.filter_scan_bytes_max, count_max * QUEUE_UNIT_BYTES)
+        end = min(queue.max_offset, queue.file_end(offset), offset - -scan_bytes // -QUEUE_UNIT_BYTES)
+        step = min(count_max, FIRST_ENTRIES)
+        while offset < end:
+            raw = queue.entries(offset, min(step, end - offset))
+            if not raw:
+                return
+            yield from UNIT.iter_unpack(raw)
+            offset += len(raw) // QUEUE_UNIT_BYTES
+            step = end - offset
+
+    def _result(self, batch: _Batch, low: int, high: int) -> GetResult:
+        if batch.count:
+            status = GetStatus.FOUND
+        elif batch.was_removing:
+            status = GetStatus.MESSAGE_WAS_REMOVING
+        else:
+            status = GetStatus.NO_MATCHED_MESSAGE
+        lag = self._log.end - batch.last_log_offset
+        return GetResult(
+            status,
+            batch.next_offset,
+            low,
+            high,
+            [self._log.view(begin, end - begin) for begin, end in batch.ranges],
+            batch.count,
+            batch.bytes,
+            lag > self._options.memory_window_bytes,
+            lag,
+        )
+
+    def stored_at(self, topic: str, queue_id: int, offset: int) -> int:
+        """When the record at a queue offset was stored; -1 when there is none (spec store 13.2)."""
+        queue = self._queues.table.get((topic, queue_id))
+        return -1 if queue is None else self._stored_at(queue, offset)
+
+    def earliest_stored_at(self, topic: str, queue_id: int) -> int:
+        """When the first record that is kept was stored; -1 for an empty queue."""
+        queue = self._queues.table.get((topic, queue_id))
+        return -1 if queue is None else self._stored_at(queue, queue.min_offset)
+
+    def _stored_at(self, queue: ConsumeQueue, offset: int) -> int:
+        entry = queue.entry(offset) if queue.min_offset <= offset else None
+        if entry is None or entry[1] == FILLER_SIZE:
+            return -1
+        return self._log.stored_at(entry[0])
+
+    def offset_by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool) -> int:
+        """The first offset stored at `time_ms` or later; with `upper` the last one stored then or earlier.
+
+        Without such an offset: the queue's max, or its min (spec store 13.2).
+        """
+        queue = self._queues.table.get((topic, queue_id))
+        if queue is None:
+            return 0
+        low, high = queue.min_offset, queue.max_offset
+        # Store times rise with the offset; an unreadable entry (-1) is an old one.
+        target = time_ms + 1 if upper else time_ms
+        while low < high:
+            middle = (low + high) // 2
+            if self._stored_at(queue, middle) < target:
+                low = middle + 1
+            else:
+                high = middle
+        return max(low - 1, queue.min_offset) if upper else low

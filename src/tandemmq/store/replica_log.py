@@ -1,0 +1,65 @@
+"""The single writer of a slave: its master's bytes, verbatim, each at the offset it has there.
+
+Invariants: bytes go to the end of the log and nowhere else; a chunk never reaches into a second file; an
+            empty slave may begin at any file start, because an old-style master sends it only its last file.
+Knows not:  records: a chunk may end in the middle of one (the dispatcher waits for its rest).
+Source:     spec store 9, replication 4.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tandemmq.errors import DiskFull, LogDiverged, ServiceNotAvailable
+from tandemmq.runtime.ports import Buffer
+from tandemmq.store.commit_log import CommitLog
+
+
+class ReplicaLog:
+    """Appends raw bytes; `on_written(end)` follows each write."""
+
+    def __init__(self, *, log: CommitLog, on_written: Callable[[int], None]) -> None:
+        self._log = log
+        self._on_written = on_written
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Refuse everything from now on."""
+        self._is_closed = True
+
+    def append(self, log_offset: int, data: Buffer) -> None:
+        """Write the master's bytes from `log_offset` on.
+
+        Raises:  LogDiverged when they do not continue this log or do not fit into its file; DiskFull when the
+                 disk takes no writes, and then nothing was kept; ServiceNotAvailable when the store is no
+                 slave or stops.
+        """
+        if self._is_closed:
+            raise ServiceNotAvailable("the store is closed")
+        end = self._log.end
+        is_empty = self._log.begin == end
+        if log_offset != end and not (is_empty and log_offset % self._log.segment_bytes == 0):
+            raise LogDiverged(f"the master sends byte {log_offset}, the next one here is {end}")
+        room = self._log.segment_bytes - log_offset % self._log.segment_bytes
+        size = len(data)
+        if size > room:
+            raise LogDiverged(f"{size} bytes at {log_offset} reach into a second file; equal file sizes?")
+        if not size:
+            return
+        try:
+            if is_empty and log_offset != end:
+                self._log.begin_at(log_offset)
+            self._log.log.open_at(log_offset)
+            self._log.write(log_offset, (data,))
+        except OSError as error:
+            self._zero(log_offset, size)
+            raise DiskFull(f"the disk takes no writes: {error.strerror or error}") from error
+        self._log.end = log_offset + size
+        self._on_written(self._log.end)
+
+    def _zero(self, log_offset: int, size: int) -> None:
+        """A torn chunk may stay: the same bytes are written over it when the master sends them again."""
+        try:
+            self._log.zero(log_offset, size)
+        except OSError:
+            return
