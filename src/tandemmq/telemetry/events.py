@@ -32,6 +32,10 @@ REBALANCE_FAILED: Final = "rebalance.failed"
 ROUTE_REFRESH_FAILED: Final = "route.refresh_failed"
 SEND_RETRIED: Final = "send.retried"
 
+# config
+SETTINGS_IGNORED: Final = "settings.ignored"
+SETTING_CHANGED: Final = "setting.changed"
+
 # nameserver
 BROKER_EXPIRED: Final = "broker.expired"
 BROKER_REGISTERED: Final = "broker.registered"

@@ -1,0 +1,312 @@
+"""The command line: starts servers and hands over to the other commands.
+
+Invariants: standard output carries the ready line of a server and nothing else; the log goes to standard
+error. What
+            a user can put right (a bad setting, a taken port, a locked or unwritable store) ends with exit
+            code 1 and one sentence; anything else is a fault of ours and shows its traceback.
+Strategy:   nothing heavy is imported before a command needs it, so `--help` is quick and a broker needs no
+            Spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Protocol
+
+import typer
+
+from tandemmq.errors import TandemError
+
+if TYPE_CHECKING:
+    from tandemmq.config.load import Machine
+
+app = typer.Typer(
+    name="tandemmq",
+    help="A RocketMQ-compatible message broker with a Spark data pipeline.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("-c", "--config", help="A properties file with RocketMQ's keys.", metavar="FILE"),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="One setting, stronger than the file.", metavar="KEY=VALUE")
+]
+LogLevel = Annotated[str, typer.Option("--log-level", help="DEBUG, INFO, WARNING or ERROR.")]
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        from tandemmq import __version__
+
+        typer.echo(f"tandemmq {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end."),
+    ] = False,
+) -> None:
+    pass
+
+
+# --- Servers
+
+
+class Server(Protocol):
+    """What `_serve` needs of a broker or a name server."""
+
+    async def start(self) -> object: ...
+    async def stop(self) -> None: ...
+
+
+@app.command()
+def namesrv(config: ConfigFile = None, override: Overrides = None, log_level: LogLevel = "INFO") -> None:
+    """Run a name server until SIGTERM or SIGINT."""
+    _run(lambda: _name_server(config, override or []), log_level)
+
+
+@app.command()
+def broker(
+    config: ConfigFile = None,
+    override: Overrides = None,
+    name_servers: Annotated[
+        str | None, typer.Option("-n", "--namesrv", help="Name servers, separated by ;", metavar="HOST:PORT")
+    ] = None,
+    log_level: LogLevel = "INFO",
+) -> None:
+    """Run a broker until SIGTERM or SIGINT."""
+    overrides = [f"namesrvAddr={name_servers}"] if name_servers else []
+    _run(lambda: _broker(config, overrides + (override or [])), log_level)
+
+
+def _run(main: Callable[[], Awaitable[int]], log_level: str) -> NoReturn:
+    from tandemmq.config.log_lines import LEVELS, configure_logging
+
+    level = log_level.upper()
+    if level not in LEVELS:
+        _fail(f"--log-level {log_level}: must be one of {', '.join(LEVELS)}")
+    import uvloop
+
+    configure_logging(level)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            code = runner.run(_as_coroutine(main))
+    except TandemError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(_sentence(error))
+    raise typer.Exit(code)
+
+
+async def _as_coroutine(main: Callable[[], Awaitable[int]]) -> int:
+    return await main()
+
+
+def _fail(sentence: str) -> NoReturn:
+    typer.echo(f"tandemmq: {sentence}", err=True)
+    raise typer.Exit(1)
+
+
+def _sentence(error: OSError) -> str:
+    """What went wrong and where, without the errno's number."""
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
+async def _name_server(config: Path | None, overrides: list[str]) -> int:
+    from tandemmq.config.load import load_name_server, read_settings
+    from tandemmq.nameserver.nameserver import NameServer
+    from tandemmq.runtime.clock import LoopClock
+    from tandemmq.runtime.disk import RealDisk
+    from tandemmq.runtime.network import TcpNetwork
+
+    loaded = load_name_server(read_settings(config, overrides), config)
+    _warn(loaded.inert, ())
+    outcome = _Outcome()
+    server = NameServer(
+        loaded.options, network=TcpNetwork(), disk=RealDisk(), clock=LoopClock(), on_fatal=outcome.fail
+    )
+    return await _serve(server, outcome, lambda: f"name server ready on {_address(server.address)}")
+
+
+async def _broker(config: Path | None, overrides: list[str]) -> int:
+    from tandemmq.broker.broker import Broker
+    from tandemmq.config.load import load_broker, read_settings
+    from tandemmq.runtime.chance import SystemRandom
+    from tandemmq.runtime.clock import LoopClock
+    from tandemmq.runtime.disk import RealDisk
+    from tandemmq.runtime.network import TcpNetwork
+
+    loaded = load_broker(read_settings(config, overrides), _machine())
+    _warn(loaded.inert, loaded.notes)
+    outcome = _Outcome()
+    server = Broker(
+        loaded.broker,
+        loaded.store,
+        loaded.replication,
+        network=TcpNetwork(),
+        disk=RealDisk(),
+        clock=LoopClock(),
+        chance=SystemRandom(),
+        on_fatal=outcome.fail,
+    )
+
+    def ready() -> str:
+        name, role = loaded.broker.broker_name, loaded.store.role.value
+        ports = f"{_address(server.address)}, replication on {_address(server.ha_address)}"
+        return f"broker {name} ({role}) ready on {ports}, store in {loaded.store.root}"
+
+    return await _serve(server, outcome, ready)
+
+
+class _Outcome:
+    """Why the server has to end: a signal (None) or the error that made it impossible to go on."""
+
+    def __init__(self) -> None:
+        self.is_due = asyncio.Event()
+        self.error: BaseException | None = None
+
+    def end(self) -> None:
+        self.is_due.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Called by the server, at most once with effect."""
+        if self.error is None:
+            self.error = error
+        self.is_due.set()
+
+
+async def _serve(server: Server, outcome: _Outcome, ready: Callable[[], str]) -> int:
+    """Starts the server, says so, waits for a signal or a fatal error, stops it; the exit code."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, outcome.end)
+    starting = asyncio.ensure_future(server.start())
+    due = asyncio.ensure_future(outcome.is_due.wait())
+    try:
+        await asyncio.wait((starting, due), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+            typer.echo(ready())
+            await due
+        else:
+            # A long recovery must not make the process deaf to signals.
+            starting.cancel()
+            await asyncio.wait((starting,))
+    finally:
+        due.cancel()
+        # A second signal ends the process at once, should stopping hang.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        await server.stop()
+    if outcome.error is None:
+        return 0
+    typer.echo(f"tandemmq: stopped: {outcome.error or type(outcome.error).__name__}", err=True)
+    return 1
+
+
+def _address(address: tuple[str, int]) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _warn(inert: tuple[str, ...], notes: tuple[str, ...]) -> None:
+    import logging
+
+    from tandemmq.telemetry import events
+
+    log = logging.getLogger("tandemmq.config")
+    if inert:
+        log.warning(
+            events.SETTINGS_IGNORED, extra={"reason": "no effect here", "keys": ",".join(sorted(inert))}
+        )
+    for note in notes:
+        log.warning(events.SETTING_CHANGED, extra={"reason": note})
+
+
+def _machine() -> Machine:
+    from tandemmq.config.load import Machine
+
+    return Machine(
+        host_name=socket.gethostname(),
+        address=_local_address(),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        home=Path.home(),
+        name_servers=os.environ.get("NAMESRV_ADDR", ""),
+    )
+
+
+def _local_address() -> str:
+    """The address that others would see: that of the default route, else of the loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Connecting a datagram socket only asks the routing table, it sends nothing.
+            probe.connect(("192.0.2.1", 9))
+            address: str = probe.getsockname()[0]
+        except OSError:
+            return "127.0.0.1"
+    return address
+
+
+# --- Commands of other parts
+
+
+_OTHERS: Final = {
+    "demo": (
+        "tandemmq.demo.command",
+        "demo",
+        "Run a whole cluster and a Spark job over real data, and check the result.",
+    ),
+    "pipeline": ("tandemmq.spark.command", "spark", "Run a Spark pipeline over topics."),
+    "bench": ("tandemmq.bench.command", "demo", "Measure what a broker costs per message."),
+}
+"""Command -> module, the extra that it needs, its line of help."""
+
+
+def _load_other(name: str) -> Any:
+    """The command of another part: its module's `app`, or the function that is named like the command."""
+    import importlib
+
+    module_name, extra, _ = _OTHERS[name]
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or "a module"
+        if missing.startswith("tandemmq"):
+            _fail(f"the command {name} is not part of this installation ({missing} is missing)")
+        _fail(f"the command {name} needs {missing}: install it with pip install 'tandemmq[{extra}]'")
+    found = getattr(module, "app", None)
+    if found is None:
+        found = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        found.command()(getattr(module, name))
+    return typer.main.get_command(found)
+
+
+def _register_other(name: str) -> None:
+    @app.command(
+        name,
+        help=_OTHERS[name][2],
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )
+    def _delegate(context: typer.Context) -> None:
+        try:
+            _load_other(name)(args=context.args, prog_name=f"tandemmq {name}")
+        except TandemError as error:
+            _fail(str(error))
+
+
+for _name in _OTHERS:
+    _register_other(_name)

@@ -1,0 +1,50 @@
+"""Relations between settings that no single part can see.
+
+Source: spec replication 3 (roles and ids), 5.2 (needed acknowledgements).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tandemmq.errors import ConfigError
+from tandemmq.store.options import BrokerRole
+
+
+def check_broker(values: dict[str, Any], texts: Mapping[str, str]) -> tuple[str, ...]:
+    """What was put right on the way, in sentences for the log; `values` is by `part.field` and may be
+    changed.
+
+    Raises:  ConfigError for settings that contradict each other.
+    """
+    _check_replica_counts(texts)
+    return _settle_role(values)
+
+
+def _settle_role(values: dict[str, Any]) -> tuple[str, ...]:
+    """A master has id 0 whatever the file says, as in RocketMQ; a slave must have an id of its own."""
+    role = values.get("store.role", BrokerRole.ASYNC_MASTER)
+    broker_id = values.get("broker.broker_id", 0)
+    if role is BrokerRole.SLAVE:
+        if broker_id == 0:
+            raise ConfigError(
+                "brokerRole=SLAVE needs a brokerId above 0, one that no other slave of the group has"
+            )
+        return ()
+    if broker_id == 0:
+        return ()
+    values["broker.broker_id"] = 0
+    return (f"brokerId={broker_id} is taken as 0, because brokerRole={role.value} is a master's",)
+
+
+def _check_replica_counts(texts: Mapping[str, str]) -> None:
+    needed = int(texts.get("inSyncReplicas", "1"))
+    if "totalReplicas" in texts and needed > int(texts["totalReplicas"]):
+        raise ConfigError(
+            f"inSyncReplicas={needed} can never be reached with totalReplicas={texts['totalReplicas']}"
+        )
+    if "minInSyncReplicas" in texts and int(texts["minInSyncReplicas"]) > max(needed, 1):
+        raise ConfigError(
+            f"minInSyncReplicas={texts['minInSyncReplicas']} must not be above inSyncReplicas={needed}"
+        )

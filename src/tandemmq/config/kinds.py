@@ -1,0 +1,147 @@
+"""What a setting's text may be: each kind turns it into a value or says what is allowed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+
+from tandemmq.errors import ConfigError
+from tandemmq.protocol.delay_levels import parse_delay_levels
+from tandemmq.protocol.topic_names import topic_fault
+
+INT32_MAX: Final = 2**31 - 1
+INT64_MAX: Final = 2**63 - 1
+
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:;\[\]]+):([0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`parse` gives the value of a text and raises ValueError for any text that is not `allowed`."""
+
+    allowed: str
+    parse: Callable[[str], Any]
+
+
+def whole(low: int = 0, high: int = INT32_MAX) -> Kind:
+    """A whole number, both bounds included."""
+
+    def parse(text: str) -> int:
+        if _WHOLE.fullmatch(text) is None or not low <= int(text) <= high:
+            raise ValueError
+        return int(text)
+
+    return Kind(f"a whole number from {low} to {high}", parse)
+
+
+def clamped(low: int, high: int) -> Kind:
+    """A whole number that RocketMQ itself moves into its range (spec store 19)."""
+
+    def parse(text: str) -> int:
+        if _WHOLE.fullmatch(text) is None:
+            raise ValueError
+        return min(max(int(text), low), high)
+
+    return Kind(f"a whole number, which is moved into {low} to {high}", parse)
+
+
+def choice(options: type[Enum]) -> Kind:
+    """A member of an enum by its name, in any case."""
+
+    def parse(text: str) -> Enum:
+        try:
+            return options[text.upper()]
+        except KeyError:
+            raise ValueError from None
+
+    return Kind("one of " + ", ".join(options.__members__), parse)
+
+
+def _parse_flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError
+    return text.lower() == "true"
+
+
+def _parse_text(text: str) -> str:
+    if not text or not text.isprintable():
+        raise ValueError
+    return text
+
+
+def _parse_name(text: str) -> str:
+    # A cluster's or broker's name becomes a topic of its own.
+    if topic_fault(text):
+        raise ValueError
+    return text
+
+
+def _parse_directory(text: str) -> Path:
+    if not text or "\0" in text or "," in text:
+        raise ValueError
+    return Path(text)
+
+
+def _parse_file(text: str) -> Path:
+    if not text or "\0" in text:
+        raise ValueError
+    return Path(text)
+
+
+def _parse_ip(text: str) -> str:
+    return str(ip_address(text))
+
+
+def _parse_address(text: str) -> str:
+    matched = _ADDRESS.fullmatch(text)
+    if matched is None or not 1 <= int(matched[2]) <= 65535:
+        raise ValueError
+    return text
+
+
+def _parse_addresses(text: str) -> tuple[str, ...]:
+    return tuple(_parse_address(piece.strip()) for piece in text.split(";") if piece.strip())
+
+
+def _parse_optional_address(text: str) -> str:
+    return _parse_address(text) if text else ""
+
+
+def _parse_hours(text: str) -> tuple[int, ...]:
+    hours = tuple(int(piece) for piece in text.split(";") if piece.strip())
+    if not hours or any(not 0 <= hour <= 23 for hour in hours):
+        raise ValueError
+    return hours
+
+
+def _parse_levels(text: str) -> tuple[int, ...]:
+    try:
+        return parse_delay_levels(text)
+    except ConfigError:
+        raise ValueError from None
+
+
+def _parse_list(text: str) -> tuple[str, ...]:
+    return tuple(piece.strip() for piece in text.split(";") if piece.strip())
+
+
+FLAG: Final = Kind("true or false", _parse_flag)
+TEXT: Final = Kind("text that is not empty", _parse_text)
+NAME: Final = Kind("1 to 127 of the characters %, |, -, _, digits and ASCII letters", _parse_name)
+DIRECTORY: Final = Kind("one directory (lists with a comma are not supported)", _parse_directory)
+FILE: Final = Kind("the path of a file", _parse_file)
+IP: Final = Kind("a numeric IPv4 or IPv6 address", _parse_ip)
+ADDRESS: Final = Kind("host:port, or empty", _parse_optional_address)
+ADDRESSES: Final = Kind("host:port, several separated by ;", _parse_addresses)
+HOURS: Final = Kind("hours from 00 to 23, several separated by ;", _parse_hours)
+DELAY_LEVELS: Final = Kind("delays such as 1s 5m 2h 1d, separated by blanks", _parse_levels)
+LIST: Final = Kind("names separated by ;", _parse_list)
+PORT: Final = whole(0, 65535)
+POSITIVE: Final = whole(1)
+POSITIVE_LONG: Final = whole(1, INT64_MAX)

@@ -1,0 +1,234 @@
+"""From a properties file and `--set key=value` to the options of the parts.
+
+Invariants: no setting is lost in silence: it sets a field, or stands in `inert` to be warned about, or is an
+error
+            that names the key, where it was written and what is allowed.
+Knows not:  the machine; the defaults that depend on it come in as `Machine`.
+Source:     spec store 20, semantics 25.2 to 25.4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.config.check import check_broker
+from tandemmq.config.inert import BROKER_INERT
+from tandemmq.config.names import ALIASES, BROKER_KEYS, NAMESERVER_KEYS, REFUSED, Key
+from tandemmq.errors import ConfigError
+from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.protocol.message_id import encode_host
+from tandemmq.protocol.properties_file import Setting, parse_properties
+from tandemmq.protocol.topic_names import topic_fault
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.store.options import StoreOptions
+
+T = TypeVar("T")
+
+_ANY_ADDRESS = ("0.0.0.0", "::")
+_FIELD_NAME = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+")
+_KEY_OF_FIELD = {
+    name: key_name
+    for keys in (BROKER_KEYS, NAMESERVER_KEYS)
+    for key_name, key in keys.items()
+    for name in key.fields
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the defaults of some settings depend on."""
+
+    host_name: str
+    address: str
+    memory_bytes: int
+    home: Path
+    name_servers: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """Everything that a broker is built from. `inert`: keys that were set and have no effect here."""
+
+    broker: BrokerOptions
+    store: StoreOptions
+    replication: ReplicationOptions
+    inert: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameServerConfig:
+    """Everything that a name server is built from. `inert`: keys that were set and have no effect here."""
+
+    options: NameServerOptions
+    inert: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Parts:
+    """Values by `part.field`, and which key and place each came from."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    inert: list[str] = field(default_factory=list)
+
+
+def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Setting]:
+    """The settings of the file, then of the overrides, which win.
+
+    Raises:  ConfigError if the file cannot be read or something in it is malformed.
+    """
+    settings: dict[str, Setting] = {}
+    if path is not None:
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        settings.update(parse_properties(data, path.name))
+    for argument in overrides:
+        key, setting = parse_override(argument)
+        settings[key] = setting
+    return settings
+
+
+def parse_override(argument: str) -> tuple[str, Setting]:
+    """Key and value of one `--set key=value`.
+
+    Raises:  ConfigError without an equals sign or key.
+    """
+    key, equals, value = argument.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {argument!r}: must have the form key=value")
+    return key.strip(), Setting(value.strip(), "--set")
+
+
+def load_name_server(settings: Mapping[str, Setting], path: Path | None = None) -> NameServerConfig:
+    """The options of a name server; what tools change in it is kept in `path`, the file that it was started
+    with.
+
+    Raises:  ConfigError as `load_broker`.
+    """
+    parts = _read_keys(settings, NAMESERVER_KEYS, NAMESERVER_INERT, "name server", BROKER_KEYS)
+    if path is not None:
+        parts.values.setdefault("nameserver.config_store_path", path)
+    return NameServerConfig(options=_build(NameServerOptions, "nameserver", parts), inert=tuple(parts.inert))
+
+
+def load_broker(settings: Mapping[str, Setting], machine: Machine) -> BrokerConfig:
+    """The options of a broker.
+
+    Raises:  ConfigError for the first setting that is unknown, ill-typed, out of range, not served, or
+             contradicts another.
+    """
+    parts = _read_keys(settings, BROKER_KEYS, BROKER_INERT, "broker", NAMESERVER_KEYS)
+    values = parts.values
+    _set_machine_defaults(values, machine)
+    notes = check_broker(values, {key: setting.text for key, setting in settings.items()})
+    broker = _build(BrokerOptions, "broker", parts)
+    values["store.store_host"] = encode_host(broker.advertised_host, broker.listen_port)
+    store = _build(StoreOptions, "store", parts)
+    # A slave must be able to take every record that its master's limits allow.
+    largest = ReplicationOptions().record_bytes_max
+    values.setdefault("replication.record_bytes_max", max(largest, store.record_bytes_max))
+    return BrokerConfig(
+        broker=broker,
+        store=store,
+        replication=_build(ReplicationOptions, "replication", parts),
+        inert=tuple(parts.inert),
+        notes=notes,
+    )
+
+
+def _set_machine_defaults(values: dict[str, Any], machine: Machine) -> None:
+    listen_host = values.get("broker.listen_host", _ANY_ADDRESS[0])
+    own = machine.address if listen_host in _ANY_ADDRESS else listen_host
+    values.setdefault("broker.advertised_host", own)
+    values.setdefault("store.root", machine.home / "store")
+    values.setdefault("store.memory_bytes", machine.memory_bytes)
+    # A host name may hold dots, which no broker name may; the options' own default stands in.
+    host_label = machine.host_name.partition(".")[0]
+    if not topic_fault(host_label):
+        values.setdefault("broker.broker_name", host_label)
+    if machine.name_servers:
+        parse = BROKER_KEYS["namesrvAddr"].kind.parse
+        try:
+            values.setdefault("broker.name_servers", parse(machine.name_servers))
+        except ValueError:
+            raise _bad_value("NAMESRV_ADDR", machine.name_servers, "environment", "namesrvAddr") from None
+
+
+def _bad_value(key: str, text: str, origin: str, known: str) -> ConfigError:
+    return ConfigError(f"{origin}: {key}={text}: must be {BROKER_KEYS[known].kind.allowed}")
+
+
+def _read_keys(
+    settings: Mapping[str, Setting],
+    keys: Mapping[str, Key],
+    inert: Mapping[str, str | None],
+    program: str,
+    keys_of_the_other: Mapping[str, Key],
+) -> _Parts:
+    parts = _Parts()
+    for written, setting in settings.items():
+        name = ALIASES.get(written, written)
+        key = keys.get(name)
+        if key is not None:
+            value = _parse_value(written, key, setting)
+            for target in key.fields:
+                parts.values[target] = value
+                parts.origins[target] = setting.origin
+        elif name in REFUSED and program == "broker":
+            _refuse_unserved(name, setting)
+        elif name in inert:
+            if setting.text != inert[name]:
+                parts.inert.append(name)
+        else:
+            raise _unknown(name, setting, [*keys, *inert, *REFUSED], program, keys_of_the_other)
+    return parts
+
+
+def _parse_value(name: str, key: Key, setting: Setting) -> Any:
+    try:
+        return key.kind.parse(setting.text)
+    except ValueError:
+        raise ConfigError(f"{setting.origin}: {name}={setting.text}: must be {key.kind.allowed}") from None
+
+
+def _refuse_unserved(name: str, setting: Setting) -> None:
+    served, reason = REFUSED[name]
+    if setting.text.lower() != served.lower():
+        allowed = f"only {served} is allowed" if served else "it must be empty"
+        raise ConfigError(f"{setting.origin}: {name}={setting.text}: {reason}, {allowed}")
+
+
+def _unknown(
+    name: str, setting: Setting, known: list[str], program: str, keys_of_the_other: Mapping[str, Key]
+) -> ConfigError:
+    text = f"{setting.origin}: {name} is no setting of the {program}"
+    if name in keys_of_the_other:
+        other = "name server" if program == "broker" else "broker"
+        return ConfigError(f"{text}, but one of the {other}")
+    by_folded = {candidate.lower(): candidate for candidate in known}
+    nearest = get_close_matches(name.lower(), by_folded, n=1, cutoff=0.6)
+    return ConfigError(f"{text}; did you mean {by_folded[nearest[0]]}?" if nearest else text)
+
+
+def _build(options: type[T], part: str, parts: _Parts) -> T:
+    """The options of one part; an error of theirs that names a field is told by the key that set it."""
+    prefix = f"{part}."
+    fields = {
+        name.removeprefix(prefix): value for name, value in parts.values.items() if name.startswith(prefix)
+    }
+    try:
+        return options(**fields)
+    except ConfigError as error:
+        names = _FIELD_NAME.findall(str(error))
+        text = _FIELD_NAME.sub(lambda match: _KEY_OF_FIELD.get(prefix + match[0], match[0]), str(error))
+        places = [parts.origins[prefix + name] for name in names if prefix + name in parts.origins]
+        raise ConfigError(f"{places[0]}: {text}" if places else text) from None

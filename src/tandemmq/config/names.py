@@ -1,0 +1,196 @@
+"""RocketMQ's keys and the option fields they set.
+
+A key may set several fields, or none where only its relation to others is checked (`check.py`). Keys marked
+"ours" do not exist in RocketMQ. Keys with no effect here are in `inert.py`. Keys whose effect a user relies on
+for safety are in `REFUSED`: all but the harmless value is an error, as ignoring it would open or lose data.
+Source: spec store 20, semantics 25.2 to 25.4, replication 17, nameserver 10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tandemmq.config.kinds import (
+    ADDRESS,
+    ADDRESSES,
+    DELAY_LEVELS,
+    DIRECTORY,
+    FILE,
+    FLAG,
+    HOURS,
+    IP,
+    LIST,
+    NAME,
+    PORT,
+    POSITIVE,
+    POSITIVE_LONG,
+    TEXT,
+    Kind,
+    choice,
+    clamped,
+    whole,
+)
+from tandemmq.nameserver.options import option_keys as nameserver_option_keys
+from tandemmq.protocol.frame import FRAME_BYTES_MAX
+from tandemmq.replication.core.options import FirstTransfer
+from tandemmq.store.options import BrokerRole, FlushMode
+from tandemmq.units import KIB
+
+BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - 128 * KIB
+"""What a frame can carry beside its header and a message's properties."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a key's text may be, and which `part.field` it sets."""
+
+    kind: Kind
+    fields: tuple[str, ...]
+
+
+def _key(kind: Kind, *fields: str) -> Key:
+    return Key(kind, fields)
+
+
+BROKER_KEYS: Final[dict[str, Key]] = {
+    # Who it is and where it listens.
+    "brokerClusterName": _key(NAME, "broker.cluster_name"),
+    "brokerName": _key(NAME, "broker.broker_name"),
+    "brokerId": _key(whole(0), "broker.broker_id"),
+    "brokerRole": _key(choice(BrokerRole), "store.role"),
+    "brokerPermission": _key(whole(0, 7), "broker.broker_permission"),
+    "bindAddress": _key(IP, "broker.listen_host"),
+    "listenPort": _key(PORT, "broker.listen_port"),
+    "fastListen": _key(FLAG, "broker.fast_listen"),  # ours
+    "brokerIP1": _key(IP, "broker.advertised_host"),
+    "brokerIP2": _key(IP, "broker.ha_advertised_host"),
+    "haListenPort": _key(PORT, "broker.ha_listen_port"),
+    "haMasterAddress": _key(ADDRESS, "broker.ha_master_address"),
+    "namesrvAddr": _key(ADDRESSES, "broker.name_servers"),
+    "registerNameServerPeriod": _key(POSITIVE, "broker.register_period_ms"),
+    "registerBrokerTimeoutMills": _key(POSITIVE, "broker.register_timeout_ms"),
+    # Topics and groups.
+    "autoCreateTopicEnable": _key(FLAG, "broker.auto_create_topic"),
+    "defaultTopicQueueNums": _key(whole(1, 65536), "broker.default_topic_queue_count"),
+    "clusterTopicEnable": _key(FLAG, "broker.cluster_topic_enable"),
+    "brokerTopicEnable": _key(FLAG, "broker.broker_topic_enable"),
+    "traceTopicEnable": _key(FLAG, "broker.trace_topic_enable"),
+    "msgTraceTopicName": _key(NAME, "broker.trace_topic_name"),
+    "validateSystemTopicWhenUpdateTopic": _key(FLAG, "broker.validate_system_topic_when_update"),
+    "enableMixedMessageType": _key(FLAG, "broker.mixed_message_type_enable"),
+    "autoCreateSubscriptionGroup": _key(FLAG, "broker.auto_create_group"),
+    "enableCreateSysGroup": _key(FLAG, "broker.create_system_groups"),
+    # Sends.
+    "regionId": _key(TEXT, "broker.region_id"),
+    "traceOn": _key(FLAG, "broker.trace_on"),
+    "rejectTransactionMessage": _key(FLAG, "broker.reject_transaction_messages"),
+    "startAcceptSendRequestTimeStamp": _key(whole(0, 2**63 - 1), "broker.accept_sends_from_ms"),
+    "maxMessageSize": _key(whole(1, BODY_BYTES_MAX), "store.message_bytes_max"),
+    "messageDelayLevel": _key(DELAY_LEVELS, "store.delay_levels_ms"),
+    # Pulls.
+    "slaveReadEnable": _key(FLAG, "broker.slave_read_enable"),
+    "litePullMessageEnable": _key(FLAG, "broker.lite_pull_enable"),
+    "enablePropertyFilter": _key(FLAG, "broker.property_filter_enable"),
+    "rejectPullConsumerEnable": _key(FLAG, "broker.reject_pull_consumers"),
+    "longPollingEnable": _key(FLAG, "broker.long_polling_enable"),
+    "shortPollingTimeMills": _key(POSITIVE, "broker.short_polling_ms"),
+    "accessMessageInMemoryMaxRatio": _key(whole(0, 100), "store.access_message_in_memory_ratio"),
+    "maxTransferBytesOnMessageInMemory": _key(POSITIVE, "store.transfer_bytes_in_memory_max"),
+    "maxTransferCountOnMessageInMemory": _key(POSITIVE, "store.transfer_count_in_memory_max"),
+    "maxTransferBytesOnMessageInDisk": _key(POSITIVE, "store.transfer_bytes_on_disk_max"),
+    "maxTransferCountOnMessageInDisk": _key(POSITIVE, "store.transfer_count_on_disk_max"),
+    "maxFilterMessageSize": _key(whole(20), "store.filter_scan_bytes_max"),
+    "offsetCheckInSlave": _key(FLAG, "store.offset_check_in_slave"),
+    "maxMsgsNumBatch": _key(whole(1, 2**20), "store.query_count_max"),
+    # Offsets and clients.
+    "flushConsumerOffsetInterval": _key(POSITIVE, "broker.consumer_offset_flush_ms"),
+    "consumerOffsetUpdateVersionStep": _key(POSITIVE, "broker.consumer_offset_version_step"),
+    "flushDelayOffsetInterval": _key(POSITIVE, "broker.delay_offset_flush_ms"),
+    "delayOffsetUpdateVersionStep": _key(POSITIVE, "broker.delay_offset_version_step"),
+    "useServerSideResetOffset": _key(FLAG, "broker.server_side_reset"),
+    "notifyConsumerIdsChangedEnable": _key(FLAG, "broker.notify_consumer_ids_changed"),
+    "realTimeNotifyConsumerChange": _key(FLAG, "broker.notify_at_once"),
+    "channelExpiredTimeout": _key(POSITIVE, "broker.channel_expired_ms"),
+    "configBlackList": _key(LIST, "broker.config_black_list"),
+    # Files.
+    "storePathRootDir": _key(DIRECTORY, "store.root"),
+    "storePathCommitLog": _key(DIRECTORY, "store.commit_log_dir"),
+    "mappedFileSizeCommitLog": _key(whole(256), "store.commit_log_file_bytes"),
+    "mappedFileSizeConsumeQueue": _key(whole(20), "store.consume_queue_file_bytes"),
+    "messageIndexEnable": _key(FLAG, "store.key_index_enable"),
+    "maxHashSlotNum": _key(whole(1, 2**27), "store.key_index_slot_count"),
+    "maxIndexNum": _key(whole(2, 2**27), "store.key_index_entry_count"),
+    "checkCRCOnRecover": _key(FLAG, "store.check_crc_on_recover"),
+    # Flushing.
+    "flushDiskType": _key(choice(FlushMode), "store.flush_mode"),
+    "syncFlushTimeout": _key(POSITIVE, "store.sync_flush_timeout_ms"),
+    "flushIntervalCommitLog": _key(POSITIVE, "store.flush_interval_ms"),
+    "flushCommitLogLeastPages": _key(whole(0, 2**20), "store.flush_least_pages"),
+    "flushCommitLogThoroughInterval": _key(POSITIVE, "store.flush_thorough_interval_ms"),
+    "flushIntervalConsumeQueue": _key(POSITIVE, "store.queue_flush_interval_ms"),
+    "flushConsumeQueueLeastPages": _key(whole(0, 2**20), "store.queue_flush_least_pages"),
+    "flushConsumeQueueThoroughInterval": _key(POSITIVE, "store.queue_flush_thorough_interval_ms"),
+    # Retention.
+    "fileReservedTime": _key(whole(1, 24 * 36_500), "store.file_reserved_hours"),
+    "deleteWhen": _key(HOURS, "store.delete_at_hours"),
+    "cleanResourceInterval": _key(POSITIVE, "store.clean_interval_ms"),
+    "deleteFileBatchMax": _key(whole(1, 2**20), "store.delete_file_count_max"),
+    "cleanFileForciblyEnable": _key(FLAG, "store.clean_forcibly_enable"),
+    "diskMaxUsedSpaceRatio": _key(clamped(10, 95), "store.disk_used_percent_max"),
+    "diskSpaceCleanForciblyRatio": _key(clamped(30, 85), "store.disk_forcible_percent"),
+    "diskSpaceWarningLevelRatio": _key(clamped(35, 90), "store.disk_warning_percent"),
+    # Replication.
+    "inSyncReplicas": _key(whole(0, 100), "store.in_sync_replicas"),
+    "totalReplicas": _key(whole(1, 100)),
+    "minInSyncReplicas": _key(whole(1, 100)),
+    "slaveTimeout": _key(POSITIVE, "store.slave_timeout_ms"),
+    "haMaxGapNotInSync": _key(
+        POSITIVE_LONG, "store.replica_gap_bytes_max", "replication.in_sync_gap_bytes_max"
+    ),
+    "haSendHeartbeatInterval": _key(POSITIVE, "replication.heartbeat_interval_ms"),
+    "haHousekeepingInterval": _key(POSITIVE, "replication.silence_ms_max"),
+    "haTransferBatchSize": _key(POSITIVE, "replication.transfer_bytes_max"),
+    "haFlowControlEnable": _key(FLAG, "replication.flow_control"),
+    "maxHaTransferByteInSecond": _key(POSITIVE_LONG, "replication.sent_bytes_per_second_max"),
+    "haFirstTransfer": _key(choice(FirstTransfer), "replication.first_transfer"),  # ours
+    "configSyncInterval": _key(POSITIVE, "replication.config_sync_interval_ms"),  # ours
+    "syncMasterCompat4": _key(FLAG, "store.sync_master_compat4"),  # ours
+    # Bounds, all ours.
+    "openFileCountMax": _key(whole(8, 2**20), "store.open_file_count_max"),
+    "memoryBytes": _key(POSITIVE_LONG, "store.memory_bytes"),
+    "longPollCountMax": _key(POSITIVE, "broker.long_poll_count_max"),
+}
+
+
+def _nameserver_kind(name: str, default: object) -> Kind:
+    if isinstance(default, bool):
+        return FLAG
+    if isinstance(default, int):
+        return PORT if name == "listen_port" else POSITIVE
+    if isinstance(default, Path):
+        return FILE
+    return IP if name == "listen_host" else TEXT
+
+
+NAMESERVER_KEYS: Final[dict[str, Key]] = {
+    name: _key(_nameserver_kind(option.name, option.default), f"nameserver.{option.name}")
+    for name, option in nameserver_option_keys().items()
+}
+
+ALIASES: Final = {"haSlaveFallbehindMax": "haMaxGapNotInSync"}
+"""Names of 4.x for keys that go by another name now."""
+
+REFUSED: Final = {
+    "aclEnable": ("false", "access control is not served"),
+    "authenticationEnabled": ("false", "access control is not served"),
+    "authorizationEnabled": ("false", "access control is not served"),
+    "useTLS": ("false", "connections are not encrypted"),
+    "enableControllerMode": ("false", "elected masters are not served"),
+    "enableDLegerCommitLog": ("false", "the DLedger log is not served"),
+    "duplicationEnable": ("false", "it would switch replication off"),
+    "storeType": ("default", "RocksDB queues are not served"),
+    "readOnlyCommitLogStorePaths": ("", "the CommitLog has one directory"),
+}
+"""Key -> the one value that we serve, and why no other."""

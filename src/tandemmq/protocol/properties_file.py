@@ -1,0 +1,90 @@
+"""Java properties syntax: the form of broker.conf, namesrv.conf and of the admin requests that change
+settings.
+
+`key=value`, `key: value` or `key value`; a line that begins with # or ! is a comment; a backslash at the end
+of a line continues it and otherwise escapes (\\t \\n \\r \\f \\uXXXX, anything else stands for itself). The
+last of two equal keys wins. Java reads the file as Latin-1; we take UTF-8 and fall back to Latin-1, so paths
+with umlauts mean what they show.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from tandemmq.errors import ConfigError
+
+_BLANKS: Final = " \t\f"
+_ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_ESCAPED: Final = re.compile(r"\\(u[0-9a-fA-F]{0,4}|.|$)", re.DOTALL)
+# A key ends at the first blank, = or : that no backslash escapes.
+_KEY: Final = re.compile(r"((?:\\.|[^\\ \t\f=:])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value as it was written, and where, for messages to the user."""
+
+    text: str
+    origin: str
+
+
+def parse_properties(data: bytes, source: str) -> dict[str, Setting]:
+    """The settings of a properties file; `source` is its name in messages.
+
+    Raises:  ConfigError for an escape \\u without four hexadecimal digits, with the line.
+    """
+    settings: dict[str, Setting] = {}
+    for line_number, line in _logical_lines(_decode(data)):
+        origin = f"{source}, line {line_number}"
+        matched = _KEY.fullmatch(line)
+        assert matched is not None
+        key = _unescape(matched[1], origin)
+        settings[key] = Setting(_unescape(matched[2], origin).strip(), origin)
+    return settings
+
+
+def _decode(data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with continuations joined, each with the number of its first; no blank lines, no comments."""
+    pending = ""
+    first = 0
+    for number, raw in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
+        line = raw.lstrip(_BLANKS)
+        if not pending:
+            if not line or line[0] in "#!":
+                continue
+            first = number
+        pending += line
+        trailing = len(pending) - len(pending.rstrip("\\"))
+        if trailing % 2:
+            # An empty remainder must not look like a line that never began.
+            pending = pending[:-1] or _BLANKS[0]
+            continue
+        yield first, pending
+        pending = ""
+    if pending.strip():
+        yield first, pending
+
+
+def _unescape(text: str, origin: str) -> str:
+    if "\\" not in text:
+        return text
+
+    def replace(match: re.Match[str]) -> str:
+        escaped = match[1]
+        if escaped.startswith("u"):
+            if len(escaped) != 5:
+                raise ConfigError(f"{origin}: \\{escaped} must have four hexadecimal digits after the u")
+            return chr(int(escaped[1:], 16))
+        return _ESCAPES.get(escaped, escaped)
+
+    return _ESCAPED.sub(replace, text)
