@@ -123,7 +123,10 @@ def encode_frame(command: Command) -> bytes:
 
     Raises:  LocalProtocolError when it cannot be encoded or is longer than peers accept.
     """
-    header = _encode_header(command)
+    if command.serialize_type == SERIALIZE_JSON:
+        header = encode_header_json(command)
+    else:
+        header = encode_header_compact(command)
     body = command.body
     return b"".join((_encode_head(command, len(header), len(body)), header, body))
 
@@ -133,14 +136,11 @@ def encode_frame_head(command: Command, body_size: int) -> bytes:
 
     Raises:  LocalProtocolError as `encode_frame`.
     """
-    header = _encode_header(command)
-    return _encode_head(command, len(header), body_size) + header
-
-
-def _encode_header(command: Command) -> bytes:
     if command.serialize_type == SERIALIZE_JSON:
-        return encode_header_json(command)
-    return encode_header_compact(command)
+        header = encode_header_json(command)
+    else:
+        header = encode_header_compact(command)
+    return _encode_head(command, len(header), body_size) + header
 
 
 def _encode_head(command: Command, header_size: int, body_size: int) -> bytes:

@@ -1,14 +1,13 @@
 """The JSON form of a frame header (spec remoting 2).
 
 Reading has a fast way in C for what Java, Go, Node and pyrocketmq send, and a tolerant one for the rest
-(numbers as text, nulls, literals where text is expected). Writing is strict JSON in ASCII, `extFields`
+(numbers as text, nulls, literals where text is expected). Writing is strict JSON, `extFields`
 always present, because some Java response decoders read it without a null check.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
 import msgspec
@@ -27,6 +26,7 @@ _ORDINALS: dict[str | int | None, int] = {
 }
 _OTHER = int(LanguageCode.OTHER)
 _INT32 = range(-(2**31), 2**31)
+_BRACE = ord("{")
 _NO_FIELDS = msgspec.Raw(b"")
 
 
@@ -58,7 +58,7 @@ def decode_header_json(header: bytes, body: bytes) -> Command:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _decode_tolerant(header, body)
     fields_json = bytes(wire.fields)
-    if not fields_json.startswith(b"{") and fields_json:
+    if fields_json and fields_json[0] != _BRACE:
         return _decode_tolerant(header, body)
     return Command(
         wire.code,
@@ -75,29 +75,45 @@ def decode_header_json(header: bytes, body: bytes) -> Command:
     )
 
 
+class _OutHeader(msgspec.Struct, gc=False):
+    """The header as we write it, keys in Java's order."""
+
+    code: int
+    fields: msgspec.Struct | Mapping[str, str] = msgspec.field(name="extFields")
+    flag: int
+    language: str
+    opaque: int
+    remark: str | msgspec.UnsetType
+    serialize_type: str = msgspec.field(name="serializeTypeCurrentRPC")
+    version: int
+
+
+_ENCODE = msgspec.json.Encoder().encode
+
+
 def encode_header_json(command: Command) -> bytes:
-    """The header text; keys in Java's order (by name).
+    """The header text.
 
-    Raises:  LocalProtocolError when a field is not what its type says.
+    Raises:  LocalProtocolError when it cannot be written: half a surrogate pair, a field that is no text.
     """
-    header, extra = command.header, command.extra_fields
+    header, remark = command.header, command.remark
     try:
-        if header is None or extra:
-            fields = _encode_map(command.fields)
-        else:
-            fields = codec_of(type(header)).encode_json(header)
-        remark = "" if command.remark is None else f'"remark":{quote(command.remark)},'
-        return (
-            f'{{"code":{command.code:d},"extFields":{fields},"flag":{command.flag:d},'
-            f'"language":"{_NAMES.get(command.language, "OTHER")}","opaque":{command.opaque:d},{remark}'
-            f'"serializeTypeCurrentRPC":"JSON","version":{command.version:d}}}'
-        ).encode("ascii")
-    except (TypeError, ValueError) as error:
+        return _ENCODE(
+            _OutHeader(
+                command.code,
+                command.fields
+                if header is None or command.extra_fields
+                else codec_of(type(header)).to_wire(header),
+                command.flag,
+                _NAMES.get(command.language, "OTHER"),
+                command.opaque,
+                msgspec.UNSET if remark is None else remark,
+                "JSON",
+                command.version,
+            )
+        )
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
         raise LocalProtocolError(f"a command with code {command.code} cannot be encoded: {error}") from error
-
-
-def _encode_map(fields: Mapping[str, str]) -> str:
-    return "{" + ",".join([f"{quote(name)}:{quote(value)}" for name, value in fields.items()]) + "}"
 
 
 def _decode_tolerant(header: bytes, body: bytes) -> Command:
