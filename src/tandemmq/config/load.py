@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.config.check import check_broker
-from tandemmq.config.inert import BROKER_INERT
+from tandemmq.config.inert import BROKER_INERT, NAMESERVER_INERT
 from tandemmq.config.names import ALIASES, BROKER_KEYS, NAMESERVER_KEYS, REFUSED, Key
 from tandemmq.errors import ConfigError
 from tandemmq.nameserver.options import NameServerOptions
