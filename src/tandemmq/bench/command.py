@@ -1,0 +1,135 @@
+"""`tandemmq bench`: what one broker costs per message, alone and with a synchronous slave."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tandemmq.bench.generator import LoadResult, run_load, send_frames
+from tandemmq.bench.process_stats import processor_seconds, resident_bytes
+from tandemmq.launcher import Server, stopping, write_properties
+
+BODY_BYTES = 1024
+QUEUE_COUNT = 4
+TOPIC = "BenchTopic"  # made by the first send, as any producer of a development cluster would
+_WARM_UP_SECONDS = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measured line: who was measured, with how many in flight, and what it cost."""
+
+    setting: str
+    in_flight: int
+    result: LoadResult
+    processor_us: dict[str, float]
+    resident_mib: dict[str, float]
+
+
+@contextmanager
+def _cluster(directory: Path, *, has_slave: bool) -> Iterator[dict[str, Server]]:
+    """A master (and a slave) on free ports, by name; stopped at the end."""
+    name_server = Server("name server", ["namesrv", "--set", "listenPort=0"], directory / "namesrv.log")
+    servers = {"name server": name_server}
+    with stopping(list(servers.values())):
+        name_server.start()
+        common = {
+            "namesrvAddr": name_server.address,
+            "brokerClusterName": "bench",
+            "brokerName": "bench",
+            "brokerIP1": "127.0.0.1",
+            "listenPort": 0,
+            "flushDiskType": "ASYNC_FLUSH",
+            "mappedFileSizeCommitLog": 1024 * 1024 * 1024,
+        }
+        roles: dict[str, dict[str, object]] = {
+            "master": {
+                "brokerId": 0,
+                "brokerRole": "SYNC_MASTER" if has_slave else "ASYNC_MASTER",
+                "inSyncReplicas": 2 if has_slave else 1,
+            }
+        }
+        if has_slave:
+            roles["slave"] = {"brokerId": 1, "brokerRole": "SLAVE"}
+        brokers = []
+        for name, role in roles.items():
+            settings = {**common, **role, "storePathRootDir": directory / name}
+            conf = write_properties(directory / f"{name}.conf", settings)
+            brokers.append(Server(name, ["broker", "-c", str(conf)], directory / f"{name}.log"))
+        with stopping(brokers):
+            for broker in brokers:
+                broker.start()
+                servers[broker.name] = broker
+            yield servers
+
+
+def _measure(
+    setting: str, servers: dict[str, Server], frames: list[bytes], *, in_flight: int, seconds: float
+) -> Row:
+    brokers = {name: server for name, server in servers.items() if name != "name server"}
+    before = {name: processor_seconds(server.pid) for name, server in brokers.items()}
+    result = run_load(servers["master"].address, frames, in_flight=in_flight, seconds_max=seconds)
+    return Row(
+        setting=setting,
+        in_flight=in_flight,
+        result=result,
+        processor_us={
+            name: (processor_seconds(server.pid) - before[name]) * 1e6 / max(result.count, 1)
+            for name, server in brokers.items()
+        },
+        resident_mib={name: resident_bytes(server.pid) / 2**20 for name, server in brokers.items()},
+    )
+
+
+def _wait_until_replicated(servers: dict[str, Server], frames: list[bytes]) -> None:
+    """Returns once a send to the master is acknowledged by both copies, so that no run measures the slave's start."""
+    for _ in range(30):
+        if run_load(servers["master"].address, frames, in_flight=1, seconds_max=0.2).failed == 0:
+            return
+    raise typer.BadParameter("the slave did not acknowledge any send within 30 tries")
+
+
+def _render(rows: list[Row]) -> Table:
+    table = Table(title=f"send, {BODY_BYTES} B bodies, one connection", title_justify="left")
+    for heading in ("setting", "in flight", "messages/s", "p50 us", "p99 us", "processor us/message", "memory MiB"):
+        table.add_column(heading, justify="left" if heading == "setting" else "right")
+    for row in rows:
+        table.add_row(
+            row.setting,
+            str(row.in_flight),
+            f"{row.result.count / row.result.seconds:,.0f}",
+            f"{row.result.percentile_us(0.5):,.0f}",
+            f"{row.result.percentile_us(0.99):,.0f}",
+            ", ".join(f"{name} {cost:.1f}" for name, cost in row.processor_us.items()),
+            ", ".join(f"{name} {size:.0f}" for name, size in row.resident_mib.items()),
+        )
+    return table
+
+
+def bench(
+    seconds: Annotated[float, typer.Option(help="Length of each measured run.", min=0.5, max=60)] = 8.0,
+) -> None:
+    """Replay prepared send frames against a broker, alone and with a synchronous slave, and print what it costs."""
+    console = Console()
+    frames = send_frames(TOPIC, QUEUE_COUNT, BODY_BYTES, 4096)
+    rows: list[Row] = []
+    for setting, has_slave in (("ASYNC_FLUSH, no slave", False), ("ASYNC_FLUSH, synchronous slave", True)):
+        with tempfile.TemporaryDirectory(prefix="tandemmq-bench-") as name:
+            with _cluster(Path(name), has_slave=has_slave) as servers, console.status(f"measuring {setting}"):
+                _wait_until_replicated(servers, frames)
+                run_load(servers["master"].address, frames, in_flight=64, seconds_max=_WARM_UP_SECONDS)
+                for in_flight in (1, 64):
+                    rows.append(_measure(setting, servers, frames, in_flight=in_flight, seconds=seconds))
+    console.print(_render(rows))
+    failed = sum(row.result.failed for row in rows)
+    if failed:
+        console.print(f"{failed} sends were not answered with SUCCESS")
+        raise typer.Exit(1)

@@ -1,0 +1,25 @@
+"""Processor time and memory of another process, as the kernel accounts them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_USER_FIELD, _SYSTEM_FIELD = 13, 14
+
+
+def processor_seconds(pid: int) -> float:
+    """User and system time that the process has used so far, in seconds (resolution: one kernel tick, 10 ms)."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    # The command name in parentheses may itself hold spaces; fields are counted behind it.
+    fields = text[text.rindex(")") + 2 :].split()
+    return (int(fields[_USER_FIELD - 2]) + int(fields[_SYSTEM_FIELD - 2])) / _TICKS_PER_SECOND
+
+
+def resident_bytes(pid: int) -> int:
+    """The process's resident memory in bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,44 @@
+"""`tandemmq demo`: the main job, with its files kept or thrown away."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tandemmq.demo.flights import ROW_COUNT
+from tandemmq.demo.run import DemoOptions, run_demo
+from tandemmq.errors import TandemError
+from tandemmq.spark.java import find_java
+
+
+def demo(
+    rows: Annotated[int, typer.Option(help="How many of the flights to publish.", min=1, max=ROW_COUNT)] = ROW_COUNT,
+    keep: Annotated[Path | None, typer.Option(help="Keep all files in this new or empty directory.")] = None,
+    chaos: Annotated[bool, typer.Option("--chaos", help="Kill the slave and the Spark pipeline on the way.")] = False,
+) -> None:
+    """Publish real data to a master, copy it to a slave, land it with Spark, and count that nothing is lost."""
+    console = Console()
+    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        console.print(f"tandemmq: --keep {keep}: must be a directory that is new or empty", soft_wrap=True)
+        raise typer.Exit(2)
+    try:
+        find_java()
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+            is_ok = _run(rows, keep.resolve(), chaos, console)
+        else:
+            with tempfile.TemporaryDirectory(prefix="tandemmq-demo-") as name:
+                is_ok = _run(rows, Path(name), chaos, console)
+    except (TandemError, OSError) as error:
+        console.print(f"DEMO FAILED {error}", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+    if not is_ok:
+        raise typer.Exit(1)
+
+
+def _run(rows: int, directory: Path, is_chaotic: bool, console: Console) -> bool:
+    return run_demo(DemoOptions(row_count=rows, directory=directory, is_chaotic=is_chaotic), console)

@@ -1,0 +1,26 @@
+"""Documents stay true: links resolve, and event names mean one thing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tandemmq.telemetry import events
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_to_files_resolve(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    missing = [target for target in LINK.findall(text) if not (document.parent / target).exists()]
+    assert missing == []
+
+
+def test_event_names_are_unique() -> None:
+    names = [value for name, value in vars(events).items() if name.isupper()]
+    assert len(names) == len(set(names))
