@@ -69,10 +69,11 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
             # An empty remainder must not look like a line that never began.
             pending = pending[:-1] or _BLANKS[0]
             continue
-        yield first, pending
+        if pending.strip(_BLANKS):
+            yield first, pending.lstrip(_BLANKS)
         pending = ""
-    if pending.strip():
-        yield first, pending
+    if pending.strip(_BLANKS):
+        yield first, pending.lstrip(_BLANKS)
 
 
 def _unescape(text: str, origin: str) -> str:

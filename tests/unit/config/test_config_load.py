@@ -1,0 +1,246 @@
+"""From settings to options: what works, and how mistakes are told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tandemmq.config.inert import BROKER_INERT, NAMESERVER_INERT
+from tandemmq.config.load import BrokerConfig, Machine, load_broker, load_name_server, read_settings
+from tandemmq.config.names import ALIASES, BROKER_KEYS, NAMESERVER_KEYS, REFUSED
+from tandemmq.errors import ConfigError
+from tandemmq.protocol.message_id import encode_host
+from tandemmq.replication.core.options import FirstTransfer
+from tandemmq.store.options import BrokerRole, FlushMode
+
+MACHINE = Machine(host_name="box.example.org", address="10.1.2.3", memory_bytes=8 << 30, home=Path("/home/u"))
+
+
+def load(*settings: str, machine: Machine = MACHINE) -> BrokerConfig:
+    return load_broker(read_settings(None, settings), machine)
+
+
+def test_defaults_are_rocketmqs_and_the_machines() -> None:
+    config = load()
+    assert (config.broker.broker_name, config.broker.cluster_name) == ("box", "DefaultCluster")
+    assert (config.broker.advertised_host, config.broker.listen_port) == ("10.1.2.3", 10911)
+    assert config.store.store_host == encode_host("10.1.2.3", 10911)
+    assert (config.store.root, config.store.memory_bytes) == (Path("/home/u/store"), 8 << 30)
+    assert (config.store.role, config.store.flush_mode) == (BrokerRole.ASYNC_MASTER, FlushMode.ASYNC_FLUSH)
+    assert (config.inert, config.notes, config.broker.name_servers) == ((), (), ())
+
+
+def test_settings_reach_their_parts() -> None:
+    config = load(
+        "brokerRole=SLAVE",
+        "brokerId=1",
+        "brokerName=b0",
+        "brokerClusterName=c0",
+        "listenPort=0",
+        "haListenPort=4000",
+        "brokerIP1=192.168.0.1",
+        "brokerIP2=192.168.0.2",
+        "bindAddress=127.0.0.1",
+        "namesrvAddr=a:1; b:2;",
+        "haMasterAddress=m:10912",
+        "storePathRootDir=/data",
+        "storePathCommitLog=/log",
+        "flushDiskType=sync_flush",
+        "mappedFileSizeCommitLog=1048576",
+        "inSyncReplicas=2",
+        "totalReplicas=3",
+        "minInSyncReplicas=2",
+        "slaveTimeout=100",
+        "syncFlushTimeout=200",
+        "autoCreateTopicEnable=false",
+        "autoCreateSubscriptionGroup=FALSE",
+        "defaultTopicQueueNums=16",
+        "slaveReadEnable=true",
+        "accessMessageInMemoryMaxRatio=50",
+        "maxMessageSize=1000",
+        "haTransferBatchSize=65536",
+        "haSendHeartbeatInterval=10",
+        "haHousekeepingInterval=50",
+        "haSlaveFallbehindMax=77",
+        "haFirstTransfer=FIRST_FILE",
+        "longPollingEnable=false",
+        "deleteWhen=04;16",
+        "messageDelayLevel=1s 1m",
+        "diskMaxUsedSpaceRatio=99",
+        "flushIntervalCommitLog=7",
+    )
+    broker, store, replication = config.broker, config.store, config.replication
+    assert (broker.broker_id, broker.broker_name, broker.cluster_name) == (1, "b0", "c0")
+    assert (broker.listen_host, broker.listen_port, broker.ha_listen_port) == ("127.0.0.1", 0, 4000)
+    assert (broker.advertised_host, broker.ha_advertised_host) == ("192.168.0.1", "192.168.0.2")
+    assert (broker.name_servers, broker.ha_master_address) == (("a:1", "b:2"), "m:10912")
+    assert (broker.auto_create_topic, broker.auto_create_group) == (False, False)
+    assert (broker.default_topic_queue_count, broker.slave_read_enable) == (16, True)
+    assert broker.long_polling_enable is False
+    assert (store.role, store.flush_mode) == (BrokerRole.SLAVE, FlushMode.SYNC_FLUSH)
+    assert (store.root, store.log_dir, store.commit_log_file_bytes) == (Path("/data"), Path("/log"), 1048576)
+    assert (store.in_sync_replicas, store.slave_timeout_ms, store.sync_flush_timeout_ms) == (2, 100, 200)
+    assert (store.access_message_in_memory_ratio, store.message_bytes_max) == (50, 1000)
+    assert (store.delete_at_hours, store.delay_levels_ms) == ((4, 16), (1000, 60_000))
+    assert (store.disk_used_percent_max, store.flush_interval_ms) == (95, 7)
+    assert replication.transfer_bytes_max == 65536
+    assert (replication.heartbeat_interval_ms, replication.silence_ms_max) == (10, 50)
+    assert replication.in_sync_gap_bytes_max == store.replica_gap_bytes_max == 77
+    assert replication.first_transfer is FirstTransfer.FIRST_FILE
+
+
+def test_slave_can_take_the_largest_record_of_its_limits() -> None:
+    config = load("maxMessageSize=16000000")
+    assert config.replication.record_bytes_max >= config.store.record_bytes_max
+
+
+def test_bound_address_is_advertised_unless_it_is_any() -> None:
+    assert load("bindAddress=127.0.0.1").broker.advertised_host == "127.0.0.1"
+    assert load("bindAddress=0.0.0.0").broker.advertised_host == "10.1.2.3"
+    assert load("bindAddress=127.0.0.1", "brokerIP1=::1").broker.advertised_host == "::1"
+
+
+def test_name_servers_of_the_environment_are_the_weakest() -> None:
+    machine = Machine(host_name="?", address="10.1.2.3", memory_bytes=1, home=Path("/"), name_servers="e:1")
+    config = load(machine=machine)
+    assert (config.broker.name_servers, config.broker.broker_name) == (("e:1",), "broker-a")
+    assert load("namesrvAddr=a:1", machine=machine).broker.name_servers == ("a:1",)
+
+
+def test_broken_name_servers_of_the_environment_are_told() -> None:
+    machine = Machine(host_name="b", address="10.1.2.3", memory_bytes=1, home=Path("/"), name_servers="e")
+    with pytest.raises(ConfigError, match="NAMESRV_ADDR=e: must be host:port"):
+        load(machine=machine)
+
+
+def test_override_is_stronger_than_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("brokerName=a\nbrokerId = 0\n# comment\nlistenPort=1234\n")
+    config = load_broker(read_settings(path, ["listenPort=4321"]), MACHINE)
+    assert (config.broker.broker_name, config.broker.listen_port) == ("a", 4321)
+
+
+def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.conf: cannot be read: No such file"):
+        read_settings(tmp_path / "none.conf", [])
+
+
+@pytest.mark.parametrize("argument", ["", "a", "=b", " =b"])
+def test_override_without_key_or_value_is_told(argument: str) -> None:
+    with pytest.raises(ConfigError, match="key=value"):
+        read_settings(None, [argument])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            "defaultTopicQueueNum=4",
+            "--set: defaultTopicQueueNum is no setting of the broker; did you mean defaultTopic",
+        ),
+        ("brokername=x", "did you mean brokerName?"),
+        ("zzzz=1", "--set: zzzz is no setting of the broker"),
+        ("kvConfigPath=/x", "kvConfigPath is no setting of the broker, but one of the name server"),
+        ("listenPort=x", "--set: listenPort=x: must be a whole number from 0 to 65535"),
+        ("listenPort=65536", "must be a whole number from 0 to 65535"),
+        ("listenPort=", "listenPort=: must be a whole number"),
+        ("autoCreateTopicEnable=yes", "autoCreateTopicEnable=yes: must be true or false"),
+        ("flushDiskType=X", "must be one of ASYNC_FLUSH, SYNC_FLUSH"),
+        ("brokerIP1=localhost", "must be a numeric IPv4 or IPv6 address"),
+        ("brokerName=a b", "brokerName=a b: must be 1 to 127 of the characters"),
+        ("namesrvAddr=a:1;b", "must be host:port, several separated by ;"),
+        ("namesrvAddr=a:0", "must be host:port"),
+        ("haMasterAddress=a:70000", "must be host:port, or empty"),
+        ("storePathCommitLog=/a,/b", "one directory"),
+        ("deleteWhen=24", "hours from 00 to 23"),
+        ("deleteWhen=x", "hours from 00 to 23"),
+        ("messageDelayLevel=1y", "delays such as"),
+        ("mappedFileSizeCommitLog=3000000000", "from 256 to 2147483647"),
+        ("inSyncReplicas=3 totalReplicas=2", "inSyncReplicas=3 can never be reached with totalReplicas=2"),
+        ("minInSyncReplicas=2", "minInSyncReplicas=2 must not be above inSyncReplicas=1"),
+        ("brokerRole=SLAVE", "brokerRole=SLAVE needs a brokerId above 0"),
+        (
+            "haHousekeepingInterval=1",
+            "--set: haSendHeartbeatInterval: 5000 must be below haHousekeepingInterval 1",
+        ),
+        ("haTransferBatchSize=99999999", "--set: haTransferBatchSize: 99999999 is outside"),
+        ("listenPort=1", "--set: listenPort: 1 leaves no port"),
+        ("aclEnable=true", "--set: aclEnable=true: access control is not served, only false is allowed"),
+        ("enableControllerMode=true", "elected masters are not served"),
+        ("storeType=defaultRocksDB", "only default is allowed"),
+        ("readOnlyCommitLogStorePaths=/x", "it must be empty"),
+    ],
+)
+def test_mistakes_are_told_with_place_key_and_what_is_allowed(settings: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load(*re.split(r" (?=\w+=)", settings))
+
+
+def test_place_in_a_file_is_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("brokerName=a\nlistenPort=x\n")
+    with pytest.raises(ConfigError, match=r"broker\.conf, line 2: listenPort=x"):
+        load_broker(read_settings(path, []), MACHINE)
+
+
+def test_harmless_values_of_what_is_not_served_are_accepted() -> None:
+    settings = [f"{key}={served}" for key, (served, _) in REFUSED.items()]
+    assert load(*settings).inert == ()
+
+
+def test_keys_without_effect_are_named_unless_they_repeat_the_default() -> None:
+    config = load("transferMsgByHeap=false", "sendMessageThreadPoolNums=4", "highSpeedMode=false")
+    assert config.inert == ("transferMsgByHeap", "sendMessageThreadPoolNums")
+
+
+def test_every_key_of_rocketmq_starts_with_its_default() -> None:
+    settings = [f"{key}={default}" for key, default in BROKER_INERT.items() if default is not None]
+    assert len(BROKER_INERT) > 300
+    assert load(*settings).inert == ()
+    assert load_name_server(read_settings(None, [f"{key}=1" for key in NAMESERVER_INERT])).inert
+
+
+def test_master_has_id_zero_whatever_the_file_says() -> None:
+    config = load("brokerRole=SYNC_MASTER", "brokerId=3")
+    assert config.broker.broker_id == 0
+    assert config.notes == ("brokerId=3 is taken as 0, because brokerRole=SYNC_MASTER is a master's",)
+
+
+def test_no_key_has_two_meanings() -> None:
+    assert not BROKER_KEYS.keys() & (BROKER_INERT.keys() | REFUSED.keys() | ALIASES.keys())
+    assert not BROKER_INERT.keys() & (REFUSED.keys() | ALIASES.keys())
+    assert not NAMESERVER_KEYS.keys() & NAMESERVER_INERT.keys()
+
+
+def test_every_key_sets_fields_that_exist() -> None:
+    config = load()
+    parts = {"broker": config.broker, "store": config.store, "replication": config.replication}
+    for key in BROKER_KEYS.values():
+        for name in key.fields:
+            part, _, field = name.partition(".")
+            assert hasattr(parts[part], field), name
+
+
+def test_name_server_is_configured(tmp_path: Path) -> None:
+    path = tmp_path / "namesrv.conf"
+    path.write_text("listenPort=0\nkvConfigPath=/kv.json\nclusterTest=true\norderMessageEnable=true")
+    config = load_name_server(read_settings(path, ["bindAddress=127.0.0.1"]), path)
+    assert (config.options.listen_host, config.options.listen_port) == ("127.0.0.1", 0)
+    assert (config.options.kv_config_path, config.options.config_store_path) == (Path("/kv.json"), path)
+    assert (config.options.order_message_enable, config.inert) == (True, ("clusterTest",))
+    assert load_name_server({}).options.listen_port == 9876
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("brokerName=x", "brokerName is no setting of the name server, but one of the broker"),
+        ("listenPorts=1", "did you mean listenPort?"),
+        ("scanNotActiveBrokerInterval=0", "must be a whole number from 1"),
+    ],
+)
+def test_name_servers_mistakes_are_told(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_name_server(read_settings(None, [setting]))
