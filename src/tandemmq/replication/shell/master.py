@@ -200,7 +200,9 @@ class ReplicationMaster:
         for replica in [replica for replica in self._reported if replica not in positions]:
             del self._reported[replica]
             self._store.acks.forget(replica)
-        changes = [(held - self._reported.get(replica, 0), replica, held) for replica, held in positions.items()]
+        changes = [
+            (held - self._reported.get(replica, 0), replica, held) for replica, held in positions.items()
+        ]
         # Falls before rises: no moment in between may count a position twice and confirm a send.
         for change, replica, held in sorted(changes):
             if change or replica not in self._reported:

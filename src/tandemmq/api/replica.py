@@ -1,0 +1,179 @@
+"""What a slave asks of its master's remoting port: the four tables and the state of replication.
+
+Topics and groups come in pages (5.3.4 and ours); older masters ignore the paging fields, leave the total out
+and return everything. Source: spec replication 4.10, 6.2; spec remoting 8.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from tandemmq.api.calls import CALL_TIMEOUT_S, call
+from tandemmq.errors import RemoteProtocolError, RequestTimeout
+from tandemmq.protocol.bodies.data_version import DataVersion, encode_data_version
+from tandemmq.protocol.bodies.group import SubscriptionGroupConfig, decode_group_table
+from tandemmq.protocol.bodies.ha import HaStatus, decode_ha_status
+from tandemmq.protocol.bodies.offset import (
+    ConsumerOffsetTable,
+    DelayOffsetTable,
+    decode_consumer_offsets,
+    decode_delay_offsets,
+)
+from tandemmq.protocol.bodies.topic import TopicConfig, decode_topic_config_table
+from tandemmq.protocol.codes import OUR_LANGUAGE, RequestCode
+from tandemmq.protocol.requests.replica import (
+    AllGroupConfigRequest,
+    AllGroupConfigResponse,
+    AllTopicConfigRequest,
+    AllTopicConfigResponse,
+)
+from tandemmq.remoting.client import RemotingClient
+
+PAGE_ENTRY_COUNT = 2_000
+"""RocketMQ's splitMetadataSize."""
+PAGE_TIMEOUT_S = 30.0
+TABLE_TIMEOUT_S = 60.0
+PAGE_COUNT_MAX = 10_000
+"""A master whose table changes under every page is given up after so many."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldTable:
+    """What the caller has already.
+
+    `can_skip`: the master is one of ours, which answers an equal version with no entries at all.
+    """
+
+    data_version: DataVersion
+    entry_count: int
+    can_skip: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedTable(Generic[T]):
+    """A whole table, or none of it when `is_unchanged`: the caller's version is the master's."""
+
+    entries: dict[str, T]
+    data_version: DataVersion
+    is_unchanged: bool
+    can_skip: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Page(Generic[T]):
+    """`total` is None when the page is the whole table."""
+
+    entries: dict[str, T]
+    data_version: DataVersion
+    total: int | None
+    is_ours: bool
+
+
+_FetchPage = Callable[[int, str], Awaitable[_Page[T]]]
+
+
+async def fetch_topics(client: RemotingClient, address: str, held: HeldTable) -> FetchedTable[TopicConfig]:
+    """All topics of the master.
+
+    Raises:  RequestRejected, BrokerUnreachable, RequestTimeout, RemoteProtocolError.
+    """
+
+    async def fetch_page(first: int, version: str) -> _Page[TopicConfig]:
+        header = AllTopicConfigRequest(page=first, count_max=PAGE_ENTRY_COUNT, data_version=version)
+        code = RequestCode.GET_ALL_TOPIC_CONFIG
+        answer = await call(client, address, code, header, timeout_s=PAGE_TIMEOUT_S)
+        table = decode_topic_config_table(answer.body)
+        return _Page(
+            entries=table.topics,
+            data_version=table.data_version,
+            total=answer.decode(AllTopicConfigResponse).topic_count,
+            is_ours=answer.language == OUR_LANGUAGE,
+        )
+
+    return await _fetch_table(fetch_page, held)
+
+
+async def fetch_groups(
+    client: RemotingClient, address: str, held: HeldTable
+) -> FetchedTable[SubscriptionGroupConfig]:
+    """All subscription groups of the master; raises as `fetch_topics` does."""
+
+    async def fetch_page(first: int, version: str) -> _Page[SubscriptionGroupConfig]:
+        header = AllGroupConfigRequest(page=first, count_max=PAGE_ENTRY_COUNT, data_version=version)
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        answer = await call(client, address, code, header, timeout_s=PAGE_TIMEOUT_S)
+        table = decode_group_table(answer.body)
+        return _Page(
+            entries=table.groups,
+            data_version=table.data_version,
+            total=answer.decode(AllGroupConfigResponse).group_count,
+            is_ours=answer.language == OUR_LANGUAGE,
+        )
+
+    return await _fetch_table(fetch_page, held)
+
+
+async def fetch_consumer_offsets(
+    client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> ConsumerOffsetTable:
+    """The committed offsets of all groups."""
+    answer = await call(client, address, RequestCode.GET_ALL_CONSUMER_OFFSET, timeout_s=timeout_s)
+    return decode_consumer_offsets(answer.body)
+
+
+async def fetch_delay_offsets(
+    client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> DelayOffsetTable:
+    """How far the delivery of each delay level has got."""
+    answer = await call(client, address, RequestCode.GET_ALL_DELAY_OFFSET, timeout_s=timeout_s)
+    return decode_delay_offsets(answer.body)
+
+
+async def fetch_ha_status(
+    client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> HaStatus:
+    """How replication stands at a broker of either role."""
+    answer = await call(client, address, RequestCode.GET_BROKER_HA_STATUS, timeout_s=timeout_s)
+    return decode_ha_status(answer.body)
+
+
+async def _fetch_table(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTable[T]:
+    try:
+        async with asyncio.timeout(TABLE_TIMEOUT_S):
+            return await _fetch_pages(fetch_page, held)
+    except TimeoutError:
+        raise RequestTimeout(f"the table did not arrive within {TABLE_TIMEOUT_S:.0f} s") from None
+
+
+async def _fetch_pages(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTable[T]:
+    """Pages until the total is reached; from the start again when the version changes in between.
+
+    Asking behind the end of a table that is unchanged costs no entries, but only ours are known to allow it.
+    """
+    can_skip = held.can_skip and held.data_version != DataVersion()
+    asked = held.data_version if can_skip else None
+    first = held.entry_count if can_skip else 0
+    entries: dict[str, T] = {}
+    for _ in range(PAGE_COUNT_MAX):
+        page = await fetch_page(first, "" if asked is None else encode_data_version(asked).decode())
+        is_unchanged = page.data_version == held.data_version != DataVersion()
+        if page.data_version != asked:
+            # The first page, or the table has changed: the master has begun at its first entry.
+            entries, asked = {}, page.data_version
+        entries |= page.entries
+        first = len(entries)
+        if is_unchanged or page.total is None or first >= page.total:
+            return FetchedTable(
+                entries={} if is_unchanged else entries,
+                data_version=page.data_version,
+                is_unchanged=is_unchanged,
+                can_skip=page.is_ours,
+            )
+        if not page.entries:
+            raise RemoteProtocolError(f"the table ends after {first} of {page.total} entries")
+    raise RemoteProtocolError(f"the table changed under {PAGE_COUNT_MAX} pages")

@@ -1,0 +1,7 @@
+"""A broker's part in its group of replicas: copy of the log, copy of the tables, state of both."""
+
+from tandemmq.broker.replica.config_sync import ConfigSync
+from tandemmq.broker.replica.role import ReplicaRole
+from tandemmq.broker.replica.tables import ReplicaTables
+
+__all__ = ["ConfigSync", "ReplicaRole", "ReplicaTables"]

@@ -1,0 +1,86 @@
+"""The master's side of the config sync, and the state of replication: codes 21, 43, 45, 201, 907.
+
+Every broker serves them, whatever its role; tools ask slaves too. `dataVersion` is always in the body,
+because RocketMQ's slaves fail or rewrite their files without it (spec replication 6.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from tandemmq.broker.replica.paging import plan_page, take_page
+from tandemmq.broker.replica.tables import ReplicaTables
+from tandemmq.protocol.bodies.group import encode_group_table
+from tandemmq.protocol.bodies.ha import HaStatus, encode_ha_status
+from tandemmq.protocol.bodies.offset import encode_consumer_offsets, encode_delay_offsets
+from tandemmq.protocol.bodies.topic import encode_topic_config_table
+from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.replica import (
+    AllGroupConfigRequest,
+    AllGroupConfigResponse,
+    AllTopicConfigRequest,
+    AllTopicConfigResponse,
+)
+from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.dispatch import Handler
+
+
+class ReplicaHandlers:
+    """Answers from the live tables, each encoded before anything else can change it."""
+
+    def __init__(self, tables: ReplicaTables, ha_status: Callable[[], HaStatus]) -> None:
+        self._tables = tables
+        self._ha_status = ha_status
+
+    def routes(self) -> dict[int, Handler]:
+        return {
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.handle_topics,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self.handle_consumer_offsets,
+            RequestCode.GET_ALL_DELAY_OFFSET: self.handle_delay_offsets,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.handle_groups,
+            RequestCode.GET_BROKER_HA_STATUS: self.handle_ha_status,
+        }
+
+    def handle_topics(self, _channel: Channel, command: Command) -> Command:
+        asked = command.decode(AllTopicConfigRequest)
+        table = self._tables.topics.snapshot()
+        total = len(table.topics)
+        page = plan_page(
+            total,
+            table.data_version,
+            first=asked.page,
+            count_max=asked.count_max,
+            version=asked.data_version,
+        )
+        if page is not None:
+            table = msgspec.structs.replace(table, topics=take_page(table.topics, page))
+        header = AllTopicConfigResponse(topic_count=total)
+        return command.reply(header=header, body=encode_topic_config_table(table))
+
+    def handle_groups(self, _channel: Channel, command: Command) -> Command:
+        asked = command.decode(AllGroupConfigRequest)
+        table = self._tables.groups.snapshot()
+        total = len(table.groups)
+        page = plan_page(
+            total,
+            table.data_version,
+            first=asked.page,
+            count_max=asked.count_max,
+            version=asked.data_version,
+        )
+        if page is not None:
+            table = msgspec.structs.replace(table, groups=take_page(table.groups, page))
+        header = AllGroupConfigResponse(group_count=total)
+        return command.reply(header=header, body=encode_group_table(table))
+
+    def handle_consumer_offsets(self, _channel: Channel, command: Command) -> Command:
+        return command.reply(body=encode_consumer_offsets(self._tables.consumer_offsets.snapshot()))
+
+    def handle_delay_offsets(self, _channel: Channel, command: Command) -> Command:
+        return command.reply(body=encode_delay_offsets(self._tables.delay_offsets.snapshot()))
+
+    def handle_ha_status(self, _channel: Channel, command: Command) -> Command:
+        return command.reply(body=encode_ha_status(self._ha_status()))

@@ -1,0 +1,92 @@
+"""What a broker does for its group of replicas: serves its log, and as a slave copies a master's.
+
+Owns: both ends of replication and the config sync of one broker, and what the last registration answer said
+      about the master. Composes only; rules are in `replication` and beside this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tandemmq.broker.replica.config_sync import ConfigSync
+from tandemmq.broker.replica.ha_status import describe_master, describe_slave
+from tandemmq.broker.replica.handlers import ReplicaHandlers
+from tandemmq.broker.replica.tables import ReplicaTables
+from tandemmq.protocol.bodies.ha import HaStatus
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.dispatch import Handler
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
+from tandemmq.runtime.ports import Address, Clock, Network
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.store.message_store import MessageStore
+
+FIXED_ADDRESS_CHARS_MIN = 6
+"""A shorter haMasterAddress counts as unset, as in RocketMQ (spec replication 7)."""
+
+
+class ReplicaRole:
+    """Every broker listens for slaves; one with `is_slave` also follows a master."""
+
+    def __init__(
+        self,
+        *,
+        store: MessageStore,
+        tables: ReplicaTables,
+        options: ReplicationOptions,
+        client: RemotingClient,
+        network: Network,
+        clock: Clock,
+        is_slave: bool,
+        own_address: Callable[[], str],
+        fixed_ha_address: str = "",
+        on_fatal: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._is_slave = is_slave
+        self._fixed_ha_address = fixed_ha_address if len(fixed_ha_address) >= FIXED_ADDRESS_CHARS_MIN else ""
+        self._scope = TaskScope("replica", None if on_fatal is None else lambda _name, error: on_fatal(error))
+        self.master = ReplicationMaster(store, options, network=network, clock=clock)
+        self.slave = ReplicationSlave(store, options, network=network, clock=clock, on_fatal=on_fatal)
+        self.config_sync = ConfigSync(
+            tables, client=client, clock=clock, options=options, own_address=own_address
+        )
+        self._handlers = ReplicaHandlers(tables, self.status)
+        self.is_master_known = not is_slave
+        """On a slave: the last registration answer named a master (spec replication 8.3)."""
+
+    def routes(self) -> dict[int, Handler]:
+        """Codes 21, 43, 45, 201, 907; also for the fast listener, where RocketMQ's slaves ask for topics."""
+        return self._handlers.routes()
+
+    async def start(self, host: str, port: int) -> Address:
+        """The address that slaves dial. A slave starts following as soon as it learns its master."""
+        address = await self.master.start(host, port)
+        if self._is_slave:
+            if self._fixed_ha_address:
+                self.slave.set_master(self._fixed_ha_address)
+            await self.slave.start()
+            self._scope.start("config_sync", self.config_sync.run())
+        return address
+
+    async def stop(self) -> None:
+        """Returns when nothing of this runs any more; the store may be closed then."""
+        await self._scope.close()
+        await self.slave.stop()
+        await self.master.stop()
+
+    def on_registered(self, master_address: str | None, ha_address: str | None) -> None:
+        """What the first name server that answered says about the group's master (spec replication 7).
+
+        Without a master the config sync pauses; the replication address is kept and dialled on.
+        """
+        if not self._is_slave:
+            return
+        self.is_master_known = bool(master_address)
+        self.config_sync.set_master(master_address or None)
+        if ha_address and not self._fixed_ha_address:
+            self.slave.set_master(ha_address)
+
+    def status(self) -> HaStatus:
+        return (
+            describe_slave(self.slave.status()) if self._is_slave else describe_master(self.master.status())
+        )
