@@ -1,0 +1,285 @@
+"""Config sync between a slave of ours and masters of several kinds, over in-memory connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
+from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.replica import ConfigSync, ReplicaTables
+from tandemmq.broker.replica.handlers import ReplicaHandlers
+from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
+from tandemmq.protocol.bodies.ha import HaStatus
+from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.codes import LanguageCode, RequestCode
+from tandemmq.protocol.command import Command
+from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.options import ServerOptions
+from tandemmq.remoting.server import RemotingServer
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.network import TcpNetwork
+
+
+def make_tables() -> ReplicaTables:
+    return ReplicaTables(
+        topics=TopicTable(),
+        groups=GroupTable(),
+        consumer_offsets=OffsetTable(),
+        delay_offsets=DelayOffsetTable(),
+    )
+
+
+@dataclass
+class Master:
+    """A master's tables behind a real server; `seen` are the requests, `before` may change an answer."""
+
+    tables: ReplicaTables = field(default_factory=make_tables)
+    seen: list[Command] = field(default_factory=list)
+    answers: list[Command] = field(default_factory=list)
+    is_java: bool = False
+    broken: set[int] = field(default_factory=set)
+    on_topics: Callable[[], None] = lambda: None
+    address: str = ""
+
+    def handle(self, channel: Channel, command: Command) -> Command:
+        self.seen.append(command)
+        if command.code in self.broken:
+            return command.reply(1, remark="broken")
+        handlers = ReplicaHandlers(self.tables, HaStatus)
+        reply = handlers.routes()[command.code](channel, command)
+        assert isinstance(reply, Command)
+        if command.code == RequestCode.GET_ALL_TOPIC_CONFIG:
+            self.on_topics()
+        if self.is_java:
+            reply.language = int(LanguageCode.JAVA)
+        self.answers.append(reply)
+        return reply
+
+    def put_topics(self, count: int) -> None:
+        for number in range(count):
+            self.tables.topics.put(TopicConfig(name=f"topic-{number:05}"), 1)
+
+
+@pytest.fixture
+async def master() -> AsyncIterator[Master]:
+    subject = Master()
+    codes = ReplicaHandlers(subject.tables, HaStatus).routes()
+    server = RemotingServer(
+        dict.fromkeys(codes, subject.handle),
+        network=TcpNetwork(),
+        clock=LoopClock(),
+        options=ServerOptions(),
+    )
+    host, port = await server.start("127.0.0.1", 0)
+    subject.address = f"{host}:{port}"
+    yield subject
+    await server.stop()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[RemotingClient]:
+    subject = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+    yield subject
+    await subject.close()
+
+
+def make_sync(tables: ReplicaTables, client: RemotingClient, own: str = "me:1") -> ConfigSync:
+    return ConfigSync(
+        tables,
+        client=client,
+        clock=LoopClock(),
+        options=ReplicationOptions(config_sync_interval_ms=20),
+        own_address=lambda: own,
+    )
+
+
+def same(mine: ReplicaTables, masters: ReplicaTables) -> bool:
+    return (
+        mine.topics.snapshot() == masters.topics.snapshot()
+        and mine.groups.snapshot().groups == masters.groups.snapshot().groups
+        and mine.groups.data_version == masters.groups.data_version
+        and mine.consumer_offsets.snapshot() == masters.consumer_offsets.snapshot()
+        and mine.delay_offsets.snapshot() == masters.delay_offsets.snapshot()
+    )
+
+
+async def test_one_round_makes_the_tables_equal(master: Master, client: RemotingClient) -> None:
+    master.put_topics(3)
+    master.tables.groups.put(SubscriptionGroupConfig(name="g", retry_count_max=3), 2)
+    master.tables.consumer_offsets.commit("g", "topic-00001", 0, 17, 3)
+    master.tables.delay_offsets.update(4, 99, 4)
+    tables = make_tables()
+    assert await make_sync(tables, client).sync_once(master.address)
+    assert same(tables, master.tables)
+
+
+async def test_empty_tables_are_tables_too(master: Master, client: RemotingClient) -> None:
+    tables = make_tables()
+    assert await make_sync(tables, client).sync_once(master.address)
+    assert same(tables, master.tables)
+
+
+@pytest.mark.parametrize("is_java", [False, True])
+@pytest.mark.parametrize("count", [1999, 2000, 2001, 4001, 4500])
+async def test_every_entry_of_a_large_table_arrives(
+    master: Master, client: RemotingClient, count: int, is_java: bool
+) -> None:
+    master.put_topics(count)
+    master.is_java = is_java
+    tables = make_tables()
+    assert await make_sync(tables, client).sync_once(master.address)
+    assert tables.topics.snapshot() == master.tables.topics.snapshot()
+
+
+async def test_topics_removed_on_the_master_go_away(master: Master, client: RemotingClient) -> None:
+    master.put_topics(3)
+    tables = make_tables()
+    sync = make_sync(tables, client)
+    await sync.sync_once(master.address)
+    master.tables.topics.remove("topic-00001", 5)
+    tables.topics.put(TopicConfig(name="only-here"), 6)
+    await sync.sync_once(master.address)
+    assert tables.topics.names == ["topic-00000", "topic-00002"]
+
+
+async def test_unchanged_tables_of_a_master_of_ours_are_not_sent_again(
+    master: Master, client: RemotingClient
+) -> None:
+    master.put_topics(50)
+    tables = make_tables()
+    changes: list[list[str]] = []
+    tables.topics.on_change.append(changes.append)
+    sync = make_sync(tables, client)
+    await sync.sync_once(master.address)
+    first = next(a for a in master.answers if b"topic-00000" in bytes(a.body))
+    master.answers.clear()
+    await sync.sync_once(master.address)
+    assert len(changes) == 1
+    assert not any(b"topic-00000" in bytes(answer.body) for answer in master.answers)
+    assert len(first.body) > 5_000
+
+    master.tables.topics.put(TopicConfig(name="new"), 7)
+    await sync.sync_once(master.address)
+    assert tables.topics.get("new") is not None
+    assert len(tables.topics) == 51
+
+
+async def test_table_of_a_java_master_is_applied_once_per_version(
+    master: Master, client: RemotingClient
+) -> None:
+    master.is_java = True
+    master.put_topics(2)
+    tables = make_tables()
+    changes: list[list[str]] = []
+    tables.topics.on_change.append(changes.append)
+    sync = make_sync(tables, client)
+    for _ in range(3):
+        assert await sync.sync_once(master.address)
+    assert len(changes) == 1
+    topics = [c for c in master.seen if c.code == RequestCode.GET_ALL_TOPIC_CONFIG]
+    assert all(command.fields["topicSeq"] == "0" for command in topics)
+
+
+async def test_table_that_changes_between_pages_is_asked_for_again(
+    master: Master, client: RemotingClient
+) -> None:
+    master.put_topics(4500)
+    pages = iter(range(2))
+
+    def change() -> None:
+        if next(pages, None) is not None:
+            master.tables.topics.put(TopicConfig(name=f"zz-{len(master.tables.topics)}"), 9)
+
+    master.on_topics = change
+    tables = make_tables()
+    assert await make_sync(tables, client).sync_once(master.address)
+    assert tables.topics.snapshot() == master.tables.topics.snapshot()
+    assert len(tables.topics) == 4502
+
+
+async def test_item_that_fails_does_not_stop_the_others(master: Master, client: RemotingClient) -> None:
+    master.put_topics(1)
+    master.tables.groups.put(SubscriptionGroupConfig(name="g"), 2)
+    master.broken = {RequestCode.GET_ALL_TOPIC_CONFIG, RequestCode.GET_ALL_CONSUMER_OFFSET}
+    tables = make_tables()
+    sync = make_sync(tables, client)
+    assert not await sync.sync_once(master.address)
+    assert tables.groups.get("g") is not None
+    assert len(tables.topics) == 0
+    master.broken = set()
+    assert await sync.sync_once(master.address)
+    assert len(tables.topics) == 1
+
+
+async def test_offsets_that_only_the_slave_knows_stay(master: Master, client: RemotingClient) -> None:
+    tables = make_tables()
+    tables.consumer_offsets.commit("mine", "t", 0, 5, 1)
+    tables.consumer_offsets.commit("both", "t", 0, 50, 1)
+    tables.consumer_offsets.commit("both", "t", 1, 50, 1)
+    master.tables.consumer_offsets.commit("both", "t", 0, 40, 1)
+    await make_sync(tables, client).sync_once(master.address)
+    assert tables.consumer_offsets.committed("mine", "t", 0) == 5
+    assert tables.consumer_offsets.committed("both", "t", 0) == 40
+    # Per key the master's queues replace the slave's (spec replication 6.2).
+    assert tables.consumer_offsets.committed("both", "t", 1) is None
+
+
+async def test_runs_until_stopped_and_follows_the_master(master: Master, client: RemotingClient) -> None:
+    tables = make_tables()
+    sync = make_sync(tables, client)
+    task = asyncio.ensure_future(sync.run())
+    try:
+        sync.set_master(master.address)
+        await _until(lambda: sync.round_count >= 1)
+        master.put_topics(1)
+        await _until(lambda: len(tables.topics) == 1)
+        sync.set_master(None)
+        await asyncio.sleep(0)
+        assert sync.master is None
+        sync.set_master("127.0.0.1:1")
+        sync.set_master(master.address)
+        rounds = sync.round_count
+        await _until(lambda: sync.round_count > rounds)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_never_asks_itself(client: RemotingClient) -> None:
+    sync = make_sync(make_tables(), client, own="me:1")
+    sync.set_master("me:1")
+    assert sync.master is None
+
+
+async def test_unreachable_master_is_a_failed_round(client: RemotingClient) -> None:
+    tables = make_tables()
+    tables.topics.put(TopicConfig(name="kept"), 1)
+    assert not await make_sync(tables, client).sync_once("127.0.0.1:1")
+    assert tables.topics.names == ["kept"]
+
+
+async def test_version_without_any_change_is_never_taken_for_equal(
+    master: Master, client: RemotingClient
+) -> None:
+    # A table that was loaded from a file without dataVersion has entries and no version.
+    master.tables.topics.replace_all({"a": TopicConfig(name="a")}, DataVersion())
+    tables = make_tables()
+    sync = make_sync(tables, client)
+    for _ in range(2):
+        assert await sync.sync_once(master.address)
+        assert tables.topics.names == ["a"]
+
+
+async def _until(is_met: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not is_met():  # noqa: ASYNC110  # what is awaited has no event
+            await asyncio.sleep(0.005)
