@@ -19,6 +19,7 @@ PULL_FAILED: Final = "pull.failed"
 TABLE_LOADED_FROM_BACKUP: Final = "table.loaded_from_backup"
 TABLE_SAVE_FAILED: Final = "table.save_failed"
 TABLE_UNREADABLE: Final = "table.found_unreadable"
+TOPIC_CHANGED: Final = "topic.changed"
 TOPIC_CREATED: Final = "topic.created"
 TOPIC_DELETED: Final = "topic.deleted"
 

@@ -1,0 +1,93 @@
+"""The KV configuration on disk, and its requests: 100, 101, 102, 219 (spec nameserver 8)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tandemmq.errors import ConfigError, RequestRejected, TandemError
+from tandemmq.nameserver.kv_table import KvTable, decode_kv_file
+from tandemmq.protocol.bodies.kv import encode_kv_table
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.route import (
+    DeleteKvRequest,
+    GetKvRequest,
+    GetKvResponse,
+    KvListRequest,
+    PutKvRequest,
+)
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Disk
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+
+class KvConfig:
+    """`table` follows the file: a change is seen, and answered, once it is on disk."""
+
+    def __init__(self, path: Path, *, disk: Disk) -> None:
+        self.table = KvTable()
+        self._path = path
+        self._disk = disk
+        self._writing = asyncio.Lock()
+
+    def load(self) -> None:
+        """Takes the file, or its backup when it cannot be read; without either the table is empty.
+
+        Raises:  ConfigError when there is a file but none can be read: starting empty would lose it for good.
+        """
+        reason = ""
+        for path in (self._path, self._path.with_name(self._path.name + ".bak")):
+            if not self._disk.exists(path):
+                continue
+            try:
+                self.table.replace_all(decode_kv_file(self._disk.read_bytes(path)))
+            except (TandemError, OSError) as error:
+                reason = f"{path}: {error}"
+                log.warning(events.KV_CONFIG_UNREADABLE, extra={"path": str(path), "reason": str(error)})
+                continue
+            return
+        if reason:
+            raise ConfigError(f"kvConfigPath: neither the file nor its .bak can be read: {reason}")
+
+    async def handle_put(self, channel: Channel, command: Command) -> Command:
+        header = command.decode(PutKvRequest)
+        await self._change(lambda table: table.put(header.namespace, header.key, header.value))
+        return command.reply()
+
+    async def handle_delete(self, channel: Channel, command: Command) -> Command:
+        header = command.decode(DeleteKvRequest)
+        await self._change(lambda table: table.delete(header.namespace, header.key))
+        return command.reply()
+
+    def handle_get(self, channel: Channel, command: Command) -> Command:
+        header = command.decode(GetKvRequest)
+        value = self.table.get(header.namespace, header.key)
+        if value is None:
+            raise _not_found(f"no key {header.key} in namespace {header.namespace}")
+        return command.reply(header=GetKvResponse(value=value))
+
+    def handle_list(self, channel: Channel, command: Command) -> Command:
+        header = command.decode(KvListRequest)
+        table = self.table.namespace(header.namespace)
+        if table is None:
+            raise _not_found(f"no namespace {header.namespace}")
+        return command.reply(body=encode_kv_table(table))
+
+    async def _change(self, change: Callable[[KvTable], None]) -> None:
+        """One change at a time. Raises OSError, and then nothing changed."""
+        async with self._writing:
+            changed = self.table.copy()
+            change(changed)
+            write = partial(self._disk.write_atomically, self._path, changed.encode(), keep_backup=True)
+            await self._disk.offload(write)
+            self.table.replace_all(changed)
+
+
+def _not_found(remark: str) -> RequestRejected:
+    return RequestRejected(remark, code=ResponseCode.QUERY_NOT_FOUND)

@@ -1,0 +1,90 @@
+"""NameServer: composes the route table, its requests and the port they come in by.
+
+Name servers do not know each other; each holds what brokers told it. Routes live in memory only, the KV
+configuration on disk (spec nameserver 1).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tandemmq.nameserver.kv_config import KvConfig
+from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.nameserver.queries import QueryHandlers
+from tandemmq.nameserver.registration import RegistrationHandlers
+from tandemmq.nameserver.route_table import RouteTable
+from tandemmq.nameserver.routes import build_routes
+from tandemmq.nameserver.settings import Settings
+from tandemmq.remoting.dispatch import OnFatal
+from tandemmq.remoting.options import ServerOptions
+from tandemmq.remoting.server import RemotingServer
+from tandemmq.runtime.ports import Address, Clock, Disk, Network
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+FIRST_SCAN_S = 5.0
+
+
+class NameServer:
+    """One name server. `on_fatal` is called when it can no longer be trusted and must be stopped."""
+
+    def __init__(
+        self,
+        options: NameServerOptions,
+        *,
+        network: Network,
+        disk: Disk,
+        clock: Clock,
+        on_fatal: OnFatal | None = None,
+    ) -> None:
+        self._clock = clock
+        self._settings = Settings(options, disk=disk)
+        self._kv = KvConfig(options.kv_config_path, disk=disk)
+        table = RouteTable()
+        self._registration = RegistrationHandlers(
+            table, self._kv.table, clock=clock, options=lambda: self._settings.options
+        )
+        self._queries = QueryHandlers(
+            table, self._kv.table, clock=clock, options=lambda: self._settings.options
+        )
+        self._server = RemotingServer(
+            build_routes(self._registration, self._queries, self._kv, self._settings),
+            network=network,
+            clock=clock,
+            options=ServerOptions(idle_close_s=options.idle_close_s),
+            on_fatal=on_fatal,
+        )
+        self._scope = TaskScope("nameserver", None if on_fatal is None else lambda _, error: on_fatal(error))
+
+    @property
+    def address(self) -> Address:
+        """Where it listens. Only between `start` and `stop`."""
+        return self._server.address
+
+    async def start(self) -> Address:
+        """The bound address.
+
+        Raises:  OSError when the port cannot be bound; ConfigError when the KV configuration cannot be read.
+        """
+        self._kv.load()
+        options = self._settings.options
+        self._queries.started_at_s = self._clock.monotonic()
+        address = await self._server.start(options.listen_host, options.listen_port)
+        self._scope.start("scan", self._scan())
+        log.info(events.NAMESERVER_STARTED, extra={"address": address})
+        return address
+
+    async def stop(self) -> None:
+        """Closes the port and every connection; the KV configuration is on disk already."""
+        await self._scope.close()
+        await self._server.stop()
+        log.info(events.NAMESERVER_STOPPED)
+
+    async def _scan(self) -> None:
+        """Looks for silent brokers (spec nameserver 5)."""
+        await self._clock.sleep(FIRST_SCAN_S)
+        while True:
+            self._registration.expire()
+            await self._clock.sleep(self._settings.options.scan_period_ms / 1000)

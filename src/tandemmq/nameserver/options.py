@@ -1,0 +1,60 @@
+"""What a name server can be told; RocketMQ's defaults, its key beside each field."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from tandemmq.errors import ConfigError
+
+HOME: Final = Path(os.path.expanduser("~")) / "namesrv"
+KV_CONFIG_PATH: Final = HOME / "kvConfig.json"
+CONFIG_STORE_PATH: Final = HOME / "namesrv.properties"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameServerOptions:
+    """Settings of one name server (spec nameserver 10). `option_keys` maps RocketMQ's keys to the fields."""
+
+    listen_host: str = field(default="0.0.0.0", metadata={"key": "bindAddress"})
+    listen_port: int = field(default=9876, metadata={"key": "listenPort"})
+    """0 picks a free one."""
+    kv_config_path: Path = field(default=KV_CONFIG_PATH, metadata={"key": "kvConfigPath"})
+    config_store_path: Path = field(default=CONFIG_STORE_PATH, metadata={"key": "configStorePath"})
+    """Where UPDATE_NAMESRV_CONFIG keeps what it changed."""
+    scan_period_ms: int = field(default=5_000, metadata={"key": "scanNotActiveBrokerInterval"})
+    idle_close_s: int = field(default=120, metadata={"key": "serverChannelMaxIdleTimeSeconds"})
+    order_message_enable: bool = field(default=False, metadata={"key": "orderMessageEnable"})
+    """Whether route answers carry the fixed queue list of ordered topics."""
+    return_order_topics: bool = field(default=True, metadata={"key": "returnOrderTopicConfigToBroker"})
+    """Whether registrations are answered with it."""
+    all_topic_list_enable: bool = field(default=True, metadata={"key": "enableAllTopicList"})
+    topic_list_enable: bool = field(default=True, metadata={"key": "enableTopicList"})
+    wait_for_service: bool = field(default=False, metadata={"key": "needWaitForService"})
+    wait_for_service_s: int = field(default=45, metadata={"key": "waitSecondsForService"})
+    """With `wait_for_service`, routes are refused for this long after the start."""
+    delete_topics_by_registration: bool = field(
+        default=False, metadata={"key": "deleteTopicWithBrokerRegistration"}
+    )
+    """Whether a master's registration removes the topics that it does not list."""
+    acting_master_enable: bool = field(default=False, metadata={"key": "supportActingMaster"})
+    """Whether a slave may be shown as master while there is none (spec nameserver 9)."""
+    config_black_list: str = field(
+        default="configBlackList;configStorePath;kvConfigPath", metadata={"key": "configBlackList"}
+    )
+    """Keys that UPDATE_NAMESRV_CONFIG must not change, joined by `;`; those paths never may."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.listen_port <= 65535:
+            raise ConfigError(f"listenPort must be within 0..65535, not {self.listen_port}")
+        for key, option in option_keys().items():
+            value = getattr(self, option.name)
+            if option.name.endswith(("_ms", "_s")) and value <= 0:
+                raise ConfigError(f"{key} must be positive, not {value}")
+
+
+def option_keys() -> dict[str, Field[Any]]:
+    """RocketMQ's key -> the field of `NameServerOptions` that it sets."""
+    return {option.metadata["key"]: option for option in fields(NameServerOptions)}

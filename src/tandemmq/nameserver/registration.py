@@ -1,0 +1,153 @@
+"""The requests by which brokers come, stay and go: 103, 104, 217, 322, 904 (spec nameserver 3 to 6)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from tandemmq.errors import BadRequest
+from tandemmq.nameserver.brokers import LiveBroker, Registration
+from tandemmq.nameserver.kv_table import ORDER_TOPICS, KvTable
+from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.nameserver.route_table import RouteTable
+from tandemmq.protocol.bodies.data_version import decode_data_version, encode_data_version
+from tandemmq.protocol.bodies.kv import encode_kv_table
+from tandemmq.protocol.bodies.register import body_crc32, decode_register_broker_body
+from tandemmq.protocol.bodies.route import decode_topic_route
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.route import (
+    BrokerHeartbeatRequest,
+    QueryDataVersionRequest,
+    QueryDataVersionResponse,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+    RegisterTopicRequest,
+    UnregisterBrokerRequest,
+)
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+
+class RegistrationHandlers:
+    """Brokers in the route table, and the connections by which they are known to live."""
+
+    def __init__(
+        self,
+        table: RouteTable,
+        orders: KvTable,
+        *,
+        clock: Clock,
+        options: Callable[[], NameServerOptions],
+    ) -> None:
+        self._table = table
+        self._orders = orders
+        self._clock = clock
+        self._options = options
+        self._watched: set[Channel] = set()
+
+    def handle_register_broker(self, channel: Channel, command: Command) -> Command:
+        header = command.decode(RegisterBrokerRequest)
+        if header.body_crc not in (0, body_crc32(command.body)):
+            raise BadRequest(
+                f"bodyCrc32 is {header.body_crc}, that of the body is {body_crc32(command.body)}"
+            )
+        body = decode_register_broker_body(
+            command.body, is_compressed=header.is_compressed, version=command.version
+        )
+        registration = Registration(
+            cluster=header.cluster_name,
+            broker_name=header.broker_name,
+            broker_id=header.broker_id,
+            address=header.broker_address,
+            ha_address=header.ha_address,
+            data_version=body.topics.data_version,
+            topics=body.topics.topics,
+            connection=channel,
+            filter_servers=body.filter_servers,
+            heartbeat_timeout_ms=header.heartbeat_timeout_ms,
+            is_acting_master_enabled=header.is_acting_master_enabled,
+            zone_name=header.zone_name,
+        )
+        is_new = self._table.data_version(registration.key) is None
+        options = self._options()
+        master = self._table.register(
+            registration,
+            self._clock.monotonic(),
+            drops_missing_topics=options.delete_topics_by_registration,
+        )
+        self._watch(channel)
+        if is_new:
+            log.info(events.BROKER_REGISTERED, extra=_describe(header))
+        orders = self._orders.namespace(ORDER_TOPICS) if options.return_order_topics else None
+        return command.reply(
+            header=RegisterBrokerResponse(
+                ha_address=master.ha_address if master else None,
+                master_address=master.address if master else None,
+            ),
+            body=b"" if orders is None else encode_kv_table(orders),
+        )
+
+    def handle_unregister_broker(self, channel: Channel, command: Command) -> Command:
+        header = command.decode(UnregisterBrokerRequest)
+        self._table.unregister(header.cluster_name, header.broker_name, header.broker_address)
+        log.info(events.BROKER_UNREGISTERED, extra={**_describe(header), "reason": "its own request"})
+        return command.reply()
+
+    def handle_register_topic(self, channel: Channel, command: Command) -> Command:
+        header = command.decode(RegisterTopicRequest)
+        if len(command.body):
+            self._table.register_topic(header.topic, decode_topic_route(command.body).queues)
+        return command.reply()
+
+    def handle_query_data_version(self, channel: Channel, command: Command) -> Command:
+        """Also a sign of life."""
+        header = command.decode(QueryDataVersionRequest)
+        key = header.cluster_name, header.broker_address
+        held = self._table.data_version(key)
+        self._table.touch(key, self._clock.monotonic())
+        is_changed = held is None or held != decode_data_version(command.body)
+        return command.reply(
+            header=QueryDataVersionResponse(is_changed=is_changed),
+            body=b"" if held is None else encode_data_version(held),
+        )
+
+    def handle_heartbeat(self, channel: Channel, command: Command) -> Command:
+        header = command.decode(BrokerHeartbeatRequest)
+        self._table.touch((header.cluster_name, header.broker_address), self._clock.monotonic())
+        return command.reply()
+
+    def expire(self) -> None:
+        """Removes silent brokers and closes their connections."""
+        for live in self._table.expire(self._clock.monotonic()):
+            log.warning(events.BROKER_EXPIRED, extra=_describe_live(live))
+            if isinstance(live.connection, Channel):
+                live.connection.close(f"broker silent for {live.timeout_s:g} s")
+
+    def _watch(self, channel: Channel) -> None:
+        if channel not in self._watched:
+            self._watched.add(channel)
+            channel.on_close.append(self._on_close)
+
+    def _on_close(self, channel: Channel) -> None:
+        """A broker that registered again over a newer connection is not touched."""
+        self._watched.discard(channel)
+        for live in self._table.drop_connection(channel):
+            log.info(
+                events.BROKER_UNREGISTERED, extra={**_describe_live(live), "reason": channel.close_reason}
+            )
+
+
+def _describe(header: RegisterBrokerRequest | UnregisterBrokerRequest) -> dict[str, object]:
+    return {
+        "cluster": header.cluster_name,
+        "broker": header.broker_name,
+        "broker_id": header.broker_id,
+        "address": header.broker_address,
+    }
+
+
+def _describe_live(live: LiveBroker) -> dict[str, object]:
+    return {"cluster": live.cluster, "broker": live.broker_name, "address": live.address}

@@ -1,0 +1,102 @@
+"""The running configuration and its requests: 318, 319 (spec nameserver 10).
+
+A change is seen once it is on disk. Addresses, paths and the idle time take effect at the next start only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from tandemmq.errors import ConfigError, NotPermitted, RequestRejected
+from tandemmq.nameserver.options import NameServerOptions, option_keys
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.properties_file import Setting, parse_properties
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Disk
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+FIXED_KEYS: Final = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
+"""Never changed by a request: they say what may be written, and where."""
+
+
+class Settings:
+    """`options` is the present value; whoever needs it asks again each time."""
+
+    def __init__(self, options: NameServerOptions, *, disk: Disk) -> None:
+        self.options = options
+        self._disk = disk
+        self._writing = asyncio.Lock()
+
+    def handle_get(self, channel: Channel, command: Command) -> Command:
+        return command.reply(body=render_options(self.options))
+
+    async def handle_update(self, channel: Channel, command: Command) -> Command:
+        try:
+            settings = parse_properties(bytes(command.body), "the request")
+            async with self._writing:
+                changed = change_options(self.options, settings)
+                if changed != self.options:
+                    write = partial(
+                        self._disk.write_atomically,
+                        changed.config_store_path,
+                        render_options(changed),
+                        keep_backup=True,
+                    )
+                    await self._disk.offload(write)
+                    self.options = changed
+                    log.info(events.NAMESERVER_CONFIG_CHANGED, extra={"keys": sorted(settings)})
+        except ConfigError as error:
+            raise RequestRejected(str(error)) from None
+        return command.reply()
+
+
+def change_options(options: NameServerOptions, settings: Mapping[str, Setting]) -> NameServerOptions:
+    """The options with the named settings changed; keys that do not exist are ignored.
+
+    Raises:  NotPermitted for a key that must not be changed; ConfigError naming one whose value does not fit.
+    """
+    black_list = FIXED_KEYS | {key.strip() for key in options.config_black_list.split(";")}
+    for key in settings:
+        if key in black_list:
+            raise NotPermitted(f"{key} cannot be changed by a request")
+    known = option_keys()
+    values: dict[str, Any] = {
+        known[key].name: _parse_value(key, setting.text, getattr(options, known[key].name))
+        for key, setting in settings.items()
+        if key in known
+    }
+    return replace(options, **values)
+
+
+def render_options(options: NameServerOptions) -> bytes:
+    """All settings as properties text, sorted by key, UTF-8."""
+    lines = {key: _render_value(getattr(options, option.name)) for key, option in option_keys().items()}
+    return "".join(f"{key}={value}\n" for key, value in sorted(lines.items())).encode()
+
+
+def _parse_value(key: str, text: str, present: bool | int | str | Path) -> bool | int | str | Path:
+    """The text as the type that the setting has."""
+    if isinstance(present, bool):
+        if text.lower() not in ("true", "false"):
+            raise ConfigError(f"{key} must be true or false, not {text!r}")
+        return text.lower() == "true"
+    if isinstance(present, int):
+        try:
+            return int(text)
+        except ValueError:
+            raise ConfigError(f"{key} must be a whole number, not {text!r}") from None
+    return type(present)(text)
+
+
+def _render_value(value: bool | int | str | Path) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value).replace("\\", "\\\\")
