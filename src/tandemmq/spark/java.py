@@ -38,7 +38,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Path:
     version = parse_java_version(_ask_version(program))
     if version < JAVA_VERSION_MIN:
         raise ConfigError(
-            f"Spark needs Java {JAVA_VERSION_MIN} or newer, and {program} is Java {version or 'of unknown version'}: "
+            f"Spark needs Java {JAVA_VERSION_MIN} or newer, and {program} is Java {version or '?'}: "
             "set JAVA_HOME to a newer one."
         )
     return Path(program).resolve().parent.parent

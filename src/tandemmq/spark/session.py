@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,17 +38,19 @@ def build_session(
     *,
     driver_memory: str = DRIVER_MEMORY,
     shuffle_partitions: int = 4,
-    log_level: str = "error",
+    log_file: Path | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A Spark session of this process; the running one if there is one already.
 
+    `log_file` takes what Java and Spark's workers write to standard error; it is begun anew by each session.
     Raises:  ConfigError when there is no Java that is new enough.
     """
     os.environ["JAVA_HOME"] = str(find_java())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     root = share_python_path()
+    _hush_pandas()
     # pyspark takes 0.2 s to import, which `--help` shall not pay.
     from pyspark.sql import SparkSession
 
@@ -59,7 +63,6 @@ def build_session(
         ),
         "spark.driver.bindAddress": "127.0.0.1" if master.startswith("local") else "0.0.0.0",
         "spark.executorEnv.PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
-        "spark.log.level": log_level.upper(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": str(shuffle_partitions),
@@ -76,7 +79,36 @@ def build_session(
         defaults["spark.driver.host"] = "127.0.0.1"
     for key, value in {**defaults, **(settings or {})}.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    with _errors_into(log_file):
+        return builder.getOrCreate()
+
+
+@contextmanager
+def _errors_into(log_file: Path | None) -> Iterator[None]:
+    """Child processes that are started in the block write their standard error to the file."""
+    if log_file is None:
+        yield
+        return
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    kept = os.dup(2)
+    with log_file.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _hush_pandas() -> None:
+    """Spark warns on every use of pandas 3 (spec spark SP-3), here and in each worker; once known, it is
+    noise.
+    """
+    text = "PySpark does not yet fully support pandas"
+    warnings.filterwarnings("ignore", message=text, category=FutureWarning)
+    rules = [rule for rule in os.environ.get("PYTHONWARNINGS", "").split(",") if rule]
+    if f"ignore:{text}" not in rules:
+        os.environ["PYTHONWARNINGS"] = ",".join([*rules, f"ignore:{text}"])
 
 
 def share_python_path() -> str:

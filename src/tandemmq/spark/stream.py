@@ -179,7 +179,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return min(limits, default=None)
 
     def _sample_record_size(self, positions: Positions, latest: Positions) -> float | None:
-        """The mean stored size of the next messages of the queue that is furthest behind; None: no message."""
+        """The mean stored size of the next messages of the queue furthest behind; None without any."""
         behind = {queue: latest.get(queue, at) - at for queue, at in positions.items()}
         queue = max(sorted(behind), key=lambda name: behind[name], default=None)
         if queue is None or behind[queue] <= 0:

@@ -1,6 +1,7 @@
 """The directory of a lake: where staged files lie, and how a batch becomes visible in one step.
 
     OUT/batch=00000012/part-00000.parquet      committed: what readers see
+    OUT/batch=00000012/_summary.json            how many rows and bytes that is
     OUT/batch=00000013/dt=2025-01-31/part-00001.parquet
     OUT/_tandemmq/staging/...                   files of batches that are not committed
     OUT/_tandemmq/owner.json                    the query that may write here
@@ -34,6 +35,7 @@ from tandemmq.errors import ConfigError
 CONTROL_DIR = "_tandemmq"
 STAGING_DIR = "staging"
 OWNER_FILE = "owner.json"
+SUMMARY_FILE = "_summary.json"
 LAYOUT_VERSION = 1
 
 _BATCH_NAME = re.compile(r"batch=(\d{8,})")
@@ -56,6 +58,14 @@ class StagedFile:
 
     staged: str
     target: str
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Rows and bytes of Parquet files."""
+
     rows: int
     size_bytes: int
 
@@ -93,6 +103,7 @@ def commit_batch(root: Path, batch_id: int, query_id: str, files: Sequence[Stage
         place = prepared / file.target
         place.parent.mkdir(parents=True, exist_ok=True)
         os.rename(root / file.staged, place)
+    _write_summary(prepared, files)
     for directory, _, _ in os.walk(prepared):
         sync_dir(Path(directory))
     outcome = _rename_into_place(prepared, target)
@@ -158,10 +169,13 @@ def list_batches(root: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def batch_bytes(root: Path, batch_id: int) -> int:
-    """The size of a committed batch on disk; 0 when it has none."""
-    paths = (Path(base) / name for base, _, names in os.walk(batch_dir(root, batch_id)) for name in names)
-    return sum(path.stat().st_size for path in paths)
+def read_summary(root: Path, batch_id: int) -> Summary:
+    """What a batch holds; zeros for one that had no rows and so has no directory."""
+    try:
+        document = json.loads((batch_dir(root, batch_id) / SUMMARY_FILE).read_text())
+    except FileNotFoundError:
+        return Summary(rows=0, size_bytes=0)
+    return Summary(rows=int(document["rows"]), size_bytes=int(document["bytes"]))
 
 
 def sync_file(path: Path) -> None:
@@ -180,6 +194,13 @@ def _sync(path: Path, flags: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _write_summary(prepared: Path, files: Sequence[StagedFile]) -> None:
+    document = {"rows": sum(file.rows for file in files), "bytes": sum(file.size_bytes for file in files)}
+    path = prepared / SUMMARY_FILE
+    path.write_text(json.dumps(document) + "\n")
+    sync_file(path)
 
 
 def _rename_into_place(prepared: Path, target: Path) -> CommitOutcome:

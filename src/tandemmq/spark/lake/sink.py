@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 
 SINK_NAME = "tandemmq_lake"
 
+_OPTIONS = frozenset(("path", "partitionby", "compression"))
+_SPARK_OPTIONS = frozenset(("queryname", "checkpointlocation"))
+"""What Spark itself hands over among the options."""
+
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
 
@@ -50,7 +54,7 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
     def streamWriter(self, schema: Any, overwrite: bool) -> LakeWriter:
         if overwrite:
             raise ConfigError(f"{SINK_NAME} only appends: use outputMode('append')")
-        unknown = set(self.options) - {"path", "partitionby", "compression", "checkpointlocation"}
+        unknown = set(self.options) - _OPTIONS - _SPARK_OPTIONS
         if unknown:
             raise ConfigError(f"unknown options of {SINK_NAME}: {', '.join(sorted(unknown))}")
         path = self.options.get("path")

@@ -1,0 +1,115 @@
+"""`tandemmq pipeline ...`: the ready-made pipelines as commands."""
+
+from __future__ import annotations
+
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tandemmq.errors import TandemError
+from tandemmq.spark.options import ReadFrom
+from tandemmq.spark.pipelines.events import JsonReporter, Reporter, SilentReporter, TextReporter
+
+app = typer.Typer(no_args_is_help=True, help="Run a Spark pipeline over topics.")
+
+
+class ProgressKind(Enum):
+    """How a pipeline tells its progress."""
+
+    TEXT = "text"
+    JSON = "json"
+    NONE = "none"
+
+
+@app.callback()
+def pipeline() -> None:
+    """Run a Spark pipeline over topics."""
+
+
+@app.command()
+def landing(
+    namesrv: Annotated[str, typer.Option(help="Name servers: host:port[;host:port].")],
+    topic: Annotated[str, typer.Option(help="The topic to land; several with commas.")],
+    out: Annotated[Path, typer.Option(help="Directory of the Parquet files; made when missing.")],
+    master: Annotated[str, typer.Option(help="Spark master: local[*] or spark://host:port.")] = "local[*]",
+    once: Annotated[
+        bool, typer.Option("--once/--continuous", help="Stop when everything there is now is read, or go on.")
+    ] = False,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Spark's checkpoint; default OUT/_checkpoint.")
+    ] = None,
+    partition_by: Annotated[
+        str, typer.Option(help="Columns for directories, with commas; also dt and hour of the store time.")
+    ] = "",
+    read_from: Annotated[ReadFrom, typer.Option(help="Which replica is read.")] = ReadFrom.SUGGESTED,
+    starting_offsets: Annotated[
+        str, typer.Option(help="earliest, latest or JSON; first run only.")
+    ] = "earliest",
+    tags: Annotated[str, typer.Option(help="Land only these tags: 'a || b'.")] = "*",
+    columns: Annotated[str, typer.Option(help="Columns to land, with commas.")] = "",
+    body_as_text: Annotated[bool, typer.Option("--body-as-text", help="Land bodies as strings.")] = False,
+    batch_rows: Annotated[int, typer.Option(help="At most so many messages per batch.", min=1)] = 500_000,
+    trigger_seconds: Annotated[float, typer.Option(help="Pause between batches.", min=0.0)] = 1.0,
+    compression: Annotated[str, typer.Option(help="zstd, snappy or none.")] = "zstd",
+    option: Annotated[
+        list[str] | None, typer.Option(help="Any other option of the source, as name=value; repeatable.")
+    ] = None,
+    progress: Annotated[ProgressKind, typer.Option(help="How progress is told.")] = ProgressKind.TEXT,
+) -> None:
+    """Land a topic in a directory of Parquet files, each message exactly once.
+
+    Ends after the current batch on SIGTERM or Ctrl-C, and goes on where it was when started again.
+    """
+    # Spark and pyarrow are only imported when a pipeline really runs.
+    from tandemmq.spark.pipelines.landing import DEFAULT_COLUMNS, LandingOptions, run_landing
+
+    reporter = _make_reporter(progress)
+    try:
+        options = LandingOptions(
+            name_servers=namesrv,
+            topic=topic,
+            out=out,
+            checkpoint=checkpoint,
+            master=master,
+            is_continuous=not once,
+            trigger_s=trigger_seconds,
+            batch_records_max=batch_rows,
+            partition_by=_split(partition_by),
+            compression=compression,
+            columns=_split(columns) or DEFAULT_COLUMNS,
+            is_body_text=body_as_text,
+            source=(
+                ("readFrom", read_from.value),
+                ("startingOffsets", starting_offsets),
+                ("tags", tags),
+                *(_split_pair(text) for text in option or []),
+            ),
+        )
+        code = run_landing(options, reporter)
+    except TandemError as error:
+        typer.echo(f"error: {error}", err=True)
+        code = 2
+    finally:
+        reporter.close()
+    raise typer.Exit(code)
+
+
+def _make_reporter(kind: ProgressKind) -> Reporter:
+    if kind is ProgressKind.JSON:
+        return JsonReporter(sys.stdout)
+    return TextReporter(Console()) if kind is ProgressKind.TEXT else SilentReporter()
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _split_pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name.strip():
+        raise typer.BadParameter(f"expected name=value, got {text!r}", param_hint="--option")
+    return name.strip(), value

@@ -1,0 +1,206 @@
+"""Runs one streaming query to its end: tells each batch, stops between batches, starts again after passing
+faults.
+
+Spark can only be told to stop now, which kills a running batch. That is safe, because the batch is replayed,
+but a planned stop should not throw work away: so the runner waits for the gap between two batches.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from tandemmq.spark.offsets import count_behind, decode_offset
+from tandemmq.spark.pipelines.events import BatchDone, Reporter, Restarted, Started, Stopped
+
+POLL_S = 0.1
+STOP_POLL_S = 0.01
+STOP_WAIT_S = 120.0
+RESTART_PAUSE_S_MAX = 30.0
+
+_PASSING = ("BrokerUnreachable", "RequestTimeout", "NoRoute", "Busy", "ServiceNotAvailable")
+"""Our errors that a later attempt may not meet."""
+
+_OUR_ERROR = re.compile(r"tandemmq\.errors\.(\w+): ([^\n]*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Rows and bytes that a pipeline has delivered, ever."""
+
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A query as the runner needs it: how to start it, what a batch delivered, and its names for people.
+
+    `restarts_max` None: for ever.
+    """
+
+    topic: str
+    out: str
+    start: Callable[[], Any]
+    measure_batch: Callable[[int], Totals]
+    measure_all: Callable[[], Totals]
+    restarts_max: int | None
+
+
+class StopFlag:
+    """Set by SIGTERM or SIGINT; a second signal means: now."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self.is_urgent = False
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.is_urgent = self.is_set
+        self.is_set = True
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Takes the two signals for the time of the block; only in a main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = [signal.signal(number, self.on_signal) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+
+class Runner:
+    """Follows one job; `run` returns the process's exit code."""
+
+    def __init__(self, job: Job, reporter: Reporter, stop: StopFlag) -> None:
+        self._job = job
+        self._reporter = reporter
+        self._stop = stop
+        self._totals = Totals(rows=0, size_bytes=0)
+
+    def run(self) -> int:
+        """0 when everything is read or a signal asked for the end, 1 after an error."""
+        self._totals = self._job.measure_all()
+        restarts = 0
+        while True:
+            batches_before = self._totals
+            error = self._run_once()
+            if error is None:
+                self._tell_end("signal" if self._stop.is_set else "done")
+                return 0
+            if self._totals != batches_before:
+                restarts = 0
+            limit = self._job.restarts_max
+            if not is_passing(error) or (limit is not None and restarts >= limit) or self._stop.is_set:
+                self._tell_end("error", explain_failure(error))
+                return 1
+            pause_s = min(2.0**restarts, RESTART_PAUSE_S_MAX)
+            restarts += 1
+            self._reporter.report(Restarted(error=explain_failure(error), pause_seconds=pause_s))
+            self._sleep(pause_s)
+
+    def _run_once(self) -> str | None:
+        """Runs the query until it ends; the text of its failure, None for a good end."""
+        try:
+            query = self._job.start()
+        except Exception as error:  # noqa: BLE001  (Spark's own failures have many classes; the text tells)
+            return str(error)
+        self._reporter.report(
+            Started(
+                topic=self._job.topic,
+                out=self._job.out,
+                rows_total=self._totals.rows,
+                bytes_total=self._totals.size_bytes,
+            )
+        )
+        told = -1
+        while query.isActive and not self._stop.is_set:
+            told = self._tell_batches(query, told)
+            # Not awaitTermination: it raises the failure of the query, which is wanted below as text.
+            time.sleep(POLL_S)
+        if self._stop.is_set:
+            self._stop_between_batches(query)
+        self._tell_batches(query, told)
+        failure = query.exception()
+        return None if failure is None or self._stop.is_set else str(failure)
+
+    def _tell_batches(self, query: Any, told: int) -> int:
+        """Reports the batches behind `told` that are finished; returns the last one."""
+        last = query.lastProgress
+        if last is None or last.batchId <= told:
+            return told
+        for progress in query.recentProgress:
+            if progress.batchId > told and progress.numInputRows > 0:
+                told = progress.batchId
+                self._tell_batch(progress)
+        return told
+
+    def _tell_batch(self, progress: Any) -> None:
+        done = self._job.measure_batch(progress.batchId)
+        # Counted anew and not added up: a batch that is replayed after a crash was delivered before.
+        self._totals = self._job.measure_all()
+        seconds = progress.batchDuration / 1000
+        self._reporter.report(
+            BatchDone(
+                batch=progress.batchId,
+                rows=done.rows,
+                bytes=done.size_bytes,
+                rows_total=self._totals.rows,
+                bytes_total=self._totals.size_bytes,
+                lag=sum(measure_lag(source.endOffset, source.latestOffset) for source in progress.sources),
+                seconds=round(seconds, 3),
+                rate=round(done.rows / seconds) if seconds else 0,
+            )
+        )
+
+    def _stop_between_batches(self, query: Any) -> None:
+        deadline = time.monotonic() + STOP_WAIT_S
+        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+            if self._stop.is_urgent:
+                break
+            time.sleep(STOP_POLL_S)
+        query.stop()
+
+    def _sleep(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self._stop.is_set and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def _tell_end(self, reason: str, error: str = "") -> None:
+        totals = self._totals = self._job.measure_all()
+        self._reporter.report(
+            Stopped(reason=reason, rows_total=totals.rows, bytes_total=totals.size_bytes, error=error)
+        )
+
+
+def measure_lag(end: str | None, latest: str | None) -> int:
+    """Messages between two offsets as Spark shows them in its progress; 0 when it shows none."""
+    if not end or not latest:
+        return 0
+    return count_behind(decode_offset(json.loads(end)).positions, decode_offset(json.loads(latest)).positions)
+
+
+def explain_failure(text: str) -> str:
+    """One sentence out of Spark's pages: our own error where there is one, else the first line."""
+    ours = _OUR_ERROR.findall(text)
+    if ours:
+        return str(ours[-1][1])
+    return next((line for line in text.splitlines() if line.strip()), "unknown error")
+
+
+def is_passing(text: str) -> bool:
+    """True if the failure is one of ours that a later attempt may not meet."""
+    ours = _OUR_ERROR.findall(text)
+    return bool(ours) and ours[-1][0] in _PASSING
