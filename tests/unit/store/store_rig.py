@@ -1,0 +1,112 @@
+"""A store on an in-memory disk and a clock that stands still, for the tests of this folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tandemmq.protocol.java_hash import tag_hash
+from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.record import NewRecord, decode_record, decode_records
+from tandemmq.runtime.memory import ManualClock, MemoryDisk
+from tandemmq.store import GetStatus, MessageStore, PutStatus, StoreOptions
+
+ROOT = Path("/store")
+BORN_HOST = b"\x0a\x00\x00\x01\x00\x00\xd4\x31"
+STORE_HOST = b"\xc0\xa8\x00\x0a\x00\x00\x2a\x9f"
+
+SMALL: dict[str, Any] = {
+    "commit_log_file_bytes": 4096,
+    "consume_queue_file_bytes": 200,
+    "key_index_slot_count": 64,
+    "key_index_entry_count": 64,
+    "store_host": STORE_HOST,
+}
+
+
+def options(**changes: Any) -> StoreOptions:
+    return StoreOptions(root=ROOT, **{**SMALL, **changes})
+
+
+def record(
+    body: bytes = b"body",
+    *,
+    topic: str = "T",
+    queue_id: int = 0,
+    tags: str = "",
+    keys: str = "",
+    unique_key: str = "",
+    properties: dict[str, str] | None = None,
+    sys_flag: int = 0,
+    waits: bool = True,
+) -> NewRecord:
+    pairs = {"KEYS": keys, "UNIQ_KEY": unique_key, "TAGS": tags, **(properties or {})}
+    return NewRecord(
+        topic=topic,
+        queue_id=queue_id,
+        body=body,
+        properties=encode_properties(pairs),
+        born_at_ms=1_700_000_000_000,
+        born_host=BORN_HOST,
+        tag_hash=tag_hash(tags) if tags else 0,
+        keys=keys,
+        unique_key=unique_key,
+        sys_flag=sys_flag,
+        wait_stored=waits,
+    )
+
+
+class Rig:
+    """One machine: its disk and its clock; stores are opened on it one after the other."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.disk = MemoryDisk()
+        self.clock = ManualClock()
+        self.changes = changes
+        self.fatal: list[BaseException] = []
+
+    async def open(self, **changes: Any) -> MessageStore:
+        return await MessageStore.open(
+            options(**{**self.changes, **changes}),
+            disk=self.disk,
+            clock=self.clock,
+            on_fatal=self.fatal.append,
+        )
+
+    def kill(self) -> None:
+        """The process dies: its locks go, what it wrote stays in the page cache."""
+        self.disk._locks.clear()
+
+    def power_cut(self) -> None:
+        self.disk.power_cut()
+
+    def put(self, store: MessageStore, *records: NewRecord) -> list[PutStatus]:
+        """Append one by one and run the write; the statuses told so far."""
+        statuses: list[PutStatus] = []
+        for item in records:
+            store.append([item], statuses.append)
+        self.clock.run_soon()
+        return statuses
+
+
+def bodies(store: MessageStore, topic: str = "T", queue_id: int = 0, offset: int | None = None) -> list[bytes]:
+    """Every body of a queue from `offset` (its min) on, read by gets."""
+    found: list[bytes] = []
+    at = store.queue_min(topic, queue_id) if offset is None else offset
+    while True:
+        result = store.get(topic, queue_id, at, count_max=32)
+        if result.status is not GetStatus.FOUND:
+            assert result.status in (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE), result
+            return found
+        records = [r for piece in result.slices for r in decode_records(piece)]
+        assert [r.queue_offset for r in records] == list(range(at, result.next_offset))
+        assert len(records) == result.count
+        found += [r.body for r in records]
+        at = result.next_offset
+
+
+def stored(store: MessageStore, log_offset: int) -> Any:
+    """The decoded record at a log offset."""
+    view = store.read_record(log_offset)
+    assert view is not None
+    return decode_record(view, log_offset=log_offset)

@@ -1,0 +1,395 @@
+"""Opening what an earlier run left: clean stops, crashes, damage, missing files."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from pathlib import Path
+
+import pytest
+from store_rig import ROOT, Rig, bodies, record
+
+from tandemmq.errors import Corrupt, StoreLocked
+from tandemmq.runtime.memory import MemoryDisk
+from tandemmq.store import FlushMode, MessageStore
+from tandemmq.store.recovery_plan import (
+    TABLE,
+    FileHead,
+    RecoveryCase,
+    RecoveryFacts,
+    ScanFrom,
+    choose_start,
+    plan_recovery,
+)
+
+LOG = ROOT / "commitlog"
+QUEUE = ROOT / "consumequeue" / "T" / "0"
+FIRST = "0" * 20
+
+
+def overwrite(disk: MemoryDisk, path: Path, offset: int, data: bytes) -> None:
+    file = disk.open(path)
+    file.pwrite(offset, (data,))
+    file.close()
+
+
+async def filled(rig: Rig, count: int, size: int = 100) -> MessageStore:
+    store = await rig.open()
+    rig.put(store, *(record(b"%03d" % n + b"x" * size) for n in range(count)))
+    return store
+
+
+def numbers(store: MessageStore) -> list[int]:
+    return [int(body[:3]) for body in bodies(store)]
+
+
+def test_every_combination_of_facts_matches_exactly_one_row() -> None:
+    seen = set()
+    for has_log, has_queues, has_abort in itertools.product((False, True), repeat=3):
+        facts = RecoveryFacts(has_log=has_log, has_queues=has_queues, has_abort=has_abort)
+        assert sum(row.matches(facts) for row in TABLE) == 1, facts
+        seen.add(plan_recovery(facts).case)
+    assert seen == set(RecoveryCase)
+
+
+@pytest.mark.parametrize(
+    ("scan_from", "dispatched_end", "safe_ms", "start"),
+    [
+        (ScanFrom.BEGINNING, 9999, 9999, 0),
+        (ScanFrom.DISPATCHED, 250, 0, 2),
+        (ScanFrom.DISPATCHED, 200, 0, 2),
+        (ScanFrom.DISPATCHED, 199, 0, 1),
+        (ScanFrom.DISPATCHED, -1, 0, 0),
+        (ScanFrom.DISPATCHED, 9999, 0, 2),
+        (ScanFrom.CHECKPOINT, 0, 19, 0),
+        (ScanFrom.CHECKPOINT, 0, 20, 1),
+        (ScanFrom.CHECKPOINT, 0, 99, 2),
+    ],
+)
+def test_scan_begins_in_the_newest_file_that_qualifies(
+    scan_from: ScanFrom, dispatched_end: int, safe_ms: int, start: int
+) -> None:
+    heads = [
+        FileHead(base=0, is_valid=True, stored_at_ms=10),
+        FileHead(base=100, is_valid=True, stored_at_ms=20),
+        FileHead(base=200, is_valid=True, stored_at_ms=30),
+        FileHead(base=300, is_valid=False, stored_at_ms=0),
+    ]
+    assert choose_start(heads, scan_from, dispatched_end=dispatched_end, safe_ms=safe_ms) == start
+
+
+async def test_a_clean_stop_leaves_full_files_and_no_abort_mark() -> None:
+    rig = Rig()
+    store = await filled(rig, 60)
+    await store.close()
+    assert not rig.disk.exists(ROOT / "abort")
+    assert {rig.disk.size(LOG / name) for name in rig.disk.list(LOG)} == {4096}
+    assert {rig.disk.size(QUEUE / name) for name in rig.disk.list(QUEUE)} == {200}
+    assert rig.disk.size(ROOT / "checkpoint") == 4096
+    assert rig.disk.read_bytes(ROOT / "lock") == b"lock"
+
+
+async def test_a_clean_restart_goes_on_where_the_log_ended() -> None:
+    rig = Rig()
+    store = await filled(rig, 60)
+    end = store.max_log_offset
+    await store.close()
+    store = await rig.open()
+    assert store.max_log_offset == end
+    assert numbers(store) == list(range(60))
+    placed = store.append([record(b"060")], lambda _: None)
+    rig.clock.run_soon()
+    assert (placed.queue_offset, placed.log_offsets[0]) == (60, end)
+    assert numbers(store) == list(range(61))
+    await store.close()
+
+
+async def test_checkpoint_vouches_for_the_last_record_after_a_clean_stop() -> None:
+    """spec store 10."""
+    rig = Rig()
+    store = await rig.open()
+    rig.put(store, record(b"a"))
+    await rig.clock.pass_time(5)
+    placed = store.append([record(b"b")], lambda _: None)
+    await store.close()
+    fields = struct.unpack_from(">qqqqq", rig.disk.read_bytes(ROOT / "checkpoint"))
+    assert fields[0] == fields[1] == placed.stored_at_ms
+
+
+async def test_what_was_written_survives_the_death_of_the_process() -> None:
+    rig = Rig()
+    await filled(rig, 60)
+    rig.kill()
+    assert rig.disk.exists(ROOT / "abort")
+    store = await rig.open()
+    assert numbers(store) == list(range(60))
+    assert store.append([record()], lambda _: None).queue_offset == 60
+    await store.close()
+
+
+async def test_only_flushed_bytes_survive_a_power_cut() -> None:
+    rig = Rig(flush_mode=FlushMode.SYNC_FLUSH)
+    store = await rig.open()
+    acknowledged: list[object] = []
+    for n in range(30):
+        store.append([record(b"%03d" % n + b"x" * 100)], acknowledged.append)
+    await rig.clock.pass_time(0.1)
+    assert len(acknowledged) == 30
+    rig.power_cut()
+    store = await rig.open()
+    assert numbers(store) == list(range(30))
+    await store.close()
+
+
+async def test_unflushed_bytes_are_lost_by_a_power_cut_and_their_offsets_used_again() -> None:
+    rig = Rig()
+    store = await filled(rig, 3)
+    await rig.clock.pass_time(61)
+    rig.put(store, record(b"003"), record(b"004"))
+    rig.power_cut()
+    store = await rig.open()
+    assert numbers(store) == [0, 1, 2]
+    assert store.append([record(b"003")], lambda _: None).queue_offset == 3
+    await store.close()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_a_torn_tail_is_cut_and_zeroed(is_clean: bool) -> None:
+    rig = Rig()
+    store = await filled(rig, 5)
+    end = store.max_log_offset
+    if is_clean:
+        await store.close()
+    rig.kill()
+    torn = rig.disk.read_bytes(LOG / FIRST)[:150]
+    overwrite(rig.disk, LOG / FIRST, end, torn)
+    store = await rig.open()
+    assert store.max_log_offset == end
+    assert numbers(store) == list(range(5))
+    assert not any(rig.disk.read_bytes(LOG / FIRST)[end:])
+    await store.close()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_a_damaged_body_ends_the_log_before_it(is_clean: bool) -> None:
+    rig = Rig()
+    store = await filled(rig, 20)
+    fifth = store.get("T", 0, 5, count_max=1)
+    assert fifth.count == 1
+    size = store.max_log_offset // 20
+    await store.close()
+    if not is_clean:
+        rig.disk.write_atomically(ROOT / "abort", b"1")
+    overwrite(rig.disk, LOG / FIRST, 5 * size + 95, b"#")
+    store = await rig.open()
+    assert numbers(store) == list(range(5))
+    assert store.queue_max("T", 0) == 5
+    assert store.max_log_offset == 5 * size
+    assert rig.put(store, record(b"005"))
+    await store.close()
+    store = await rig.open()
+    assert numbers(store) == list(range(6))
+    await store.close()
+
+
+async def test_stale_records_behind_the_tail_never_come_back() -> None:
+    """spec store 21.11: the zeroed tail keeps old records of the right size from being taken up again."""
+    rig = Rig()
+    store = await filled(rig, 10)
+    size = store.max_log_offset // 10
+    await store.close()
+    overwrite(rig.disk, LOG / FIRST, 2 * size + 95, b"#")
+    store = await rig.open()
+    rig.put(store, record(b"new" + b"y" * 100))
+    rig.kill()
+    store = await rig.open()
+    assert [body[:3] for body in bodies(store)] == [b"000", b"001", b"new"]
+    await store.close()
+
+
+async def test_a_record_that_says_another_offset_is_no_record() -> None:
+    rig = Rig()
+    store = await filled(rig, 5)
+    size = store.max_log_offset // 5
+    await store.close()
+    data = rig.disk.read_bytes(LOG / FIRST)
+    overwrite(rig.disk, LOG / FIRST, 5 * size, data[:size])
+    store = await rig.open()
+    assert numbers(store) == list(range(5))
+    await store.close()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("kept", [0, 1, 7, 10, 11, 29])
+async def test_a_queue_behind_the_log_is_completed(is_clean: bool, kept: int) -> None:
+    """Entries are derived: whatever is missing at their end is built from the log, once (spec store 12)."""
+    rig = Rig()
+    store = await filled(rig, 30)
+    await store.close()
+    if not is_clean:
+        rig.disk.write_atomically(ROOT / "abort", b"1")
+    for n in range(kept, 30):
+        path = QUEUE / f"{n * 20 // 200 * 200:020d}"
+        overwrite(rig.disk, path, n * 20 % 200, bytes(20))
+    store = await rig.open()
+    assert numbers(store) == list(range(30))
+    assert store.queue_max("T", 0) == 30
+    await store.close()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_missing_queue_directories_are_built_again(is_clean: bool) -> None:
+    rig = Rig(commit_log_file_bytes=1024)
+    store = await filled(rig, 40)
+    await store.close()
+    if not is_clean:
+        rig.disk.write_atomically(ROOT / "abort", b"1")
+    for name in rig.disk.list(QUEUE):
+        rig.disk.remove(QUEUE / name)
+    store = await rig.open()
+    assert numbers(store) == list(range(40))
+    await store.close()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_a_queue_ahead_of_the_log_is_cut(is_clean: bool) -> None:
+    rig = Rig()
+    store = await filled(rig, 30)
+    size = 4096 // (store.get("T", 0, 0, count_max=1).bytes)
+    await store.close()
+    if not is_clean:
+        rig.disk.write_atomically(ROOT / "abort", b"1")
+    for name in rig.disk.list(LOG)[1:]:
+        rig.disk.remove(LOG / name)
+    store = await rig.open()
+    assert store.max_log_offset == 4096
+    assert numbers(store) == list(range(store.queue_max("T", 0)))
+    assert 0 < store.queue_max("T", 0) <= size
+    await store.close()
+
+
+async def test_queues_without_a_log_are_dropped() -> None:
+    rig = Rig()
+    store = await filled(rig, 5)
+    await store.close()
+    for name in rig.disk.list(LOG):
+        rig.disk.remove(LOG / name)
+    store = await rig.open()
+    assert store.max_log_offset == store.queue_max("T", 0) == 0
+    assert rig.disk.list(ROOT / "consumequeue") == []
+    await store.close()
+
+
+async def test_an_unused_file_made_ahead_is_removed() -> None:
+    rig = Rig()
+    store = await filled(rig, 5)
+    end = store.max_log_offset
+    rig.kill()
+    rig.disk.create(LOG / f"{4096:020d}", 4096)
+    store = await rig.open()
+    assert store.max_log_offset == end
+    assert rig.disk.list(LOG) == [FIRST]
+    await store.close()
+
+
+@pytest.mark.parametrize("size", [0, 100])
+async def test_a_file_whose_creation_was_cut_short_is_removed(size: int) -> None:
+    rig = Rig()
+    await filled(rig, 5)
+    rig.kill()
+    rig.disk.create(LOG / f"{4096:020d}", size)
+    store = await rig.open()
+    assert numbers(store) == list(range(5))
+    assert rig.disk.list(LOG) == [FIRST]
+    await store.close()
+
+
+async def test_a_file_of_another_size_is_refused_by_name() -> None:
+    rig = Rig()
+    store = await filled(rig, 5)
+    await store.close()
+    with pytest.raises(Corrupt, match="must have 8192 bytes, it has 4096"):
+        await rig.open(commit_log_file_bytes=8192)
+    store = await rig.open()
+    assert numbers(store) == list(range(5))
+    await store.close()
+
+
+async def test_a_gap_between_log_files_is_refused() -> None:
+    rig = Rig(commit_log_file_bytes=1024)
+    store = await filled(rig, 30)
+    await store.close()
+    rig.disk.remove(LOG / rig.disk.list(LOG)[1])
+    with pytest.raises(Corrupt, match="does not follow"):
+        await rig.open()
+
+
+async def test_foreign_names_beside_the_files_are_left_alone() -> None:
+    rig = Rig()
+    store = await filled(rig, 5)
+    await store.close()
+    rig.disk.create(LOG / "notes.txt", 3)
+    rig.disk.create(ROOT / "consumequeue" / "T" / "old" / "x", 3)
+    store = await rig.open()
+    assert numbers(store) == list(range(5))
+    await store.close()
+    assert rig.disk.exists(LOG / "notes.txt")
+
+
+async def test_a_missing_checkpoint_costs_only_time() -> None:
+    rig = Rig(commit_log_file_bytes=1024)
+    await filled(rig, 40)
+    rig.kill()
+    rig.disk.remove(ROOT / "checkpoint")
+    store = await rig.open()
+    assert numbers(store) == list(range(40))
+    await store.close()
+
+
+async def test_a_crash_during_recovery_is_noticed_by_the_next_one() -> None:
+    rig = Rig()
+    await filled(rig, 5)
+    rig.kill()
+
+    class NoRoom:
+        def on_create(self, path: Path, size: int) -> None: ...
+
+        def on_write(self, path: Path, offset: int, size: int) -> int:
+            return size
+
+        def on_sync(self, path: Path) -> None:
+            if path.parent == LOG:
+                raise OSError(5, "input/output error")
+
+    works = rig.disk.fault
+    rig.disk.fault = NoRoom()
+    with pytest.raises(Exception, match="cannot be opened"):
+        await rig.open()
+    assert rig.disk.exists(ROOT / "abort")
+    rig.disk.fault = works
+    store = await rig.open()
+    assert numbers(store) == list(range(5))
+    await store.close()
+
+
+async def test_a_store_is_open_only_once() -> None:
+    rig = Rig()
+    store = await rig.open()
+    with pytest.raises(StoreLocked):
+        await rig.open()
+    rig.put(store, record(b"still mine"))
+    assert bodies(store) == [b"still mine"]
+    await store.close()
+
+
+async def test_recovery_is_repeatable() -> None:
+    rig = Rig(commit_log_file_bytes=1024)
+    await filled(rig, 40)
+    rig.kill()
+    first = await rig.open()
+    facts = (first.max_log_offset, first.queue_max("T", 0), bodies(first))
+    for _ in range(3):
+        rig.kill()
+        again = await rig.open()
+        assert (again.max_log_offset, again.queue_max("T", 0), bodies(again)) == facts
+    await again.close()
