@@ -146,6 +146,8 @@ def _read_int32(value: Mapping[str, Any], key: str) -> int:
     raw = value.get(key)
     if raw is None:
         return 0
+    if isinstance(raw, bool):
+        raise RemoteProtocolError(f"the header's {key} is not an integer")
     try:
         number = int(raw)
     except (TypeError, ValueError, OverflowError):

@@ -219,11 +219,12 @@ class _Reader:
         word = _NAME.match(self._text, self._position)
         if word is None:
             raise self._error("a value expected")
-        self._position = word.end()
         name = word.group()
         if name in _WORDS:
+            self._position = word.end()
             return _WORDS[name]
-        if name in ("Set", "TreeSet") and self._text[self._position : self._position + 1] == "[":
+        if name in ("Set", "TreeSet") and self._text.startswith("[", word.end()):
+            self._position = word.end()
             return self._read_array(depth)
         raise self._error(f"the unknown word {name[:32]!r}")
 

@@ -1,0 +1,308 @@
+"""Shapes of bodies, as the spec shows them and as clients send them (spec remoting 6 and 11)."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tandemmq.errors import LocalProtocolError, RemoteProtocolError
+from tandemmq.protocol.bodies import DataVersion, MessageQueue
+from tandemmq.protocol.bodies.client import (
+    LockRequest,
+    decode_consumer_list,
+    decode_lock_answer,
+    decode_lock_request,
+    encode_consumer_list,
+    encode_lock_answer,
+    encode_lock_request,
+)
+from tandemmq.protocol.bodies.cluster import ClusterInfo, decode_cluster_info, encode_cluster_info
+from tandemmq.protocol.bodies.codec import decode_body, encode_body
+from tandemmq.protocol.bodies.group import (
+    GroupRetryPolicy,
+    SubscriptionGroupConfig,
+    decode_group_table,
+    encode_group_config,
+    encode_group_table,
+)
+from tandemmq.protocol.bodies.ha import HaStatus, decode_ha_status, encode_ha_status
+from tandemmq.protocol.bodies.heartbeat import (
+    ConsumeFromWhere,
+    ConsumerData,
+    ConsumeType,
+    Heartbeat,
+    MessageModel,
+    ProducerData,
+    SubscriptionData,
+    decode_heartbeat,
+    encode_heartbeat,
+)
+from tandemmq.protocol.bodies.kv import decode_kv_table, encode_kv_table
+from tandemmq.protocol.bodies.offset import (
+    ConsumerOffsetTable,
+    decode_consumer_offsets,
+    decode_delay_offsets,
+    encode_consumer_offsets,
+)
+from tandemmq.protocol.bodies.route import (
+    BrokerData,
+    MemberGroup,
+    QueueData,
+    TopicRoute,
+    decode_topic_route,
+    encode_member_group,
+    encode_topic_route,
+)
+from tandemmq.protocol.bodies.topic import (
+    TopicConfig,
+    decode_topic_config_table,
+    decode_topic_list,
+    encode_topic_config,
+    encode_topic_config_table,
+    encode_topic_list,
+)
+
+VERSION = '{"counter":3,"stateVersion":0,"timestamp":1700000000000}'
+TOPIC = (
+    '{"attributes":{},"order":false,"perm":6,"readQueueNums":16,"topicFilterType":"SINGLE_TAG","topicName":"T1",'
+    '"topicSysFlag":0,"writeQueueNums":16}'
+)
+ROUTE = (
+    '{"brokerDatas":[{"brokerAddrs":{"0":"127.0.0.1:10911","1":"127.0.0.1:10921"},"brokerName":"broker-a",'
+    '"cluster":"DefaultCluster"}],"filterServerTable":{},"queueDatas":[{"brokerName":"broker-a","perm":6,'
+    '"readQueueNums":4,"topicSysFlag":0,"writeQueueNums":4}]}'
+)
+CLUSTER = (
+    '{"brokerAddrTable":{"broker-a":{"brokerAddrs":{"0":"127.0.0.1:10911"},"brokerName":"broker-a",'
+    '"cluster":"DefaultCluster"}},"clusterAddrTable":{"DefaultCluster":["broker-a"]}}'
+)
+SUBSCRIPTION = (
+    '{"classFilterMode":false,"codeSet":[2598919],"expressionType":"TAG","subString":"TagA || TagB",'
+    '"subVersion":1700000000001,"tagsSet":["TagA"],"topic":"T1"}'
+)
+HEARTBEAT = (
+    '{"clientID":"10.0.0.1@123#456","consumerDataSet":[{"consumeFromWhere":"CONSUME_FROM_LAST_OFFSET",'
+    '"consumeType":"CONSUME_PASSIVELY","groupName":"CG","messageModel":"CLUSTERING","subscriptionDataSet":['
+    + SUBSCRIPTION
+    + '],"unitMode":false}],"heartbeatFingerprint":0,"producerDataSet":[{"groupName":"PG"}],"withoutSub":false}'
+)
+GROUP = (
+    '{"attributes":{},"brokerId":0,"consumeBroadcastEnable":true,"consumeEnable":true,'
+    '"consumeFromMinEnable":true,"consumeMessageOrderly":false,"consumeTimeoutMinute":15,'
+    '"groupName":"CG","groupRetryPolicy":{"type":"CUSTOMIZED"},"groupSysFlag":0,"notifyConsumerIdsChangedEnable":true,"retryMaxTimes":16,'
+    '"retryQueueNums":1,"whichBrokerWhenConsumeSlowly":1}'
+)
+
+EXAMPLES: dict[str, tuple[str, Callable[[Any], Any], Callable[[Any], bytes]]] = {
+    "data version": (VERSION, lambda data: decode_body(data, DataVersion), encode_body),
+    "topic config": (TOPIC, lambda data: decode_body(data, TopicConfig), encode_topic_config),
+    "topic table": (
+        f'{{"dataVersion":{VERSION},"topicConfigTable":{{"T1":{TOPIC}}}}}',
+        decode_topic_config_table,
+        encode_topic_config_table,
+    ),
+    "route": (ROUTE, decode_topic_route, encode_topic_route),
+    "cluster": (CLUSTER, decode_cluster_info, encode_cluster_info),
+    "heartbeat": (HEARTBEAT, decode_heartbeat, encode_heartbeat),
+    "group": (GROUP, lambda data: decode_body(data, SubscriptionGroupConfig), encode_group_config),
+    "group table": (
+        f'{{"dataVersion":{VERSION},"forbiddenTable":{{"CG":{{"T1":4}}}},'
+        f'"subscriptionGroupTable":{{"CG":{GROUP}}}}}',
+        decode_group_table,
+        encode_group_table,
+    ),
+    "consumer offsets": (
+        f'{{"dataVersion":{VERSION},"offsetTable":{{"T1@CG":{{"0":10,"1":20}}}}}}',
+        decode_consumer_offsets,
+        encode_consumer_offsets,
+    ),
+    "consumer list": ('{"consumerIdList":["id1","id2"]}', decode_consumer_list, encode_consumer_list),
+    "lock request": (
+        '{"clientId":"c","consumerGroup":"g","mqSet":[{"topic":"T","brokerName":"b","queueId":0}],'
+        '"onlyThisBroker":false}',
+        decode_lock_request,
+        encode_lock_request,
+    ),
+    "topic list": ('{"topicList":["T1"]}', decode_topic_list, encode_topic_list),
+    "kv table": ('{"table":{"k":"v"}}', decode_kv_table, encode_kv_table),
+}
+
+
+@pytest.mark.parametrize(("text", "decode", "encode"), EXAMPLES.values(), ids=EXAMPLES.keys())
+def test_example_of_the_spec_comes_out_byte_for_byte(
+    text: str, decode: Callable[[Any], Any], encode: Callable[[Any], bytes]
+) -> None:
+    assert encode(decode(text.encode())).decode() == text
+
+
+@pytest.mark.parametrize(("text", "decode", "encode"), EXAMPLES.values(), ids=EXAMPLES.keys())
+def test_defaults_and_nulls(text: str, decode: Callable[[Any], Any], encode: Callable[[Any], bytes]) -> None:
+    """An empty object takes all defaults, and so does one whose every key is null."""
+    nulls = json.dumps(dict.fromkeys(json.loads(text)))
+    assert decode(b"{}") == decode(nulls.encode())
+
+
+def test_java_writes_integer_keys_without_quotes() -> None:
+    loose = ROUTE.replace('"0":', "0:").replace('"1":', "1:")
+    assert decode_topic_route(loose.encode()) == decode_topic_route(ROUTE.encode())
+    offsets = decode_consumer_offsets(
+        b'{"groupTopicMap":{"g":["T"]},"offsetTable":{"T@g":{0:250,1:251\n\t}}}'
+    )
+    assert offsets.offsets == {"T@g": {0: 250, 1: 251}}
+    assert decode_delay_offsets(b'{"offsetTable":{1:0,3:17}}').offsets == {1: 0, 3: 17}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encode_topic_route(TopicRoute(brokers=(BrokerData(broker_name="b"),), queues=(QueueData(),))),
+        encode_topic_route(TopicRoute()),
+        encode_cluster_info(ClusterInfo(brokers={"b": BrokerData(addresses={0: "h:1"}, zone_name=None)})),
+    ],
+)
+def test_route_and_cluster_can_be_evaluated_as_python(data: bytes) -> None:
+    text = data.decode()
+    assert ast.literal_eval(text) == json.loads(text)
+    assert not any(word in text for word in ("true", "false", "null", " ", "\n"))
+
+
+def test_empty_parts_of_a_route_are_written() -> None:
+    assert encode_topic_route(TopicRoute()) == b'{"brokerDatas":[],"filterServerTable":{},"queueDatas":[]}'
+    assert b'"brokerAddrs":{}' in encode_member_group(MemberGroup(broker_name="b"))
+    assert b'"brokerAddrs":{}' in encode_topic_route(TopicRoute(brokers=(BrokerData(broker_name="b"),)))
+
+
+def test_acting_master_and_zone_are_written_when_set() -> None:
+    data = encode_topic_route(TopicRoute(brokers=(BrokerData(is_acting_master_enabled=True, zone_name="z"),)))
+    assert b'"enableActingMaster":true,"zoneName":"z"' in data
+    assert decode_topic_route(data).brokers[0].zone_name == "z"
+
+
+def test_order_conf_is_left_out_when_absent() -> None:
+    assert b"orderTopicConf" not in encode_topic_route(TopicRoute())
+    assert b'"orderTopicConf":"b:4"' in encode_topic_route(TopicRoute(order_topic_conf="b:4"))
+
+
+def test_heartbeat_of_go() -> None:
+    heartbeat = decode_heartbeat(
+        b'{"clientID":"c","producerDataSet":[],"consumerDataSet":[{"groupName":"g","consumeType":"CONSUME_PASSIVELY",'
+        b'"messageModel":"Clustering","consumeFromWhere":"CONSUME_FROM_FIRST_OFFSET","unitMode":false,'
+        b'"subscriptionDataSet":[{"classFilterMode":false,"topic":"T","subString":"TagA","tagsSet":["TagA","TagA"],'
+        b'"codeSet":["2598919","2598919"],"subVersion":17,"expressionType":"TAG"}]}]}'
+    )
+    (consumer,) = heartbeat.consumers
+    assert consumer.message_model is MessageModel.CLUSTERING
+    assert consumer.consume_from_where is ConsumeFromWhere.FIRST_OFFSET
+    assert consumer.subscriptions[0].tag_hashes == {2598919}
+    assert consumer.subscriptions[0].tags == {"TagA"}
+
+
+def test_enum_by_ordinal_text_and_unknown_enum() -> None:
+    assert ConsumeType("1") is ConsumeType.PASSIVELY
+    with pytest.raises(ValueError, match="99"):
+        ConsumeType("99")
+    with pytest.raises(RemoteProtocolError):
+        decode_heartbeat(b'{"consumerDataSet":[{"consumeType":"CONSUME_TELEPATHICALLY"}]}')
+
+
+def test_equal_heartbeats_give_equal_bytes() -> None:
+    tags = [f"tag{number}" for number in range(50)]
+
+    def build(names: list[str]) -> bytes:
+        subscription = SubscriptionData(
+            topic="T", tags=frozenset(names), tag_hashes=frozenset(map(len, names))
+        )
+        consumer = ConsumerData(group="g", subscriptions=(subscription,))
+        return encode_heartbeat(Heartbeat(consumers=(consumer,), producers=(ProducerData(group="p"),)))
+
+    assert build(tags) == build(tags[::-1])
+
+
+def test_shared_values_of_java_are_resolved() -> None:
+    table = decode_topic_config_table(
+        ('{"topicConfigTable":{"T1":' + TOPIC + ',"T2":{"$ref":"$.topicConfigTable.T1"}}}').encode()
+    )
+    assert table.topics["T2"] == table.topics["T1"]
+
+
+def test_kv_numbers_become_texts() -> None:
+    assert decode_kv_table(b'{"table":{"a":1,"b":"x","c":true,"d":null}}') == {
+        "a": "1",
+        "b": "x",
+        "c": "true",
+    }
+    with pytest.raises(RemoteProtocolError):
+        decode_kv_table(b"[]")
+
+
+def test_lists_drop_duplicates_and_keep_order() -> None:
+    assert decode_consumer_list(b'{"consumerIdList":["b","a","b"]}') == ("b", "a")
+    assert decode_topic_list(b'{"topicList":["b","a","b"]}') == ("b", "a")
+
+
+def test_lock_answer_holds_queues() -> None:
+    queue = MessageQueue(topic="T", broker_name="b", queue_id=3)
+    assert decode_lock_answer(encode_lock_answer([queue])) == {queue}
+    assert encode_lock_answer([]) == b'{"lockOKMQSet":[]}'
+    assert decode_lock_request(encode_lock_request(LockRequest(queues=(queue,)))).queues == (queue,)
+
+
+def test_subscription_data_set_of_a_group_is_never_written() -> None:
+    text = GROUP[:-1] + ',"subscriptionDataSet":[{"topic":"T"}]}'
+    config = decode_body(text, SubscriptionGroupConfig)
+    assert encode_group_config(config).decode() == GROUP
+
+
+def test_exponential_retry_policy() -> None:
+    text = '{"exponentialRetryPolicy":{"initial":5000,"max":7200000,"multiplier":2},"type":"EXPONENTIAL"}'
+    policy = decode_body(text, GroupRetryPolicy)
+    assert policy.exponential is not None
+    assert policy.exponential.delay_ms_max == 7_200_000
+    assert encode_body(policy).decode() == text
+
+
+def test_ha_status_round_trip() -> None:
+    status = HaStatus(is_master=True, max_log_offset=5)
+    assert decode_ha_status(encode_ha_status(status)) == status
+
+
+def test_data_version_moves_on() -> None:
+    version = DataVersion(counter=3, timestamp_ms=5)
+    moved = version.next(9)
+    assert moved == DataVersion(counter=4, timestamp_ms=9)
+    assert moved.order > version.order
+
+
+def test_message_queues_sort_by_topic_broker_and_queue() -> None:
+    queues = [
+        MessageQueue("T", "b", 1),
+        MessageQueue("T", "a", 2),
+        MessageQueue("S", "z", 9),
+        MessageQueue("T", "b", 0),
+    ]
+    assert [(queue.topic, queue.broker_name, queue.queue_id) for queue in sorted(queues)] == [
+        ("S", "z", 9), ("T", "a", 2), ("T", "b", 0), ("T", "b", 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"1", b'"x"', b'{"clientID":5}', b"\xff", b'{"consumerDataSet":[1]}']
+)
+def test_unreadable_body_is_the_peers_fault(data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_heartbeat(data)
+
+
+def test_what_json_cannot_hold_is_our_fault() -> None:
+    with pytest.raises(LocalProtocolError):
+        encode_kv_table({"k": "\ud800"})
+
+
+def test_text_that_looks_like_a_null_survives() -> None:
+    table = ConsumerOffsetTable(offsets={'x":null@g': {0: 1}})
+    assert decode_consumer_offsets(encode_consumer_offsets(table)) == table
+    assert decode_kv_table(encode_kv_table({"a": '":null'})) == {"a": '":null'}

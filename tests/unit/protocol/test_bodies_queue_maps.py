@@ -1,0 +1,114 @@
+"""Maps keyed by message queue: FastJSON's spelling, which Go relies on (spec remoting 6)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tandemmq.errors import RemoteProtocolError
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.bodies.offset import (
+    ConsumerStatus,
+    decode_consumer_status,
+    decode_reset_offsets,
+    encode_consumer_status,
+    encode_reset_offsets,
+)
+from tandemmq.protocol.bodies.stats import (
+    ConsumeStats,
+    QueueProgress,
+    TopicOffset,
+    TopicStats,
+    decode_consume_stats,
+    decode_topic_stats,
+    encode_consume_stats,
+    encode_consume_stats_list,
+    encode_topic_stats,
+)
+
+FIRST = MessageQueue(topic="T", broker_name="b", queue_id=0)
+SECOND = MessageQueue(topic="T", broker_name="b", queue_id=1)
+KEY = '{"brokerName":"b","queueId":0,"topic":"T"}'
+
+
+def test_reset_offsets_have_exactly_the_form_go_expects() -> None:
+    assert encode_reset_offsets({FIRST: 5}).decode() == '{"offsetTable":{' + KEY + ":5}}"
+    assert encode_reset_offsets({}) == b'{"offsetTable":{}}'
+
+
+def test_reset_offsets_for_cpp_are_rows() -> None:
+    rows = json.loads(encode_reset_offsets({FIRST: 5, SECOND: 6}, as_list=True))
+    assert rows["offsetTable"][0] == {"brokerName": "b", "offset": 5, "queueId": 0, "topic": "T"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"offsetTable":{' + KEY + ":5}}",
+        '{"offsetTable":{' + json.dumps(KEY) + ":5}}",
+        '{"offsetTable":[[' + KEY + ",5]]}",
+        '{"offsetTable":[{"brokerName":"b","offset":5,"queueId":0,"topic":"T"}]}',
+        '{"offsetTable":{{topic:"T",brokerName:"b",queueId:0}:5}}',
+    ],
+)
+def test_reset_offsets_are_read_in_every_form(text: str) -> None:
+    assert decode_reset_offsets(text.encode()) == {FIRST: 5}
+
+
+def test_consumer_status_round_trip() -> None:
+    status = ConsumerStatus(clients={"c1": {FIRST: 1}, "c2": {}}, queues={SECOND: 2})
+    assert decode_consumer_status(encode_consumer_status(status)) == status
+    assert encode_consumer_status(ConsumerStatus()) == b'{"consumerTable":{},"messageQueueTable":{}}'
+
+
+def test_stats_of_the_spec_come_out_byte_for_byte() -> None:
+    consume = (
+        '{"consumeTps":1.5,"offsetTable":{'
+        + KEY
+        + ':{"brokerOffset":10,"consumerOffset":8,"lastTimestamp":1700000000002,"pullOffset":9}}}'
+    )
+    stats = ConsumeStats(
+        consume_tps=1.5,
+        queues={
+            FIRST: QueueProgress(
+                broker_offset=10, committed_offset=8, last_timestamp_ms=1700000000002, pull_offset=9
+            )
+        },
+    )
+    assert encode_consume_stats(stats).decode() == consume
+    assert decode_consume_stats(consume.encode()) == stats
+    topic = (
+        '{"offsetTable":{'
+        + KEY
+        + ':{"lastUpdateTimestamp":1700000000003,"maxOffset":10,"minOffset":0}},"topicPutTps":0.1}'
+    )
+    topic_stats = TopicStats(
+        queues={FIRST: TopicOffset(updated_at_ms=1700000000003, max_offset=10)}, put_tps=0.1
+    )
+    assert encode_topic_stats(topic_stats).decode() == topic
+    assert decode_topic_stats(topic.encode()) == topic_stats
+
+
+def test_stats_list_of_an_idle_broker() -> None:
+    text = encode_consume_stats_list("h:1", {"g": ConsumeStats()}, total_lag=3).decode()
+    assert text == (
+        '{"brokerAddr":"h:1","consumeStatsList":[{"g":[{"consumeTps":0.0,"offsetTable":{}}]}],'
+        '"totalDiff":3,"totalInflightDiff":0}'
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b'{"offsetTable":5}',
+        b'{"offsetTable":{"x":5}}',
+        b'{"offsetTable":{{}:"x"}}',
+        b'{"offsetTable":[5]}',
+    ],
+)
+def test_unreadable_map_is_the_peers_fault(data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_reset_offsets(data)

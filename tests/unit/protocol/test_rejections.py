@@ -1,0 +1,42 @@
+"""Response codes and error classes, both ways (spec remoting 10)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandemmq.errors import BadRequest, Busy, RequestRejected, TopicNotFound
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.rejections import CLASS_OF_CODE, from_error, to_error
+
+
+@pytest.mark.parametrize("code", ResponseCode)
+def test_code_and_remark_survive_both_ways(code: ResponseCode) -> None:
+    error = to_error(Command(int(code), remark="because"))
+    assert isinstance(error, RequestRejected)
+    assert from_error(error) == (code, "because")
+
+
+def test_classes() -> None:
+    assert type(to_error(Command(17))) is TopicNotFound
+    assert type(to_error(Command(2))) is Busy
+    assert type(to_error(Command(215))) is Busy
+    assert type(to_error(Command(1))) is RequestRejected
+    assert type(to_error(Command(-1004))) is RequestRejected
+
+
+def test_missing_remark_is_described() -> None:
+    assert to_error(Command(17)).remark == "TOPIC_NOT_EXIST"
+    assert "31999" in to_error(Command(31999)).remark
+
+
+def test_our_own_errors_answer_with_their_class_code() -> None:
+    assert from_error(TopicNotFound("x")) == (17, "x")
+    assert from_error(BadRequest("x")) == (1, "x")
+    assert from_error(BadRequest("x", code=29)) == (29, "x")
+
+
+@pytest.mark.parametrize("rejected", set(CLASS_OF_CODE.values()), ids=lambda cls: cls.__name__)
+def test_every_class_of_the_table_maps_back_to_itself(rejected: type[RequestRejected]) -> None:
+    code = rejected.code if rejected is not BadRequest else 29
+    assert CLASS_OF_CODE[code] is rejected
