@@ -109,8 +109,9 @@ class ConsumerTable:
         for name in self._membership.drop_channel(channel):
             self._after_leave(name)
 
-    def silent_since(self, limit_ms: int) -> list[Channel]:
-        return self._membership.silent_since(limit_ms)
+    def seen_at_ms(self, channel: Channel) -> int:
+        """When the connection's last heartbeat came; 0 when it is in no group."""
+        return self._membership.seen_at_ms(channel)
 
     def _after_leave(self, name: str) -> None:
         if name not in self._membership:

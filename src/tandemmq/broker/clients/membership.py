@@ -88,10 +88,7 @@ class Membership:
             self.remove(group, channel)
         return groups
 
-    def silent_since(self, limit_ms: int) -> list[Channel]:
-        """Connections none of whose memberships was refreshed after `limit_ms`."""
-        return [
-            channel
-            for channel, groups in self._by_channel.items()
-            if all(self._by_group[group][channel].seen_at_ms < limit_ms for group in groups)
-        ]
+    def seen_at_ms(self, channel: Channel) -> int:
+        """When any of the connection's memberships was refreshed last; 0 when it has none."""
+        groups = self._by_channel.get(channel, ())
+        return max((self._by_group[group][channel].seen_at_ms for group in groups), default=0)

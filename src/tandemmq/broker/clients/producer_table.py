@@ -28,5 +28,6 @@ class ProducerTable:
     def drop_channel(self, channel: Channel) -> None:
         self._membership.drop_channel(channel)
 
-    def silent_since(self, limit_ms: int) -> list[Channel]:
-        return self._membership.silent_since(limit_ms)
+    def seen_at_ms(self, channel: Channel) -> int:
+        """When the connection's last heartbeat came; 0 when it is in no group."""
+        return self._membership.seen_at_ms(channel)

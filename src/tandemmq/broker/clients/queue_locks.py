@@ -9,13 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-QUEUES_PER_REQUEST_MAX = 65_536
-
-
-class QueueKey(NamedTuple):
-    topic: str
-    broker_name: str
-    queue_id: int
+from tandemmq.protocol.bodies.message_queue import MessageQueue
 
 
 class _Lock(NamedTuple):
@@ -28,9 +22,11 @@ class QueueLocks:
 
     def __init__(self, expired_ms: int) -> None:
         self._expired_ms = expired_ms
-        self._groups: dict[str, dict[QueueKey, _Lock]] = {}
+        self._groups: dict[str, dict[MessageQueue, _Lock]] = {}
 
-    def lock(self, group: str, client_id: str, queues: Iterable[QueueKey], now_ms: int) -> list[QueueKey]:
+    def lock(
+        self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
+    ) -> list[MessageQueue]:
         """The queues that `client_id` now holds, in the order asked."""
         locks = self._groups.setdefault(group, {})
         held = []
@@ -42,7 +38,7 @@ class QueueLocks:
         self._drop_expired(group, now_ms)
         return held
 
-    def unlock(self, group: str, client_id: str, queues: Iterable[QueueKey]) -> None:
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
         locks = self._groups.get(group)
         if locks is None:
             return

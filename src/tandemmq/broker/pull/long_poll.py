@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from enum import Enum
 from heapq import heappop, heappush
-from typing import Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tandemmq.runtime.ports import Clock, TimerHandle
 
@@ -23,6 +23,7 @@ TICK_S = 0.1
 
 QueueName = tuple[str, int]
 K = TypeVar("K")
+R = TypeVar("R")
 
 
 class Wake(Enum):
@@ -38,8 +39,11 @@ class PollChannel(Protocol):
     @property
     def is_closed(self) -> bool: ...
 
+    @property
+    def on_close(self) -> list[Any]: ...
 
-class HeldPull:
+
+class HeldPull(Generic[R]):
     """One waiting pull. `on_wake(held, reason)` answers it or holds it again."""
 
     __slots__ = ("channel", "deadline_s", "is_held", "offset", "on_wake", "queue", "request", "tick")
@@ -51,8 +55,8 @@ class HeldPull:
         queue: QueueName,
         offset: int,
         deadline_s: float,
-        request: object,
-        on_wake: Callable[[HeldPull, Wake], None],
+        request: R,
+        on_wake: Callable[[HeldPull[R], Wake], None],
     ) -> None:
         self.channel = channel
         self.queue = queue
@@ -64,6 +68,10 @@ class HeldPull:
         self.tick = 0
 
 
+# Any: the table does not look at requests, and holds whatever kind is given.
+Held = HeldPull[Any]
+
+
 class LongPolls:
     """The table of held pulls."""
 
@@ -72,9 +80,9 @@ class LongPolls:
         self._count_max = count_max
         self._count_per_queue_max = count_per_queue_max
         self._count = 0
-        self._by_queue: dict[QueueName, dict[HeldPull, None]] = {}
-        self._by_tick: dict[int, dict[HeldPull, None]] = {}
-        self._by_channel: dict[PollChannel, dict[HeldPull, None]] = {}
+        self._by_queue: dict[QueueName, dict[Held, None]] = {}
+        self._by_tick: dict[int, dict[Held, None]] = {}
+        self._by_channel: dict[PollChannel, dict[Held, None]] = {}
         self._ticks: list[int] = []
         self._timer: TimerHandle | None = None
         self._timer_tick = 0
@@ -84,7 +92,7 @@ class LongPolls:
     def __len__(self) -> int:
         return self._count
 
-    def hold(self, held: HeldPull) -> bool:
+    def hold(self, held: Held) -> bool:
         """True when the pull is held now; False at a bound or after `close`."""
         of_queue = self._by_queue.get(held.queue)
         if (
@@ -100,7 +108,7 @@ class LongPolls:
             heappush(self._ticks, held.tick)
         of_tick[held] = None
         self._by_queue.setdefault(held.queue, {})[held] = None
-        self._by_channel.setdefault(held.channel, {})[held] = None
+        self._hold_for_channel(held)
         held.is_held = True
         self._count += 1
         self._arm()
@@ -136,6 +144,15 @@ class LongPolls:
             self._timer.cancel()
             self._timer = None
 
+    def _hold_for_channel(self, held: Held) -> None:
+        channel = held.channel
+        of_channel = self._by_channel.get(channel)
+        if of_channel is None:
+            of_channel = self._by_channel[channel] = {}
+            if self.drop_channel not in channel.on_close:
+                channel.on_close.append(self.drop_channel)
+        of_channel[held] = None
+
     def _wake_touched(self) -> None:
         touched, self._touched = self._touched, {}
         for queue, max_offset in touched.items():
@@ -162,13 +179,13 @@ class LongPolls:
         if not self._is_closed:
             self._arm()
 
-    def _wake(self, held: HeldPull, reason: Wake) -> None:
+    def _wake(self, held: Held, reason: Wake) -> None:
         # An answer may close a channel, which drops others that were due in the same round.
         if held.is_held:
             self._remove(held)
             held.on_wake(held, reason)
 
-    def _remove(self, held: HeldPull) -> None:
+    def _remove(self, held: Held) -> None:
         held.is_held = False
         _discard(self._by_queue, held.queue, held)
         _discard(self._by_channel, held.channel, held)
@@ -180,7 +197,7 @@ class LongPolls:
         assert self._count >= 0
 
 
-def _discard(table: dict[K, dict[HeldPull, None]], key: K, held: HeldPull) -> None:
+def _discard(table: dict[K, dict[Held, None]], key: K, held: Held) -> None:
     of_key = table[key]
     del of_key[held]
     if not of_key:

@@ -70,16 +70,18 @@ class SendHandlers:
     def handle_send(self, channel: Channel, command: Command) -> Command | None:
         """SEND_MESSAGE (10), long header names."""
         try:
-            return self._send(channel, command, command.decode(SendRequest))
+            self._send(channel, command, command.decode(SendRequest))
         except RequestRejected as error:
             return self._refuse(command, error)
+        return None
 
     def handle_send_v2(self, channel: Channel, command: Command) -> Command | None:
         """SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320)."""
         try:
-            return self._send(channel, command, command.decode(SendRequestV2))
+            self._send(channel, command, command.decode(SendRequestV2))
         except RequestRejected as error:
             return self._refuse(command, error)
+        return None
 
     def _send(self, channel: Channel, command: Command, header: SendHeader) -> None:
         target = self._targets.get(header.topic)
@@ -216,4 +218,5 @@ class SendHandlers:
         self._append(channel, command, records, queue_id, unique_key)
 
     def _refuse(self, command: Command, error: RequestRejected) -> Command:
+        self._stats.refused_count += 1
         return command.reply(error.code, remark=error.remark, fields=self._form.fields)

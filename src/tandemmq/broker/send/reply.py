@@ -66,15 +66,19 @@ class ReplyForm:
     __slots__ = ("fields", "head", "host_hex", "is_traced", "region", "tail")
 
     def __init__(self, store_host: bytes, region: str, *, is_traced: bool) -> None:
-        self.host_hex = store_host.hex().upper()
         self.region = region
         self.is_traced = is_traced
         self.fields = {"MSG_REGION": region, "TRACE_ON": "true" if is_traced else "false"}
-        self.head = (
-            f'{{"code":0,"extFields":{{"MSG_REGION":{quote(region)},"TRACE_ON":"{self.fields["TRACE_ON"]}",'
-            f'"msgId":"{self.host_hex}'
-        )
         self.tail = f',"serializeTypeCurrentRPC":"JSON","version":{OUR_VERSION}}}'
+        self.bind(store_host)
+
+    def bind(self, store_host: bytes) -> None:
+        """Take another host into message ids: the port is known only once it is bound."""
+        self.host_hex = store_host.hex().upper()
+        self.head = (
+            f'{{"code":0,"extFields":{{"MSG_REGION":{quote(self.region)},'
+            f'"TRACE_ON":"{self.fields["TRACE_ON"]}","msgId":"{self.host_hex}'
+        )
 
     def message_id(self, log_offset: int) -> str:
         return f"{self.host_hex}{log_offset:016X}"

@@ -29,13 +29,19 @@ class GroupTable:
     """Group configurations by name; `on_change` is called after each change."""
 
     def __init__(
-        self, *, auto_create: bool = True, create_system_groups: bool = True, count_max: int = 100_000
+        self,
+        *,
+        auto_create: bool = True,
+        create_system_groups: bool = True,
+        count_max: int = 100_000,
+        is_replica: bool = False,
     ) -> None:
         self._configs: dict[str, SubscriptionGroupConfig] = {}
         self._forbidden: dict[str, dict[str, int]] = {}
         self._auto_create = auto_create
         self._create_system_groups = create_system_groups
         self._count_max = count_max
+        self._is_replica = is_replica
         self.data_version = DataVersion()
         self.on_change: list[Callable[[], None]] = []
 
@@ -75,7 +81,7 @@ class GroupTable:
         if before is None and len(self._configs) >= self._count_max:
             raise Busy(f"[OVERLOAD] the broker has {self._count_max} groups, its bound")
         self._configs[config.name] = config
-        self._after_change(self.data_version.next(now_ms))
+        self._after_change(self._next_version(now_ms))
         return True
 
     def add_missing(self, groups: Iterable[str], now_ms: int) -> None:
@@ -83,14 +89,14 @@ class GroupTable:
         missing = [group for group in groups if group not in self._configs]
         if missing:
             self._configs.update({group: SubscriptionGroupConfig(name=group) for group in missing})
-            self._after_change(self.data_version.next(now_ms))
+            self._after_change(self._next_version(now_ms))
 
     def remove(self, group: str, now_ms: int) -> bool:
         """False when there is no such group."""
         self._forbidden.pop(group, None)
         if self._configs.pop(group, None) is None:
             return False
-        self._after_change(self.data_version.next(now_ms))
+        self._after_change(self._next_version(now_ms))
         return True
 
     def is_read_forbidden(self, group: str, topic: str) -> bool:
@@ -118,6 +124,11 @@ class GroupTable:
         self._configs = dict(table.groups)
         self._forbidden = {group: dict(topics) for group, topics in table.forbidden.items()}
         self.data_version = table.data_version
+
+    def _next_version(self, now_ms: int) -> DataVersion:
+        # What a slave makes by itself is a stop-gap: it keeps the master's version, or every synchronisation
+        # would find the tables different.
+        return self.data_version if self._is_replica else self.data_version.next(now_ms)
 
     def _after_change(self, data_version: DataVersion) -> None:
         self.data_version = data_version

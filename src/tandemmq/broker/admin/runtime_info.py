@@ -1,0 +1,143 @@
+"""GET_BROKER_RUNTIME_INFO (28) and GET_BROKER_CONFIG (26): the broker's state and settings as texts.
+
+All keys that mqadmin's clusterList and brokerStatus read are here; figures about things that this broker
+has not (thread pools, page-cache locks) are zero, because a missing number aborts a line of the tool.
+Source: spec semantics 22, remoting 11.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.stats import BrokerStats
+from tandemmq.protocol.bodies.data_version import DataVersion, encode_data_version
+from tandemmq.protocol.bodies.kv import encode_kv_table
+from tandemmq.protocol.codes import OUR_VERSION, render_version
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.admin import BrokerConfigResponse
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock, Disk
+from tandemmq.store.message_store import MessageStore
+
+_POOLS = ("send", "pull", "litePull", "query", "ack")
+_ZERO_KEYS = (
+    "putMessageFailedTimes",
+    "putMessageEntireTimeMax",
+    "getMessageEntireTimeMax",
+    "putLatency99",
+    "putLatency999",
+    "dispatchMaxBuffer",
+    "pageCacheLockTimeMills",
+    "remainTransientStoreBufferNumbs",
+    "remainHowManyDataToCommit",
+    "timerReadBehind",
+    "timerOffsetBehind",
+    "timerCongestNum",
+    "timerEnqueueTps",
+    "timerDequeueTps",
+    "EndTransactionQueueSize",
+    "EndTransactionThreadPoolQueueCapacity",
+    "msgPutTotalYesterdayMorning",
+    "msgPutTotalTodayMorning",
+    "msgGetTotalYesterdayMorning",
+    "msgGetTotalTodayMorning",
+)
+
+
+class RuntimeInfoHandlers:
+    """Describes one broker. `settings`: RocketMQ key -> text, as the broker was configured."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        store: MessageStore,
+        stats: BrokerStats,
+        disk: Disk,
+        clock: Clock,
+        settings: Mapping[str, str],
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._stats = stats
+        self._disk = disk
+        self._clock = clock
+        self._settings = settings
+        self._booted_at_ms = clock.now_ms()
+
+    def handle_runtime_info(self, channel: Channel, command: Command) -> Command:
+        return command.reply(body=encode_kv_table(self._table()))
+
+    def handle_config(self, channel: Channel, command: Command) -> Command:
+        """Java properties text; it cannot change while the broker runs, so its version is the first."""
+        lines = [f"{key}={_escape(text)}" for key, text in sorted(self._settings.items())]
+        version = encode_data_version(DataVersion(timestamp_ms=self._booted_at_ms)).decode()
+        return command.reply(0, BrokerConfigResponse(version=version), body="\n".join(lines).encode() + b"\n")
+
+    def _table(self) -> dict[str, str]:
+        store, stats, options = self._store, self._stats, self._options
+        now_ms = self._clock.now_ms()
+        total, free = self._disk.usage(store.options.log_dir)
+        used_ratio = f"{(total - free) / total:.2f}" if total else "0.0"
+        average = stats.put_bytes / stats.put_count if stats.put_count else 0.0
+        table = dict.fromkeys(_ZERO_KEYS, "0")
+        for pool in _POOLS:
+            table[f"{pool}ThreadPoolQueueSize"] = "0"
+            table[f"{pool}ThreadPoolQueueCapacity"] = "0"
+            table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = "0"
+        table |= {
+            "brokerActive": "true",
+            "brokerVersion": str(OUR_VERSION),
+            "brokerVersionDesc": render_version(OUR_VERSION),
+            "brokerRole": store.role.value,
+            "bootTimestamp": str(self._booted_at_ms),
+            "runtime": _render_age(now_ms - self._booted_at_ms),
+            "startAcceptSendRequestTimeStamp": str(options.accept_sends_from_ms),
+            "putMessageTimesTotal": str(stats.put_count),
+            "putMessageSizeTotal": str(stats.put_bytes),
+            "putMessageAverageSize": f"{average:.1f}",
+            "putMessageFailedTimes": str(stats.refused_count),
+            "putMessageDistributeTime": "",
+            "msgPutTotalTodayNow": str(stats.put_count),
+            "msgGetTotalTodayNow": str(stats.got_count),
+            "putTps": self._rates("put_count"),
+            "getFoundTps": self._rates("found_count"),
+            "getMissTps": self._rates("missed_count"),
+            "getTotalTps": self._rates("found_count", "missed_count"),
+            "getTransferredTps": self._rates("got_count"),
+            "commitLogMinOffset": str(store.min_log_offset),
+            "commitLogMaxOffset": str(store.max_log_offset),
+            "commitLogDiskRatio": used_ratio,
+            "consumeQueueDiskRatio": used_ratio,
+            "commitLogDirCapacity": f"Total : {_render_gib(total)}, Free : {_render_gib(free)}.",
+            "dispatchBehindBytes": str(store.appended.value - store.dispatched.value),
+            "remainHowManyDataToFlush": f"{store.appended.value - store.flushed.value} B",
+            "earliestMessageTimeStamp": str(self._earliest_ms(now_ms)),
+        }
+        return table
+
+    def _rates(self, *names: str) -> str:
+        now_s = self._clock.monotonic()
+        windows = zip(*(self._stats.rates(name, now_s) for name in names), strict=True)
+        return " ".join(f"{sum(rates):.2f}" for rates in windows)
+
+    def _earliest_ms(self, now_ms: int) -> int:
+        """When the oldest message that is still there was stored; now, when there is none."""
+        record = self._store.read_record(self._store.min_log_offset)
+        return now_ms if record is None else int.from_bytes(record[56:64], "big")
+
+
+def _render_age(age_ms: int) -> str:
+    minutes, seconds = divmod(age_ms // 1000, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
+
+
+def _render_gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")

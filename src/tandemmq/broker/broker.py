@@ -1,0 +1,222 @@
+"""Broker: builds its parts in order, starts them, stops them; it has no behaviour of its own.
+
+Order of start: tables, store, listeners, replication, registration. A start that fails part way leaves the
+rest to `stop`, which may always be called.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from tandemmq.api.nameserver import BrokerIdentity, Registered
+from tandemmq.broker.admin.settings import render_settings
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.parts import Parts
+from tandemmq.broker.registration import Registration
+from tandemmq.broker.replica import ReplicaRole
+from tandemmq.broker.routes import build_routes, fast_routes
+from tandemmq.broker.stats import SAMPLE_PERIOD_S
+from tandemmq.broker.tables import Tables
+from tandemmq.errors import ConfigError, LocalProtocolError
+from tandemmq.protocol.message_id import encode_host
+from tandemmq.remoting.address import render_address
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.dispatch import Handler
+from tandemmq.remoting.server import RemotingServer
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.store.message_store import MessageStore
+from tandemmq.store.options import BrokerRole, StoreOptions
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+FAST_PORT_DISTANCE = 2
+
+
+class Broker:
+    """One broker. `address` and `ha_address` are where it listens, once `start` returned.
+
+    `on_fatal` is called when it can no longer be trusted; its owner must stop the process.
+    """
+
+    address: Address
+    ha_address: Address
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        store_options: StoreOptions,
+        replication_options: ReplicationOptions | None = None,
+        *,
+        network: Network,
+        disk: Disk,
+        clock: Clock,
+        chance: Random,
+        on_fatal: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        if options.is_slave != (store_options.role is BrokerRole.SLAVE):
+            raise ConfigError(
+                f"brokerId {options.broker_id} contradicts brokerRole {store_options.role.value}:"
+                " a master has id 0, a slave an id above 0"
+            )
+        self.options = options
+        self._store_options = store_options
+        self._replication_options = replication_options or ReplicationOptions()
+        self._network = network
+        self._disk = disk
+        self._clock = clock
+        self._chance = chance
+        self._on_fatal = on_fatal or _raise_fatal
+        self._scope = TaskScope("broker", lambda _name, error: self._on_fatal(error))
+        self._client = RemotingClient(network=network, clock=clock)
+        self._tables = Tables(options, store_options.root / "config", disk=disk, clock=clock)
+        self._servers: list[RemotingServer] = []
+        self.store: MessageStore | None = None
+        self._parts: Parts | None = None
+        self._replica: ReplicaRole | None = None
+        self._registration: Registration | None = None
+
+    async def start(self) -> None:
+        """Returns when requests are served and every name server was tried once.
+
+        Raises:  ConfigError or OSError for what a user can put right; StoreError. Call `stop` then, too.
+        """
+        options, clock = self.options, self._clock
+        store = self.store = await MessageStore.open(
+            self._store_options, disk=self._disk, clock=clock, on_fatal=self._on_fatal
+        )
+        self._tables.load(delay_level_count=len(self._store_options.delay_levels_ms))
+        store.store_host = self._packed_host(options.listen_port)
+        parts = self._parts = Parts(
+            options,
+            store=store,
+            tables=self._tables,
+            disk=self._disk,
+            clock=clock,
+            chance=self._chance,
+            settings=render_settings(options, self._store_options),
+        )
+        replica = self._replica = self._make_replica(store)
+        routes = build_routes(parts) | replica.routes()
+        self.address = await self._listen(routes, options.listen_port)
+        store.store_host = self._packed_host(self.address[1])
+        parts.reply_form.bind(store.store_host)
+        if options.fast_listen and options.listen_port > FAST_PORT_DISTANCE:
+            await self._listen(fast_routes(routes), options.listen_port - FAST_PORT_DISTANCE)
+        self.ha_address = await replica.start(options.listen_host, self._ha_port())
+        self._start_tasks(parts)
+        await self._register(parts, replica)
+        log.info(
+            events.BROKER_STARTED,
+            extra={"broker": options.broker_name, "address": self.address, "ha_address": self.ha_address},
+        )
+
+    async def stop(self) -> None:
+        """Everything accepted is stored, all tables are saved, nothing is left running."""
+        if self._registration is not None:
+            await self._registration.stop()
+        if self._parts is not None:
+            self._parts.long_polls.close()
+        for server in reversed(self._servers):
+            await server.stop()
+        self._servers.clear()
+        if self._replica is not None:
+            await self._replica.stop()
+        await self._scope.close()
+        await self._client.close()
+        if self.store is not None:
+            await self._tables.saver.close()
+            await self.store.close()
+        log.info(events.BROKER_STOPPED, extra={"broker": self.options.broker_name})
+
+    def _make_replica(self, store: MessageStore) -> ReplicaRole:
+        return ReplicaRole(
+            store=store,
+            tables=self._tables.replicated,
+            options=self._replication_options,
+            client=self._client,
+            network=self._network,
+            clock=self._clock,
+            is_slave=self.options.is_slave,
+            own_address=self._advertised_address,
+            fixed_ha_address=self.options.ha_master_address,
+            on_fatal=self._on_fatal,
+        )
+
+    async def _listen(self, routes: dict[int, Handler], port: int) -> Address:
+        server = RemotingServer(routes, network=self._network, clock=self._clock, on_fatal=self._on_fatal)
+        try:
+            address = await server.start(self.options.listen_host, port)
+        except OSError as error:
+            raise ConfigError(
+                f"port {port} of {self.options.listen_host} cannot be listened on: {error.strerror or error}"
+                " (listenPort, and listenPort - 2 unless fastListen=false)"
+            ) from error
+        self._servers.append(server)
+        return address
+
+    def _start_tasks(self, parts: Parts) -> None:
+        self._scope.start("save_tables", self._tables.saver.run())
+        self._scope.start("drop_silent_clients", self._drop_silent_clients(parts))
+        self._scope.start("sample_stats", self._sample_stats(parts))
+
+    async def _register(self, parts: Parts, replica: ReplicaRole) -> None:
+        def on_answer(registered: Registered) -> None:
+            replica.on_registered(registered.master_address, registered.master_ha_address)
+            parts.pulls.set_has_master(replica.is_master_known)
+
+        parts.pulls.set_has_master(replica.is_master_known)
+        self._registration = Registration(
+            self.options,
+            topics=self._tables.topics,
+            client=self._client,
+            clock=self._clock,
+            scope=self._scope,
+            on_answer=on_answer,
+        )
+        ha_host = self.options.ha_advertised_host or self.options.advertised_host
+        await self._registration.start(
+            BrokerIdentity(
+                cluster_name=self.options.cluster_name,
+                broker_name=self.options.broker_name,
+                broker_id=self.options.broker_id,
+                broker_address=self._advertised_address(),
+                ha_address=render_address((ha_host, self.ha_address[1])),
+            )
+        )
+
+    async def _drop_silent_clients(self, parts: Parts) -> None:
+        while True:
+            await self._clock.sleep(self.options.client_scan_period_ms / 1000)
+            parts.clients.drop_silent()
+
+    async def _sample_stats(self, parts: Parts) -> None:
+        while True:
+            await self._clock.sleep(SAMPLE_PERIOD_S)
+            parts.stats.sample(self._clock.monotonic())
+
+    def _advertised_address(self) -> str:
+        return render_address((self.options.advertised_host, self.address[1]))
+
+    def _ha_port(self) -> int:
+        """haListenPort when it is set, else listenPort + 1, else any (decision 1)."""
+        options = self.options
+        if options.ha_listen_port or not options.listen_port:
+            return options.ha_listen_port
+        return options.listen_port + 1
+
+    def _packed_host(self, port: int) -> bytes:
+        try:
+            return encode_host(self.options.advertised_host, port)
+        except LocalProtocolError:
+            raise ConfigError(
+                f"brokerIP1 {self.options.advertised_host!r}: must be a numeric address,"
+                " because message ids hold it"
+            ) from None
+
+
+def _raise_fatal(error: BaseException) -> None:
+    raise error

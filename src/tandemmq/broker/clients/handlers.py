@@ -1,0 +1,191 @@
+"""HEART_BEAT, UNREGISTER_CLIENT, GET_CONSUMER_LIST_BY_GROUP, CHECK_CLIENT_CONFIG; and how clients leave.
+
+A client is gone when its connection closes, when it says so, or when it was silent for channelExpiredTimeout.
+Source: spec semantics 16.1 and 16.2, remoting 9.4.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tandemmq.broker.clients.consumer_table import (
+    ACTIVE_TYPE,
+    ConsumerTable,
+    Consumption,
+    Subscription,
+    make_subscription,
+)
+from tandemmq.broker.clients.membership import Member
+from tandemmq.broker.clients.producer_table import ProducerTable
+from tandemmq.broker.guards import invalid, read_body
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.pull.tag_filter import is_tag_type, parse_tags
+from tandemmq.broker.topics.auto_create import TopicCreator
+from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.errors import BadRequest, RequestRejected
+from tandemmq.protocol.bodies.client import encode_consumer_list
+from tandemmq.protocol.bodies.heartbeat import (
+    ConsumerData,
+    decode_client_config_check,
+    decode_heartbeat,
+)
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.client import ConsumerListRequest, HeartbeatResponse, UnregisterClientRequest
+from tandemmq.protocol.topic_names import group_fault, topic_fault
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+CLIENT_ID_LENGTH_MAX = 1_024
+_HEARTBEAT_RESPONSE = HeartbeatResponse()
+
+
+class ClientHandlers:
+    """Keeps the tables of clients up to date."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        consumers: ConsumerTable,
+        producers: ProducerTable,
+        groups: GroupTable,
+        creator: TopicCreator,
+        clock: Clock,
+    ) -> None:
+        self._options = options
+        self._consumers = consumers
+        self._producers = producers
+        self._groups = groups
+        self._creator = creator
+        self._clock = clock
+        self._watched: dict[Channel, None] = {}
+
+    def handle_heartbeat(self, channel: Channel, command: Command) -> Command:
+        """HEART_BEAT (34). A group that does not exist and may not be made is passed over.
+
+        Our answer always asks for the full subscriptions: clients then never send the short form of 5.1.
+        """
+        heartbeat = read_body(decode_heartbeat, command.body)
+        client_id = _check_client_id(heartbeat.client_id)
+        now_ms = self._clock.now_ms()
+        self._watch(channel)
+        for consumer in heartbeat.consumers:
+            member = Member(channel, client_id, command.language, command.version, now_ms)
+            self._register_consumer(member, consumer, keep=heartbeat.is_without_subscriptions)
+        for producer in heartbeat.producers:
+            fault = group_fault(producer.group)
+            if fault:
+                raise invalid(f"producerDataSet: {fault}")
+            member = Member(channel, client_id, command.language, command.version, now_ms)
+            self._producers.register(producer.group, member)
+        return command.reply(ResponseCode.SUCCESS, _HEARTBEAT_RESPONSE)
+
+    def handle_unregister(self, channel: Channel, command: Command) -> Command:
+        """UNREGISTER_CLIENT (35): leave one producer group, one consumer group, or both."""
+        header = command.decode(UnregisterClientRequest)
+        if header.producer_group:
+            self._producers.unregister(header.producer_group, channel)
+        if header.consumer_group:
+            self._consumers.unregister(header.consumer_group, channel)
+        return command.reply()
+
+    def handle_consumer_list(self, channel: Channel, command: Command) -> Command:
+        """GET_CONSUMER_LIST_BY_GROUP (38)."""
+        group = command.decode(ConsumerListRequest).consumer_group
+        members = self._consumers.members(group)
+        if not members:
+            raise RequestRejected(
+                f"no consumer of the group {group[:160]!r} is online", code=ResponseCode.SYSTEM_ERROR
+            )
+        client_ids = dict.fromkeys(member.client_id for member in members)
+        return command.reply(body=encode_consumer_list(client_ids))
+
+    def handle_check_config(self, channel: Channel, command: Command) -> Command:
+        """CHECK_CLIENT_CONFIG (46): does the broker understand this subscription."""
+        subscription = read_body(decode_client_config_check, command.body).subscription
+        if not is_tag_type(subscription.expression_type):
+            raise RequestRejected(
+                f"the expression type {subscription.expression_type[:32]!r} is not served: use TAG",
+                code=ResponseCode.SYSTEM_ERROR,
+            )
+        try:
+            parse_tags(subscription.expression)
+        except ValueError as error:
+            raise _unparsable(subscription.topic, error) from None
+        return command.reply()
+
+    def drop_silent(self) -> None:
+        """Close and forget connections whose last heartbeat is too old."""
+        limit_ms = self._clock.now_ms() - self._options.channel_expired_ms
+        for channel in list(self._watched):
+            seen_at_ms = max(self._consumers.seen_at_ms(channel), self._producers.seen_at_ms(channel))
+            if 0 < seen_at_ms < limit_ms:
+                log.info(events.CLIENT_EXPIRED, extra={"peer": channel.peer})
+                channel.close("no heartbeat within channelExpiredTimeout")
+                self._forget(channel)
+
+    def _register_consumer(self, member: Member, consumer: ConsumerData, *, keep: bool) -> None:
+        options = self._options
+        name = consumer.group
+        config = self._groups.find_or_create(name, member.seen_at_ms)
+        if config is None:
+            return
+        consumption = Consumption(
+            consumer.consume_type.value, consumer.message_model.value, consumer.consume_from_where.value
+        )
+        if options.reject_pull_consumers and consumption.consume_type == ACTIVE_TYPE:
+            return
+        if len(consumer.subscriptions) > options.subscriptions_per_group_max:
+            raise invalid(
+                f"the group {name} subscribes {len(consumer.subscriptions)} topics, at most"
+                f" {options.subscriptions_per_group_max} are allowed"
+            )
+        if config.retry_queue_count > 0 and not options.is_slave:
+            self._creator.create_retry_topic(
+                name, queue_count=config.retry_queue_count, is_unit=consumer.is_unit_mode
+            )
+        self._consumers.register(name, member, consumption, None if keep else _subscriptions(consumer))
+
+    def _watch(self, channel: Channel) -> None:
+        if channel not in self._watched:
+            self._watched[channel] = None
+            channel.on_close.append(self._forget)
+
+    def _forget(self, channel: Channel) -> None:
+        self._watched.pop(channel, None)
+        self._consumers.drop_channel(channel)
+        self._producers.drop_channel(channel)
+
+
+def _subscriptions(consumer: ConsumerData) -> list[Subscription]:
+    subscriptions = []
+    for data in consumer.subscriptions:
+        fault = topic_fault(data.topic)
+        if fault:
+            raise invalid(f"subscriptionDataSet of {consumer.group}: {fault}")
+        # A class filter runs elsewhere: for the broker such a subscription matches everything.
+        expression = "*" if data.is_class_filter else data.expression
+        try:
+            subscriptions.append(
+                make_subscription(data.topic, expression, data.expression_type, data.version)
+            )
+        except ValueError as error:
+            raise _unparsable(data.topic, error) from None
+    return subscriptions
+
+
+def _unparsable(topic: str, error: ValueError) -> BadRequest:
+    return BadRequest(
+        f"the subscription of {topic[:160]} cannot be parsed: {error}",
+        code=ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+    )
+
+
+def _check_client_id(client_id: str) -> str:
+    if not client_id or len(client_id) > CLIENT_ID_LENGTH_MAX:
+        raise invalid(f"clientID must have 1 to {CLIENT_ID_LENGTH_MAX} characters, not {len(client_id)}")
+    return client_id

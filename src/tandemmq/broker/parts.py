@@ -1,0 +1,131 @@
+"""All handlers of one broker, built in the order of what they need; none of them knows the others.
+
+The list of constructor calls here replaces the god object that other brokers hand to every handler (style 8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tandemmq.broker.admin.connection_handlers import ConnectionHandlers
+from tandemmq.broker.admin.progress_handlers import ProgressHandlers
+from tandemmq.broker.admin.runtime_info import RuntimeInfoHandlers
+from tandemmq.broker.clients.consumer_table import ConsumerTable
+from tandemmq.broker.clients.handlers import ClientHandlers
+from tandemmq.broker.clients.lock_handlers import LockHandlers
+from tandemmq.broker.clients.notices import Notices
+from tandemmq.broker.clients.producer_table import ProducerTable
+from tandemmq.broker.clients.queue_locks import QueueLocks
+from tandemmq.broker.offsets.handlers import OffsetHandlers
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.pull.admission import PullAdmission
+from tandemmq.broker.pull.handlers import PullHandlers
+from tandemmq.broker.pull.long_poll import LongPolls
+from tandemmq.broker.query.handlers import QueryHandlers
+from tandemmq.broker.send.delay import DelayRule
+from tandemmq.broker.send.handlers import SendHandlers
+from tandemmq.broker.send.reply import ReplyForm
+from tandemmq.broker.send.retry import RetryRule
+from tandemmq.broker.send.send_back import SendBackHandlers
+from tandemmq.broker.send.targets import SendTargets
+from tandemmq.broker.stats import BrokerStats
+from tandemmq.broker.tables import Tables
+from tandemmq.broker.topics.auto_create import TopicCreator
+from tandemmq.broker.topics.group_handlers import GroupHandlers
+from tandemmq.broker.topics.handlers import TopicHandlers
+from tandemmq.protocol.message_id import UniqueKeys
+from tandemmq.runtime.ports import Clock, Disk, Random
+from tandemmq.store.message_store import MessageStore
+
+
+class Parts:
+    """The handlers, and the few pieces that the broker itself starts and stops."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        store: MessageStore,
+        tables: Tables,
+        disk: Disk,
+        clock: Clock,
+        chance: Random,
+        settings: Mapping[str, str],
+    ) -> None:
+        topics, groups, offsets = tables.topics, tables.groups, tables.offsets
+        self.stats = BrokerStats(clock.monotonic())
+        self.reply_form = ReplyForm(store.store_host, options.region_id, is_traced=options.trace_on)
+        self.long_polls = LongPolls(
+            clock=clock,
+            count_max=options.long_poll_count_max,
+            count_per_queue_max=options.long_poll_count_per_queue_max,
+        )
+        creator = TopicCreator(options, topics, groups, clock)
+        delay = DelayRule(store.options.delay_levels_ms)
+        queue_locks = QueueLocks(options.queue_lock_expired_ms)
+        notices = Notices(options, groups, clock)
+        consumers = notices.consumers = ConsumerTable(
+            groups_per_client_max=options.groups_per_client_max, on_change=notices.on_change
+        )
+        producers = ProducerTable(groups_per_client_max=options.groups_per_client_max)
+        self.sends = SendHandlers(
+            options,
+            store=store,
+            targets=SendTargets(options, topics, creator),
+            retry=RetryRule(groups, queue_locks, creator),
+            delay=delay,
+            unique_keys=UniqueKeys(
+                options.advertised_host, chance.below(1 << 16), int.from_bytes(chance.token_bytes(4), "big")
+            ),
+            form=self.reply_form,
+            stats=self.stats,
+            clock=clock,
+            chance=chance,
+        )
+        self.send_back = SendBackHandlers(
+            options, store=store, groups=groups, creator=creator, delay=delay, clock=clock, chance=chance
+        )
+        self.pulls = PullHandlers(
+            options,
+            store=store,
+            admission=PullAdmission(options, topics=topics, groups=groups, consumers=consumers),
+            offsets=offsets,
+            long_polls=self.long_polls,
+            stats=self.stats,
+            clock=clock,
+        )
+        self.offsets = OffsetHandlers(
+            options, store=store, offsets=offsets, topics=topics, groups=groups, clock=clock
+        )
+        self.clients = ClientHandlers(
+            options,
+            consumers=consumers,
+            producers=producers,
+            groups=groups,
+            creator=creator,
+            clock=clock,
+        )
+        self.locks = LockHandlers(
+            options.broker_name, locks=queue_locks, topics=topics, groups=groups, clock=clock
+        )
+        self.topics = TopicHandlers(
+            options,
+            topics=topics,
+            offsets=offsets,
+            store=store,
+            saver=tables.saver,
+            file=tables.topic_file,
+            clock=clock,
+        )
+        self.groups = GroupHandlers(
+            options, groups=groups, offsets=offsets, saver=tables.saver, file=tables.group_file, clock=clock
+        )
+        self.queries = QueryHandlers(store, topics)
+        self.progress = ProgressHandlers(
+            options.broker_name, store=store, topics=topics, offsets=offsets, consumers=consumers
+        )
+        self.connections = ConnectionHandlers(consumers, producers)
+        self.runtime_info = RuntimeInfoHandlers(
+            options, store=store, stats=self.stats, disk=disk, clock=clock, settings=settings
+        )
+        store.on_dispatch(lambda newest: self.long_polls.on_dispatch(newest.items()))

@@ -1,0 +1,163 @@
+"""Who may pull what: the checks of PULL_MESSAGE in the spec's order (spec semantics 8.1)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE, BROADCASTING, ConsumerTable
+from tandemmq.broker.guards import require_group, require_queue, require_topic
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.pull.tag_filter import is_tag_type, parse_tags
+from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.errors import Busy, NotPermitted, RequestRejected
+from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
+from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.requests.pull import PullRequest
+from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION
+from tandemmq.protocol.topic_names import is_system_group
+from tandemmq.remoting.channel import Channel
+
+CACHED_EXPRESSION_LENGTH_MAX = 256
+
+FORBIDDEN_BROKER = 1
+FORBIDDEN_GROUP = 2
+FORBIDDEN_TOPIC = 3
+FORBIDDEN_BROADCAST = 4
+FORBIDDEN_SUBSCRIPTION = 5
+
+
+class PullForbidden(NotPermitted):
+    """NO_PERMISSION with the kind that the answer's header names."""
+
+    def __init__(self, remark: str, forbidden_type: int) -> None:
+        super().__init__(remark)
+        self.forbidden_type = forbidden_type
+
+
+class Admitted(NamedTuple):
+    """What a pull may read, and the settings its answer depends on. `tag_hashes` None takes everything."""
+
+    topic: TopicConfig
+    group: SubscriptionGroupConfig
+    tag_hashes: frozenset[int] | None
+
+
+class PullAdmission:
+    """Admits or refuses pulls."""
+
+    def __init__(
+        self, options: BrokerOptions, *, topics: TopicTable, groups: GroupTable, consumers: ConsumerTable
+    ) -> None:
+        self._options = options
+        self._topics = topics
+        self._groups = groups
+        self._consumers = consumers
+
+    def admit(self, channel: Channel, code: int, header: PullRequest, now_ms: int) -> Admitted:
+        """The admitted pull.
+
+        Raises:  RequestRejected of the kind that spec semantics 8.1 names for the first check that fails.
+        """
+        self._check_broker(code)
+        name = header.consumer_group
+        group = self._groups.get(name) or require_group(self._groups, name, now_ms)
+        if not group.is_consume_enabled:
+            raise PullForbidden(f"the group {name} may not consume (consumeEnable is false)", FORBIDDEN_GROUP)
+        topic = self._topics.get(header.topic) or require_topic(self._topics, header.topic)
+        if not topic.is_readable:
+            raise PullForbidden(
+                f"the topic {topic.name} is not readable (permission {topic.permission})", FORBIDDEN_TOPIC
+            )
+        if not 0 <= header.queue_id < topic.read_queue_count:
+            require_queue(topic, header.queue_id, queue_count=topic.read_queue_count)
+        if header.sys_flag & PULL_SUBSCRIPTION:
+            tag_hashes = self._parse(header)
+        else:
+            tag_hashes = self._stored_tags(header, group)
+        if self._options.reject_pull_consumers:
+            self._check_is_registered(channel, name)
+        return Admitted(topic, group, tag_hashes)
+
+    def _check_broker(self, code: int) -> None:
+        options = self._options
+        if options.is_slave and not options.slave_read_enable:
+            raise Busy(
+                f"[REJECTREQUEST] {options.broker_name} with id {options.broker_id} is a slave"
+                " that serves no pulls (slaveReadEnable is false): pull from the master"
+            )
+        if not options.is_readable:
+            raise PullForbidden(
+                f"the broker {options.broker_name} is not readable"
+                f" (brokerPermission {options.broker_permission})",
+                FORBIDDEN_BROKER,
+            )
+        if code == RequestCode.LITE_PULL_MESSAGE and not options.lite_pull_enable:
+            raise PullForbidden("litePullMessageEnable is false on this broker", FORBIDDEN_BROKER)
+
+    def _parse(self, header: PullRequest) -> frozenset[int] | None:
+        if not is_tag_type(header.expression_type):
+            raise self._no_property_filter(header.expression_type)
+        expression = header.subscription
+        try:
+            if expression is None or len(expression) <= CACHED_EXPRESSION_LENGTH_MAX:
+                return _parse_cached(expression)
+            return parse_tags(expression)
+        except ValueError as error:
+            raise RequestRejected(
+                f"the subscription of {header.topic} cannot be parsed: {error}",
+                code=ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            ) from None
+
+    def _stored_tags(self, header: PullRequest, config: SubscriptionGroupConfig) -> frozenset[int] | None:
+        """The tags of the group's own subscription, as its heartbeats registered it."""
+        name = config.name
+        group = self._consumers.get(name)
+        if group is None:
+            raise RequestRejected(
+                f"the group {name} is not online: its clients must send a heartbeat first",
+                code=ResponseCode.SUBSCRIPTION_NOT_EXIST,
+            )
+        if group.consumption.message_model == BROADCASTING and not config.is_broadcast_enabled:
+            raise PullForbidden(
+                f"the group {name} may not broadcast (consumeBroadcastEnable is false)", FORBIDDEN_BROADCAST
+            )
+        if self._groups.is_read_forbidden(name, header.topic):
+            raise PullForbidden(f"the group {name} may not read {header.topic}", FORBIDDEN_SUBSCRIPTION)
+        subscription = group.subscriptions.get(header.topic)
+        if subscription is None:
+            raise RequestRejected(
+                f"the group {name} has not subscribed {header.topic}: all its clients must do so",
+                code=ResponseCode.SUBSCRIPTION_NOT_EXIST,
+            )
+        if subscription.version < header.subscription_version:
+            raise RequestRejected(
+                f"the broker knows version {subscription.version} of the subscription of {name} to"
+                f" {header.topic}, the pull names {header.subscription_version}",
+                code=ResponseCode.SUBSCRIPTION_NOT_LATEST,
+            )
+        if not is_tag_type(subscription.expression_type):
+            raise self._no_property_filter(subscription.expression_type)
+        return subscription.tag_hashes
+
+    def _check_is_registered(self, channel: Channel, name: str) -> None:
+        if is_system_group(name):
+            return
+        group = self._consumers.get(name)
+        is_active = group is None or group.consumption.consume_type == ACTIVE_TYPE
+        if is_active and self._consumers.member(name, channel) is None:
+            raise RequestRejected(
+                f"rejectPullConsumerEnable is set and this connection is no registered consumer of {name}",
+                code=ResponseCode.SUBSCRIPTION_NOT_EXIST,
+            )
+
+    def _no_property_filter(self, expression_type: str | None) -> RequestRejected:
+        return RequestRejected(
+            f"the expression type {str(expression_type)[:32]!r} is not served by this broker: use TAG",
+            code=ResponseCode.SYSTEM_ERROR,
+        )
+
+
+_parse_cached = lru_cache(maxsize=4096)(parse_tags)

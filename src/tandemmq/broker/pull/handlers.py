@@ -1,0 +1,193 @@
+"""PULL_MESSAGE and LITE_PULL_MESSAGE: admit, read, answer or hold.
+
+The bytes of the messages go from the mapped log to the connection as they are; nothing decodes them. A pull
+that finds nothing new and may wait is held by `LongPolls` and read again when its queue gets messages.
+Source: spec semantics 8, remoting 9.3, replication 8.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.pull.admission import Admitted, PullAdmission, PullForbidden
+from tandemmq.broker.pull.long_poll import HeldPull, LongPolls, Wake
+from tandemmq.broker.pull.plan import PullPlan, Replica, plan_pull
+from tandemmq.broker.stats import BrokerStats
+from tandemmq.errors import RequestRejected, StoreError
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.frame import encode_frame_head
+from tandemmq.protocol.requests.pull import ForbiddenResponse, PullRequest, PullResponse
+from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUSPEND
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock
+from tandemmq.store import GET_BYTES_MAX
+from tandemmq.store.message_store import MessageStore
+from tandemmq.store.outcomes import GetResult, GetStatus
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+_SUCCESS = int(ResponseCode.SUCCESS)
+
+
+class Pull(NamedTuple):
+    """One pull on its way: who asked, what, and what it may read."""
+
+    channel: Channel
+    command: Command
+    header: PullRequest
+    admitted: Admitted
+
+
+class PullHandlers:
+    """Handles pulls. `replica` is replaced when a slave learns whether it has a master."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        store: MessageStore,
+        admission: PullAdmission,
+        offsets: OffsetTable,
+        long_polls: LongPolls,
+        stats: BrokerStats,
+        clock: Clock,
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._admission = admission
+        self._offsets = offsets
+        self._long_polls = long_polls
+        self._stats = stats
+        self._clock = clock
+        self.replica = Replica(
+            broker_id=options.broker_id,
+            has_master=True,
+            slave_read_enable=options.slave_read_enable,
+            offset_check_in_slave=store.options.offset_check_in_slave,
+        )
+
+    def set_has_master(self, has_master: bool) -> None:
+        """Whether a live master of this broker group is known; it decides where readers belong."""
+        self.replica = self.replica._replace(has_master=has_master)
+
+    def handle_pull(self, channel: Channel, command: Command) -> Command | None:
+        """PULL_MESSAGE (11), LITE_PULL_MESSAGE (361)."""
+        header = command.decode(PullRequest)
+        now_ms = self._clock.now_ms()
+        try:
+            admitted = self._admission.admit(channel, command.code, header, now_ms)
+        except PullForbidden as error:
+            return command.reply(
+                error.code, ForbiddenResponse(forbidden_type=error.forbidden_type), remark=error.remark
+            )
+        if header.count_max < 1:
+            raise RequestRejected(
+                f"maxMsgNums {header.count_max} must be at least 1", code=ResponseCode.INVALID_PARAMETER
+            )
+        pull = Pull(channel, command, header, admitted)
+        reset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
+        if reset is not None:
+            return self._answer_reset(pull, reset)
+        if header.sys_flag & PULL_COMMIT_OFFSET and header.committed_offset >= 0:
+            self._offsets.commit(
+                header.consumer_group, header.topic, header.queue_id, header.committed_offset, now_ms
+            )
+        result, plan = self._read(pull, header.queue_offset)
+        if plan.can_hold and header.sys_flag & PULL_SUSPEND and self._hold(pull, plan):
+            return None
+        self._answer(pull, result, plan)
+        return None
+
+    def _read(self, pull: Pull, offset: int) -> tuple[GetResult, PullPlan]:
+        header, group = pull.header, pull.admitted.group
+        result = self._store.get(
+            header.topic,
+            header.queue_id,
+            offset,
+            count_max=min(header.count_max, self._options.pull_message_count_max),
+            bytes_max=header.bytes_max
+            if header.bytes_max is not None and header.bytes_max > 0
+            else GET_BYTES_MAX,
+            tag_hashes=pull.admitted.tag_hashes,
+        )
+        plan = plan_pull(
+            result, offset, self.replica, normal_id=group.broker_id, slow_id=group.slow_read_broker_id
+        )
+        return result, plan
+
+    def _answer(self, pull: Pull, result: GetResult, plan: PullPlan) -> None:
+        header = pull.header
+        self._offsets.note_pulled(header.consumer_group, header.topic, header.queue_id, plan.next_offset)
+        response = PullResponse(
+            suggested_broker_id=plan.suggested_broker_id,
+            next_offset=plan.next_offset,
+            min_offset=result.min_offset,
+            max_offset=result.max_offset,
+            topic_sys_flag=pull.admitted.topic.sys_flag,
+            group_sys_flag=pull.admitted.group.sys_flag,
+        )
+        reply = pull.command.reply(plan.code, response, remark=result.status.value)
+        stats = self._stats
+        if plan.code != _SUCCESS:
+            stats.missed_count += 1
+            pull.channel.send(reply)
+            return
+        stats.found_count += 1
+        stats.got_count += result.count
+        stats.got_bytes += result.bytes
+        pull.channel.send_frame(encode_frame_head(reply, result.bytes), *result.slices)
+
+    def _answer_reset(self, pull: Pull, offset: int) -> Command:
+        """The group was reset by an operator: the client is sent to the new offset (spec semantics 8.2)."""
+        header = pull.header
+        response = PullResponse(
+            suggested_broker_id=pull.admitted.group.broker_id if self._options.slave_read_enable else 0,
+            next_offset=offset,
+            min_offset=self._store.queue_min(header.topic, header.queue_id),
+            max_offset=self._store.queue_max(header.topic, header.queue_id),
+        )
+        return pull.command.reply(ResponseCode.PULL_OFFSET_MOVED, response, remark="OFFSET_RESET")
+
+    def _hold(self, pull: Pull, plan: PullPlan) -> bool:
+        options, header = self._options, pull.header
+        hold_ms = header.suspend_timeout_ms if options.long_polling_enable else options.short_polling_ms
+        hold_ms = min(max(hold_ms, 0), options.long_poll_ms_max)
+        return self._long_polls.hold(
+            HeldPull(
+                channel=pull.channel,
+                queue=(header.topic, header.queue_id),
+                offset=plan.next_offset,
+                deadline_s=self._clock.monotonic() + hold_ms / 1000,
+                request=pull,
+                on_wake=self._on_wake,
+            )
+        )
+
+    def _on_wake(self, held: HeldPull[Pull], reason: Wake) -> None:
+        """Answer a held pull, or hold it on until its time is over."""
+        pull = held.request
+        if pull.channel.is_closed:
+            return
+        try:
+            result, plan = self._read(pull, held.offset)
+        except RequestRejected as error:
+            pull.channel.send(pull.command.reply(error.code, remark=error.remark))
+            return
+        except (StoreError, OSError) as error:
+            log.warning(events.PULL_FAILED, extra={"topic": pull.header.topic, "reason": str(error)})
+            pull.channel.send(pull.command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the store: {error}"))
+            return
+        if reason is Wake.NEW_MESSAGES:
+            if result.status is GetStatus.NO_MATCHED_MESSAGE and plan.next_offset >= result.max_offset:
+                # Nothing of it was for this group: it waits on behind what was looked at.
+                held.offset = plan.next_offset
+                if self._long_polls.hold(held):
+                    return
+            elif plan.can_hold and self._long_polls.hold(held):
+                return
+        self._answer(pull, result, plan)

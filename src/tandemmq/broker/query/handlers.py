@@ -1,0 +1,70 @@
+"""Single messages: by where they are stored (33), by key (12). Source: spec semantics 19, remoting 9.9."""
+
+from __future__ import annotations
+
+from tandemmq.broker.guards import invalid, require_topic
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.frame import encode_frame_head
+from tandemmq.protocol.requests.pull import QueryMessageRequest, QueryMessageResponse, ViewMessageRequest
+from tandemmq.remoting.channel import Channel
+from tandemmq.store.message_store import MessageStore
+
+UNIQUE_KEY_COUNT_MAX = 32
+KEY_LENGTH_MAX = 32_767
+ANSWER_BYTES_MAX = 8 * 1024 * 1024
+"""Ours: half a frame; a query that finds more answers with the first of it."""
+
+
+class QueryHandlers:
+    """Reads single messages from the store."""
+
+    def __init__(self, store: MessageStore, topics: TopicTable) -> None:
+        self._store = store
+        self._topics = topics
+
+    def handle_view(self, channel: Channel, command: Command) -> Command | None:
+        """VIEW_MESSAGE_BY_ID (33)."""
+        log_offset = command.decode(ViewMessageRequest).log_offset
+        record = self._store.read_record(log_offset) if log_offset >= 0 else None
+        if record is None:
+            raise RequestRejected(
+                f"no message is stored at log offset {log_offset}", code=ResponseCode.SYSTEM_ERROR
+            )
+        if not command.is_oneway:
+            channel.send_frame(encode_frame_head(command.reply(), len(record)), record)
+        return None
+
+    def handle_query(self, channel: Channel, command: Command) -> Command | None:
+        """QUERY_MESSAGE (12): messages with a key, newest first; clients check topic and key again."""
+        header = command.decode(QueryMessageRequest)
+        require_topic(self._topics, header.topic)
+        if not header.key or len(header.key) > KEY_LENGTH_MAX:
+            raise invalid(f"key must have 1 to {KEY_LENGTH_MAX} characters")
+        count_max = UNIQUE_KEY_COUNT_MAX if header.is_unique_key else header.count_max
+        if count_max < 1:
+            raise invalid(f"maxNum {count_max} must be at least 1")
+        offsets = self._store.query_keys(
+            header.topic, header.key, count_max, header.begin_at_ms, header.end_at_ms
+        )
+        records: list[memoryview] = []
+        size = 0
+        for offset in offsets:
+            record = self._store.read_record(offset)
+            if record is None:
+                continue
+            if records and size + len(record) > ANSWER_BYTES_MAX:
+                break
+            records.append(record)
+            size += len(record)
+        if not records:
+            raise RequestRejected(
+                f"no message of {header.topic} has the key {header.key[:64]!r} in that time",
+                code=ResponseCode.QUERY_NOT_FOUND,
+            )
+        response = QueryMessageResponse(index_updated_at_ms=0, index_log_offset=self._store.max_log_offset)
+        if not command.is_oneway:
+            channel.send_frame(encode_frame_head(command.reply(0, response), size), *records)
+        return None

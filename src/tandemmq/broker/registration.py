@@ -1,0 +1,204 @@
+"""Keeps the name servers informed: all topics at start and every period, changed ones at once.
+
+Each name server has a link of its own, so that a slow or dead one holds up no other. A link remembers which
+changes its server has not confirmed yet, because a server that saw a later change takes a full registration
+of the same version for nothing new (spec nameserver 3.5). An unreachable server costs one warning and is
+tried again soon.
+Source: spec nameserver 3.1, 3.4, 3.5 and 4; replication 7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from tandemmq.api.nameserver import BrokerIdentity, Registered, register_broker, unregister_broker
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.errors import ClientError, TandemError
+from tandemmq.protocol.bodies.register import RegisterBrokerBody
+from tandemmq.protocol.bodies.topic import PERMISSION_DEFAULT, TopicConfig, TopicConfigTable
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.runtime.ports import Clock
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 2.0
+"""How soon an unreachable name server is tried again; RocketMQ waits for the next period."""
+
+UNREGISTER_TIMEOUT_S = 3.0
+
+
+class Registration:
+    """The links to all name servers. `on_answer` gets what they say about the master, on each answer."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        topics: TopicTable,
+        client: RemotingClient,
+        clock: Clock,
+        scope: TaskScope,
+        on_answer: Callable[[Registered], None],
+    ) -> None:
+        self._options = options
+        self._topics = topics
+        self._scope = scope
+        self._on_answer = on_answer
+        self._is_started = False
+        self._links = [
+            NameServerLink(address, self, options=options, client=client, clock=clock)
+            for address in dict.fromkeys(options.name_servers)
+        ]
+        topics.on_change.append(self._on_topics_changed)
+
+    async def start(self, identity: BrokerIdentity) -> None:
+        """Returns when every name server was tried once."""
+        for link in self._links:
+            link.identity = identity
+            self._scope.start(f"register-{link.address}", link.run())
+        self._is_started = True
+        for link in self._links:
+            await link.first_try_done.wait()
+
+    async def stop(self) -> None:
+        """Take this broker out of all routes; the links' tasks are ended by their scope."""
+        if self._is_started:
+            self._is_started = False
+            await asyncio.gather(*(link.leave() for link in self._links))
+
+    def on_registered(self) -> None:
+        """One of the servers answered: pass on what the first that knows a master says."""
+        answers = [link.answer for link in self._links if link.answer is not None]
+        known = next((answer for answer in answers if answer.master_address), answers[0])
+        if not self._options.is_slave:
+            self._mark_ordered(known.order_topics)
+        self._on_answer(known)
+
+    def all_topics(self) -> TopicConfigTable:
+        return self._table(self._topics.names)
+
+    def changed_topics(self, names: Iterable[str]) -> TopicConfigTable:
+        return self._table(names)
+
+    def _table(self, names: Iterable[str]) -> TopicConfigTable:
+        configs = ((name, self._topics.get(name)) for name in names)
+        return TopicConfigTable(
+            data_version=self._topics.data_version,
+            topics={name: self._advertised(config) for name, config in configs if config is not None},
+        )
+
+    def _advertised(self, config: TopicConfig) -> TopicConfig:
+        """A broker that is not readable and writeable takes its topics' permissions down with it."""
+        allowed = self._options.broker_permission
+        if allowed == PERMISSION_DEFAULT:
+            return config
+        return msgspec.structs.replace(config, permission=config.permission & allowed)
+
+    def _mark_ordered(self, topics: Iterable[str]) -> None:
+        for name in topics:
+            config = self._topics.get(name)
+            if config is not None and not config.is_ordered:
+                version = self._topics.data_version
+                self._topics.put(msgspec.structs.replace(config, is_ordered=True), version.timestamp_ms)
+
+    def _on_topics_changed(self, names: list[str]) -> None:
+        # Name servers take topics from the master only, so a slave has nothing urgent to say.
+        if self._is_started and not self._options.is_slave:
+            for link in self._links:
+                link.tell_change(names)
+
+
+class NameServerLink:
+    """One name server: its task, and what it has not been told yet."""
+
+    def __init__(
+        self,
+        address: str,
+        owner: Registration,
+        *,
+        options: BrokerOptions,
+        client: RemotingClient,
+        clock: Clock,
+    ) -> None:
+        self.address = address
+        self.identity: BrokerIdentity | None = None
+        self.answer: Registered | None = None
+        self.first_try_done = asyncio.Event()
+        self._owner = owner
+        self._client = client
+        self._clock = clock
+        self._period_s = options.register_period_clamped_ms / 1000
+        self._timeout_s = options.register_timeout_ms / 1000
+        self._unconfirmed: dict[str, None] = {}
+        self._wake = asyncio.Event()
+        self._is_reachable = True
+
+    def tell_change(self, names: list[str]) -> None:
+        self._unconfirmed.update(dict.fromkeys(names))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Never returns."""
+        is_full = True
+        while True:
+            self._wake.clear()
+            is_ok = await self._register(is_full)
+            self.first_try_done.set()
+            is_full = not await self._wait_for_change(self._period_s if is_ok else RETRY_S) or not is_ok
+
+    async def leave(self) -> None:
+        """Unregister, if the server can be reached; it finds out by the closed connection otherwise."""
+        if self.identity is None or not self._is_reachable:
+            return
+        try:
+            await unregister_broker(self._client, self.address, self.identity, timeout_s=UNREGISTER_TIMEOUT_S)
+        except TandemError as error:
+            log.info(events.NAMESERVER_UNREACHABLE, extra={"address": self.address, "reason": str(error)})
+
+    async def _register(self, is_full: bool) -> bool:
+        """True when the server confirmed."""
+        assert self.identity is not None
+        told, self._unconfirmed = self._unconfirmed, {}
+        table = self._owner.all_topics() if is_full else self._owner.changed_topics(told)
+        if not table.topics:
+            return True  # only deletions: a name server is told of those by the tool that deletes
+        body = RegisterBrokerBody(filter_servers=(), topics=table)
+        try:
+            answer = await register_broker(
+                self._client, self.address, self.identity, body, timeout_s=self._timeout_s
+            )
+        except TandemError as error:
+            self._unconfirmed = told | self._unconfirmed
+            self._note_failure(error)
+            return False
+        if not self._is_reachable:
+            log.info(events.NAMESERVER_REACHED, extra={"address": self.address})
+        self._is_reachable = True
+        self.answer = answer
+        self._owner.on_registered()
+        return True
+
+    def _note_failure(self, error: TandemError) -> None:
+        """One line per outage, not one per try."""
+        if self._is_reachable:
+            event = (
+                events.NAMESERVER_UNREACHABLE if isinstance(error, ClientError) else events.NAMESERVER_REFUSED
+            )
+            log.warning(event, extra={"address": self.address, "reason": str(error)})
+        self._is_reachable = False
+
+    async def _wait_for_change(self, delay_s: float) -> bool:
+        """True when topics changed before the time was over."""
+        timer = self._clock.call_later(delay_s, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            timer.cancel()
+        return bool(self._unconfirmed)

@@ -1,0 +1,64 @@
+"""Which handler serves which request code: all of a broker's service on one screen.
+
+Codes of replication (21, 43, 45, 201, 907) come from `replica`; the fast listener serves everything but
+what may wait (spec remoting 5). A code that is not here is answered REQUEST_CODE_NOT_SUPPORTED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tandemmq.broker.parts import Parts
+from tandemmq.protocol.codes import RequestCode as Code
+from tandemmq.remoting.dispatch import Handler
+
+_MAIN_PORT_ONLY = frozenset((Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE))
+
+
+def build_routes(parts: Parts) -> dict[int, Handler]:
+    """Handlers of the main port."""
+    routes: dict[Code, Handler] = {
+        Code.SEND_MESSAGE: parts.sends.handle_send,
+        Code.SEND_MESSAGE_V2: parts.sends.handle_send_v2,
+        Code.SEND_BATCH_MESSAGE: parts.sends.handle_send_v2,
+        Code.CONSUMER_SEND_MSG_BACK: parts.send_back.handle_send_back,
+        Code.PULL_MESSAGE: parts.pulls.handle_pull,
+        Code.LITE_PULL_MESSAGE: parts.pulls.handle_pull,
+        Code.QUERY_CONSUMER_OFFSET: parts.offsets.handle_query,
+        Code.UPDATE_CONSUMER_OFFSET: parts.offsets.handle_update,
+        Code.SEARCH_OFFSET_BY_TIMESTAMP: parts.offsets.handle_search,
+        Code.GET_MAX_OFFSET: parts.offsets.handle_max,
+        Code.GET_MIN_OFFSET: parts.offsets.handle_min,
+        Code.GET_EARLIEST_MSG_STORETIME: parts.offsets.handle_earliest,
+        Code.INVOKE_BROKER_TO_RESET_OFFSET: parts.offsets.handle_reset,
+        Code.HEART_BEAT: parts.clients.handle_heartbeat,
+        Code.UNREGISTER_CLIENT: parts.clients.handle_unregister,
+        Code.GET_CONSUMER_LIST_BY_GROUP: parts.clients.handle_consumer_list,
+        Code.CHECK_CLIENT_CONFIG: parts.clients.handle_check_config,
+        Code.LOCK_BATCH_MQ: parts.locks.handle_lock,
+        Code.UNLOCK_BATCH_MQ: parts.locks.handle_unlock,
+        Code.UPDATE_AND_CREATE_TOPIC: parts.topics.handle_create,
+        Code.DELETE_TOPIC_IN_BROKER: parts.topics.handle_delete,
+        Code.GET_TOPIC_CONFIG: parts.topics.handle_show,
+        Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: parts.topics.handle_system_list,
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: parts.groups.handle_create,
+        Code.DELETE_SUBSCRIPTIONGROUP: parts.groups.handle_delete,
+        Code.GET_SUBSCRIPTIONGROUP_CONFIG: parts.groups.handle_show,
+        Code.QUERY_MESSAGE: parts.queries.handle_query,
+        Code.VIEW_MESSAGE_BY_ID: parts.queries.handle_view,
+        Code.GET_TOPIC_STATS_INFO: parts.progress.handle_topic_stats,
+        Code.GET_CONSUME_STATS: parts.progress.handle_consume_stats,
+        Code.QUERY_TOPIC_CONSUME_BY_WHO: parts.progress.handle_topic_consumers,
+        Code.QUERY_TOPICS_BY_CONSUMER: parts.progress.handle_group_topics,
+        Code.GET_CONSUMER_CONNECTION_LIST: parts.connections.handle_consumers,
+        Code.GET_PRODUCER_CONNECTION_LIST: parts.connections.handle_producers,
+        Code.GET_ALL_PRODUCER_INFO: parts.connections.handle_all_producers,
+        Code.GET_BROKER_RUNTIME_INFO: parts.runtime_info.handle_runtime_info,
+        Code.GET_BROKER_CONFIG: parts.runtime_info.handle_config,
+    }
+    return {int(code): handler for code, handler in routes.items()}
+
+
+def fast_routes(routes: Mapping[int, Handler]) -> dict[int, Handler]:
+    """Handlers of the fast listener at listenPort - 2."""
+    return {code: handler for code, handler in routes.items() if code not in _MAIN_PORT_ONLY}

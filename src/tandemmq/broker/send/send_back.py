@@ -1,0 +1,132 @@
+"""CONSUMER_SEND_MSG_BACK: a message that could not be consumed is stored again, for later or as a dead
+letter.
+
+Source: spec semantics 7.1, remoting 9.6.
+"""
+
+from __future__ import annotations
+
+from tandemmq.broker.guards import require_group
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.send.delay import DelayRule
+from tandemmq.broker.topics.auto_create import TopicCreator
+from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.errors import Busy, NotPermitted, RequestRejected
+from tandemmq.protocol import properties as names
+from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.codes import VERSION_MAX_RETRY_HONOURED, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.record import NewRecord, Record, RecordError, decode_record, tag_hash_of
+from tandemmq.protocol.requests.send import SendBackRequest
+from tandemmq.protocol.sys_flag import without_transaction
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock, Random
+from tandemmq.store.message_store import MessageStore
+from tandemmq.store.outcomes import PutStatus
+
+FIRST_DELAY_LEVEL = 3
+
+
+class SendBackHandlers:
+    """Stores messages again for their group's retry or dead letter topic."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        store: MessageStore,
+        groups: GroupTable,
+        creator: TopicCreator,
+        delay: DelayRule,
+        clock: Clock,
+        chance: Random,
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._groups = groups
+        self._creator = creator
+        self._delay = delay
+        self._clock = clock
+        self._chance = chance
+
+    def handle_send_back(self, channel: Channel, command: Command) -> Command | None:
+        """CONSUMER_SEND_MSG_BACK (36)."""
+        header = command.decode(SendBackRequest)
+        options = self._options
+        now_ms = self._clock.now_ms()
+        if options.is_slave:
+            raise Busy("[REJECTREQUEST] a slave stores nothing: send the message back to the master")
+        group = require_group(self._groups, header.group, now_ms)
+        if not options.is_writeable:
+            raise NotPermitted(f"the broker {options.broker_name} is not writeable")
+        if group.retry_queue_count <= 0:
+            return command.reply()
+        target = self._creator.create_retry_topic(
+            group.name, queue_count=group.retry_queue_count, is_unit=header.is_unit_mode
+        )
+        if not target.is_writable:
+            raise NotPermitted(f"the topic {target.name} is not writeable (permission {target.permission})")
+        message = self._load(header.log_offset)
+        retry_count_max = group.retry_count_max
+        if header.retry_count_max is not None and command.version >= VERSION_MAX_RETRY_HONOURED:
+            retry_count_max = header.retry_count_max
+        delay_level = 0
+        if message.retry_count >= retry_count_max or header.delay_level < 0:
+            target = self._creator.create_dlq_topic(group.name)
+        else:
+            delay_level = header.delay_level or FIRST_DELAY_LEVEL + message.retry_count
+        record = self._copy(message, target, min(delay_level, self._delay.level_max))
+        if delay_level > 0:
+            self._delay.postpone(record, min(delay_level, self._delay.level_max), now_ms)
+        self._append(channel, command, record)
+        return None
+
+    def _load(self, log_offset: int) -> Record:
+        raw = self._store.read_record(log_offset) if log_offset >= 0 else None
+        if raw is not None:
+            try:
+                return decode_record(raw, check_crc=False)
+            except RecordError:
+                pass
+        raise RequestRejected(
+            f"no message is stored at log offset {log_offset}", code=ResponseCode.SYSTEM_ERROR
+        )
+
+    def _copy(self, message: Record, target: TopicConfig, delay_level: int) -> NewRecord:
+        pairs = dict(message.properties)
+        pairs.setdefault(names.RETRY_TOPIC, message.topic)
+        pairs.setdefault(names.ORIGIN_MESSAGE_ID, message.message_id)
+        pairs[names.WAIT] = "false"
+        for name in (names.DELAY, names.REAL_TOPIC, names.REAL_QID, names.TRAN_MSG):
+            pairs.pop(name, None)
+        if delay_level > 0:
+            pairs[names.DELAY] = str(delay_level)
+        properties = encode_properties(pairs)
+        return NewRecord(
+            topic=target.name,
+            queue_id=self._chance.below(max(1, target.write_queue_count)),
+            body=message.body,
+            properties=properties,
+            born_at_ms=message.born_at_ms,
+            born_host=message.born_host,
+            tag_hash=tag_hash_of(properties),
+            flag=message.flag,
+            sys_flag=without_transaction(message.sys_flag),
+            retry_count=message.retry_count + 1,
+            keys=message.keys,
+            unique_key=message.unique_key,
+            wait_stored=False,
+        )
+
+    def _append(self, channel: Channel, command: Command, record: NewRecord) -> None:
+        def answer(status: PutStatus) -> None:
+            if command.is_oneway:
+                return
+            if status is PutStatus.PUT_OK:
+                channel.send(command.reply())
+            else:
+                remark = f"the message was not stored again: {status.value}"
+                channel.send(command.reply(ResponseCode.SYSTEM_ERROR, remark=remark))
+
+        self._store.append([record], answer)

@@ -1,0 +1,76 @@
+"""Counters of one broker, and rates over the last 10 s, 1 min and 10 min. Pure; time is passed in.
+
+Handlers add to the counters; `sample` is called every `SAMPLE_PERIOD_S`. Source: spec semantics 22.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+SAMPLE_PERIOD_S = 10
+WINDOWS_S = (10, 60, 600)
+
+
+class Counters(NamedTuple):
+    """All counters at one moment."""
+
+    at_s: float
+    put_count: int
+    put_bytes: int
+    got_count: int
+    got_bytes: int
+    found_count: int
+    missed_count: int
+
+
+class BrokerStats:
+    """The counters; each only grows."""
+
+    __slots__ = (
+        "_samples",
+        "found_count",
+        "got_bytes",
+        "got_count",
+        "missed_count",
+        "put_bytes",
+        "put_count",
+        "refused_count",
+    )
+
+    def __init__(self, now_s: float) -> None:
+        self.put_count = 0  # messages handed to the store
+        self.put_bytes = 0
+        self.refused_count = 0  # sends answered with an error
+        self.got_count = 0  # messages sent to consumers
+        self.got_bytes = 0
+        self.found_count = 0  # pulls that found something
+        self.missed_count = 0
+        self._samples: deque[Counters] = deque(
+            [self._now(now_s)], maxlen=WINDOWS_S[-1] // SAMPLE_PERIOD_S + 1
+        )
+
+    def sample(self, now_s: float) -> None:
+        self._samples.append(self._now(now_s))
+
+    def rates(self, name: str, now_s: float) -> tuple[float, ...]:
+        """Per second, over each of the windows; a young broker's windows are as long as it is old."""
+        now = self._now(now_s)
+        rates = []
+        for window_s in WINDOWS_S:
+            since = next((s for s in self._samples if s.at_s >= now_s - window_s - 0.5), self._samples[-1])
+            elapsed_s = now_s - since.at_s
+            grown = getattr(now, name) - getattr(since, name)
+            rates.append(grown / elapsed_s if elapsed_s > 0 else 0.0)
+        return tuple(rates)
+
+    def _now(self, now_s: float) -> Counters:
+        return Counters(
+            now_s,
+            self.put_count,
+            self.put_bytes,
+            self.got_count,
+            self.got_bytes,
+            self.found_count,
+            self.missed_count,
+        )

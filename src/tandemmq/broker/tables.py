@@ -1,0 +1,85 @@
+"""The tables of one broker and their files: built, loaded, saved (spec store 18, semantics 16.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
+from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.replica import ReplicaTables
+from tandemmq.broker.table_file import TableFile, TableSaver, load_table
+from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.broker.topics.system_topics import SYSTEM_GROUPS_AT_START, system_topics
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.runtime.ports import Clock, Disk
+
+SAVE_SOON_MS = 100
+"""Topics and groups change rarely and matter much: they are saved as soon as a burst of changes is over."""
+
+
+class Tables:
+    """Topics, groups and offsets, each with its file under `config/`."""
+
+    def __init__(self, options: BrokerOptions, directory: Path, *, disk: Disk, clock: Clock) -> None:
+        self._options = options
+        self._directory = directory
+        self._disk = disk
+        self._clock = clock
+        self.saver = TableSaver(disk=disk, clock=clock)
+        self.topics = TopicTable(count_max=options.topic_count_max)
+        self.groups = GroupTable(
+            auto_create=options.auto_create_group,
+            create_system_groups=options.create_system_groups,
+            count_max=options.group_count_max,
+            is_replica=options.is_slave,
+        )
+        self.offsets = OffsetTable(
+            version_step=options.consumer_offset_version_step, key_count_max=options.offset_key_count_max
+        )
+        self.delay_offsets = DelayOffsetTable(version_step=options.delay_offset_version_step)
+        self.topic_file = self._add("topics.json", self.topics.encode, SAVE_SOON_MS)
+        self.group_file = self._add("subscriptionGroup.json", self.groups.encode, SAVE_SOON_MS)
+        self._offset_file = self._add(
+            "consumerOffset.json", self.offsets.encode, options.consumer_offset_flush_ms
+        )
+        self._delay_file = self._add(
+            "delayOffset.json", self.delay_offsets.encode, options.delay_offset_flush_ms
+        )
+
+    def load(self, *, delay_level_count: int) -> None:
+        """Read the files, then add what every broker has from its first start.
+
+        Raises:  ConfigError for a file that cannot be read although it has content.
+        """
+        self._disk.make_dirs(self._directory)
+        for file, load in (
+            (self.topic_file, self.topics.load),
+            (self.group_file, self.groups.load),
+            (self._offset_file, self.offsets.load),
+            (self._delay_file, self.delay_offsets.load),
+        ):
+            load_table(file.path, load, disk=self._disk)
+        self.topics.on_change.append(lambda _names: self.saver.mark(self.topic_file))
+        self.groups.on_change.append(partial(self.saver.mark, self.group_file))
+        self.offsets.on_change.append(partial(self.saver.mark, self._offset_file))
+        self.delay_offsets.on_change.append(partial(self.saver.mark, self._delay_file))
+        if not self._options.is_slave:
+            now_ms = self._clock.now_ms()
+            self.topics.add_missing(system_topics(self._options, delay_level_count=delay_level_count), now_ms)
+            self.groups.add_missing(SYSTEM_GROUPS_AT_START, now_ms)
+
+    @property
+    def replicated(self) -> ReplicaTables:
+        """What a slave copies from its master."""
+        return ReplicaTables(
+            topics=self.topics,
+            groups=self.groups,
+            consumer_offsets=self.offsets,
+            delay_offsets=self.delay_offsets,
+        )
+
+    def _add(self, name: str, encode: Callable[[], bytes], delay_ms: int) -> TableFile:
+        return self.saver.add(self._directory / name, encode, delay_ms=delay_ms)

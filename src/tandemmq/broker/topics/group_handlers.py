@@ -1,0 +1,82 @@
+"""Groups by request: create or change (200), delete (207), show one (352). Source: spec semantics 16.4."""
+
+from __future__ import annotations
+
+from tandemmq.broker.guards import invalid, read_body
+from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.table_file import TableFile, TableSaver
+from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.errors import GroupNotFound, NotPermitted
+from tandemmq.protocol.bodies.group import decode_group_config, encode_group_config
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.topic import DeleteGroupRequest, GroupConfigRequest
+from tandemmq.protocol.topic_names import group_fault
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock
+
+RETRY_QUEUE_COUNT_MAX = 1_024
+_INT32_MAX = 2**31 - 1
+
+
+class GroupHandlers:
+    """Changes the group table; a change is on disk before it is answered."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        groups: GroupTable,
+        offsets: OffsetTable,
+        saver: TableSaver,
+        file: TableFile,
+        clock: Clock,
+    ) -> None:
+        self._options = options
+        self._groups = groups
+        self._offsets = offsets
+        self._saver = saver
+        self._file = file
+        self._clock = clock
+
+    async def handle_create(self, channel: Channel, command: Command) -> Command:
+        """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
+        config = read_body(decode_group_config, command.body)
+        self._require_master()
+        fault = group_fault(config.name)
+        if fault:
+            raise invalid(f"groupName: {fault}")
+        for name, value, high in (
+            ("retryQueueNums", config.retry_queue_count, RETRY_QUEUE_COUNT_MAX),
+            ("brokerId", config.broker_id, _INT32_MAX),
+            ("whichBrokerWhenConsumeSlowly", config.slow_read_broker_id, _INT32_MAX),
+        ):
+            if not 0 <= value <= high:
+                raise invalid(f"{name} {value} of the group {config.name} is outside 0..{high}")
+        if not -1 <= config.retry_count_max <= _INT32_MAX or not 0 <= config.sys_flag <= _INT32_MAX:
+            raise invalid(f"retryMaxTimes or groupSysFlag of the group {config.name} is no 32-bit number")
+        if self._groups.put(config, self._clock.now_ms()):
+            await self._saver.save(self._file)
+        return command.reply()
+
+    async def handle_delete(self, channel: Channel, command: Command) -> Command:
+        """DELETE_SUBSCRIPTIONGROUP (207); its offsets go when the request says so."""
+        header = command.decode(DeleteGroupRequest)
+        self._require_master()
+        if header.cleans_offsets or header.removes_offsets:
+            self._offsets.drop_group(header.group)
+        if self._groups.remove(header.group, self._clock.now_ms()):
+            await self._saver.save(self._file)
+        return command.reply()
+
+    def handle_show(self, channel: Channel, command: Command) -> Command:
+        """GET_SUBSCRIPTIONGROUP_CONFIG (352)."""
+        name = command.decode(GroupConfigRequest).group
+        config = self._groups.get(name)
+        if config is None:
+            raise GroupNotFound(f"the group {name[:160]!r} does not exist")
+        return command.reply(body=encode_group_config(config))
+
+    def _require_master(self) -> None:
+        if self._options.is_slave:
+            raise NotPermitted("a slave takes its groups from its master: change them there")

@@ -1,0 +1,137 @@
+"""Topics by request: create or change (17), delete (215), show one (351), list the system's (305).
+
+Source: spec semantics 16.3, remoting 8.6.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tandemmq.broker.guards import invalid, require_topic
+from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.options import PERMISSION_MAX, BrokerOptions
+from tandemmq.broker.table_file import TableFile, TableSaver
+from tandemmq.broker.topics.attributes import apply_attributes
+from tandemmq.broker.topics.system_topics import system_topic_names
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.errors import NotPermitted
+from tandemmq.protocol.bodies.topic import TopicConfig, encode_topic_config, encode_topic_list
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.topic import CreateTopicRequest, DeleteTopicRequest, TopicConfigRequest
+from tandemmq.protocol.topic_names import is_system_topic, topic_fault
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock
+from tandemmq.store.message_store import MessageStore
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+QUEUE_COUNT_MAX = 65_536
+"""Ours: a queue id has 32 bits, but every queue with messages is a directory and a file."""
+
+_FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+
+
+class TopicHandlers:
+    """Changes the topic table; a change is on disk before it is answered."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        topics: TopicTable,
+        offsets: OffsetTable,
+        store: MessageStore,
+        saver: TableSaver,
+        file: TableFile,
+        clock: Clock,
+    ) -> None:
+        self._options = options
+        self._topics = topics
+        self._offsets = offsets
+        self._store = store
+        self._saver = saver
+        self._file = file
+        self._clock = clock
+        self._system_names = system_topic_names(options)
+
+    async def handle_create(self, channel: Channel, command: Command) -> Command:
+        """UPDATE_AND_CREATE_TOPIC (17)."""
+        header = command.decode(CreateTopicRequest)
+        self._require_master()
+        self._check(header)
+        before = self._topics.get(header.topic)
+        attributes = apply_attributes(
+            {} if before is None else before.attributes,
+            header.attributes,
+            is_new=before is None,
+            is_mixed_allowed=self._options.mixed_message_type_enable,
+        )
+        config = TopicConfig(
+            name=header.topic,
+            read_queue_count=header.read_queue_count,
+            write_queue_count=header.write_queue_count,
+            permission=header.permission,
+            filter_type=header.topic_filter_type,
+            sys_flag=header.topic_sys_flag or 0,
+            is_ordered=header.is_ordered,
+            attributes=attributes,
+        )
+        if self._topics.put(config, self._clock.now_ms()):
+            log.info(
+                events.TOPIC_CREATED if before is None else events.TOPIC_CHANGED,
+                extra={"topic": config.name, "queue_count": config.write_queue_count, "peer": channel.peer},
+            )
+            await self._saver.save(self._file)
+        return command.reply()
+
+    async def handle_delete(self, channel: Channel, command: Command) -> Command:
+        """DELETE_TOPIC_IN_BROKER (215): its offsets and queues go too; an unknown topic is no error."""
+        topic = command.decode(DeleteTopicRequest).topic
+        self._require_master()
+        fault = topic_fault(topic)
+        if fault:
+            raise invalid(fault)
+        if self._options.validate_system_topic_when_update and self._is_system(topic):
+            raise invalid(f"the topic {topic} belongs to the system and must not be deleted")
+        if self._topics.remove(topic, self._clock.now_ms()):
+            self._offsets.drop_topic(topic)
+            self._store.drop_topic(topic)
+            log.info(events.TOPIC_DELETED, extra={"topic": topic, "peer": channel.peer})
+            await self._saver.save(self._file)
+        return command.reply()
+
+    def handle_show(self, channel: Channel, command: Command) -> Command:
+        """GET_TOPIC_CONFIG (351)."""
+        config = require_topic(self._topics, command.decode(TopicConfigRequest).topic)
+        return command.reply(body=encode_topic_config(config))
+
+    def handle_system_list(self, channel: Channel, command: Command) -> Command:
+        """GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305)."""
+        return command.reply(body=encode_topic_list(sorted(self._system_names)))
+
+    def _check(self, header: CreateTopicRequest) -> None:
+        fault = topic_fault(header.topic)
+        if fault:
+            raise invalid(fault)
+        if self._options.validate_system_topic_when_update and self._is_system(header.topic):
+            raise invalid(f"the topic {header.topic} belongs to the system and must not be changed")
+        for name, count in (
+            ("readQueueNums", header.read_queue_count),
+            ("writeQueueNums", header.write_queue_count),
+        ):
+            if not 0 <= count <= QUEUE_COUNT_MAX:
+                raise invalid(f"{name} {count} is outside 0..{QUEUE_COUNT_MAX}")
+        if not 0 <= header.permission <= PERMISSION_MAX:
+            raise invalid(f"perm {header.permission} is outside 0..{PERMISSION_MAX}")
+        if header.topic_filter_type not in _FILTER_TYPES:
+            raise invalid(
+                f"topicFilterType {header.topic_filter_type[:32]!r} is none of {', '.join(_FILTER_TYPES)}"
+            )
+
+    def _is_system(self, topic: str) -> bool:
+        return topic in self._system_names or is_system_topic(topic)
+
+    def _require_master(self) -> None:
+        if self._options.is_slave:
+            raise NotPermitted("a slave takes its topics from its master: change them there")
