@@ -21,6 +21,7 @@ from tandemmq.store.confirm import AckTable, OnDone
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.dispatcher import Dispatcher, DispatchListener
 from tandemmq.store.flusher import Flusher
+from tandemmq.store.key_indexes import KeyIndexes
 from tandemmq.store.lock import StoreMarks
 from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
 from tandemmq.store.outcomes import Appended, GetResult, PutStatus
@@ -29,6 +30,7 @@ from tandemmq.store.reader import GET_BYTES_MAX, Reader
 from tandemmq.store.recovery import Recovered, Recovery
 from tandemmq.store.replica_log import ReplicaLog
 from tandemmq.store.replies import Replies, Sends
+from tandemmq.store.retention import Cleaner
 from tandemmq.store.segment import OpenFiles
 from tandemmq.store.segmented_log import SegmentedLog
 from tandemmq.store.table_flusher import TableFlusher
@@ -73,11 +75,14 @@ class MessageStore:
         )
         self._queues = ConsumeQueues(options, self._paths, disk, self._files)
         self._checkpoint = Checkpoint(self._paths, disk)
+        self._indexes = (
+            KeyIndexes(options, self._paths, disk=disk, clock=clock) if options.key_index_enable else None
+        )
         self._dispatcher = Dispatcher(
             options,
             log=self._log,
             queues=self._queues,
-            keys=None,
+            keys=self._indexes,
             admission=self._admission,
             dispatched=self.dispatched,
         )
@@ -126,6 +131,8 @@ class MessageStore:
         self._checkpoint.load()
         stale_bytes_max = self.options.consume_queue_file_bytes if has_abort else 4096
         self._queues.load(stale_bytes_max=stale_bytes_max)
+        if self._indexes is not None:
+            self._indexes.load(has_abort=has_abort)
         recovered = await Recovery(
             log=self._log,
             queues=self._queues,
@@ -134,6 +141,8 @@ class MessageStore:
             clock=self._clock,
             check_crc=self.options.check_crc_on_recover,
         ).run(has_abort=has_abort)
+        if self._indexes is not None:
+            self._indexes.cut(self._log.end)
         self._restore(recovered)
         self._build_writers(recovered.stored_at_ms)
         # Entries that the scan added are durable before anything relies on them.
@@ -191,7 +200,7 @@ class MessageStore:
         self._table_flusher = TableFlusher(
             self.options,
             queues=self._queues,
-            indexes=None,
+            indexes=self._indexes,
             checkpoint=self._checkpoint,
             dispatcher=self._dispatcher,
             flusher=self._flusher,
@@ -201,6 +210,17 @@ class MessageStore:
             admission=self._admission,
         )
         self._flusher.flushed_stored_at_ms = stored_at_ms
+        self._cleaner = Cleaner(
+            self.options,
+            log=self._log,
+            queues=self._queues,
+            indexes=self._indexes,
+            admission=self._admission,
+            disk=self._disk,
+            clock=self._clock,
+            flushed=self.flushed,
+            dispatched=self.dispatched,
+        )
 
     def _connect(self) -> None:
         """Let each watermark follow the one that it depends on, and start the clocks."""
@@ -211,6 +231,7 @@ class MessageStore:
         self.set_role(self.role)
         self._flusher.start()
         self._table_flusher.start()
+        self._cleaner.start()
 
     async def close(self) -> None:
         """Everything accepted is written, flushed and dispatched; then the directory is left as after a
@@ -224,6 +245,7 @@ class MessageStore:
         self._is_open = False
         self._appender.write_staged()
         self._admission.block(_CLOSED, "the store is closed")
+        self._cleaner.stop()
         await self._flusher.stop()
         await self._table_flusher.stop()
         is_clean = False
@@ -236,6 +258,8 @@ class MessageStore:
             for mark in (self.appended, self.flushed, self.confirmed, self.dispatched):
                 mark.close()
             await self._tasks.close()
+            if self._indexes is not None:
+                self._indexes.close()
             self._files.close()
             if is_clean:
                 self._marks.remove_abort()
@@ -403,7 +427,10 @@ class MessageStore:
 
     def query_keys(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
         """Log offsets of records with this key, ascending; hash collisions are among them (spec store 8)."""
-        return []
+        if self._indexes is None:
+            return []
+        found = self._indexes.query(topic, key, count_max, begin_ms, end_ms)
+        return [log_offset for log_offset in found if log_offset >= self._log.begin]
 
     def on_dispatch(self, callback: DispatchListener) -> None:
         """`callback({(topic, queue_id): max_offset})` is called after each batch that became readable."""
@@ -412,6 +439,10 @@ class MessageStore:
     def drop_topic(self, topic: str) -> None:
         """Delete the topic's queues; its records stay in the log until they expire."""
         self._queues.drop_topic(topic)
+
+    def clean(self) -> int:
+        """Delete expired log files now instead of at the next round; how many (spec store 19)."""
+        return self._cleaner.clean()
 
     def queue_keys(self) -> Sequence[tuple[str, int]]:
         """The (topic, queue_id) of every queue that exists."""

@@ -1,0 +1,284 @@
+"""One hash file: from the hash of a key to the log offsets of records with it, newest first.
+
+Invariants: entry 0 is never used; an entry's `previous` is the older one of its chain; offsets rise with the
+            entry number. The header on disk counts only entries that are synced; slots on disk may be newer
+            or torn after a crash, so a crashed file's slots are built again from its entries.
+Strategy:   many keys at once through numpy. Entries are one write; slots stay in memory until a flush,
+            because each is 4 bytes in a random place. Only the file being filled holds its slots in memory.
+Source:     spec store 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tandemmq.runtime.ports import Disk, File
+
+HEADER = Struct(">qqqqii")
+SLOT_BYTES = 4
+ENTRY = np.dtype([("hash", ">i4"), ("log_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+ENTRY_BYTES = ENTRY.itemsize
+SLOTS_PER_PAGE = 1024
+ENTRIES_PER_READ = 65_536
+_ENTRY = Struct(">iqii")
+_SLOT = Struct(">i")
+_SECONDS_MAX = 2**31 - 1
+
+Ints: TypeAlias = NDArray[np.int64]
+
+
+class IndexHeader(msgspec.Struct):
+    """The first 40 bytes; `next_entry` counts from 1."""
+
+    begin_ms: int = 0
+    end_ms: int = 0
+    begin_log_offset: int = 0
+    end_log_offset: int = 0
+    used_slot_count: int = 0
+    next_entry: int = 1
+
+
+class KeyIndex:
+    """One file of `slot_count` slots and `entry_count` entries."""
+
+    def __init__(self, path: Path, slot_count: int, entry_count: int, disk: Disk) -> None:
+        self.path = path
+        self.header = IndexHeader()
+        self._slot_count = slot_count
+        self._entry_count = entry_count
+        self._disk = disk
+        self._file: File | None = None
+        self._slots: NDArray[np.int32] | None = None
+        self._dirty = np.zeros(-(-slot_count // SLOTS_PER_PAGE), dtype=np.bool_)
+
+    @property
+    def size_bytes(self) -> int:
+        return HEADER.size + SLOT_BYTES * self._slot_count + ENTRY_BYTES * self._entry_count
+
+    @property
+    def is_full(self) -> bool:
+        return self.header.next_entry >= self._entry_count
+
+    @property
+    def file(self) -> File:
+        """The open file."""
+        if self._file is None:
+            self._file = self._disk.open(self.path)
+        return self._file
+
+    def create(self, older: IndexHeader | None) -> None:
+        """Make the file; it inherits times and offsets of the one before until its first entry.
+
+        Raises:  OSError, and then there is no file.
+        """
+        self._file = self._disk.create(self.path, self.size_bytes, sparse=True)
+        self._slots = np.zeros(self._slot_count, dtype=np.int32)
+        if older is not None:
+            self.header = IndexHeader(older.end_ms, older.end_ms, older.end_log_offset, older.end_log_offset)
+
+    def load_header(self) -> bool:
+        """Read the header; False when the file is not of this form."""
+        if self._disk.size(self.path) != self.size_bytes:
+            return False
+        header = IndexHeader(*HEADER.unpack(self.file.pread(0, HEADER.size)))
+        header.next_entry = max(1, header.next_entry)
+        if header.next_entry > self._entry_count:
+            return False
+        self.header = header
+        return True
+
+    # Filling.
+
+    def put_many(self, hashes: Ints, log_offsets: Ints, stored_at_ms: Ints) -> int:
+        """Add as many of the keys as fit, in order; how many that were.
+
+        Raises:  OSError, and then nothing was added.
+        """
+        header = self.header
+        count = min(len(hashes), self._entry_count - header.next_entry)
+        if count <= 0:
+            return 0
+        hashes, log_offsets, stored_at_ms = hashes[:count], log_offsets[:count], stored_at_ms[:count]
+        slots = self._loaded_slots()
+        numbers = np.arange(header.next_entry, header.next_entry + count, dtype=np.int32)
+        places = hashes % self._slot_count
+        order = np.argsort(places, kind="stable")
+        ordered = places[order]
+        is_first = np.ones(count, dtype=np.bool_)
+        is_first[1:] = ordered[1:] != ordered[:-1]
+        previous = np.empty(count, dtype=np.int32)
+        previous[order[1:]] = numbers[order[:-1]]
+        previous[order[is_first]] = slots[ordered[is_first]]
+
+        begin_ms = int(stored_at_ms[0]) if header.next_entry == 1 else header.begin_ms
+        seconds = np.clip((stored_at_ms - begin_ms) // 1000, 0, _SECONDS_MAX) if begin_ms > 0 else 0
+        entries = np.empty(count, dtype=ENTRY)
+        entries["hash"] = hashes
+        entries["log_offset"] = log_offsets
+        entries["seconds"] = seconds
+        entries["previous"] = previous
+        self.file.pwrite(self._entry_at(header.next_entry), (entries.tobytes(),))
+
+        is_last = np.ones(count, dtype=np.bool_)
+        is_last[:-1] = is_first[1:]
+        header.used_slot_count += int((previous[order[is_first]] == 0).sum())
+        slots[ordered[is_last]] = numbers[order[is_last]]
+        self._dirty[ordered // SLOTS_PER_PAGE] = True
+        if header.next_entry == 1:
+            header.begin_ms = begin_ms
+            header.begin_log_offset = int(log_offsets[0])
+        header.next_entry += count
+        header.end_ms = int(stored_at_ms[-1])
+        header.end_log_offset = int(log_offsets[-1])
+        return count
+
+    def _entry_at(self, number: int) -> int:
+        return HEADER.size + SLOT_BYTES * self._slot_count + ENTRY_BYTES * number
+
+    def _loaded_slots(self) -> NDArray[np.int32]:
+        if self._slots is None:
+            raw = self.file.pread(HEADER.size, SLOT_BYTES * self._slot_count)
+            slots = np.frombuffer(raw, dtype=">i4").astype(np.int32)
+            slots[(slots < 0) | (slots >= self.header.next_entry)] = 0
+            self._slots = slots
+        return self._slots
+
+    def write_and_sync(self) -> bool:
+        """Put everything on disk; False if the disk took no write. Blocks: runs off the loop.
+
+        The header goes last, so that it never counts entries that a power cut may take.
+        Raises:  OSError when an fsync failed.
+        """
+        header = HEADER.pack(*msgspec.structs.astuple(self.header))
+        file = self.file
+        try:
+            if self._slots is not None:
+                self._write_slots(file, self._slots)
+        except OSError:
+            return False
+        file.sync()
+        try:
+            file.pwrite(0, (header,))
+        except OSError:
+            return False
+        file.sync()
+        return True
+
+    def _write_slots(self, file: File, slots: NDArray[np.int32]) -> None:
+        """Write the pages of slots that changed, neighbours together."""
+        pages = np.flatnonzero(self._dirty)
+        self._dirty[pages] = False
+        for run in np.split(pages, np.flatnonzero(np.diff(pages) > 1) + 1):
+            if len(run):
+                begin = int(run[0]) * SLOTS_PER_PAGE
+                part = slots[begin : (int(run[-1]) + 1) * SLOTS_PER_PAGE]
+                file.pwrite(HEADER.size + SLOT_BYTES * begin, (part.astype(">i4").tobytes(),))
+
+    def drop_slots(self) -> None:
+        """The file is full and on disk: its slots are read from there from now on."""
+        self._slots = None
+
+    # After a crash.
+
+    def rebuild_slots(self) -> bool:
+        """Build the slots from the entries; False when the entries contradict each other."""
+        slots = np.zeros(self._slot_count, dtype=np.int32)
+        newest = -1
+        for first, entries in self._entry_blocks():
+            offsets = entries["log_offset"].astype(np.int64)
+            numbers = np.arange(first, first + len(entries), dtype=np.int32)
+            is_rising = bool((np.diff(offsets, prepend=newest) >= 0).all())
+            previous = entries["previous"]
+            if not is_rising or bool(((previous < 0) | (previous >= numbers)).any()):
+                return False
+            newest = int(offsets[-1])
+            # Of several values for one place numpy keeps the last, which is the newest entry.
+            slots[entries["hash"].astype(np.int64) % self._slot_count] = numbers
+        self._slots = slots
+        self._dirty[:] = True
+        self.header.used_slot_count = int(np.count_nonzero(slots))
+        return True
+
+    def cut(self, log_end: int) -> bool:
+        """Forget entries of records from `log_end` on; False when no entry or no sound one is left."""
+        header = self.header
+        kept = 0
+        last: Any = None
+        for _first, entries in self._entry_blocks():
+            below = int(np.count_nonzero(entries["log_offset"] < log_end))
+            kept += below
+            if below:
+                last = entries[below - 1]
+            if below < len(entries):
+                break
+        if last is None:
+            return False
+        header.next_entry = kept + 1
+        header.end_log_offset = int(last["log_offset"])
+        header.end_ms = header.begin_ms + int(last["seconds"]) * 1000 + 999
+        return self.rebuild_slots()
+
+    def _entry_blocks(self) -> Iterator[tuple[int, NDArray[Any]]]:
+        """All entries in blocks, with the number of each block's first."""
+        next_entry = self.header.next_entry
+        for first in range(1, next_entry, ENTRIES_PER_READ):
+            count = min(ENTRIES_PER_READ, next_entry - first)
+            raw = self.file.pread(self._entry_at(first), count * ENTRY_BYTES)
+            yield first, np.frombuffer(raw, dtype=ENTRY)
+
+    # Reading.
+
+    def find(self, key_hash: int, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Log offsets of records with this hash stored from `begin_ms` to `end_ms`, newest first."""
+        header = self.header
+        found: list[int] = []
+        number = self._slot(key_hash % self._slot_count) if header.next_entry > 1 else 0
+        while 0 < number < header.next_entry and len(found) < count_max:
+            raw = self.file.pread(self._entry_at(number), ENTRY_BYTES)
+            entry_hash, log_offset, seconds, previous = _ENTRY.unpack(raw)
+            stored_at_ms = header.begin_ms + seconds * 1000
+            if seconds < 0 or stored_at_ms + 999 < begin_ms:
+                break
+            if entry_hash == key_hash and stored_at_ms <= end_ms:
+                found.append(log_offset)
+            if previous >= number:
+                break
+            number = previous
+        return found
+
+    def _slot(self, place: int) -> int:
+        if self._slots is not None:
+            return int(self._slots[place])
+        value: int = _SLOT.unpack(self.file.pread(HEADER.size + SLOT_BYTES * place, SLOT_BYTES))[0]
+        return value
+
+    def overlaps(self, begin_ms: int, end_ms: int) -> bool:
+        """True when records of this time may be in the file."""
+        return (
+            self.header.next_entry > 1 and self.header.begin_ms <= end_ms and begin_ms <= self.header.end_ms
+        )
+
+    def close(self) -> None:
+        """Close the handle; the next use opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def remove(self) -> None:
+        """Delete the file."""
+        self.close()
+        self._disk.remove(self.path)
+
+
+def fold_hashes(hashes: NDArray[np.int32]) -> NDArray[Any]:
+    """Java's string hashes as the index uses them: absolute, and 0 for the one without a positive twin."""
+    folded = np.abs(hashes.astype(np.int64))
+    folded[folded > _SECONDS_MAX] = 0
+    return folded

@@ -1,0 +1,228 @@
+"""The sequence of key index files: fed by the dispatcher, asked by queries for a key.
+
+Invariants: files are ordered by name, which is the local time of their making; only the last one is filled.
+Strategy:   dispatched records are only collected; their keys are hashed and put many at once, when enough
+            came, after a moment, or when someone asks. A disk that takes no index writes ends the indexing,
+            not the broker: keys are a help for people, no part of delivery.
+Source:     spec store 8.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+import numpy as np
+
+from tandemmq.protocol.java_hash import java_hashes, key_hash
+from tandemmq.runtime.ports import Clock, Disk, TimerHandle
+from tandemmq.store.appender import Unit
+from tandemmq.store.key_index import KeyIndex, fold_hashes
+from tandemmq.store.options import StoreOptions
+from tandemmq.store.paths import StorePaths
+from tandemmq.telemetry import events
+from tandemmq.units import MIB
+
+log = logging.getLogger(__name__)
+
+PENDING_COUNT_MAX = 2048
+PENDING_BYTES_MAX = 8 * MIB
+"""Records wait with their bodies, so they are bounded by bytes too."""
+BUILD_DELAY_S = 0.2
+NAME_DIGITS = 17
+_ROLLBACK = 0xC
+
+
+class KeyIndexes:
+    """All files of one store."""
+
+    def __init__(self, options: StoreOptions, paths: StorePaths, *, disk: Disk, clock: Clock) -> None:
+        self._options = options
+        self._directory = paths.key_indexes
+        self._disk = disk
+        self._clock = clock
+        self._files: list[KeyIndex] = []
+        self._unsynced: list[KeyIndex] = []
+        self._pending: list[Unit] = []
+        self._pending_bytes = 0
+        self._timer: TimerHandle | None = None
+        self._indexed_to = -1  # records up to this log offset are in the files already
+        self._is_broken = False
+
+    def load(self, *, has_abort: bool) -> None:
+        """Take up the files; of a crashed run, the last one's slots are built again."""
+        names = [n for n in self._disk.list(self._directory) if len(n) == NAME_DIGITS and n.isdigit()]
+        for name in names:
+            index = self._index(name)
+            is_good = index.load_header()
+            if is_good and has_abort and name == names[-1]:
+                is_good = index.rebuild_slots()
+            if is_good:
+                index.close()
+                self._files.append(index)
+            else:
+                self._delete(index)
+        self._note_end()
+
+    def cut(self, log_end: int) -> None:
+        """Forget records behind the end of the log, which recovery found."""
+        while self._files and self._files[-1].header.end_log_offset >= max(1, log_end):
+            index = self._files[-1]
+            if index.cut(log_end):
+                self._note_unsynced(index)
+                break
+            self._delete(self._files.pop())
+        self._note_end()
+
+    def _delete(self, index: KeyIndex) -> None:
+        log.warning(events.KEY_INDEX_DELETED, extra={"path": str(index.path)})
+        index.remove()
+
+    def _note_end(self) -> None:
+        self._indexed_to = -1
+        if self._files and self._files[-1].header.next_entry > 1:
+            self._indexed_to = self._files[-1].header.end_log_offset
+
+    def _index(self, name: str) -> KeyIndex:
+        return KeyIndex(
+            self._directory / name,
+            self._options.key_index_slot_count,
+            self._options.key_index_entry_count,
+            self._disk,
+        )
+
+    # Filling.
+
+    def add(self, units: list[Unit]) -> None:
+        """Dispatched records, in the order of the log; what is indexed already is left out."""
+        if self._is_broken:
+            return
+        if units[0][1] <= self._indexed_to:
+            units = [unit for unit in units if unit[1] > self._indexed_to]
+        self._pending += units
+        self._pending_bytes += sum([unit[2] for unit in units])
+        if len(self._pending) >= PENDING_COUNT_MAX or self._pending_bytes >= PENDING_BYTES_MAX:
+            self.build()
+        elif self._timer is None and self._pending:
+            self._timer = self._clock.call_later(BUILD_DELAY_S, self.build)
+
+    def build(self) -> None:
+        """Put the keys of the collected records into the files."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        units = self._pending
+        self._pending = []
+        self._pending_bytes = 0
+        if self._is_broken or not units:
+            return
+        texts: list[str] = []
+        places: list[tuple[int, int]] = []
+        for _queue, log_offset, _size, record, stored_at_ms in units:
+            if record.sys_flag & _ROLLBACK == _ROLLBACK:
+                continue
+            if record.unique_key:
+                texts.append(f"{record.topic}#{record.unique_key}")
+                places.append((log_offset, stored_at_ms))
+            if record.keys:
+                for key in record.keys.split(" "):
+                    if key:
+                        texts.append(f"{record.topic}#{key}")
+                        places.append((log_offset, stored_at_ms))
+        if texts:
+            self._put(texts, places)
+
+    def _put(self, texts: list[str], places: list[tuple[int, int]]) -> None:
+        hashes = fold_hashes(java_hashes(texts))
+        columns = np.array(places, dtype=np.int64)
+        done = 0
+        try:
+            while done < len(texts):
+                index = self._current()
+                self._note_unsynced(index)
+                done += index.put_many(hashes[done:], columns[done:, 0], columns[done:, 1])
+        except OSError as error:
+            self._break(error)
+
+    def _note_unsynced(self, index: KeyIndex) -> None:
+        if index not in self._unsynced:
+            self._unsynced.append(index)
+
+    def _current(self) -> KeyIndex:
+        """The file to fill; a new one when there is none or it is full. Raises OSError."""
+        last = self._files[-1] if self._files else None
+        if last is not None and not last.is_full:
+            return last
+        index = self._index(self._new_name())
+        index.create(last.header if last is not None else None)
+        self._files.append(index)
+        return index
+
+    def _new_name(self) -> str:
+        moment = datetime.fromtimestamp(self._clock.now_ms() / 1000)
+        newest = self._files[-1].path.name if self._files else ""
+        while (name := moment.strftime("%Y%m%d%H%M%S") + f"{moment.microsecond // 1000:03d}") <= newest:
+            if name[:14] < newest[:14]:
+                moment = datetime.strptime(newest[:14], "%Y%m%d%H%M%S")
+            moment += timedelta(milliseconds=1)
+        return name
+
+    def _break(self, error: OSError) -> None:
+        self._is_broken = True
+        log.error(events.KEY_INDEX_FAILED, extra={"path": str(self._directory), "error": str(error)})
+
+    async def flush(self) -> int:
+        """Everything dispatched so far is on disk; the store time of the newest indexed record.
+
+        Raises:  OSError when an fsync failed.
+        """
+        self.build()
+        dirty, self._unsynced = self._unsynced, []
+        for index in dirty:
+            if self._is_broken:
+                break
+            if not await self._disk.offload(index.write_and_sync):
+                self._is_broken = True
+                log.error(events.KEY_INDEX_FAILED, extra={"path": str(index.path), "error": "no room"})
+            elif index is not self._files[-1]:
+                index.drop_slots()
+                index.close()
+        return self._files[-1].header.end_ms if self._files and not self._is_broken else 0
+
+    # Reading.
+
+    def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Log offsets of records whose key has this hash, ascending; collisions are among them."""
+        self.build()
+        wanted = min(count_max, self._options.query_count_max)
+        hashed = key_hash(topic, key)
+        found: list[int] = []
+        for index in reversed(self._files):
+            if len(found) >= wanted or index.header.end_ms < begin_ms:
+                break
+            if index.overlaps(begin_ms, end_ms):
+                found += index.find(hashed, wanted - len(found), begin_ms, end_ms)
+                if index is not self._files[-1]:
+                    index.close()
+        return sorted(set(found))
+
+    # Cleaning and stop.
+
+    def drop_below(self, log_begin: int) -> int:
+        """Delete leading files whose records are gone, never the last; how many (spec store 19)."""
+        dropped = 0
+        while len(self._files) > 1 and self._files[0].header.end_log_offset < log_begin:
+            index = self._files.pop(0)
+            if index in self._unsynced:
+                self._unsynced.remove(index)
+            index.remove()
+            dropped += 1
+        return dropped
+
+    def close(self) -> None:
+        """Close the handles; `flush` comes before."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for index in self._files:
+            index.close()

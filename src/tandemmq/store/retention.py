@@ -1,0 +1,153 @@
+"""Deletes log files that are old or in the way, and lets the tables follow.
+
+Invariants: the last file is never deleted, nor one that is not yet flushed and dispatched; oldest first, and
+            not beyond the first that must stay. Views that readers hold stay valid.
+Strategy:   facts -> `plan_cleaning` (pure) -> files deleted, queues and key index cut at the new beginning.
+            A file's age is that of the first record behind it, which, unlike its mtime, a copy keeps.
+Source:     spec store 19.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from tandemmq.runtime.ports import Clock, Disk, TimerHandle
+from tandemmq.store.admission import Admission
+from tandemmq.store.commit_log import CommitLog
+from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.key_indexes import KeyIndexes
+from tandemmq.store.options import StoreOptions
+from tandemmq.store.watermarks import Watermark
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+HOUR_MS = 3_600_000
+_DISK_FULL = "disk full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleaningPlan:
+    """`delete_count` oldest files go; `is_disk_full` says whether messages are refused until room is there."""
+
+    delete_count: int
+    is_disk_full: bool
+
+
+def plan_cleaning(
+    options: StoreOptions, *, used_percent: int, hour: int, now_ms: int, left_at_ms: Sequence[int]
+) -> CleaningPlan:
+    """What to delete now.
+
+    Units:   left_at_ms: per file that may go, oldest first, when the log left it; hour is local, 0..23.
+    """
+    is_forced = used_percent > options.disk_forcible_percent
+    is_due = hour in options.delete_at_hours or used_percent > options.disk_used_percent_max
+    count = 0
+    if is_forced or is_due:
+        oldest_kept_ms = now_ms - options.file_reserved_hours * HOUR_MS
+        for left_ms in left_at_ms[: options.delete_file_count_max]:
+            if left_ms > oldest_kept_ms and not (is_forced and options.clean_forcibly_enable):
+                break
+            count += 1
+    return CleaningPlan(delete_count=count, is_disk_full=used_percent > options.disk_warning_percent)
+
+
+class Cleaner:
+    """The rounds of the cleaning."""
+
+    def __init__(
+        self,
+        options: StoreOptions,
+        *,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        indexes: KeyIndexes | None,
+        admission: Admission,
+        disk: Disk,
+        clock: Clock,
+        flushed: Watermark,
+        dispatched: Watermark,
+    ) -> None:
+        self._options = options
+        self._log = log
+        self._queues = queues
+        self._indexes = indexes
+        self._admission = admission
+        self._disk = disk
+        self._clock = clock
+        self._flushed = flushed
+        self._dispatched = dispatched
+        self._timer: TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin the rounds."""
+        self._timer = self._clock.call_later(self._options.clean_first_delay_ms / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = self._clock.call_later(self._options.clean_interval_ms / 1000, self._tick)
+        self.clean()
+
+    def stop(self) -> None:
+        """No more rounds."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def clean(self) -> int:
+        """One round; how many log files were deleted."""
+        now_ms = self._clock.now_ms()
+        plan = plan_cleaning(
+            self._options,
+            used_percent=self._used_percent(),
+            hour=datetime.fromtimestamp(now_ms / 1000).hour,
+            now_ms=now_ms,
+            left_at_ms=self._left_at(),
+        )
+        self._set_full(plan.is_disk_full)
+        deleted = 0
+        try:
+            for _ in range(plan.delete_count):
+                segment = self._log.log.drop_oldest()
+                deleted += 1
+                log.info(events.SEGMENT_DELETED, extra={"path": str(segment.path)})
+            if deleted:
+                self._cut_tables()
+        except OSError as error:
+            # The file is out of the log all the same; what is left on disk is found at the next start.
+            log.warning(events.SEGMENT_DELETE_FAILED, extra={"error": str(error)})
+        return deleted
+
+    def _cut_tables(self) -> None:
+        begin = self._log.begin
+        for queue in self._queues:
+            queue.drop_files_below(begin)
+            queue.raise_min(begin)
+        if self._indexes is not None:
+            self._indexes.drop_below(begin)
+
+    def _used_percent(self) -> int:
+        total, free = self._disk.usage(self._log.log.directory)
+        return -(-100 * (total - free) // total) if total > 0 else 0
+
+    def _left_at(self) -> list[int]:
+        safe = min(self._flushed.value, self._dispatched.value)
+        segments = self._log.log.segments
+        return [
+            self._log.stored_at(after.base)
+            for segment, after in zip(segments, segments[1:], strict=False)
+            if segment.end <= safe and after.base < self._log.end
+        ]
+
+    def _set_full(self, is_full: bool) -> None:
+        if is_full == self._admission.is_blocked(_DISK_FULL):
+            return
+        if is_full:
+            self._admission.block(_DISK_FULL, "the disk is full")
+            log.error(events.DISK_BECAME_FULL, extra={"path": str(self._log.log.directory)})
+        else:
+            self._admission.unblock(_DISK_FULL)
+            log.warning(events.DISK_BECAME_FREE, extra={"path": str(self._log.log.directory)})
