@@ -57,6 +57,7 @@ from tandemmq.protocol.bodies.route import (
     encode_member_group,
     encode_topic_route,
 )
+from tandemmq.protocol.bodies.stats import ConsumeQueueEntry, ConsumeQueueView, encode_consume_queue_view
 from tandemmq.protocol.bodies.topic import (
     TopicConfig,
     decode_topic_config_table,
@@ -88,12 +89,14 @@ HEARTBEAT = (
     '{"clientID":"10.0.0.1@123#456","consumerDataSet":[{"consumeFromWhere":"CONSUME_FROM_LAST_OFFSET",'
     '"consumeType":"CONSUME_PASSIVELY","groupName":"CG","messageModel":"CLUSTERING","subscriptionDataSet":['
     + SUBSCRIPTION
-    + '],"unitMode":false}],"heartbeatFingerprint":0,"producerDataSet":[{"groupName":"PG"}],"withoutSub":false}'
+    + '],"unitMode":false}],"heartbeatFingerprint":0,"producerDataSet":[{"groupName":"PG"}],'
+    '"withoutSub":false}'
 )
 GROUP = (
     '{"attributes":{},"brokerId":0,"consumeBroadcastEnable":true,"consumeEnable":true,'
     '"consumeFromMinEnable":true,"consumeMessageOrderly":false,"consumeTimeoutMinute":15,'
-    '"groupName":"CG","groupRetryPolicy":{"type":"CUSTOMIZED"},"groupSysFlag":0,"notifyConsumerIdsChangedEnable":true,"retryMaxTimes":16,'
+    '"groupName":"CG","groupRetryPolicy":{"type":"CUSTOMIZED"},"groupSysFlag":0,'
+    '"notifyConsumerIdsChangedEnable":true,"retryMaxTimes":16,'
     '"retryQueueNums":1,"whichBrokerWhenConsumeSlowly":1}'
 )
 
@@ -180,6 +183,13 @@ def test_acting_master_and_zone_are_written_when_set() -> None:
     data = encode_topic_route(TopicRoute(brokers=(BrokerData(is_acting_master_enabled=True, zone_name="z"),)))
     assert b'"enableActingMaster":true,"zoneName":"z"' in data
     assert decode_topic_route(data).brokers[0].zone_name == "z"
+
+
+def test_null_inside_a_list_of_a_list_is_left_out() -> None:
+    view = ConsumeQueueView(entries=(ConsumeQueueEntry(log_offset=5),), subscription=SubscriptionData())
+    assert b"null" not in encode_consume_queue_view(view)
+    route = TopicRoute(order_topic_conf=None, brokers=(BrokerData(zone_name="z"),))
+    assert b"null" not in encode_topic_route(route)
 
 
 def test_order_conf_is_left_out_when_absent() -> None:

@@ -86,6 +86,7 @@ def convert(value: Any, shape: type[T]) -> T:
 def _drop_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _drop_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
+    # Tuples too: msgspec keeps them where a shape has them.
+    if isinstance(value, list | tuple):
         return [_drop_nulls(item) for item in value if item is not None]
     return value
