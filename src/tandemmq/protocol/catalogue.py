@@ -181,20 +181,57 @@ CATALOGUE: dict[int, Entry] = {
     for entry in part
 }
 
+_TRANSACTIONS = "transactions are not served"
+_REPLIES = "request-reply is not served"
+_TIMER = "timer messages are not served; delay levels are"
+_REBALANCE = "server-side rebalance is not served; clients then use their own"
+_POP = "pop consumption is not served"
+_SETTINGS = "settings are read at the start and not changed while running"
+_CLEANING = "cleaning runs by itself and is not started by hand"
+_FIGURES = "these figures are not kept"
+_ONE_BY_ONE = "lists are not served; the same change one by one is"
+_ACTING_MASTER = "slave-acting-master is not served"
+_ADDRESS_EXCHANGE = "HA addresses come from the name server"
+_OFFSET_TOOLS = "this tool for group offsets is not served"
+
 UNSUPPORTED: dict[int, str] = {
-    Code.NOTIFY_MIN_BROKER_ID_CHANGE: "slave-acting-master is not served",
-    Code.GET_TIMER_CHECK_POINT: "the timer wheel is not served; delay levels are",
-    Code.GET_TIMER_METRICS: "the timer wheel is not served; delay levels are",
-    Code.QUERY_ASSIGNMENT: "server-side rebalance is not served; clients fall back to their own",
-    Code.SET_MESSAGE_REQUEST_MODE: "server-side rebalance is not served",
-    Code.GET_ALL_MESSAGE_REQUEST_MODE: "server-side rebalance is not served",
-    Code.POP_MESSAGE: "pop consumption is not served",
-    Code.ACK_MESSAGE: "pop consumption is not served",
-    Code.BATCH_ACK_MESSAGE: "pop consumption is not served",
-    Code.PEEK_MESSAGE: "pop consumption is not served",
-    Code.CHANGE_MESSAGE_INVISIBLETIME: "pop consumption is not served",
-    Code.NOTIFICATION: "pop consumption is not served",
-    Code.POLLING_INFO: "pop consumption is not served",
-    Code.POP_ROLLBACK: "pop consumption is not served",
+    Code.END_TRANSACTION: _TRANSACTIONS,
+    Code.CHECK_TRANSACTION_STATE: _TRANSACTIONS,
+    Code.RESUME_CHECK_HALF_MESSAGE: _TRANSACTIONS,
+    Code.SEND_REPLY_MESSAGE: _REPLIES,
+    Code.SEND_REPLY_MESSAGE_V2: _REPLIES,
+    Code.PUSH_REPLY_MESSAGE_TO_CLIENT: _REPLIES,
+    Code.RECALL_MESSAGE: _TIMER,
+    Code.GET_TIMER_CHECK_POINT: _TIMER,
+    Code.GET_TIMER_METRICS: _TIMER,
+    Code.QUERY_ASSIGNMENT: _REBALANCE,
+    Code.SET_MESSAGE_REQUEST_MODE: _REBALANCE,
+    Code.GET_ALL_MESSAGE_REQUEST_MODE: _REBALANCE,
+    Code.POP_MESSAGE: _POP,
+    Code.ACK_MESSAGE: _POP,
+    Code.BATCH_ACK_MESSAGE: _POP,
+    Code.PEEK_MESSAGE: _POP,
+    Code.CHANGE_MESSAGE_INVISIBLETIME: _POP,
+    Code.NOTIFICATION: _POP,
+    Code.POLLING_INFO: _POP,
+    Code.POP_ROLLBACK: _POP,
+    Code.UPDATE_BROKER_CONFIG: _SETTINGS,
+    Code.CLEAN_EXPIRED_CONSUMEQUEUE: _CLEANING,
+    Code.DELETE_EXPIRED_COMMITLOG: _CLEANING,
+    Code.CLEAN_UNUSED_TOPIC: _CLEANING,
+    Code.VIEW_BROKER_STATS_DATA: _FIGURES,
+    Code.GET_BROKER_CONSUME_STATS: _FIGURES,
+    Code.QUERY_CONSUME_TIME_SPAN: _FIGURES,
+    Code.QUERY_CONSUME_QUEUE: "ConsumeQueues are not shown entry by entry",
+    Code.QUERY_SUBSCRIPTION_BY_CONSUMER: "subscriptions come with GET_CONSUMER_CONNECTION_LIST",
+    Code.UPDATE_AND_CREATE_TOPIC_LIST: _ONE_BY_ONE,
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _ONE_BY_ONE,
+    Code.UPDATE_AND_GET_GROUP_FORBIDDEN: "topics are not forbidden to single groups",
+    Code.CLONE_GROUP_OFFSET: _OFFSET_TOOLS,
+    Code.QUERY_CORRECTION_OFFSET: _OFFSET_TOOLS,
+    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _OFFSET_TOOLS,
+    Code.NOTIFY_MIN_BROKER_ID_CHANGE: _ACTING_MASTER,
+    Code.EXCHANGE_BROKER_HA_INFO: _ADDRESS_EXCHANGE,
+    Code.RESET_MASTER_FLUSH_OFFSET: _ADDRESS_EXCHANGE,
 }
 """Codes answered REQUEST_CODE_NOT_SUPPORTED, and why."""
