@@ -1,0 +1,44 @@
+"""The client library: producers, consumers and administration of a RocketMQ-compatible cluster.
+
+`Producer`, `Consumer` and `Admin` are for asyncio; `BlockingProducer`, `BlockingConsumer` and
+`BlockingAdmin` are the same for plain threads.
+"""
+
+from tandemmq.client.admin import Admin, QueueRange
+from tandemmq.client.blocking import BlockingAdmin, BlockingConsumer, BlockingProducer
+from tandemmq.client.consumer.consumer import Consumer
+from tandemmq.client.instance import ClientInstance
+from tandemmq.client.options import (
+    ClientOptions,
+    ConsumerOptions,
+    MessageModel,
+    ProducerOptions,
+    StartFrom,
+)
+from tandemmq.client.producer.bulk import SendSummary
+from tandemmq.client.producer.producer import Producer
+from tandemmq.client.producer.results import SendResult, SendStatus
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.message import Message, ReceivedMessage
+
+__all__ = [
+    "Admin",
+    "BlockingAdmin",
+    "BlockingConsumer",
+    "BlockingProducer",
+    "ClientInstance",
+    "ClientOptions",
+    "Consumer",
+    "ConsumerOptions",
+    "Message",
+    "MessageModel",
+    "MessageQueue",
+    "Producer",
+    "ProducerOptions",
+    "QueueRange",
+    "ReceivedMessage",
+    "SendResult",
+    "SendStatus",
+    "SendSummary",
+    "StartFrom",
+]

@@ -24,7 +24,7 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 REFRESH_PAUSE_S = 0.2
-"""A sign of age is ignored for this long after a refresh: one failing broker gives thousands of signs."""
+"""Between refreshes of a topic for signs of age: one failing broker gives thousands of signs."""
 
 OnChange = Callable[[RouteView], None]
 
@@ -44,6 +44,7 @@ class RouteCache:
         self._wanted: set[str] = set()
         self._refreshed_at: dict[str, float] = {}
         self._under_way: dict[str, asyncio.Task[RouteView | TandemError | None]] = {}
+        self._due: set[str] = set()
         self._listeners: list[OnChange] = []
 
     def get(self, topic: str) -> RouteView | None:
@@ -100,14 +101,16 @@ class RouteCache:
         return view
 
     def refresh_soon(self, topic: str) -> None:
-        """Something says that the view is out of date: ask again now, unless that has just been done."""
+        """Something says that the view is out of date: ask now, or in a moment when that has just been done."""
         self.want(topic)
-        last = self._refreshed_at.get(topic)
-        if topic in self._under_way or (
-            last is not None and self._clock.monotonic() - last < REFRESH_PAUSE_S
-        ):
+        if topic in self._under_way or topic in self._due:
             return
-        self._start_load(topic)
+        since_s = self._clock.monotonic() - self._refreshed_at.get(topic, -REFRESH_PAUSE_S)
+        if since_s >= REFRESH_PAUSE_S:
+            self._start_load(topic)
+        else:
+            self._due.add(topic)
+            self._clock.call_later(REFRESH_PAUSE_S - since_s, self._load_due, topic)
 
     def broker_addresses(self) -> dict[str, dict[int, str]]:
         """Every broker of every known route: broker name -> id -> `host:port`."""
@@ -127,6 +130,11 @@ class RouteCache:
                 except TandemError:
                     # Logged where it happened; the old views go on being used.
                     break
+
+    def _load_due(self, topic: str) -> None:
+        self._due.discard(topic)
+        if topic not in self._under_way:
+            self._start_load(topic)
 
     def _start_load(self, topic: str) -> asyncio.Task[RouteView | TandemError | None]:
         task = self._tasks.start("route", self._load(topic))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -183,21 +184,22 @@ class Consumer:
         await asyncio.sleep(0)
         self._check_alive()
         if not len(self._inbox) and timeout_s > 0:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._inbox.wait()
-            except TimeoutError:
-                pass
-            self._check_alive()
-        deliveries: list[Delivery] = []
-        while len(deliveries) < count_max:
-            delivery = self._inbox.take()
-            if delivery is None:
-                break
-            deliveries.append(delivery)
+        deliveries = self._take(count_max)
         if self.options.auto_ack:
             self._handed_out = deliveries
         return [delivery.message for delivery in deliveries]
+
+    async def fetch(self, count_max: int) -> list[ReceivedMessage]:
+        """At least one message, whenever it comes, and what else is there; only `ack` finishes them.
+
+        Empty when the consumer is closed.
+        """
+        self._finish_handed_out()
+        await self._inbox.wait()
+        return [delivery.message for delivery in self._take(count_max)]
 
     def ack(self, *messages: ReceivedMessage) -> None:
         """These messages are finished and will not come again once the next commit is done.
@@ -272,6 +274,16 @@ class Consumer:
         return self._requests.handle(command)
 
     # Inside
+
+    def _take(self, count_max: int) -> list[Delivery]:
+        self._check_alive()
+        deliveries: list[Delivery] = []
+        while len(deliveries) < count_max:
+            delivery = self._inbox.take()
+            if delivery is None:
+                break
+            deliveries.append(delivery)
+        return deliveries
 
     def _finish_handed_out(self) -> None:
         if self._handed_out:

@@ -18,6 +18,20 @@ from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.ports import Clock
 
 
+def must_travel_alone(message: Message, options: ProducerOptions) -> bool:
+    """True for what cannot or should not be in a batch: delayed, for a retry topic, worth compressing,
+    large.
+    """
+    size = len(message.body)
+    threshold = options.compress_from_bytes
+    return bool(
+        message.delay_level
+        or (threshold and size >= threshold)
+        or size >= options.batch_bytes_max
+        or is_retry_topic(message.topic)
+    )
+
+
 class BatchKey(NamedTuple):
     """What messages of one batch have in common. A queue of None: any queue, the same for all of the
     batch.
@@ -53,19 +67,6 @@ class Accumulator:
         self._ship = ship
         self._open: dict[BatchKey, OpenBatch] = {}
         self._linger_s = (options.batch_linger_ms or 0.0) / 1000.0
-
-    def takes(self, message: Message) -> bool:
-        """False for what must or should travel alone: delayed, for a retry topic, worth compressing,
-        large.
-        """
-        size = len(message.body)
-        threshold = self._options.compress_from_bytes
-        return not (
-            message.delay_level
-            or is_retry_topic(message.topic)
-            or (threshold and size >= threshold)
-            or size >= self._options.batch_bytes_max
-        )
 
     def add(
         self,

@@ -10,7 +10,8 @@ and at either bound the next send waits (it never fails for that).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -18,14 +19,15 @@ from typing import Self
 from tandemmq.api import broker_send
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ProducerOptions
-from tandemmq.client.producer.accumulator import Accumulator, OpenBatch
+from tandemmq.client.producer.accumulator import Accumulator, OpenBatch, must_travel_alone
+from tandemmq.client.producer.bulk import OnResult, Outcome, SendSummary, chunk_messages
 from tandemmq.client.producer.queue_choice import queue_by_key
 from tandemmq.client.producer.results import SendResult
 from tandemmq.client.producer.sender import Sender
 from tandemmq.client.producer.shipment import Shipment, encode_item, load_batch, load_single
 from tandemmq.client.route_view import RouteView
 from tandemmq.client.window import Window
-from tandemmq.errors import ClientError, MessageIllegal, NoRoute
+from tandemmq.errors import ClientError, MessageIllegal, NoRoute, TandemError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.java_hash import java_hash
 from tandemmq.protocol.message import Message
@@ -134,14 +136,91 @@ class Producer:
         Raises:  MessageIllegal when the list is empty, mixes topics or wait policies, holds delayed
                  messages, or is larger than one message may be; else as `send`.
         """
+        return await (await self.start_batch(messages, queue=queue, timeout_s=timeout_s))
+
+    async def start_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout_s: float | None = None,
+    ) -> asyncio.Future[list[SendResult]]:
+        """As `send_batch`, but returns as soon as the batch is on its way; the future gives the results."""
         room = sum(len(message.body) for message in messages) + MESSAGE_OVERHEAD_BYTES * len(messages)
+        if not self._window.try_take(room):
+            await self._window.take(room)
+        try:
+            shipment = self._load_batch(messages, queue, timeout_s)
+        except BaseException:
+            self._settle(room, 1)
+            raise
         waiter: asyncio.Future[list[SendResult]] = asyncio.get_running_loop().create_future()
-        shipment = self._load_batch(messages, queue, timeout_s)
         shipment.batch_waiter = waiter
-        await self._window.take(room)
         shipment.on_settled = partial(self._settle, room, 1)
         self._sender.dispatch(shipment)
-        return await waiter
+        return waiter
+
+    async def send_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        on_result: OnResult | None = None,
+        stop_on_error: bool = True,
+        batches_in_flight_max: int = 16,
+    ) -> SendSummary:
+        """Send all messages in batches, many at a time; `on_result(message, outcome)` is called for each.
+
+        The fast way for hundreds of thousands of messages. Delayed and large messages travel alone. With
+        `stop_on_error` the first failure ends it: what is under way is waited for, then the error is raised.
+        """
+        summary = SendSummary()
+        pending: deque[tuple[list[Message], asyncio.Future[list[SendResult]]]] = deque()
+
+        async def settle_oldest() -> None:
+            chunk, future = pending.popleft()
+            try:
+                outcomes: Sequence[Outcome] = await future
+            except TandemError as error:
+                outcomes = [error] * len(chunk)
+            for message, outcome in zip(chunk, outcomes, strict=True):
+                summary.note(outcome)
+                if on_result is not None:
+                    on_result(message, outcome)
+
+        for chunk in self.cut(messages):
+            while len(pending) >= batches_in_flight_max:
+                await settle_oldest()
+            if stop_on_error and summary.first_error is not None:
+                break
+            pending.append((chunk, await self.start_chunk(chunk)))
+        while pending:
+            await settle_oldest()
+        if stop_on_error and summary.first_error is not None:
+            raise summary.first_error
+        return summary
+
+    def cut(self, messages: Iterable[Message]) -> Iterator[list[Message]]:
+        """Messages as the lists in which `send_many` sends them."""
+        options = self.options
+        return chunk_messages(
+            messages,
+            count_max=options.batch_count_max,
+            bytes_max=options.batch_bytes_max,
+            travels_alone=partial(must_travel_alone, options=options),
+        )
+
+    async def start_chunk(self, chunk: list[Message]) -> asyncio.Future[list[SendResult]]:
+        """One list of `cut` on its way; the future gives one result per message, or raises."""
+        if len(chunk) > 1:
+            return await self.start_batch(chunk)
+        room = len(chunk[0].body) + MESSAGE_OVERHEAD_BYTES
+        if not self._window.try_take(room):
+            await self._window.take(room)
+        shipment = self._load_one(chunk[0], None, None, room)
+        waiter: asyncio.Future[list[SendResult]] = asyncio.get_running_loop().create_future()
+        shipment.batch_waiter = waiter
+        self._sender.dispatch(shipment)
+        return waiter
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
         """Send without an answer: returns when the bytes are queued for the socket; the message may be
@@ -174,6 +253,10 @@ class Producer:
                 self._idle = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._idle)
 
+    async def send_chunk(self, chunk: list[Message]) -> list[SendResult]:
+        """One list of `cut`, sent; one result per message."""
+        return await (await self.start_chunk(chunk))
+
     @property
     def in_flight(self) -> int:
         """Messages that are sent and have no result yet."""
@@ -187,22 +270,35 @@ class Producer:
         """Start one message for which room has been taken."""
         waiter: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         try:
-            if self._accumulator is not None and self._accumulator.takes(message):
+            if self._accumulator is not None and not must_travel_alone(message, self.options):
                 deadline_s = self._clock.monotonic() + (timeout_s or self.options.timeout_s)
                 self._check_open()
                 self._accumulator.add(
                     message, queue, self._next_key(), waiter, room_bytes=room, deadline_s=deadline_s
                 )
                 return waiter
+        except BaseException:
+            self._settle(room, 1)
+            raise
+        shipment = self._load_one(message, queue, timeout_s, room)
+        shipment.waiters.append(waiter)
+        self._sender.dispatch(shipment)
+        return waiter
+
+    def _load_one(
+        self, message: Message, queue: MessageQueue | None, timeout_s: float | None, room: int
+    ) -> Shipment:
+        """A message for which room has been taken; the room is given back when it is settled, or cannot be
+        sent.
+        """
+        try:
             shipment = self._new_shipment(message.topic, queue, timeout_s)
             load_single(shipment, message, self._next_key(), self.options)
         except BaseException:
             self._settle(room, 1)
             raise
-        shipment.waiters.append(waiter)
         shipment.on_settled = partial(self._settle, room, 1)
-        self._sender.dispatch(shipment)
-        return waiter
+        return shipment
 
     def _ship(self, batch: OpenBatch) -> None:
         """Send what the accumulator has collected; a lone message needs no batch around it."""

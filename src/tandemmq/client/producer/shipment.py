@@ -105,7 +105,10 @@ class Shipment:
             result = SendResult(
                 answer.status, answer.message_id, self.unique_keys[0], queue, answer.queue_offset
             )
-            _resolve(self.waiters[0], result)
+            if self.batch_waiter is not None:
+                _resolve(self.batch_waiter, [result])
+            if self.waiters:
+                _resolve(self.waiters[0], result)
         if self.on_settled is not None:
             self.on_settled()
 

@@ -1,0 +1,124 @@
+"""What operators ask of a broker: figures, progress of groups, connections, resets (spec remoting 8.6)."""
+
+from __future__ import annotations
+
+from tandemmq.api.broker_topic import ADMIN_TIMEOUT_S
+from tandemmq.api.calls import ask, call
+from tandemmq.protocol import rejections
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.bodies.client import (
+    ClientConnection,
+    ConsumerConnections,
+    decode_consumer_connections,
+    decode_producer_connections,
+)
+from tandemmq.protocol.bodies.group import decode_group_list
+from tandemmq.protocol.bodies.ha import HaStatus, decode_ha_status
+from tandemmq.protocol.bodies.kv import decode_kv_table
+from tandemmq.protocol.bodies.offset import decode_reset_offsets
+from tandemmq.protocol.bodies.stats import ConsumeStats, decode_consume_stats
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.requests.admin import (
+    ConsumerConnectionsRequest,
+    ConsumeStatsRequest,
+    ProducerConnectionsRequest,
+    ResetOffsetRequest,
+    TopicConsumersRequest,
+)
+from tandemmq.remoting.client import RemotingClient
+
+END_OF_QUEUE_MS = -1
+"""As the time of a reset: the end of each queue."""
+
+
+async def query_runtime_info(
+    client: RemotingClient, address: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> dict[str, str]:
+    """The broker's figures as name -> text (spec remoting 11.8)."""
+    answer = await call(client, address, RequestCode.GET_BROKER_RUNTIME_INFO, timeout_s=timeout_s)
+    return decode_kv_table(answer.body)
+
+
+async def query_broker_config(
+    client: RemotingClient, address: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> str:
+    """The broker's settings as the text of a Java properties file."""
+    answer = await call(client, address, RequestCode.GET_BROKER_CONFIG, timeout_s=timeout_s)
+    return bytes(answer.body).decode("utf-8", "replace")
+
+
+async def query_ha_status(
+    client: RemotingClient, address: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> HaStatus:
+    """How far replication is, as this broker sees it."""
+    answer = await call(client, address, RequestCode.GET_BROKER_HA_STATUS, timeout_s=timeout_s)
+    return decode_ha_status(answer.body)
+
+
+async def query_consume_stats(
+    client: RemotingClient,
+    address: str,
+    group: str,
+    *,
+    topic: str | None = None,
+    timeout_s: float = ADMIN_TIMEOUT_S,
+) -> ConsumeStats:
+    """How far a group is in the queues of this broker."""
+    header = ConsumeStatsRequest(consumer_group=group, topic=topic)
+    answer = await call(client, address, RequestCode.GET_CONSUME_STATS, header, timeout_s=timeout_s)
+    return decode_consume_stats(answer.body)
+
+
+async def query_consumer_connections(
+    client: RemotingClient, address: str, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> ConsumerConnections | None:
+    """The group's online members and subscriptions; None when nobody is online here."""
+    header = ConsumerConnectionsRequest(consumer_group=group)
+    answer = await ask(client, address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header, timeout_s=timeout_s)
+    if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:
+        return None
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return decode_consumer_connections(answer.body)
+
+
+async def query_producer_connections(
+    client: RemotingClient, address: str, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> tuple[ClientConnection, ...]:
+    """The group's online producers; empty when the broker knows none."""
+    header = ProducerConnectionsRequest(producer_group=group)
+    answer = await ask(client, address, RequestCode.GET_PRODUCER_CONNECTION_LIST, header, timeout_s=timeout_s)
+    if answer.code == ResponseCode.SYSTEM_ERROR:
+        return ()
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return decode_producer_connections(answer.body)
+
+
+async def query_groups_of_topic(
+    client: RemotingClient, address: str, topic: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> tuple[str, ...]:
+    """Groups that subscribe to the topic or have offsets in it."""
+    header = TopicConsumersRequest(topic=topic)
+    answer = await call(client, address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header, timeout_s=timeout_s)
+    return decode_group_list(answer.body)
+
+
+async def reset_offsets(
+    client: RemotingClient,
+    address: str,
+    group: str,
+    topic: str,
+    time_ms: int,
+    *,
+    timeout_s: float = ADMIN_TIMEOUT_S,
+) -> dict[MessageQueue, int]:
+    """Let the group go on from the first message stored at or after `time_ms`; the new offsets per queue.
+
+    Running consumers learn it from their next pull.
+    """
+    header = ResetOffsetRequest(topic=topic, group=group, timestamp_ms=time_ms, is_forced=True)
+    answer = await call(
+        client, address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, timeout_s=timeout_s
+    )
+    return decode_reset_offsets(answer.body)

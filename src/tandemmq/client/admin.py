@@ -1,0 +1,296 @@
+"""Admin: topics, offsets and the state of the cluster, for tools and scripts.
+
+    async with Admin("127.0.0.1:9876") as admin:
+        await admin.create_topic("Orders", queue_count=8)
+
+What concerns a whole topic is asked of, or done at, every broker that has a part in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from tandemmq.api import broker_admin, broker_offset, broker_query, broker_topic, nameserver
+from tandemmq.client.consumer.replica_choice import MASTER_ID, choose_replica
+from tandemmq.client.instance import ClientInstance
+from tandemmq.client.options import ClientOptions
+from tandemmq.client.route_view import RouteView, build_view
+from tandemmq.errors import BadRequest, NoRoute, TopicNotFound
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.bodies.cluster import ClusterInfo
+from tandemmq.protocol.bodies.route import TopicRoute
+from tandemmq.protocol.bodies.topic import PERMISSION_DEFAULT, TopicConfig
+from tandemmq.protocol.message_id import decode_message_id
+from tandemmq.protocol.record import Record
+from tandemmq.protocol.topic_names import check_topic
+from tandemmq.units import QueueOffset
+
+ROUTE_WAIT_S = 10.0
+ROUTE_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRange:
+    """The messages a queue has: from `min_offset` on, up to but not including `max_offset`."""
+
+    min_offset: QueueOffset
+    max_offset: QueueOffset
+
+    @property
+    def count(self) -> int:
+        return self.max_offset - self.min_offset
+
+
+class Admin:
+    """Used from one event loop."""
+
+    def __init__(
+        self,
+        namesrv: str = "",
+        *,
+        options: ClientOptions | None = None,
+        instance: ClientInstance | None = None,
+    ) -> None:
+        """`instance`: share the connections of another client, which then is not closed by this one."""
+        self._owns_instance = instance is None
+        self._instance = instance or ClientInstance(namesrv, options or ClientOptions())
+        self._remoting = self._instance.remoting
+
+    async def start(self) -> Self:
+        """Reach a name server. Raises BrokerUnreachable when none takes a connection."""
+        if self._owns_instance:
+            await self._instance.start()
+        return self
+
+    async def close(self) -> None:
+        """End the connections."""
+        if self._owns_instance:
+            await self._instance.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # The cluster
+
+    async def cluster_info(self) -> ClusterInfo:
+        """All registered brokers, by cluster and name."""
+        return await self._instance.name_servers.ask(nameserver.query_cluster_info)
+
+    async def topics(self) -> list[str]:
+        """The names of all topics, system topics included, sorted."""
+        return await self._instance.name_servers.ask(nameserver.query_topics)
+
+    async def topic_route(self, topic: str) -> TopicRoute:
+        """Queues and brokers of a topic. Raises TopicNotFound when no broker has registered it."""
+        route = await self._instance.name_servers.ask(
+            lambda client, address: nameserver.query_route(client, address, topic)
+        )
+        if route is None:
+            raise TopicNotFound(f"topic {topic!r} is not registered at the name server")
+        return route
+
+    async def runtime_info(self, address: str) -> dict[str, str]:
+        """The figures of one broker, name -> text."""
+        return await broker_admin.query_runtime_info(self._remoting, address)
+
+    # Topics
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        queue_count: int = 4,
+        permission: int = PERMISSION_DEFAULT,
+        cluster: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create the topic on every master of the cluster, or change it; returns when its route is known.
+
+        Raises:  BadRequest for a bad name, or without `cluster` when there is not exactly one; NoRoute when
+                 the cluster has no master, or the route does not appear.
+        """
+        check_topic(topic)
+        masters = await self._masters(cluster)
+        config = TopicConfig(
+            name=topic,
+            read_queue_count=queue_count,
+            write_queue_count=queue_count,
+            permission=permission,
+            attributes=dict(attributes or {}),
+        )
+        for address in masters.values():
+            await broker_topic.create_topic(self._remoting, address, config)
+        await self._wait_for_route(topic, set(masters))
+
+    async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
+        """Delete the topic on every broker of the cluster and at the name servers; an unknown one is no
+        error.
+        """
+        info = await self.cluster_info()
+        name = _cluster_name(info, cluster)
+        for broker_name in info.clusters[name]:
+            for address in info.brokers[broker_name].addresses.values():
+                await broker_topic.delete_topic(self._remoting, address, topic)
+        for address in self._instance.name_servers.addresses:
+            await nameserver.delete_topic(self._remoting, address, topic, name)
+        self._instance.routes.unwant(topic)
+
+    async def topic_offsets(self, topic: str) -> dict[MessageQueue, QueueRange]:
+        """What each queue of the topic holds, in queue order; asks the masters, or slaves while there is
+        none.
+        """
+        view = build_view(topic, await self.topic_route(topic))
+        ranges = await asyncio.gather(*(self._queue_range(view, queue) for queue in view.subscribe_queues))
+        return dict(zip(view.subscribe_queues, ranges, strict=True))
+
+    async def message_count(self, topic: str) -> int:
+        """How many messages the topic holds now."""
+        return sum(one.count for one in (await self.topic_offsets(topic)).values())
+
+    async def offsets_at(self, topic: str, time_ms: int) -> dict[MessageQueue, QueueOffset]:
+        """Per queue the first message stored at or after a time."""
+        view = build_view(topic, await self.topic_route(topic))
+        offsets: dict[MessageQueue, QueueOffset] = {}
+        for queue in view.subscribe_queues:
+            address = _address_of(view, queue)
+            offsets[queue] = await broker_offset.search_offset(
+                self._remoting, address, topic, queue.queue_id, time_ms
+            )
+        return offsets
+
+    # Groups
+
+    async def committed_offsets(self, group: str, topic: str) -> dict[MessageQueue, QueueOffset | None]:
+        """Per queue where the group goes on; None where it has never committed."""
+        view = build_view(topic, await self.topic_route(topic))
+        offsets: dict[MessageQueue, QueueOffset | None] = {}
+        for queue in view.subscribe_queues:
+            address = _address_of(view, queue)
+            offsets[queue] = await broker_offset.query_committed_offset(
+                self._remoting, address, group, topic, queue.queue_id, zero_if_missing=False
+            )
+        return offsets
+
+    async def lag(self, group: str, topic: str) -> int:
+        """How many messages of the topic the group has not finished; all of a queue where it has never
+        committed.
+        """
+        committed = await self.committed_offsets(group, topic)
+        total = 0
+        for queue, one in (await self.topic_offsets(topic)).items():
+            offset = committed.get(queue)
+            total += one.max_offset - max(offset if offset is not None else 0, one.min_offset)
+        return total
+
+    async def set_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """Store where a group that is not running goes on in one queue."""
+        view = build_view(queue.topic, await self.topic_route(queue.topic))
+        address = _address_of(view, queue)
+        await broker_offset.commit_offset(self._remoting, address, group, queue.topic, queue.queue_id, offset)
+
+    async def reset_offsets(self, group: str, topic: str, time_ms: int) -> dict[MessageQueue, int]:
+        """Let a group, running or not, go on from a time (-1: from the end); the new offset per queue."""
+        view = build_view(topic, await self.topic_route(topic))
+        offsets: dict[MessageQueue, int] = {}
+        for broker_name in sorted({queue.broker_name for queue in view.subscribe_queues}):
+            address = view.master_address(broker_name)
+            if address is None:
+                raise NoRoute(f"broker {broker_name!r} has no master: offsets cannot be reset there")
+            offsets |= await broker_admin.reset_offsets(self._remoting, address, group, topic, time_ms)
+        return offsets
+
+    # Messages
+
+    async def find_by_id(self, message_id: str) -> Record | None:
+        """The message of a broker's message id, from the broker whose address is in it.
+
+        Raises:  BadRequest for a text that is no such id; BrokerUnreachable.
+        """
+        where = decode_message_id(message_id)
+        host = f"[{where.ip}]" if ":" in where.ip else where.ip
+        address = f"{host}:{where.port}"
+        return await broker_query.view_message(self._remoting, address, where.log_offset)
+
+    async def find_by_key(self, topic: str, key: str, *, count_max: int = 32) -> list[Record]:
+        """Messages that carry the key, from every broker of the topic."""
+        return await self._find(topic, key, count_max=count_max, is_unique_key=False)
+
+    async def find_by_unique_key(self, topic: str, unique_key: str) -> list[Record]:
+        """The message with the producer's id; several when a send was repeated."""
+        return await self._find(topic, unique_key, count_max=32, is_unique_key=True)
+
+    # Inside
+
+    async def _find(self, topic: str, key: str, *, count_max: int, is_unique_key: bool) -> list[Record]:
+        view = build_view(topic, await self.topic_route(topic))
+        records: list[Record] = []
+        for _, replicas in sorted(view.addresses.items()):
+            replica = choose_replica(replicas, MASTER_ID)
+            if replica is not None:
+                records += await broker_query.query_messages(
+                    self._remoting,
+                    replica.address,
+                    topic,
+                    key,
+                    count_max=count_max,
+                    is_unique_key=is_unique_key,
+                )
+        return records[:count_max]
+
+    async def _masters(self, cluster: str | None) -> dict[str, str]:
+        """Broker name -> address of every master of the cluster."""
+        info = await self.cluster_info()
+        name = _cluster_name(info, cluster)
+        masters: dict[str, str] = {}
+        for broker_name in info.clusters[name]:
+            address = info.brokers[broker_name].addresses.get(MASTER_ID)
+            if address is not None:
+                masters[broker_name] = address
+        if not masters:
+            raise NoRoute(f"cluster {name!r} has no master")
+        return masters
+
+    async def _wait_for_route(self, topic: str, broker_names: set[str]) -> None:
+        clock = self._instance.clock
+        deadline = clock.monotonic() + ROUTE_WAIT_S
+        while True:
+            route = await self._instance.name_servers.ask(
+                lambda client, address: nameserver.query_route(client, address, topic)
+            )
+            if route is not None and broker_names <= {entry.broker_name for entry in route.queues}:
+                return
+            if clock.monotonic() > deadline:
+                raise NoRoute(f"the brokers have topic {topic!r}, but the name server does not route it yet")
+            await clock.sleep(ROUTE_POLL_S)
+
+    async def _queue_range(self, view: RouteView, queue: MessageQueue) -> QueueRange:
+        address = _address_of(view, queue)
+        low = await broker_offset.query_min_offset(self._remoting, address, queue.topic, queue.queue_id)
+        high = await broker_offset.query_max_offset(self._remoting, address, queue.topic, queue.queue_id)
+        return QueueRange(low, high)
+
+
+def _cluster_name(info: ClusterInfo, cluster: str | None) -> str:
+    if cluster is not None:
+        if cluster not in info.clusters:
+            raise BadRequest(f"cluster {cluster!r} is unknown; known are {sorted(info.clusters)}")
+        return cluster
+    if len(info.clusters) != 1:
+        raise BadRequest(f"name one of the clusters {sorted(info.clusters)}")
+    return next(iter(info.clusters))
+
+
+def _address_of(view: RouteView, queue: MessageQueue) -> str:
+    replica = choose_replica(view.addresses.get(queue.broker_name, {}), MASTER_ID)
+    if replica is None:
+        raise NoRoute(f"no address of broker {queue.broker_name!r} is known for topic {queue.topic!r}")
+    return replica.address

@@ -1,0 +1,430 @@
+"""The consumer against brokers that hold, move, filter, die and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from client_fakes import FakeBroker, FakeCluster, running_cluster, until
+
+from tandemmq.client import ClientOptions, Consumer, ConsumerOptions, MessageModel, StartFrom
+from tandemmq.errors import BadRequest, ClientError, ConfigError, RemoteProtocolError
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.bodies.offset import decode_consumer_status, encode_reset_offsets
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.message import ReceivedMessage
+from tandemmq.protocol.properties import encode_properties
+
+FAST = ClientOptions(heartbeat_s=0.2, route_refresh_s=0.2)
+
+
+def options(**kwargs: object) -> ConsumerOptions:
+    settings = {
+        "client": FAST,
+        "start_from": StartFrom.FIRST,
+        "rebalance_s": 0.3,
+        "commit_s": 0.1,
+        "suspend_s": 0.5,
+        "pull_error_delay_s": 0.05,
+    }
+    return ConsumerOptions(**(settings | kwargs))  # type: ignore[arg-type]
+
+
+def consumer_of(cluster: FakeCluster, *, tags: str = "*", topic: str = "T", **kwargs: object) -> Consumer:
+    consumer = Consumer("g", cluster.namesrv, options=options(**kwargs))
+    consumer.subscribe(topic, tags)
+    return consumer
+
+
+async def take(consumer: Consumer, count: int) -> list[ReceivedMessage]:
+    messages: list[ReceivedMessage] = []
+    async with asyncio.timeout(10):
+        while len(messages) < count:
+            messages += await consumer.poll(count - len(messages), 0.5)
+    return messages
+
+
+def bodies(messages: Iterable[ReceivedMessage]) -> list[bytes]:
+    return [message.body for message in messages]
+
+
+async def test_reads_what_is_there_and_what_comes():
+    async with running_cluster(T=2) as cluster:
+        for i in range(4):
+            cluster[0].put("T", i % 2, b"%d" % i)
+        async with consumer_of(cluster) as consumer:
+            assert sorted(bodies(await take(consumer, 4))) == [b"0", b"1", b"2", b"3"]
+            waiting = asyncio.ensure_future(anext(consumer))
+            await asyncio.sleep(0)
+            cluster[0].put("T", 1, b"late")
+            message = await asyncio.wait_for(waiting, 5)
+            assert (message.body, message.topic, message.queue_id, message.queue_offset) == (
+                b"late",
+                "T",
+                1,
+                2,
+            )
+
+
+async def test_messages_of_a_queue_keep_their_order():
+    async with running_cluster(T=1) as cluster:
+        for i in range(3000):
+            cluster[0].put("T", 0, b"%d" % i)
+        async with consumer_of(cluster, pull_count_max=100) as consumer:
+            assert bodies(await take(consumer, 3000)) == [b"%d" % i for i in range(3000)]
+
+
+async def test_iteration_finishes_a_message_when_the_next_is_asked_for():
+    async with running_cluster(T=1) as cluster:
+        for i in range(3):
+            cluster[0].put("T", 0, b"%d" % i)
+        async with consumer_of(cluster) as consumer:
+            seen = []
+            async for message in consumer:
+                seen.append((message.body, dict(consumer.positions)[MessageQueue("T", "a", 0)]))
+                if len(seen) == 3:
+                    break
+        assert seen == [(b"0", 0), (b"1", 1), (b"2", 2)]
+        assert cluster[0].offsets["g", "T", 0] == 2
+
+
+async def test_poll_finishes_at_the_next_poll():
+    async with running_cluster(T=1) as cluster:
+        for i in range(4):
+            cluster[0].put("T", 0, b"%d" % i)
+        async with consumer_of(cluster) as consumer:
+            queue = MessageQueue("T", "a", 0)
+            await take(consumer, 2)
+            assert consumer.positions[queue] == 0
+            await take(consumer, 2)
+            assert consumer.positions[queue] == 2
+            await consumer.poll(timeout_s=0)
+            assert consumer.positions[queue] == 4
+            await until(lambda: cluster[0].offsets.get(("g", "T", 0)) == 4)
+
+
+async def test_acknowledged_out_of_order_commits_up_to_the_gap():
+    async with running_cluster(T=1) as cluster:
+        for i in range(4):
+            cluster[0].put("T", 0, b"%d" % i)
+        async with consumer_of(cluster, auto_ack=False) as consumer:
+            messages = await take(consumer, 4)
+            consumer.ack(messages[1], messages[3])
+            assert await consumer.commit()
+            assert cluster[0].offsets["g", "T", 0] == 0
+            consumer.ack(messages[0])
+            await consumer.commit()
+            assert cluster[0].offsets["g", "T", 0] == 2
+            consumer.ack(messages[2], messages[2])
+        assert cluster[0].offsets["g", "T", 0] == 4
+
+
+async def test_unfinished_messages_come_again_after_a_restart():
+    async with running_cluster(T=1) as cluster:
+        for i in range(3):
+            cluster[0].put("T", 0, b"%d" % i)
+        async with consumer_of(cluster, auto_ack=False) as consumer:
+            first, *_ = await take(consumer, 3)
+            consumer.ack(first)
+        async with consumer_of(cluster, auto_ack=False) as consumer:
+            assert bodies(await take(consumer, 2)) == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"), [(StartFrom.FIRST, [b"old", b"new"]), (StartFrom.LAST, [b"new"])]
+)
+async def test_a_new_group_starts_where_it_is_told(start: StartFrom, expected: list[bytes]):
+    async with running_cluster(T=1) as cluster:
+        cluster[0].put("T", 0, b"old")
+        async with consumer_of(cluster, start_from=start) as consumer:
+            await until(lambda: consumer.assigned and cluster[0].pulls)
+            cluster[0].put("T", 0, b"new")
+            assert bodies(await take(consumer, len(expected))) == expected
+        async with consumer_of(cluster, start_from=StartFrom.FIRST) as consumer:
+            cluster[0].put("T", 0, b"newer")
+            assert bodies(await take(consumer, 2)) == [expected[-1], b"newer"][-2:]
+
+
+async def test_tags_are_compared_by_text():
+    # "Aa" and "BB" have the same Java hash, so the broker lets both through.
+    async with running_cluster(T=1) as cluster:
+        for tag in ("Aa", "BB", "", "C", "Aa"):
+            cluster[0].put("T", 0, tag.encode() or b"none", encode_properties({"TAGS": tag}))
+        async with consumer_of(cluster, tags="Aa || C") as consumer:
+            assert bodies(await take(consumer, 3)) == [b"Aa", b"C", b"Aa"]
+            await consumer.poll(timeout_s=0)
+            assert consumer.positions[MessageQueue("T", "a", 0)] == 5
+
+
+async def test_a_queue_without_matches_moves_on():
+    async with running_cluster(T=1) as cluster:
+        for _ in range(700):
+            cluster[0].put("T", 0, b"x", encode_properties({"TAGS": "other"}))
+        async with consumer_of(cluster, tags="mine"):
+            await until(lambda: cluster[0].offsets.get(("g", "T", 0)) == 700)
+
+
+async def test_compressed_bodies_are_inflated():
+    async with running_cluster(T=1) as cluster:
+        cluster[0].put("T", 0, zlib.compress(b"plain"), sys_flag=0x301)
+        async with consumer_of(cluster) as consumer:
+            assert bodies(await take(consumer, 1)) == [b"plain"]
+
+
+async def test_unreadable_body_is_told_to_the_application_and_not_skipped():
+    async with running_cluster(T=1) as cluster:
+        cluster[0].put("T", 0, b"fine")
+        cluster[0].put("T", 0, b"no zlib", sys_flag=0x301)
+        async with consumer_of(cluster) as consumer:
+            with pytest.raises(RemoteProtocolError, match="zlib"):
+                await take(consumer, 2)
+            assert consumer.positions[MessageQueue("T", "a", 0)] <= 1
+
+
+async def test_two_members_share_the_queues_and_take_over():
+    async with running_cluster(FakeBroker("a"), FakeBroker("b"), T=2) as cluster:
+        async with consumer_of(cluster) as first:
+            await until(lambda: len(owned(first)) == 4)
+            async with consumer_of(cluster) as second:
+                await until(lambda: len(owned(first)) == len(owned(second)) == 2)
+                assert not set(owned(first)) & set(owned(second))
+            await until(lambda: len(owned(first)) == 4)
+
+
+def owned(consumer: Consumer) -> list[MessageQueue]:
+    return [queue for queue in consumer.assigned if queue.topic == "T"]
+
+
+async def test_handing_over_loses_nothing():
+    async with running_cluster(T=4) as cluster:
+        total = 2000
+        for i in range(total):
+            cluster[0].put("T", i % 4, b"%d" % i)
+        seen: set[bytes] = set()
+
+        async def work(consumer: Consumer) -> None:
+            async for message in consumer:
+                seen.add(message.body)
+                if len(seen) % 50 == 0:
+                    await asyncio.sleep(0.001)
+
+        async with consumer_of(cluster, pull_count_max=16) as first:
+            tasks = [asyncio.ensure_future(work(first))]
+            async with consumer_of(cluster, pull_count_max=16) as second:
+                tasks.append(asyncio.ensure_future(work(second)))
+                await until(lambda: len(seen) > total // 2)
+            await until(lambda: len(seen) == total)
+        await asyncio.gather(*tasks)
+
+
+async def test_offset_below_the_queue_moves_up():
+    async with running_cluster(T=1) as cluster:
+        cluster[0].queue("T", 0).min_offset = 100
+        cluster[0].put("T", 0, b"x")
+        cluster[0].offsets["g", "T", 0] = 7
+        async with consumer_of(cluster) as consumer:
+            assert (await take(consumer, 1))[0].queue_offset == 100
+            await until(lambda: cluster[0].offsets["g", "T", 0] == 100)
+
+
+async def test_offset_beyond_the_queue_moves_back():
+    async with running_cluster(T=1) as cluster:
+        cluster[0].put("T", 0, b"x")
+        cluster[0].offsets["g", "T", 0] = 70
+        async with consumer_of(cluster) as consumer:
+            await until(lambda: consumer.positions.get(MessageQueue("T", "a", 0)) == 1)
+            cluster[0].put("T", 0, b"y")
+            assert bodies(await take(consumer, 1)) == [b"y"]
+
+
+async def test_pulling_stops_at_the_bound_and_goes_on():
+    async with running_cluster(T=1) as cluster:
+        for i in range(100):
+            cluster[0].put("T", 0, b"%d" % i)
+        async with consumer_of(cluster, auto_ack=False, cached_count_max=10, pull_count_max=5) as consumer:
+            messages = await take(consumer, 10)
+            assert await consumer.poll(timeout_s=0.1) == []
+            consumer.ack(*messages)
+            assert bodies(await take(consumer, 10)) == [b"%d" % i for i in range(10, 20)]
+
+
+async def test_bytes_bound_holds_over_all_queues():
+    async with running_cluster(T=4) as cluster:
+        for i in range(40):
+            cluster[0].put("T", i % 4, bytes(1000))
+        async with consumer_of(cluster, auto_ack=False, cached_bytes_max=5000, pull_count_max=2) as consumer:
+            seen: list[ReceivedMessage] = []
+            while len(seen) < 40:
+                messages = await consumer.poll(timeout_s=1)
+                assert 0 < len(messages) <= 13
+                seen += messages
+                consumer.ack(*messages)
+
+
+async def test_reads_from_the_slave_when_the_master_says_so_or_dies():
+    shared = FakeBroker("a")
+    slave = FakeBroker("a", broker_id=1, log=shared.queues)
+    async with running_cluster(shared, slave, T=1) as cluster:
+        cluster[0].put("T", 0, b"1")
+        async with consumer_of(cluster) as consumer:
+            cluster[0].suggest_id = 1
+            slave.suggest_id = 1
+            await take(consumer, 1)
+            await until(lambda: slave.pulls)
+            assert not slave.pulls[-1].commits_offset
+            slave.suggest_id = 0
+            slave.put("T", 0, b"2")
+            await take(consumer, 1)
+            count = len(cluster[0].pulls)
+            await until(lambda: len(cluster[0].pulls) > count)
+            await cluster[0].server.stop()
+            slave.put("T", 0, b"3")
+            assert bodies(await take(consumer, 1)) == [b"3"]
+            await consumer.poll(timeout_s=0)
+            await until(lambda: slave.offsets.get(("g", "T", 0)) == 3)
+
+
+async def test_refused_pulls_are_tried_again():
+    async with running_cluster(T=1) as cluster:
+        cluster[0].pull_code = 2
+        cluster[0].put("T", 0, b"x")
+        async with consumer_of(cluster) as consumer:
+            await until(lambda: len(cluster[0].pulls) > 3)
+            cluster[0].pull_code = 0
+            assert bodies(await take(consumer, 1)) == [b"x"]
+
+
+async def test_empty_retry_answers_do_not_spin():
+    async with running_cluster(T=1) as cluster:
+        async with consumer_of(cluster) as consumer:
+            await until(lambda: consumer.assigned)
+            broker = cluster[0]
+            broker._answer_pull = lambda command, header, queue: command.reply(  # type: ignore[method-assign]
+                20,
+                fields={
+                    "suggestWhichBrokerId": "0",
+                    "nextBeginOffset": str(header.queue_offset),
+                    "minOffset": "0",
+                    "maxOffset": "0",
+                },
+            )
+            broker.put("Other", 0, b"wake")
+            before = len(broker.pulls)
+            await asyncio.sleep(0.4)
+            assert len(broker.pulls) - before < 16
+
+
+async def test_a_topic_that_appears_later_is_taken_up():
+    async with running_cluster() as cluster:
+        async with consumer_of(cluster, topic="Later") as consumer:
+            assert consumer.assigned == ()
+            cluster.topics["Later"] = 2
+            cluster[0].put("Later", 1, b"x")
+            assert bodies(await take(consumer, 1)) == [b"x"]
+
+
+async def test_subscriptions_change_while_running():
+    async with running_cluster(T=1, U=1) as cluster:
+        cluster[0].put("U", 0, b"u")
+        async with consumer_of(cluster) as consumer:
+            consumer.subscribe("U")
+            assert bodies(await take(consumer, 1)) == [b"u"]
+            consumer.unsubscribe("U")
+            await until(lambda: {queue.topic for queue in consumer.assigned} == {"T"})
+            await until(
+                lambda: (
+                    {s.topic for s in cluster[0].heartbeats[-1].consumers[0].subscriptions}
+                    == {"T", "%RETRY%g"}
+                )
+            )
+
+
+async def test_retried_messages_show_their_own_topic_and_can_be_handed_back():
+    async with running_cluster(**{"T": 1, "%RETRY%g": 1}) as cluster:
+        cluster[0].put("%RETRY%g", 0, b"again", encode_properties({"RETRY_TOPIC": "T"}))
+        async with consumer_of(cluster, start_from=StartFrom.LAST) as consumer:
+            (message,) = await take(consumer, 1)
+            assert message.topic == "T"
+            await consumer.retry_later(message, delay_level=3)
+            (header,) = cluster[0].handed_back
+            assert (header.group, header.delay_level, header.original_topic) == ("g", 3, "T")
+            assert consumer.positions[MessageQueue("%RETRY%g", "a", 0)] == 1
+
+
+async def test_broker_resets_and_asks_for_offsets():
+    async with running_cluster(T=1) as cluster:
+        for i in range(3):
+            cluster[0].put("T", 0, b"%d" % i)
+        async with consumer_of(cluster) as consumer:
+            await take(consumer, 3)
+            queue = MessageQueue("T", "a", 0)
+            reset = Command.request(
+                220, fields={"topic": "T", "group": "g"}, body=encode_reset_offsets({queue: 1}), oneway=True
+            )
+            cluster[0].push("g", reset)
+            assert bodies(await take(consumer, 2)) == [b"1", b"2"]
+            (channel,) = cluster[0].members["g"].values()
+            answer = await channel.request(Command.request(221, fields={"topic": "T", "group": "g"}), 5)
+            assert decode_consumer_status(answer.body).queues == {queue: 1}
+            info = await channel.request(
+                Command.request(307, fields={"consumerGroup": "g", "clientId": "x"}), 5
+            )
+            assert info.code == 0
+            assert b'"commitOffset":1' in info.body
+            direct = await channel.request(Command.request(309, fields={"consumerGroup": "g"}), 5)
+            assert direct.code == 1
+            stranger = await channel.request(Command.request(307, fields={"consumerGroup": "h"}), 5)
+            assert stranger.code == 1
+
+
+async def test_broadcasting_reads_everything_and_keeps_offsets_in_a_file(tmp_path: Path):
+    settings = {
+        "model": MessageModel.BROADCASTING,
+        "offsets_dir": str(tmp_path),
+        "client": ClientOptions(client_ip="10.0.0.1", instance_name="one"),
+    }
+    async with running_cluster(T=2) as cluster:
+        for i in range(4):
+            cluster[0].put("T", i % 2, b"%d" % i)
+        async with consumer_of(cluster, **settings) as consumer:
+            assert len(await take(consumer, 4)) == 4
+            await consumer.poll(timeout_s=0)
+        assert (tmp_path / "10.0.0.1@one" / "g" / "offsets.json").exists()
+        assert not cluster[0].offsets
+        cluster[0].put("T", 0, b"next")
+        async with consumer_of(cluster, **settings) as consumer:
+            assert bodies(await take(consumer, 1)) == [b"next"]
+
+
+async def test_closing_ends_the_iteration():
+    async with running_cluster(T=1) as cluster:
+        async with consumer_of(cluster) as consumer:
+            waiting = asyncio.ensure_future(anext(consumer))
+            await asyncio.sleep(0)
+        with pytest.raises(StopAsyncIteration):
+            await waiting
+        assert await consumer.poll(timeout_s=0) == []
+        assert cluster[0].members["g"] == {}
+
+
+async def test_unstarted_consumer_refuses():
+    async with running_cluster(T=1) as cluster:
+        consumer = consumer_of(cluster)
+        with pytest.raises(ClientError):
+            await consumer.poll()
+
+
+def test_mistakes_are_named():
+    with pytest.raises(BadRequest):
+        Consumer("", "127.0.0.1:9876")
+    with pytest.raises(BadRequest):
+        Consumer("g", "127.0.0.1:9876").subscribe("T", " || ")
+    with pytest.raises(ConfigError, match="start_time_ms"):
+        ConsumerOptions(start_from=StartFrom.TIMESTAMP)
+    with pytest.raises(ConfigError, match="pull_count_max"):
+        ConsumerOptions(pull_count_max=0)
+    with pytest.raises(ConfigError, match="host:port"):
+        Consumer("g", "nowhere")

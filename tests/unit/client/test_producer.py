@@ -1,0 +1,352 @@
+"""The producer against brokers that answer, refuse, hang and die."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from client_fakes import FakeBroker, running_cluster, until
+
+from tandemmq.client import Message, Producer, ProducerOptions, SendStatus
+from tandemmq.errors import (
+    BadRequest,
+    BrokerUnreachable,
+    ClientError,
+    MessageIllegal,
+    NoRoute,
+    RequestRejected,
+    RequestTimeout,
+)
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.record import decode_record
+
+
+def options(**kwargs: object) -> ProducerOptions:
+    return ProducerOptions(**kwargs)  # type: ignore[arg-type]
+
+
+async def test_send_says_where_the_message_lies():
+    async with running_cluster(T=2) as cluster, Producer("g", cluster.namesrv) as producer:
+        result = await producer.send(
+            Message(topic="T", body=b"x", tags="A", keys=("k",), properties={"p": "1"})
+        )
+        assert result.status is SendStatus.SEND_OK
+        assert result.is_ok
+        assert len(result.unique_key) == 32
+        queue = cluster[0].queue("T", result.queue.queue_id)
+        record = decode_record(queue.records[result.queue_offset][0])
+        assert record.body == b"x"
+        assert record.unique_key == result.unique_key
+        assert record.properties == {
+            "p": "1",
+            "KEYS": "k",
+            "TAGS": "A",
+            "UNIQ_KEY": result.unique_key,
+            "WAIT": "true",
+        }
+
+
+async def test_queues_take_turns():
+    async with running_cluster(T=3) as cluster, Producer("g", cluster.namesrv) as producer:
+        ids = [(await producer.send(Message(topic="T", body=b"x"))).queue.queue_id for _ in range(6)]
+        assert sorted(ids[:3]) == [0, 1, 2]
+        assert ids[:3] == ids[3:]
+
+
+async def test_equal_keys_go_to_the_same_queue():
+    async with running_cluster(T=4) as cluster, Producer("g", cluster.namesrv) as producer:
+        queue = await producer.queue_for("T", "order-17")
+        assert queue == await producer.queue_for("T", "order-17")
+        result = await producer.send(Message(topic="T", body=b"x"), queue=queue)
+        assert result.queue == queue
+
+
+async def test_unknown_topic_is_sent_along_the_template():
+    async with running_cluster() as cluster, Producer("g", cluster.namesrv) as producer:
+        result = await producer.send(Message(topic="New", body=b"x"))
+        assert result.queue.topic == "New"
+        assert len(await producer.queues("New")) == 4
+
+
+async def test_no_route_without_template():
+    async with running_cluster() as cluster, Producer("g", cluster.namesrv) as producer:
+        del cluster.topics["TBW102"]
+        with pytest.raises(NoRoute, match="New"):
+            await producer.send(Message(topic="New", body=b"x"), timeout_s=0.5)
+
+
+async def test_no_name_server_fails_the_start():
+    with pytest.raises(BrokerUnreachable, match="127.0.0.1:1"):
+        await Producer("g", "127.0.0.1:1").start()
+
+
+async def test_large_bodies_travel_compressed():
+    body = b"abc" * 5000
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        await producer.send(Message(topic="T", body=body))
+        record = decode_record(cluster[0].queue("T", 0).records[0][0])
+        assert len(record.body) < 1000
+        assert record.sys_flag == 0x301
+        assert record.content == body
+
+
+@pytest.mark.parametrize("code", [10, 11, 12])
+async def test_stored_with_a_broken_promise_is_a_result(code: int):
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        cluster[0].refuse = lambda _: code
+        result = await producer.send(Message(topic="T", body=b"x"))
+        expected = {10: "FLUSH_DISK_TIMEOUT", 11: "SLAVE_NOT_AVAILABLE", 12: "FLUSH_SLAVE_TIMEOUT"}
+        assert result.status.value == expected[code]
+        assert not result.is_ok
+        assert cluster[0].sends == 1
+
+
+async def test_broken_promise_is_retried_only_when_asked():
+    async with running_cluster(FakeBroker("a"), FakeBroker("b"), T=1) as cluster:
+        for broker in cluster.brokers:
+            broker.refuse = lambda _, name=broker.name: (
+                12 if cluster.brokers[0].sends + cluster.brokers[1].sends < 2 else 0
+            )
+        async with Producer("g", cluster.namesrv, options=options(retry_when_not_stored_ok=True)) as producer:
+            assert (await producer.send(Message(topic="T", body=b"x"))).is_ok
+        assert cluster[0].sends == cluster[1].sends == 1
+
+
+@pytest.mark.parametrize("code", [1, 2, 14, 16, 17, 204, 205, 1500])
+async def test_retriable_refusal_goes_to_another_broker(code: int):
+    async with running_cluster(FakeBroker("a"), FakeBroker("b"), T=2) as cluster:
+        cluster[0].refuse = lambda _: code
+        async with Producer("g", cluster.namesrv) as producer:
+            for _ in range(4):
+                assert (await producer.send(Message(topic="T", body=b"x"))).queue.broker_name == "b"
+
+
+async def test_other_refusals_are_raised_at_once():
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        cluster[0].refuse = lambda _: 13
+        with pytest.raises(MessageIllegal, match="refused by the test"):
+            await producer.send(Message(topic="T", body=b"x"))
+        assert cluster[0].sends == 1
+
+
+async def test_attempts_are_bounded():
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        cluster[0].refuse = lambda _: 1
+        with pytest.raises(RequestRejected):
+            await producer.send(Message(topic="T", body=b"x"))
+        assert cluster[0].sends == 3
+
+
+async def test_dead_broker_is_passed_over():
+    async with running_cluster(FakeBroker("a"), FakeBroker("b"), T=2) as cluster:
+        async with Producer("g", cluster.namesrv) as producer:
+            await producer.send(Message(topic="T", body=b"x"))
+            await cluster[0].server.stop()
+            results = await asyncio.gather(*(producer.send(Message(topic="T", body=b"x")) for _ in range(50)))
+        assert {result.queue.broker_name for result in results} == {"b"}
+
+
+async def test_silent_broker_times_out():
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        cluster[0].hang = True
+        with pytest.raises(RequestTimeout):
+            await producer.send(Message(topic="T", body=b"x"), timeout_s=0.1)
+        assert producer.in_flight == 0
+
+
+async def test_sends_beyond_the_bound_wait():
+    limits = options(in_flight_count_max=4)
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv, options=limits) as producer:
+        cluster[0].hang = True
+        hanging = [await producer.start_send(Message(topic="T", body=b"x"), timeout_s=0.3) for _ in range(4)]
+        assert producer.in_flight == 4
+        await until(lambda: cluster[0].sends == 4)
+        cluster[0].hang = False
+        waiting = asyncio.ensure_future(producer.send(Message(topic="T", body=b"y")))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert (await waiting).is_ok
+        assert all(
+            isinstance(e, RequestTimeout) for e in await asyncio.gather(*hanging, return_exceptions=True)
+        )
+
+
+async def test_batch_gives_each_message_its_result():
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        results = await producer.send_batch([Message(topic="T", body=b"%d" % i, tags="x") for i in range(5)])
+        assert [result.queue_offset for result in results] == [0, 1, 2, 3, 4]
+        assert len({result.unique_key for result in results}) == 5
+        assert len({result.message_id for result in results}) == 5
+        assert cluster[0].send_codes == [320]
+        records = [decode_record(raw) for raw, _ in cluster[0].queue("T", 0).records]
+        assert [record.unique_key for record in records] == [result.unique_key for result in results]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [Message(topic="T", body=b"x"), Message(topic="U", body=b"x")],
+        [Message(topic="T", body=b"x"), Message(topic="T", body=b"x", wait_stored=False)],
+        [Message(topic="T", body=b"x", delay_level=3)],
+        [Message(topic="T", body=b"")],
+        [Message(topic="%RETRY%g", body=b"x")],
+        [Message(topic="T", body=bytes(3 << 20)), Message(topic="T", body=bytes(3 << 20))],
+    ],
+)
+async def test_impossible_batches_are_refused(messages: list[Message]):
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        with pytest.raises(MessageIllegal):
+            await producer.send_batch(messages)
+        assert producer.in_flight == 0
+        assert cluster[0].sends == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(topic="T", body=b""),
+        Message(topic="", body=b"x"),
+        Message(topic="T/U", body=b"x"),
+        Message(topic="T", body=bytes((4 << 20) + 1)),
+        Message(topic="T", body=b"x", properties={"KEYS": "k"}),
+        Message(topic="SCHEDULE_TOPIC_XXXX", body=b"x"),
+    ],
+)
+@pytest.mark.parametrize("linger", [None, 0.0])
+async def test_illegal_messages_are_refused_before_sending(message: Message, linger: float | None):
+    async with running_cluster(T=1) as cluster:
+        async with Producer("g", cluster.namesrv, options=options(batch_linger_ms=linger)) as producer:
+            with pytest.raises(MessageIllegal):
+                await producer.send(message)
+            assert producer.in_flight == 0
+        assert cluster[0].sends == 0
+
+
+@pytest.mark.parametrize("linger", [0.0, 5.0])
+async def test_concurrent_sends_share_requests(linger: float):
+    async with running_cluster(T=2) as cluster:
+        async with Producer("g", cluster.namesrv, options=options(batch_linger_ms=linger)) as producer:
+            messages = [Message(topic="T", body=b"%d" % i) for i in range(200)]
+            results = await asyncio.gather(*(producer.send(message) for message in messages))
+        assert cluster[0].stored("T") == 200
+        assert cluster[0].sends <= 3
+        for index, result in enumerate(results):
+            raw, _ = cluster[0].queue("T", result.queue.queue_id).records[result.queue_offset]
+            record = decode_record(raw)
+            assert record.body == b"%d" % index
+            assert record.unique_key == result.unique_key
+
+
+async def test_batches_leave_when_full_and_keep_apart_what_differs():
+    limits = options(batch_linger_ms=10_000.0, batch_count_max=3)
+    async with (
+        running_cluster(T=1, U=1) as cluster,
+        Producer("g", cluster.namesrv, options=limits) as producer,
+    ):
+        pinned = MessageQueue(topic="T", broker_name="a", queue_id=0)
+        sends = [producer.start_send(Message(topic=topic, body=b"x")) for topic in "TUTUTU"]
+        sends += [producer.start_send(Message(topic="T", body=b"x"), queue=pinned) for _ in range(3)]
+        sends += [producer.start_send(Message(topic="T", body=b"x", wait_stored=False)) for _ in range(3)]
+        results = await asyncio.gather(*[await send for send in sends])
+        assert all(result.is_ok for result in results)
+        assert cluster[0].send_codes == [320] * 4
+
+
+async def test_lone_send_does_not_wait_for_company():
+    async with running_cluster(T=1) as cluster:
+        async with Producer("g", cluster.namesrv, options=options(batch_linger_ms=0.0)) as producer:
+            assert (await producer.send(Message(topic="T", body=b"x"))).is_ok
+        assert cluster[0].send_codes == [310]
+
+
+async def test_closing_sends_what_lingers():
+    async with running_cluster(T=1) as cluster:
+        async with Producer("g", cluster.namesrv, options=options(batch_linger_ms=10_000.0)) as producer:
+            future = await producer.start_send(Message(topic="T", body=b"x"))
+        assert (await future).is_ok
+
+
+async def test_send_many_reports_every_message_in_order():
+    seen: list[bytes] = []
+    async with running_cluster(T=4) as cluster, Producer("g", cluster.namesrv) as producer:
+        messages = (Message(topic="T", body=b"%d" % i) for i in range(5000))
+        summary = await producer.send_many(messages, on_result=lambda message, _: seen.append(message.body))
+        assert summary.ok_count == summary.stored_count == 5000
+        assert seen == [b"%d" % i for i in range(5000)]
+        assert cluster[0].stored("T") == 5000
+        assert cluster[0].sends <= 8
+
+
+async def test_send_many_mixes_what_travels_alone():
+    async with running_cluster(T=1, U=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        messages = [
+            Message(topic="TU"[i % 2], body=b"x" * (9000 if i == 3 else 1), delay_level=i == 5)
+            for i in range(10)
+        ]
+        summary = await producer.send_many(messages)
+        assert summary.ok_count == 10
+        assert sorted(cluster[0].send_codes) == [310, 310, 320, 320]
+
+
+async def test_send_many_stops_at_the_first_error():
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        cluster[0].refuse = lambda _: 13
+        with pytest.raises(MessageIllegal):
+            await producer.send_many(Message(topic="T", body=b"x") for _ in range(100_000))
+        assert cluster[0].sends <= 17
+        summary = await producer.send_many(
+            (Message(topic="T", body=b"x") for _ in range(3000)), stop_on_error=False
+        )
+        assert summary.failed_count == 3000
+        assert isinstance(summary.first_error, MessageIllegal)
+        assert producer.in_flight == 0
+
+
+async def test_oneway_arrives():
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        await producer.send_oneway(Message(topic="T", body=b"x"))
+        await producer.send(Message(topic="T", body=b"y"))
+        assert cluster[0].stored("T") == 2
+
+
+async def test_producer_is_known_to_its_brokers():
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        await producer.send(Message(topic="T", body=b"x"))
+        await until(lambda: cluster[0].heartbeats)
+        groups = {data.group for data in cluster[0].heartbeats[-1].producers}
+        assert groups == {"g", "CLIENT_INNER_PRODUCER"}
+
+
+async def test_second_name_server_takes_over():
+    async with running_cluster(T=1) as cluster:
+        async with Producer("g", f"127.0.0.1:1;{cluster.namesrv}") as producer:
+            assert (await producer.send(Message(topic="T", body=b"x"))).is_ok
+
+
+async def test_route_of_a_moved_master_is_found():
+    async with running_cluster(FakeBroker("a"), FakeBroker("a"), T=1) as cluster:
+        cluster.hidden = {cluster[1]}
+        async with Producer("g", cluster.namesrv) as producer:
+            await producer.send(Message(topic="T", body=b"x"))
+            await cluster[0].server.stop()
+            cluster.hidden = {cluster[0]}
+            assert (await producer.send(Message(topic="T", body=b"x"))).is_ok
+            assert cluster[1].stored("T") == 1
+
+
+async def test_closed_producer_refuses():
+    async with running_cluster(T=1) as cluster:
+        producer = Producer("g", cluster.namesrv)
+        with pytest.raises(ClientError):
+            await producer.send(Message(topic="T", body=b"x"))
+        await producer.start()
+        await producer.close()
+        await producer.close()
+        with pytest.raises(ClientError):
+            await producer.send(Message(topic="T", body=b"x"))
+
+
+def test_bad_group_is_refused():
+    with pytest.raises(BadRequest):
+        Producer("no group", "127.0.0.1:9876")
