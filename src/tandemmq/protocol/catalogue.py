@@ -1,7 +1,8 @@
-"""What every request code carries and who serves it; a code that is not served says why.
+"""What every request code carries and who answers it; a code that we do not serve says why.
 
-A capability adds its rows here and its handlers to a `routes.py`. A header of None means that there is
-none, or that only extra fields travel. A test demands that every RequestCode is in one of the two tables.
+`CATALOGUE` states the protocol, `UNSUPPORTED` our gaps: a capability adds its handlers to a `routes.py` and
+takes its codes out of `UNSUPPORTED`. A header of None means that there is none, or that only extra fields
+travel. A test demands that every RequestCode is in one of the two.
 
 Source:  spec remoting 8 and 9; spec nameserver 3 to 9; spec decisions 6.
 """
@@ -118,8 +119,6 @@ _ADMIN = _entries(
     (Code.INVOKE_BROKER_TO_RESET_OFFSET, admin.ResetOffsetRequest, None),
     (Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, admin.ConsumerStatusRequest, None),
     (Code.CLONE_GROUP_OFFSET, admin.CloneGroupOffsetRequest, None),
-    (Code.GET_CONSUMER_RUNNING_INFO, admin.RunningInfoRequest, None),
-    (Code.CONSUME_MESSAGE_DIRECTLY, admin.ConsumeDirectlyRequest, None),
     (Code.GET_BROKER_RUNTIME_INFO, None, None),
     (Code.GET_BROKER_CONFIG, None, admin.BrokerConfigResponse),
     (Code.UPDATE_BROKER_CONFIG, None, None),
@@ -173,6 +172,8 @@ _PUSHES = _entries(
     Role.CLIENT,
     (Code.GET_CONSUMER_STATUS_FROM_CLIENT, admin.ConsumerStatusRequest, None),
     (Code.PUSH_REPLY_MESSAGE_TO_CLIENT, send.PushReplyRequest, None),
+    (Code.GET_CONSUMER_RUNNING_INFO, admin.RunningInfoRequest, None),
+    (Code.CONSUME_MESSAGE_DIRECTLY, admin.ConsumeDirectlyRequest, None),
 )
 
 CATALOGUE: dict[int, Entry] = {
