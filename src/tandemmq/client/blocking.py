@@ -22,7 +22,7 @@ from tandemmq.client.consumer.consumer import Consumer
 from tandemmq.client.consumer.subscription import ALL
 from tandemmq.client.loop_thread import LoopThread, acquire_thread, release_thread
 from tandemmq.client.options import ClientOptions, ConsumerOptions, ProducerOptions
-from tandemmq.client.producer.bulk import OnResult, Outcome, SendSummary
+from tandemmq.client.producer.bulk import OnResult, Outcome, SendSummary, cut_messages
 from tandemmq.client.producer.producer import Producer
 from tandemmq.client.producer.results import SendResult
 from tandemmq.errors import ClientError, TandemError
@@ -166,22 +166,17 @@ class BlockingProducer(_Facade[Producer]):
                 outcomes = future.result()
             except TandemError as error:
                 outcomes = [error] * len(chunk)
-            for message, outcome in zip(chunk, outcomes, strict=True):
-                summary.note(outcome)
-                if on_result is not None:
-                    on_result(message, outcome)
+            summary.note(chunk, outcomes, on_result)
 
-        for chunk in producer.cut(messages):
+        for chunk in cut_messages(messages, producer.options):
             while len(pending) >= batches_in_flight_max:
                 settle_oldest()
-            if stop_on_error and summary.first_error is not None:
+            if summary.must_stop(stop_on_error=stop_on_error):
                 break
-            pending.append((chunk, thread.submit(producer.send_chunk(chunk))))
+            pending.append((chunk, thread.submit(producer.send_batch(chunk))))
         while pending:
             settle_oldest()
-        if stop_on_error and summary.first_error is not None:
-            raise summary.first_error
-        return summary
+        return summary.result(stop_on_error=stop_on_error)
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues that take messages of a topic now."""

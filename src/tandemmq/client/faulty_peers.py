@@ -21,6 +21,10 @@ class FaultyPeers:
         self._until: dict[str, float] = {}
         self._failures: dict[str, int] = {}
 
+    def __bool__(self) -> bool:
+        """False while no peer has failed since its last success."""
+        return bool(self._until)
+
     def note_failure(self, peer: str, now_s: float) -> None:
         """Avoid the peer from now on, longer with every failure in a row.
 

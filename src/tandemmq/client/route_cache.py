@@ -101,7 +101,9 @@ class RouteCache:
         return view
 
     def refresh_soon(self, topic: str) -> None:
-        """Something says that the view is out of date: ask now, or in a moment when that has just been done."""
+        """Something says that the view is out of date: ask now, or in a moment when that has just been
+        done.
+        """
         self.want(topic)
         if topic in self._under_way or topic in self._due:
             return

@@ -188,9 +188,9 @@ async def test_batch_gives_each_message_its_result():
         [],
         [Message(topic="T", body=b"x"), Message(topic="U", body=b"x")],
         [Message(topic="T", body=b"x"), Message(topic="T", body=b"x", wait_stored=False)],
-        [Message(topic="T", body=b"x", delay_level=3)],
+        [Message(topic="T", body=b"x"), Message(topic="T", body=b"x", delay_level=3)],
         [Message(topic="T", body=b"")],
-        [Message(topic="%RETRY%g", body=b"x")],
+        [Message(topic="%RETRY%g", body=b"x")] * 2,
         [Message(topic="T", body=bytes(3 << 20)), Message(topic="T", body=bytes(3 << 20))],
     ],
 )

@@ -1,4 +1,4 @@
-"""Collects sends of the same topic, queue and wait policy into one batch request; pure but for its timer.
+"""Collects sends of the same topic, queue and wait policy into one batch request.
 
 Each caller keeps its own future, so batching changes nothing but the delay. A batch leaves when it is full,
 when its linger time is over, or with a linger of 0 at the end of the loop's turn: what many tasks send in
@@ -11,25 +11,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tandemmq.client.options import ProducerOptions
-from tandemmq.client.producer.shipment import Waiter, encode_item
+from tandemmq.client.producer.packer import Packer, room_of
+from tandemmq.client.producer.shipment import Shipment, Waiter
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import Message
-from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.ports import Clock
-
-
-def must_travel_alone(message: Message, options: ProducerOptions) -> bool:
-    """True for what cannot or should not be in a batch: delayed, for a retry topic, worth compressing,
-    large.
-    """
-    size = len(message.body)
-    threshold = options.compress_from_bytes
-    return bool(
-        message.delay_level
-        or (threshold and size >= threshold)
-        or size >= options.batch_bytes_max
-        or is_retry_topic(message.topic)
-    )
 
 
 class BatchKey(NamedTuple):
@@ -61,31 +47,27 @@ class OpenBatch:
 class Accumulator:
     """The open batches of one producer, at most one per key."""
 
-    def __init__(self, options: ProducerOptions, clock: Clock, ship: Callable[[OpenBatch], None]) -> None:
-        self._options = options
-        self._clock = clock
-        self._ship = ship
-        self._open: dict[BatchKey, OpenBatch] = {}
-        self._linger_s = (options.batch_linger_ms or 0.0) / 1000.0
-
-    def add(
-        self,
-        message: Message,
-        queue: MessageQueue | None,
-        unique_key: str,
-        waiter: Waiter,
-        *,
-        room_bytes: int,
-        deadline_s: float,
+    def __init__(
+        self, options: ProducerOptions, clock: Clock, packer: Packer, dispatch: Callable[[Shipment], None]
     ) -> None:
+        self._bytes_max = min(options.batch_bytes_max, options.message_bytes_max)
+        self._count_max = options.batch_count_max
+        self._linger_s = (options.batch_linger_ms or 0.0) / 1000.0
+        self._clock = clock
+        self._packer = packer
+        self._dispatch = dispatch
+        self._open: dict[BatchKey, OpenBatch] = {}
+
+    def add(self, message: Message, queue: MessageQueue | None, waiter: Waiter, deadline_s: float) -> None:
         """Put a message into its batch, which leaves now if that fills it.
 
-        Raises:  MessageIllegal when no broker would store it; the batch is unchanged then.
+        The deadline of a batch is that of its first message. Raises MessageIllegal, the batch being
+        unchanged.
         """
-        item = encode_item(message, unique_key, self._options)
+        item, unique_key = self._packer.pack_item(message)
         key = BatchKey(message.topic, queue, message.wait_stored)
         batch = self._open.get(key)
-        if batch is not None and batch.bytes + len(item) > self._options.batch_bytes_max:
+        if batch is not None and batch.bytes + len(item) > self._bytes_max:
             self._close(batch)
             batch = None
         if batch is None:
@@ -98,8 +80,8 @@ class Accumulator:
         batch.unique_keys.append(unique_key)
         batch.waiters.append(waiter)
         batch.bytes += len(item)
-        batch.room_bytes += room_bytes
-        if len(batch.items) >= self._options.batch_count_max:
+        batch.room_bytes += room_of(message)
+        if len(batch.items) >= self._count_max:
             self._close(batch)
 
     def flush(self) -> None:
@@ -108,7 +90,26 @@ class Accumulator:
             self._close(batch)
 
     def _close(self, batch: OpenBatch) -> None:
-        """Ship it, once: the timer of a batch that left because it was full finds it gone."""
-        if self._open.get(batch.key) is batch:
-            del self._open[batch.key]
-            self._ship(batch)
+        """Let it leave, once: the timer of a batch that left because it was full finds it gone."""
+        key = batch.key
+        if self._open.get(key) is not batch:
+            return
+        del self._open[key]
+        if len(batch.items) == 1:
+            # A lone message needs no batch around it.
+            shipment = self._packer.pack_one(
+                batch.first, queue=key.queue, deadline_s=batch.deadline_s, unique_key=batch.unique_keys[0]
+            )
+        else:
+            shipment = self._packer.join(
+                key.topic,
+                batch.items,
+                batch.unique_keys,
+                wait_stored=key.wait_stored,
+                queue=key.queue,
+                deadline_s=batch.deadline_s,
+            )
+        shipment.waiters = batch.waiters
+        shipment.room_bytes = batch.room_bytes
+        shipment.room_count = len(batch.items)
+        self._dispatch(shipment)

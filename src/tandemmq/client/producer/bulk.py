@@ -6,10 +6,13 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from tandemmq.api.broker_send import SendStatus
+from tandemmq.client.options import ProducerOptions
+from tandemmq.client.producer.packer import must_travel_alone
 from tandemmq.client.producer.results import SendResult
 from tandemmq.errors import TandemError
 from tandemmq.protocol.message import Message
@@ -39,14 +42,39 @@ class SendSummary:
         """Messages stored with everything that the broker promises."""
         return self.counts.get(SendStatus.SEND_OK, 0)
 
-    def note(self, outcome: Outcome) -> None:
-        """Count one message."""
-        if isinstance(outcome, TandemError):
-            self.failed_count += 1
-            if self.first_error is None:
-                self.first_error = outcome
-        else:
-            self.counts[outcome.status] = self.counts.get(outcome.status, 0) + 1
+    def note(
+        self, messages: Sequence[Message], outcomes: Sequence[Outcome], on_result: OnResult | None
+    ) -> None:
+        """Count one batch and tell `on_result` of each message."""
+        counts = self.counts
+        for message, outcome in zip(messages, outcomes, strict=True):
+            if isinstance(outcome, TandemError):
+                self.failed_count += 1
+                self.first_error = self.first_error or outcome
+            else:
+                counts[outcome.status] = counts.get(outcome.status, 0) + 1
+            if on_result is not None:
+                on_result(message, outcome)
+
+    def must_stop(self, *, stop_on_error: bool) -> bool:
+        """True when a failure ends the sending."""
+        return stop_on_error and self.first_error is not None
+
+    def result(self, *, stop_on_error: bool) -> SendSummary:
+        """Itself, or with `stop_on_error` the first error raised."""
+        if stop_on_error and self.first_error is not None:
+            raise self.first_error
+        return self
+
+
+def cut_messages(messages: Iterable[Message], options: ProducerOptions) -> Iterator[list[Message]]:
+    """The lists in which many messages are sent."""
+    return chunk_messages(
+        messages,
+        count_max=options.batch_count_max,
+        bytes_max=min(options.batch_bytes_max, options.message_bytes_max),
+        travels_alone=partial(must_travel_alone, options=options),
+    )
 
 
 def chunk_messages(

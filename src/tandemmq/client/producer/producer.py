@@ -11,30 +11,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
 from tandemmq.api import broker_send
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ProducerOptions
-from tandemmq.client.producer.accumulator import Accumulator, OpenBatch, must_travel_alone
-from tandemmq.client.producer.bulk import OnResult, Outcome, SendSummary, chunk_messages
+from tandemmq.client.producer.accumulator import Accumulator
+from tandemmq.client.producer.bulk import OnResult, Outcome, SendSummary, cut_messages
+from tandemmq.client.producer.packer import Packer, must_travel_alone, room_of
 from tandemmq.client.producer.queue_choice import queue_by_key
 from tandemmq.client.producer.results import SendResult
 from tandemmq.client.producer.sender import Sender
-from tandemmq.client.producer.shipment import Shipment, encode_item, load_batch, load_single
+from tandemmq.client.producer.shipment import Shipment
 from tandemmq.client.route_view import RouteView
 from tandemmq.client.window import Window
-from tandemmq.errors import ClientError, MessageIllegal, NoRoute, TandemError
+from tandemmq.errors import ClientError, NoRoute, TandemError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.java_hash import java_hash
 from tandemmq.protocol.message import Message
 from tandemmq.protocol.topic_names import check_group
-
-MESSAGE_OVERHEAD_BYTES = 256
-"""Counted per message besides its body: properties, header and our own objects."""
 
 
 class Producer:
@@ -54,14 +51,16 @@ class Producer:
         self.options = options or ProducerOptions()
         self._owns_instance = instance is None
         self._instance = instance or ClientInstance(namesrv, self.options.client)
-        self._clock = self._instance.clock
-        self._sender = Sender(self._instance, group, self.options)
+        self._packer = Packer(self._instance, self.options)
+        self._sender = Sender(self._instance, group, self.options, self._settle)
         self._window = Window(
             count_max=self.options.in_flight_count_max, bytes_max=self.options.in_flight_bytes_max
         )
         self._accumulator: Accumulator | None = None
         if self.options.batch_linger_ms is not None:
-            self._accumulator = Accumulator(self.options, self._clock, self._ship)
+            self._accumulator = Accumulator(
+                self.options, self._instance.clock, self._packer, self._sender.dispatch
+            )
         self._idle: asyncio.Future[None] | None = None
         self._is_open = False
 
@@ -109,7 +108,7 @@ class Producer:
         Raises:  MessageIllegal (too large, bad names), NoRoute, BrokerUnreachable, RequestTimeout, or the
                  RequestRejected class of the broker's last answer.
         """
-        room = len(message.body) + MESSAGE_OVERHEAD_BYTES
+        room = room_of(message)
         if not self._window.try_take(room):
             await self._window.take(room)
         result: SendResult = await self._launch(message, queue, timeout_s, room)
@@ -119,7 +118,7 @@ class Producer:
         self, message: Message, *, queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> asyncio.Future[SendResult]:
         """As `send`, but returns as soon as the message is on its way; the future gives the result."""
-        room = len(message.body) + MESSAGE_OVERHEAD_BYTES
+        room = room_of(message)
         if not self._window.try_take(room):
             await self._window.take(room)
         return self._launch(message, queue, timeout_s, room)
@@ -145,18 +144,26 @@ class Producer:
         queue: MessageQueue | None = None,
         timeout_s: float | None = None,
     ) -> asyncio.Future[list[SendResult]]:
-        """As `send_batch`, but returns as soon as the batch is on its way; the future gives the results."""
-        room = sum(len(message.body) for message in messages) + MESSAGE_OVERHEAD_BYTES * len(messages)
+        """As `send_batch`, but returns as soon as the batch is on its way; the future gives the results.
+
+        A list of one travels as a plain message, so it may be delayed or large.
+        """
+        room = sum(map(room_of, messages))
         if not self._window.try_take(room):
             await self._window.take(room)
-        try:
-            shipment = self._load_batch(messages, queue, timeout_s)
-        except BaseException:
-            self._settle(room, 1)
-            raise
         waiter: asyncio.Future[list[SendResult]] = asyncio.get_running_loop().create_future()
-        shipment.batch_waiter = waiter
-        shipment.on_settled = partial(self._settle, room, 1)
+        try:
+            self._check_open()
+            deadline_s = self._packer.deadline_s(timeout_s)
+            if len(messages) == 1:
+                shipment = self._packer.pack_one(messages[0], queue=queue, deadline_s=deadline_s)
+            else:
+                shipment = self._packer.pack_batch(messages, queue=queue, deadline_s=deadline_s)
+        except BaseException:
+            self._give_back(room, 1)
+            raise
+        shipment.list_waiter = waiter
+        shipment.room_bytes, shipment.room_count = room, 1
         self._sender.dispatch(shipment)
         return waiter
 
@@ -168,7 +175,8 @@ class Producer:
         stop_on_error: bool = True,
         batches_in_flight_max: int = 16,
     ) -> SendSummary:
-        """Send all messages in batches, many at a time; `on_result(message, outcome)` is called for each.
+        """Send all messages in batches, many at a time; `on_result(message, outcome)` is called for each, in
+        the order of sending.
 
         The fast way for hundreds of thousands of messages. Delayed and large messages travel alone. With
         `stop_on_error` the first failure ends it: what is under way is waited for, then the error is raised.
@@ -178,61 +186,33 @@ class Producer:
 
         async def settle_oldest() -> None:
             chunk, future = pending.popleft()
+            outcomes: Sequence[Outcome]
             try:
-                outcomes: Sequence[Outcome] = await future
+                outcomes = await future
             except TandemError as error:
                 outcomes = [error] * len(chunk)
-            for message, outcome in zip(chunk, outcomes, strict=True):
-                summary.note(outcome)
-                if on_result is not None:
-                    on_result(message, outcome)
+            summary.note(chunk, outcomes, on_result)
 
-        for chunk in self.cut(messages):
+        for chunk in cut_messages(messages, self.options):
             while len(pending) >= batches_in_flight_max:
                 await settle_oldest()
-            if stop_on_error and summary.first_error is not None:
+            if summary.must_stop(stop_on_error=stop_on_error):
                 break
-            pending.append((chunk, await self.start_chunk(chunk)))
+            pending.append((chunk, await self._start_checked(chunk)))
         while pending:
             await settle_oldest()
-        if stop_on_error and summary.first_error is not None:
-            raise summary.first_error
-        return summary
-
-    def cut(self, messages: Iterable[Message]) -> Iterator[list[Message]]:
-        """Messages as the lists in which `send_many` sends them."""
-        options = self.options
-        return chunk_messages(
-            messages,
-            count_max=options.batch_count_max,
-            bytes_max=options.batch_bytes_max,
-            travels_alone=partial(must_travel_alone, options=options),
-        )
-
-    async def start_chunk(self, chunk: list[Message]) -> asyncio.Future[list[SendResult]]:
-        """One list of `cut` on its way; the future gives one result per message, or raises."""
-        if len(chunk) > 1:
-            return await self.start_batch(chunk)
-        room = len(chunk[0].body) + MESSAGE_OVERHEAD_BYTES
-        if not self._window.try_take(room):
-            await self._window.take(room)
-        shipment = self._load_one(chunk[0], None, None, room)
-        waiter: asyncio.Future[list[SendResult]] = asyncio.get_running_loop().create_future()
-        shipment.batch_waiter = waiter
-        self._sender.dispatch(shipment)
-        return waiter
+        return summary.result(stop_on_error=stop_on_error)
 
     async def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
         """Send without an answer: returns when the bytes are queued for the socket; the message may be
         lost.
         """
-        shipment = self._new_shipment(message.topic, queue, None)
-        load_single(shipment, message, self._next_key(), self.options)
-        if queue is None:
-            view = await self._publish_view(message.topic)
-            shipment.queue = self._sender.choose(view)
-        assert shipment.queue is not None
-        address = await self._master_of(shipment.queue)
+        view = await self._publish_view(message.topic)
+        target = self._sender.choose(view) if queue is None else queue
+        address = view.master_address(target.broker_name)
+        if address is None:
+            raise NoRoute(f"broker {target.broker_name!r} has no master for topic {message.topic!r}")
+        shipment = self._packer.pack_one(message, queue=target, deadline_s=self._packer.deadline_s(None))
         header = shipment.header(self.group, self.options)
         await broker_send.send_oneway(self._instance.remoting, address, header, shipment.body)
 
@@ -253,10 +233,6 @@ class Producer:
                 self._idle = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._idle)
 
-    async def send_chunk(self, chunk: list[Message]) -> list[SendResult]:
-        """One list of `cut`, sent; one result per message."""
-        return await (await self.start_chunk(chunk))
-
     @property
     def in_flight(self) -> int:
         """Messages that are sent and have no result yet."""
@@ -270,96 +246,35 @@ class Producer:
         """Start one message for which room has been taken."""
         waiter: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         try:
+            self._check_open()
+            deadline_s = self._packer.deadline_s(timeout_s)
             if self._accumulator is not None and not must_travel_alone(message, self.options):
-                deadline_s = self._clock.monotonic() + (timeout_s or self.options.timeout_s)
-                self._check_open()
-                self._accumulator.add(
-                    message, queue, self._next_key(), waiter, room_bytes=room, deadline_s=deadline_s
-                )
+                self._accumulator.add(message, queue, waiter, deadline_s)
                 return waiter
+            shipment = self._packer.pack_one(message, queue=queue, deadline_s=deadline_s)
         except BaseException:
-            self._settle(room, 1)
+            self._give_back(room, 1)
             raise
-        shipment = self._load_one(message, queue, timeout_s, room)
-        shipment.waiters.append(waiter)
+        shipment.waiters = (waiter,)
+        shipment.room_bytes, shipment.room_count = room, 1
         self._sender.dispatch(shipment)
         return waiter
 
-    def _load_one(
-        self, message: Message, queue: MessageQueue | None, timeout_s: float | None, room: int
-    ) -> Shipment:
-        """A message for which room has been taken; the room is given back when it is settled, or cannot be
-        sent.
-        """
+    async def _start_checked(self, chunk: list[Message]) -> asyncio.Future[list[SendResult]]:
+        """As `start_batch`; what is wrong with the messages comes by the future, too."""
         try:
-            shipment = self._new_shipment(message.topic, queue, timeout_s)
-            load_single(shipment, message, self._next_key(), self.options)
-        except BaseException:
-            self._settle(room, 1)
-            raise
-        shipment.on_settled = partial(self._settle, room, 1)
-        return shipment
+            return await self.start_batch(chunk)
+        except TandemError as error:
+            failed: asyncio.Future[list[SendResult]] = asyncio.get_running_loop().create_future()
+            failed.set_exception(error)
+            return failed
 
-    def _ship(self, batch: OpenBatch) -> None:
-        """Send what the accumulator has collected; a lone message needs no batch around it."""
-        count = len(batch.items)
-        key = batch.key
-        shipment = Shipment(
-            key.topic, queue=key.queue, deadline_s=batch.deadline_s, born_at_ms=self._clock.now_ms()
-        )
-        shipment.waiters = batch.waiters
-        shipment.on_settled = partial(self._settle, batch.room_bytes, count)
-        try:
-            if count == 1:
-                load_single(shipment, batch.first, batch.unique_keys[0], self.options)
-            else:
-                load_batch(
-                    shipment,
-                    batch.items,
-                    batch.unique_keys,
-                    wait_stored=key.wait_stored,
-                    bytes_max=self.options.message_bytes_max,
-                )
-        except MessageIllegal as error:
-            shipment.fail(error)
-            return
-        self._sender.dispatch(shipment)
+    def _settle(self, shipment: Shipment) -> None:
+        self._give_back(shipment.room_bytes, shipment.room_count)
 
-    def _load_batch(
-        self, messages: Sequence[Message], queue: MessageQueue | None, timeout_s: float | None
-    ) -> Shipment:
-        if not messages:
-            raise MessageIllegal("the batch holds no message")
-        first = messages[0]
-        topic, wait_stored = first.topic, first.wait_stored
-        shipment = self._new_shipment(topic, queue, timeout_s)
-        items, unique_keys = [], []
-        for message in messages:
-            if message.topic != topic or message.wait_stored is not wait_stored:
-                raise MessageIllegal("all messages of a batch need the same topic and the same wait_stored")
-            unique_key = self._next_key()
-            unique_keys.append(unique_key)
-            items.append(encode_item(message, unique_key, self.options))
-        load_batch(
-            shipment,
-            items,
-            unique_keys,
-            wait_stored=wait_stored,
-            bytes_max=self.options.message_bytes_max,
-        )
-        return shipment
-
-    def _new_shipment(self, topic: str, queue: MessageQueue | None, timeout_s: float | None) -> Shipment:
-        self._check_open()
-        deadline_s = self._clock.monotonic() + (timeout_s or self.options.timeout_s)
-        return Shipment(topic, queue=queue, deadline_s=deadline_s, born_at_ms=self._clock.now_ms())
-
-    def _next_key(self) -> str:
-        return self._instance.unique_keys.next(self._clock.now_ms())
-
-    def _settle(self, room: int, count: int) -> None:
-        """The result of `count` messages is known: others may have their room."""
-        self._window.give_back(room, count)
+    def _give_back(self, room_bytes: int, room_count: int) -> None:
+        """The result of some messages is known: others may have their room."""
+        self._window.give_back(room_bytes, room_count)
         if self._idle is not None and not self._window.count:
             self._idle.set_result(None)
             self._idle = None
@@ -372,14 +287,8 @@ class Producer:
             template_queue_count=self.options.default_topic_queue_count,
         )
 
-    async def _master_of(self, queue: MessageQueue) -> str:
-        view = await self._publish_view(queue.topic)
-        address = view.master_address(queue.broker_name)
-        if address is None:
-            raise NoRoute(f"broker {queue.broker_name!r} has no master for topic {queue.topic!r}")
-        return address
-
     def _check_open(self) -> None:
         if not self._is_open:
             raise ClientError("the producer is not started, or closed")
-        self._instance.check_alive()
+        if self._instance.failure is not None:
+            self._instance.check_alive()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from tandemmq.api.broker_send import SendAnswer, SendStatus
@@ -27,7 +29,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
         return self.status is SendStatus.SEND_OK
 
 
-def split_answer(answer: SendAnswer, queue: MessageQueue, unique_keys: list[str]) -> list[SendResult]:
+def split_answer(answer: SendAnswer, queue: MessageQueue, unique_keys: Sequence[str]) -> list[SendResult]:
     """One result per message of a batch: consecutive queue offsets, the ids of the answer's comma list.
 
     A broker that stores the batch as one message (inner batches) gives a single id; it stands for all then.

@@ -8,6 +8,7 @@ same thing.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from tandemmq.api.broker_send import SendStatus, read_send_answer, send_command
@@ -45,12 +46,21 @@ RETRY_PAUSE_S = 0.1
 """Before trying the same broker again; doubles with each attempt."""
 
 START_BOUND = 1 << 16
+NONE: frozenset[str] = frozenset()
 
 
 class Sender:
     """Of one producer; used from the loop's thread only."""
 
-    def __init__(self, instance: ClientInstance, group: str, options: ProducerOptions) -> None:
+    def __init__(
+        self,
+        instance: ClientInstance,
+        group: str,
+        options: ProducerOptions,
+        on_settled: Callable[[Shipment], None],
+    ) -> None:
+        """`on_settled` is called once per shipment, after its waiters have their outcome."""
+        self._on_settled = on_settled
         self._instance = instance
         self._remoting = instance.remoting
         self._routes = instance.routes
@@ -69,7 +79,7 @@ class Sender:
             self._await_route(shipment)
             return
         if not shipment.is_pinned:
-            self._choose_queue(shipment, view)
+            shipment.queue = self.choose(view, shipment.avoid)
         assert shipment.queue is not None
         address = view.master_address(shipment.queue.broker_name)
         if address is None:
@@ -90,32 +100,25 @@ class Sender:
         for table in (self._awaiting_route, self._awaiting_channel):
             for waiting in table.values():
                 for shipment in waiting:
-                    shipment.fail(error)
+                    self._fail(shipment, error)
             table.clear()
 
-    def _turn_of(self, view: RouteView) -> QueueChoice:
+    def choose(self, view: RouteView, last_failed: str = "") -> MessageQueue:
+        """The next queue of the topic whose broker has not just failed; `last_failed` is passed over too."""
+        avoid = self._faulty.avoided(self._clock.monotonic()) if self._faulty else NONE
+        if last_failed:
+            avoid = avoid | {last_failed}
         choice = self._choices.get(view.topic)
         if choice is None:
             choice = self._choices[view.topic] = QueueChoice(self._instance.chance.below(START_BOUND))
-        return choice
-
-    def choose(self, view: RouteView) -> MessageQueue:
-        """The next queue of the topic whose broker has not just failed."""
-        avoid = self._faulty.avoided(self._clock.monotonic())
-        return self._turn_of(view).next_queue(view.publish_queues, avoid)
-
-    def _choose_queue(self, shipment: Shipment, view: RouteView) -> None:
-        avoid = self._faulty.avoided(self._clock.monotonic())
-        if shipment.avoid:
-            avoid = avoid | {shipment.avoid}
-        shipment.queue = self._turn_of(view).next_queue(view.publish_queues, avoid)
+        return choice.next_queue(view.publish_queues, avoid)
 
     def _send(self, shipment: Shipment, channel: Channel) -> None:
         shipment.attempts += 1
         command = send_command(shipment.header(self._group, self._options), shipment.body)
         remaining_s = shipment.deadline_s - self._clock.monotonic()
         if remaining_s <= 0:
-            shipment.fail(RequestTimeout(f"the send to topic {shipment.topic!r} found no time left"))
+            self._fail(shipment, RequestTimeout(f"the send to topic {shipment.topic!r} found no time left"))
             return
         try:
             channel.start_request(command, partial(self._on_answer, shipment), remaining_s)
@@ -141,6 +144,11 @@ class Sender:
             self._retry(shipment)
             return
         shipment.succeed(result)
+        self._on_settled(shipment)
+
+    def _fail(self, shipment: Shipment, error: TandemError) -> None:
+        shipment.fail(error)
+        self._on_settled(shipment)
 
     def _on_error(self, shipment: Shipment, error: TandemError) -> None:
         assert shipment.queue is not None
@@ -153,7 +161,7 @@ class Sender:
             self._routes.refresh_soon(shipment.topic)
         is_retriable = error.retriable or (isinstance(error, RequestRejected) and error.code in RETRY_CODES)
         if not is_retriable or isinstance(error, RequestTimeout) or not self._may_retry(shipment):
-            shipment.fail(error)
+            self._fail(shipment, error)
             return
         log.debug(
             events.SEND_RETRIED,

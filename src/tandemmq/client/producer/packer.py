@@ -1,0 +1,151 @@
+"""Packer: makes shipments of messages: checks them, gives them their ids, encodes, compresses, joins
+batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandemmq.client.instance import ClientInstance
+from tandemmq.client.options import ProducerOptions
+from tandemmq.client.producer.shipment import Shipment
+from tandemmq.errors import MessageIllegal
+from tandemmq.protocol.batch import encode_batch_item
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.compression import compress_zlib
+from tandemmq.protocol.message import Message, check_message, encode_wire_properties
+from tandemmq.protocol.topic_names import is_retry_topic
+
+MESSAGE_OVERHEAD_BYTES = 256
+"""Counted per message besides its body: properties, header and our own objects."""
+
+
+def room_of(message: Message) -> int:
+    """What a message takes of the bytes that may be in flight."""
+    return len(message.body) + MESSAGE_OVERHEAD_BYTES
+
+
+def must_travel_alone(message: Message, options: ProducerOptions) -> bool:
+    """True for what cannot or should not be in a batch: delayed, for a retry topic, worth compressing,
+    large.
+    """
+    size = len(message.body)
+    threshold = options.compress_from_bytes
+    return bool(
+        message.delay_level
+        or (threshold and size >= threshold)
+        or size >= options.batch_bytes_max
+        or is_retry_topic(message.topic)
+    )
+
+
+class Packer:
+    """Of one producer."""
+
+    def __init__(self, instance: ClientInstance, options: ProducerOptions) -> None:
+        self._instance = instance
+        self._clock = instance.clock
+        self._options = options
+
+    def deadline_s(self, timeout_s: float | None) -> float:
+        """When a send that starts now has to be done, by the monotonic clock."""
+        return self._clock.monotonic() + (self._options.timeout_s if timeout_s is None else timeout_s)
+
+    def pack_one(
+        self, message: Message, *, queue: MessageQueue | None, deadline_s: float, unique_key: str = ""
+    ) -> Shipment:
+        """One message, compressed when it is large and gets smaller by that.
+
+        Raises:  MessageIllegal when no broker would store it.
+        """
+        options = self._options
+        check_message(message, bytes_max=options.message_bytes_max)
+        now_ms = self._clock.now_ms()
+        key = unique_key or self._instance.unique_keys.next(now_ms)
+        body = message.body
+        sys_flag = 0
+        if options.compress_from_bytes and len(body) >= options.compress_from_bytes:
+            packed, sys_flag = compress_zlib(body, 0)
+            if len(packed) < len(body):
+                body = packed
+            else:
+                sys_flag = 0
+        shipment = Shipment(
+            message.topic,
+            body,
+            encode_wire_properties(message, key).decode(),
+            (key,),
+            queue=queue,
+            deadline_s=deadline_s,
+            born_at_ms=now_ms,
+        )
+        shipment.flag = message.flag
+        shipment.sys_flag = sys_flag
+        return shipment
+
+    def pack_item(self, message: Message) -> tuple[bytes, str]:
+        """One message as part of a batch body, and its unique key; never compressed.
+
+        Raises:  MessageIllegal when no broker would store it, or not in a batch.
+        """
+        check_message(message, bytes_max=self._options.message_bytes_max)
+        if message.delay_level or is_retry_topic(message.topic):
+            raise MessageIllegal("a batch takes no delayed messages and none for retry topics")
+        key = self._instance.unique_keys.next(self._clock.now_ms())
+        return encode_batch_item(message.flag, message.body, encode_wire_properties(message, key)), key
+
+    def join(
+        self,
+        topic: str,
+        items: Sequence[bytes],
+        unique_keys: Sequence[str],
+        *,
+        wait_stored: bool,
+        queue: MessageQueue | None,
+        deadline_s: float,
+    ) -> Shipment:
+        """The batch of some packed items.
+
+        Raises:  MessageIllegal when together they are larger than a broker takes.
+        """
+        body = b"".join(items)
+        bytes_max = self._options.message_bytes_max
+        if len(body) > bytes_max:
+            raise MessageIllegal(
+                f"the batch has {len(body)} bytes, at most {bytes_max} are allowed: divide it"
+            )
+        shipment = Shipment(
+            topic,
+            body,
+            # Brokers take the wait policy of a batch from its header; the messages carry a copy (spec
+            # remoting 12.6).
+            "" if wait_stored else "WAIT\x01false\x02",
+            unique_keys,
+            queue=queue,
+            deadline_s=deadline_s,
+            born_at_ms=self._clock.now_ms(),
+        )
+        shipment.is_batch = True
+        return shipment
+
+    def pack_batch(
+        self, messages: Sequence[Message], *, queue: MessageQueue | None, deadline_s: float
+    ) -> Shipment:
+        """Several messages in one request.
+
+        Raises:  MessageIllegal when there is none, one is illegal, or they differ in topic or wait policy.
+        """
+        if not messages:
+            raise MessageIllegal("the batch holds no message")
+        topic, wait_stored = messages[0].topic, messages[0].wait_stored
+        items: list[bytes] = []
+        unique_keys: list[str] = []
+        for message in messages:
+            if message.topic != topic or message.wait_stored is not wait_stored:
+                raise MessageIllegal("all messages of a batch need the same topic and the same wait_stored")
+            item, unique_key = self.pack_item(message)
+            items.append(item)
+            unique_keys.append(unique_key)
+        return self.join(
+            topic, items, unique_keys, wait_stored=wait_stored, queue=queue, deadline_s=deadline_s
+        )
