@@ -167,7 +167,7 @@ class NameServerLink:
         assert self.identity is not None
         told, self._unconfirmed = self._unconfirmed, {}
         table = self._owner.all_topics() if is_full else self._owner.changed_topics(told)
-        if not table.topics:
+        if not is_full and not table.topics:
             return True  # only deletions: a name server is told of those by the tool that deletes
         body = RegisterBrokerBody(filter_servers=(), topics=table)
         try:
