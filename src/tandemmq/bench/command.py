@@ -37,7 +37,7 @@ class Row:
 @contextmanager
 def _cluster(directory: Path, *, has_slave: bool) -> Iterator[dict[str, Server]]:
     """A master (and a slave) on free ports, by name; stopped at the end."""
-    name_server = Server("name server", ["namesrv", "--set", "listenPort=0"], directory / "namesrv.log")
+    name_server = Server("name server", ["namesrv", "--set", "listenPort=0", "--set", "bindAddress=127.0.0.1"], directory / "namesrv.log")
     servers = {"name server": name_server}
     with stopping(list(servers.values())):
         name_server.start()
@@ -46,6 +46,7 @@ def _cluster(directory: Path, *, has_slave: bool) -> Iterator[dict[str, Server]]
             "brokerClusterName": "bench",
             "brokerName": "bench",
             "brokerIP1": "127.0.0.1",
+            "bindAddress": "127.0.0.1",
             "listenPort": 0,
             "flushDiskType": "ASYNC_FLUSH",
             "mappedFileSizeCommitLog": 1024 * 1024 * 1024,

@@ -30,7 +30,7 @@ def running_cluster(directory: Path) -> Iterator[Cluster]:
 
     Raises:  ProcessFailed when a server does not come up.
     """
-    name_server = Server("name server", ["namesrv", "--set", "listenPort=0"], directory / "namesrv.log")
+    name_server = Server("name server", ["namesrv", "--set", "listenPort=0", "--set", "bindAddress=127.0.0.1"], directory / "namesrv.log")
     with stopping([name_server]):
         name_server.start()
         master, master_store = _broker(directory, name_server, "master", broker_id=0)
@@ -57,6 +57,7 @@ def _broker(directory: Path, name_server: Server, name: str, *, broker_id: int) 
         "brokerRole": "SYNC_MASTER" if broker_id == 0 else "SLAVE",
         "namesrvAddr": name_server.address,
         "brokerIP1": "127.0.0.1",
+        "bindAddress": "127.0.0.1",
         "listenPort": 0,
         "storePathRootDir": store,
         "flushDiskType": "ASYNC_FLUSH",
