@@ -92,8 +92,10 @@ class RegistrationHandlers:
 
     def handle_unregister_broker(self, channel: Channel, command: Command) -> Command:
         header = command.decode(UnregisterBrokerRequest)
+        is_known = self._table.data_version((header.cluster_name, header.broker_address)) is not None
         self._table.unregister(header.cluster_name, header.broker_name, header.broker_address)
-        log.info(events.BROKER_UNREGISTERED, extra={**_describe(header), "reason": "its own request"})
+        if is_known:
+            log.info(events.BROKER_UNREGISTERED, extra={**_describe(header), "reason": "its own request"})
         return command.reply()
 
     def handle_register_topic(self, channel: Channel, command: Command) -> Command:

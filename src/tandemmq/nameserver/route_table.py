@@ -65,13 +65,16 @@ class RouteTable:
         }
         holder = addresses.get(broker_id)
         if holder is not None and holder != address and self._is_older(registration, holder):
-            self._live.pop(registration.key, None)
+            self.unregister(registration.cluster, registration.broker_name, address)
             return None
         if holder is None and len(registration.topics) == 1:
             raise RequestRejected(
                 f"broker {registration.broker_name} id {broker_id} is not registered; "
                 "its first registration must bring all topics"
             )
+        previous = self._live.get(registration.key)
+        if previous is not None and previous.broker_name != registration.broker_name:
+            self.unregister(previous.cluster, previous.broker_name, address)
         is_first = holder is None
         addresses[broker_id] = address
         replica_set = known or ReplicaSet(registration.cluster, registration.broker_name)
@@ -187,8 +190,10 @@ class RouteTable:
 
     def unregister(self, cluster: str, broker_name: str, address: str) -> None:
         """Removes one broker by its address; what is unknown is ignored (spec nameserver 4)."""
-        self._live.pop((cluster, address), None)
-        self._filter_servers.pop((cluster, address), None)
+        live = self._live.get((cluster, address))
+        if live is not None and live.broker_name == broker_name:
+            del self._live[cluster, address]
+            self._filter_servers.pop((cluster, address), None)
         replica_set = self._replica_sets.get(broker_name)
         if replica_set is None or address not in replica_set.addresses.values():
             return

@@ -1,1 +1,18 @@
-"""Connections that carry commands: server, client, and the channel they share."""
+"""Connections that carry commands: a server, a client, and the channel that both are made of."""
+
+from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.dispatch import Handler, OnFatal
+from tandemmq.remoting.options import ChannelLimits, ClientOptions, ServerOptions
+from tandemmq.remoting.server import RemotingServer
+
+__all__ = [
+    "Channel",
+    "ChannelLimits",
+    "ClientOptions",
+    "Handler",
+    "OnFatal",
+    "RemotingClient",
+    "RemotingServer",
+    "ServerOptions",
+]

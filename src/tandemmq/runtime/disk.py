@@ -47,6 +47,10 @@ class DiskFile:
     def size(self) -> int:
         return self._size
 
+    @property
+    def is_closed(self) -> bool:
+        return self._descriptor < 0
+
     def pwrite(self, offset: int, buffers: Sequence[Buffer]) -> None:
         if len(buffers) <= BUFFERS_PER_CALL_MAX:
             total = sum(map(len, buffers))

@@ -77,6 +77,10 @@ class MemoryFile:
     def size(self) -> int:
         return len(self._node.data)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
     def pwrite(self, offset: int, buffers: Sequence[Buffer]) -> None:
         self._check_open()
         data = b"".join(buffers)

@@ -53,6 +53,9 @@ class File(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def is_closed(self) -> bool: ...
+
     def pwrite(self, offset: int, buffers: Sequence[Buffer]) -> None:
         """Writes the buffers one after another from `offset` on.
 

@@ -188,6 +188,20 @@ def test_newcomer_of_an_older_term_does_not_replace_the_living_master(table: Rou
     assert addresses(table) == {0: OTHER}
 
 
+def test_slave_that_claims_a_living_masters_place_is_taken_out(table: RouteTable) -> None:
+    table.register(broker(data_version=DataVersion(state_version=5)), 0)
+    table.register(broker(1, SLAVE), 0)
+    table.register(broker(0, SLAVE), 1)
+    assert addresses(table) == {0: MASTER}
+
+
+def test_address_that_took_another_name_leaves_the_old_one(table: RouteTable) -> None:
+    table.register(broker(broker_name="renamed"), 1)
+    assert list(table.cluster_info().brokers) == ["renamed"]
+    table.unregister("C", "broker-a", MASTER)
+    assert table.data_version(("C", MASTER)) is not None
+
+
 def test_unregister_goes_by_address_and_ignores_the_unknown(table: RouteTable) -> None:
     table.unregister("C", "broker-a", "10.9.9.9:1")
     table.unregister("C", "nobody", MASTER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,13 +19,14 @@ from tandemmq.errors import (
 )
 from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.frame import FrameDecoder, encode_frame
+from tandemmq.protocol.frame import FrameDecoder, encode_frame, encode_frame_head
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import ChannelLimits, ClientOptions, ServerOptions
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.memory import ManualClock, MemoryNetwork
 from tandemmq.runtime.network import TcpNetwork
 
@@ -42,6 +44,7 @@ class Peers:
         server_options: ServerOptions | None = None,
         client_options: ClientOptions | None = None,
         client_routes: Mapping[int, Handler] | None = None,
+        server_routes: Mapping[int, Handler] | None = None,
     ) -> None:
         self.clock = clock
         self.fatal: list[BaseException] = []
@@ -58,7 +61,11 @@ class Peers:
             UNREADABLE: self._unreadable,
         }
         self.server = RemotingServer(
-            routes, network=network, clock=clock, options=server_options, on_fatal=self.fatal.append
+            server_routes or routes,
+            network=network,
+            clock=clock,
+            options=server_options,
+            on_fatal=self.fatal.append,
         )
         self.client = RemotingClient(
             network=network, clock=clock, options=client_options, routes=client_routes
@@ -285,6 +292,30 @@ async def test_sixteen_megabytes_travel(make: MakePeers) -> None:
     peers = await make().start()
     body = bytes(range(256)) * 40_000
     assert (await peers.call(ECHO, body=body, timeout_s=30)).body == body
+
+
+async def test_slices_of_a_mapped_file_reach_a_peer_that_reads_late(make: MakePeers, tmp_path: Path) -> None:
+    size = 8 << 20
+    file = RealDisk().create(tmp_path / "segment", size)
+    file.pwrite(0, [bytes(range(256)) * (size // 256)])
+
+    def send_slices(channel: Channel, command: Command) -> None:
+        view = file.view()
+        head = encode_frame_head(command.reply(), size)
+        channel.send_frame(head, view[:1000], view[1000 : size // 2], view[size // 2 :])
+        # The slices are now the transport's; the file may go.
+        channel._clock.call_soon(file.close)
+
+    peers = await make(server_routes={ECHO: send_slices}).start()
+    reader = Reader()
+    raw = await peers.client._network.connect(*peers.server.address, lambda: reader, 5)
+    raw.pause_reading()
+    raw.write(encode_frame(Command.request(ECHO)))
+    await until(lambda: bool(peers.server.channels) and file.is_closed)
+    raw.resume_reading()
+    await until(lambda: bool(reader.received))
+    assert reader.received[0].body == bytes(range(256)) * (size // 256)
+    raw.close()
 
 
 async def test_client_bound_of_requests_in_flight(make: MakePeers) -> None:
