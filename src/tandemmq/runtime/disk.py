@@ -193,7 +193,9 @@ class RealDisk:
         while not path.exists() and path != path.parent:
             path = path.parent
         state = os.statvfs(path)
-        return state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
+        # As df counts: blocks reserved for root are neither used nor available.
+        used = state.f_blocks - state.f_bfree
+        return (used + state.f_bavail) * state.f_frsize, state.f_bavail * state.f_frsize
 
     def lock(self, path: Path) -> DiskLock:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -123,7 +123,10 @@ class Disk(Protocol):
         """
 
     def usage(self, path: Path) -> tuple[int, int]:
-        """(total, free) bytes of the file system that holds `path` or its nearest existing parent."""
+        """(total, free) bytes of the file system that holds `path` or its nearest existing parent.
+
+        What an ordinary user may fill: blocks reserved for root are in neither (spec store 19).
+        """
 
     def lock(self, path: Path) -> Lock:
         """Takes the exclusive lock file `path`. Raises StoreLocked when anyone, this process included, holds
