@@ -1,0 +1,313 @@
+"""Operators' requests to a real broker, and its registration at name servers (spec semantics 16, 19, 22)."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from broker_rig import Peer, consumer, make_broker, records_of, running_broker, running_name_server, until
+
+from tandemmq.api.nameserver import query_route
+from tandemmq.broker.broker import Broker
+from tandemmq.errors import ConfigError
+from tandemmq.protocol.bodies.group import (
+    SubscriptionGroupConfig,
+    decode_group_config,
+    decode_group_list,
+    encode_group_config,
+)
+from tandemmq.protocol.bodies.kv import decode_kv_table
+from tandemmq.protocol.bodies.message_queue import MessageQueue
+from tandemmq.protocol.bodies.route import TopicRoute
+from tandemmq.protocol.bodies.stats import decode_consume_stats, decode_topic_stats
+from tandemmq.protocol.bodies.topic import decode_topic_config, decode_topic_config_table
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.requests.admin import ConsumeStatsRequest, TopicConsumersRequest
+from tandemmq.protocol.requests.offset import UpdateOffsetRequest
+from tandemmq.protocol.requests.pull import QueryMessageRequest, ViewMessageRequest
+from tandemmq.protocol.requests.replica import AllTopicConfigRequest
+from tandemmq.protocol.requests.topic import (
+    CreateTopicRequest,
+    DeleteGroupRequest,
+    DeleteTopicRequest,
+    GroupConfigRequest,
+    TopicConfigRequest,
+    TopicStatsRequest,
+)
+from tandemmq.remoting.address import render_address
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    async with running_broker(tmp_path) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def peer(broker: Broker) -> AsyncIterator[Peer]:
+    async with Peer(broker) as peer:
+        yield peer
+
+
+def topic_request(topic: str, **changes: object) -> CreateTopicRequest:
+    values: dict[str, object] = {
+        "topic": topic,
+        "default_topic": "TBW102",
+        "read_queue_count": 2,
+        "write_queue_count": 2,
+        "permission": 6,
+        **changes,
+    }
+    return CreateTopicRequest(**values)  # type: ignore[arg-type]  # real fields
+
+
+async def test_topic_is_made_changed_shown_and_deleted(tmp_path: Path, peer: Peer) -> None:
+    await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_request("T1", attributes="+message.type=FIFO"))
+    shown = await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicConfigRequest(topic="T1"))
+    config = decode_topic_config(shown.body)
+    assert (config.read_queue_count, config.attributes) == (2, {"message.type": "FIFO"})
+    saved = decode_topic_config_table((tmp_path / "config" / "topics.json").read_bytes())
+    assert saved.topics["T1"] == config
+    await peer.send_ok("T1")
+    assert (await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(topic="T1"))).code == 0
+    assert (await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(topic="T1"))).code == 0
+    shown = await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicConfigRequest(topic="T1"))
+    assert shown.code == ResponseCode.TOPIC_NOT_EXIST
+    assert (await peer.send_ok("T1")).queue_offset == 0
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        topic_request("../T1"),
+        topic_request("TBW102"),
+        topic_request("rmq_sys_anything"),
+        topic_request("DefaultCluster"),
+        topic_request("T1", permission=8),
+        topic_request("T1", read_queue_count=-1),
+        topic_request("T1", write_queue_count=70_000),
+        topic_request("T1", topic_filter_type="ALL"),
+        topic_request("T1", attributes="+cleanup.policy=COMPACTION"),
+        topic_request("T1", attributes="message.type=FIFO"),
+        topic_request("T1", attributes="+message.type=MIXED"),
+    ],
+)
+async def test_impossible_topics_are_refused(peer: Peer, request_: CreateTopicRequest) -> None:
+    answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, request_)
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert answer.remark
+
+
+async def test_group_is_made_shown_and_deleted_with_its_offsets(peer: Peer) -> None:
+    await peer.send_ok("T1")
+    config = SubscriptionGroupConfig(name="CG", retry_count_max=3)
+    answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_group_config(config))
+    assert answer.code == ResponseCode.SUCCESS
+    shown = await peer.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, GroupConfigRequest(group="CG"))
+    assert decode_group_config(shown.body) == config
+    header = UpdateOffsetRequest(consumer_group="CG", topic="T1", queue_id=0, committed_offset=1)
+    await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    delete = DeleteGroupRequest(group="CG", cleans_offsets=True)
+    assert (await peer.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, delete)).code == ResponseCode.SUCCESS
+    shown = await peer.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, GroupConfigRequest(group="CG"))
+    assert shown.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    consumers = await peer.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicConsumersRequest(topic="T1"))
+    assert decode_group_list(consumers.body) == ()
+    bad = SubscriptionGroupConfig(name="no/slash")
+    answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_group_config(bad))
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+
+
+async def test_stats_of_a_topic_and_a_group(peer: Peer) -> None:
+    for _ in range(3):
+        await peer.send_ok("T1")
+    header = UpdateOffsetRequest(consumer_group="CG", topic="T1", queue_id=0, committed_offset=2)
+    await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    queue = MessageQueue(topic="T1", broker_name="broker-a", queue_id=0)
+    answer = await peer.ask(RequestCode.GET_TOPIC_STATS_INFO, TopicStatsRequest(topic="T1"))
+    stats = decode_topic_stats(answer.body)
+    assert len(stats.queues) == 4
+    assert (stats.queues[queue].min_offset, stats.queues[queue].max_offset) == (0, 3)
+    assert stats.queues[queue].updated_at_ms > 0
+    answer = await peer.ask(RequestCode.GET_CONSUME_STATS, ConsumeStatsRequest(consumer_group="CG"))
+    progress = decode_consume_stats(answer.body).queues[queue]
+    assert (progress.broker_offset, progress.committed_offset) == (3, 2)
+    assert progress.last_timestamp_ms > 0
+    consumers = await peer.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicConsumersRequest(topic="T1"))
+    assert decode_group_list(consumers.body) == ("CG",)
+    await peer.heartbeat("c1", consumer("Online", "T1"))
+    consumers = await peer.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicConsumersRequest(topic="T1"))
+    assert decode_group_list(consumers.body) == ("CG", "Online")
+    answer = await peer.ask(RequestCode.GET_TOPIC_STATS_INFO, TopicStatsRequest(topic="Nowhere"))
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_runtime_info_and_settings(broker: Broker, peer: Peer) -> None:
+    await peer.send_ok("T1")
+    table = decode_kv_table((await peer.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body)
+    assert table["brokerVersionDesc"] == "V5_3_3"
+    assert table["putMessageTimesTotal"] == "1"
+    assert len(table["putTps"].split()) == 3
+    assert int(table["earliestMessageTimeStamp"]) > 1_600_000_000_000
+    assert float(table["commitLogDiskRatio"]) >= 0
+    answer = await peer.ask(RequestCode.GET_BROKER_CONFIG)
+    assert "brokerName=broker-a" in bytes(answer.body).decode().splitlines()
+    assert "counter" in answer.fields["version"]
+
+
+async def test_messages_are_found_by_place_and_by_key(peer: Peer) -> None:
+    await peer.send_ok("T1", b"one", properties={"KEYS": "order-1 order-2", "UNIQ_KEY": "EF" * 16})
+    await peer.send_ok("T1", b"two", properties={"KEYS": "order-2"})
+
+    async def query(key: str, *, unique: bool = False) -> list[bytes]:
+        header = QueryMessageRequest(
+            topic="T1", key=key, count_max=8, begin_at_ms=0, end_at_ms=2**63 - 1, is_unique_key=unique
+        )
+        answer = await peer.ask(RequestCode.QUERY_MESSAGE, header)
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return []
+        return sorted(record.body for record in records_of(answer))
+
+    assert await query("order-1") == [b"one"]
+    assert await query("order-2") == [b"one", b"two"]
+    assert await query("EF" * 16, unique=True) == [b"one"]
+    assert await query("order-3") == []
+    for offset in (-1, 1, 10**12):
+        answer = await peer.ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(log_offset=offset))
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_unknown_code_and_replica_tables(peer: Peer) -> None:
+    assert (await peer.ask(4711)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    answer = await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG, AllTopicConfigRequest())
+    table = decode_topic_config_table(answer.body)
+    assert table.topics["TBW102"].permission == 7
+    assert table.data_version.counter > 0
+
+
+async def test_unreadable_topic_file_falls_back_to_its_backup(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_request("T1"))
+        await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_request("T2"))
+    path = tmp_path / "config" / "topics.json"
+    path.write_bytes(b"\x00" * 100)
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        answer = await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicConfigRequest(topic="T1"))
+        assert answer.code == ResponseCode.SUCCESS
+    path.write_bytes(b"no json")
+    path.with_name("topics.json.bak").write_bytes(b"neither")
+    broken = make_broker(tmp_path)
+    with pytest.raises(ConfigError, match=r"topics\.json"):
+        await broken.start()
+    await broken.stop()
+
+
+async def test_fast_listener_serves_all_but_pulls(tmp_path: Path) -> None:
+    port = free_port_pair()
+    async with running_broker(tmp_path, listen_port=port) as broker, Peer(broker) as peer:
+        assert broker.address == ("127.0.0.1", port)
+        assert broker.ha_address == ("127.0.0.1", port + 1)
+        peer.address = f"127.0.0.1:{port - 2}"
+        await peer.send_ok("T1")
+        assert (await peer.pull("T1")).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        assert (await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG, AllTopicConfigRequest())).code == 0
+
+
+async def test_taken_port_is_an_error_that_names_it(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "a") as broker:
+        port = broker.address[1]
+        second = make_broker(tmp_path / "b", listen_port=port)
+        with pytest.raises(ConfigError, match=str(port)):
+            await second.start()
+        await second.stop()
+
+
+def free_port_pair() -> int:
+    """A port whose neighbours two below and one above are free too, as far as can be known."""
+    while True:
+        with socket.socket() as a, socket.socket() as b, socket.socket() as c:
+            a.bind(("127.0.0.1", 0))
+            port = a.getsockname()[1]
+            try:
+                b.bind(("127.0.0.1", port - 2))
+                c.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return int(port)
+
+
+# Registration.
+
+
+async def route_of(peer: Peer, name_server: str, topic: str) -> TopicRoute | None:
+    return await query_route(peer.client, name_server, topic)
+
+
+async def test_broker_registers_tells_new_topics_at_once_and_leaves(tmp_path: Path) -> None:
+    async with running_name_server(tmp_path / "ns") as name_server:
+        async with (
+            running_broker(tmp_path / "b", name_servers=(name_server,)) as broker,
+            Peer(broker) as peer,
+        ):
+            route = await route_of(peer, name_server, "TBW102")
+            assert route is not None
+            assert route.brokers[0].addresses == {0: render_address(broker.address)}
+            await peer.send_ok("Fresh", default_topic_queue_count=2)
+            await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_request("Made", read_queue_count=5))
+            routes: dict[str, TopicRoute | None] = {}
+
+            async def both_known() -> bool:
+                for topic in ("Fresh", "Made"):
+                    routes[topic] = await route_of(peer, name_server, topic)
+                return None not in routes.values()
+
+            while not await both_known():
+                pass
+            assert routes["Fresh"] is not None
+            assert routes["Made"] is not None
+            assert routes["Fresh"].queues[0].write_queue_count == 2
+            assert routes["Made"].queues[0].read_queue_count == 5
+            await broker.stop()
+            assert await route_of(peer, name_server, "Fresh") is None
+
+
+async def test_unreachable_name_server_is_passed_over_and_found_later(tmp_path: Path) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        dead = f"127.0.0.1:{held.getsockname()[1]}"
+        async with running_name_server(tmp_path / "ns") as name_server:
+            servers = (dead, name_server)
+            async with running_broker(tmp_path / "b", name_servers=servers) as broker, Peer(broker) as peer:
+                assert await route_of(peer, name_server, "TBW102") is not None
+                assert broker._registration is not None
+                links = broker._registration._links
+                assert [link.answer is not None for link in links] == [False, True]
+
+
+async def test_slave_learns_its_master_and_copies_it(tmp_path: Path) -> None:
+    async with running_name_server(tmp_path / "ns") as name_server:
+        servers = (name_server,)
+        async with (
+            running_broker(tmp_path / "m", name_servers=servers) as master,
+            Peer(master) as peer,
+            running_broker(
+                tmp_path / "s", name_servers=servers, broker_id=1, slave_read_enable=True
+            ) as slave,
+            Peer(slave) as reader,
+        ):
+            await peer.send_ok("T1", b"copied")
+            await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_request("T2"))
+            assert slave.store is not None
+            assert master.store is not None
+            end = master.store.max_log_offset
+            await until(
+                lambda: slave.store is not None and slave.store.max_log_offset >= end, "the log is copied"
+            )
+            await until(lambda: slave._tables.topics.get("T1") is not None, "the topics are copied")
+            assert [record.body for record in records_of(await reader.pull("T1"))] == [b"copied"]
+            # Caught up, and the master is alive: the reader is sent back to it instead of waiting here.
+            answer = await reader.pull("T1", queue_offset=1, sys_flag=0x6, suspend_timeout_ms=60_000)
+            assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+            assert answer.fields["suggestWhichBrokerId"] == "0"

@@ -1,0 +1,194 @@
+"""Clients of a real broker: heartbeats, notices, membership, queue locks (spec semantics 15, 16; remoting 9.4, 9.8)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from broker_rig import Peer, consumer, running_broker, until
+
+from tandemmq.broker.broker import Broker
+from tandemmq.protocol.bodies.client import (
+    LockRequest,
+    decode_consumer_connections,
+    decode_consumer_list,
+    decode_lock_answer,
+    decode_producer_connections,
+    encode_lock_request,
+)
+from tandemmq.protocol.bodies.heartbeat import MessageModel
+from tandemmq.protocol.bodies.message_queue import MessageQueue
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.admin import ConsumerConnectionsRequest, ProducerConnectionsRequest
+from tandemmq.protocol.requests.client import (
+    ConsumerListRequest,
+    NotifyConsumerIdsChangedRequest,
+    UnregisterClientRequest,
+)
+from tandemmq.protocol.requests.topic import TopicConfigRequest
+from tandemmq.remoting.channel import Channel
+
+
+class Listening(Peer):
+    """A peer that keeps the notices it gets."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.notices: list[str] = []
+        super().__init__(broker, {int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED): self._on_notice})
+
+    def _on_notice(self, _channel: Channel, command: Command) -> None:
+        assert command.is_oneway
+        self.notices.append(command.decode(NotifyConsumerIdsChangedRequest).consumer_group)
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    async with running_broker(tmp_path) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def first(broker: Broker) -> AsyncIterator[Listening]:
+    async with Listening(broker) as peer:
+        yield peer
+
+
+@pytest.fixture
+async def second(broker: Broker) -> AsyncIterator[Listening]:
+    async with Listening(broker) as peer:
+        yield peer
+
+
+async def members(peer: Peer, group: str = "CG") -> tuple[str, ...]:
+    answer = await peer.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerListRequest(consumer_group=group))
+    if answer.code == ResponseCode.SYSTEM_ERROR:
+        return ()
+    return decode_consumer_list(answer.body)
+
+
+async def test_members_are_told_when_one_joins_and_leaves(first: Listening, second: Listening) -> None:
+    answer = await first.heartbeat("c1", consumer("CG", "T1"))
+    assert answer.fields["IS_SUPPORT_HEART_BEAT_V2"] == "true"
+    await until(lambda: first.notices == ["CG"], "the first is told of itself")
+    await second.heartbeat("c2", consumer("CG", "T1"))
+    await until(lambda: first.notices == ["CG"] * 2 and second.notices == ["CG"], "both are told")
+    assert await members(first) == ("c1", "c2")
+    await first.heartbeat("c1", consumer("CG", "T1"))
+    await second.client.close()
+    await until(lambda: first.notices == ["CG"] * 3, "the first is told of the end")
+    assert await members(first) == ("c1",)
+
+
+async def test_changed_topics_are_told_and_a_changed_expression_is_not(first: Listening) -> None:
+    await first.heartbeat("c1", consumer("CG", "T1"))
+    await until(lambda: len(first.notices) == 1, "joined")
+    await first.heartbeat("c1", consumer("CG", "T1", expression="a"))
+    await first.heartbeat("c1", consumer("CG", "T1", "T2"))
+    await until(lambda: len(first.notices) == 2, "a topic more")
+    await first.heartbeat("c1", consumer("CG", "T2"))
+    await until(lambda: len(first.notices) == 3, "a topic less")
+
+
+async def test_broadcasting_members_are_not_told(first: Listening, second: Listening) -> None:
+    await first.heartbeat("c1", consumer("BG", "T1", message_model=MessageModel.BROADCASTING))
+    await second.heartbeat("c2", consumer("BG", "T1", message_model=MessageModel.BROADCASTING))
+    await first.heartbeat("c1", consumer("CG", "T1"))
+    await until(lambda: first.notices == ["CG"], "only the clustering group")
+    assert second.notices == []
+
+
+async def test_heartbeat_makes_the_retry_topic(first: Listening) -> None:
+    await first.heartbeat("c1", consumer("CG", "T1"))
+    answer = await first.ask(RequestCode.GET_TOPIC_CONFIG, TopicConfigRequest(topic="%RETRY%CG"))
+    assert answer.code == ResponseCode.SUCCESS
+
+
+async def test_unregistered_client_is_gone_at_once(first: Listening, second: Listening) -> None:
+    await first.heartbeat("c1", consumer("CG", "T1"), producers=("PG",))
+    await second.heartbeat("c2", consumer("CG", "T1"))
+    header = UnregisterClientRequest(client_id="c1", consumer_group="CG", producer_group="PG")
+    assert (await first.ask(RequestCode.UNREGISTER_CLIENT, header)).code == ResponseCode.SUCCESS
+    assert await members(second) == ("c2",)
+    producers = await second.ask(
+        RequestCode.GET_PRODUCER_CONNECTION_LIST, ProducerConnectionsRequest(producer_group="PG")
+    )
+    assert producers.code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_unknown_group_has_no_members(first: Listening) -> None:
+    answer = await first.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerListRequest(consumer_group="X"))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "X" in (answer.remark or "")
+
+
+async def test_group_that_may_not_be_made_is_passed_over(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, auto_create_group=False) as broker, Peer(broker) as peer:
+        answer = await peer.heartbeat("c1", consumer("CG", "T1"))
+        assert answer.code == ResponseCode.SUCCESS
+        assert await members(peer) == ()
+
+
+async def test_silent_client_expires(tmp_path: Path) -> None:
+    options = {"channel_expired_ms": 50, "client_scan_period_ms": 20}
+    async with running_broker(tmp_path, **options) as broker, Peer(broker) as peer, Peer(broker) as watcher:
+        await peer.heartbeat("c1", consumer("CG", "T1"))
+        async with asyncio.timeout(5):
+            while await members(watcher):  # noqa: ASYNC110  # asking is the only way to see it
+                await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'{"clientID":5,"consumerDataSet":7}', b"\xff\xfe", b'{"a":' * 99]
+)
+async def test_broken_heartbeats_are_answered_and_the_connection_lives(first: Listening, body: bytes) -> None:
+    answer = await first.ask(RequestCode.HEART_BEAT, body=body)
+    assert answer.code in (ResponseCode.SYSTEM_ERROR, ResponseCode.INVALID_PARAMETER)
+    assert answer.remark
+    assert (await first.heartbeat("c1", consumer("CG", "T1"))).code == ResponseCode.SUCCESS
+
+
+async def test_number_of_groups_per_client_is_bounded(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, groups_per_client_max=2) as broker, Peer(broker) as peer:
+        answer = await peer.heartbeat("c1", *(consumer(f"G{i}", "T1") for i in range(3)))
+        assert answer.code == ResponseCode.INVALID_PARAMETER
+
+
+async def test_connections_are_listed(first: Listening) -> None:
+    await first.heartbeat("c1", consumer("CG", "T1", expression="a || b"), producers=("PG",))
+    answer = await first.ask(
+        RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerConnectionsRequest(consumer_group="CG")
+    )
+    connections = decode_consumer_connections(answer.body)
+    assert [connection.client_id for connection in connections.connections] == ["c1"]
+    assert connections.subscriptions["T1"].expression == "a || b"
+    answer = await first.ask(
+        RequestCode.GET_PRODUCER_CONNECTION_LIST, ProducerConnectionsRequest(producer_group="PG")
+    )
+    assert [connection.client_id for connection in decode_producer_connections(answer.body)] == ["c1"]
+    answer = await first.ask(
+        RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerConnectionsRequest(consumer_group="Off")
+    )
+    assert answer.code == ResponseCode.CONSUMER_NOT_ONLINE
+
+
+async def lock(peer: Peer, client_id: str, *queues: MessageQueue) -> frozenset[MessageQueue]:
+    request = LockRequest(client_id=client_id, consumer_group="CG", queues=queues)
+    answer = await peer.ask(RequestCode.LOCK_BATCH_MQ, body=encode_lock_request(request))
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return decode_lock_answer(answer.body)
+
+
+async def test_queue_is_locked_by_one_client_until_it_lets_go(first: Listening) -> None:
+    await first.send_ok("T1")
+    q0, q1, no = (MessageQueue(topic="T1", broker_name="broker-a", queue_id=i) for i in (0, 1, 77))
+    assert await lock(first, "c1", q0, q1, no) == {q0, q1}
+    assert await lock(first, "c2", q0) == frozenset()
+    request = LockRequest(client_id="c1", consumer_group="CG", queues=(q0,))
+    await first.ask(RequestCode.UNLOCK_BATCH_MQ, body=encode_lock_request(request))
+    assert await lock(first, "c2", q0, q1) == {q0}
+    # A group that consumes in order has tried a retry itself: it goes to the dead letters.
+    await first.send_ok("%RETRY%CG", b"ordered", retry_count=1)
+    assert (await first.pull("%DLQ%CG")).code == ResponseCode.SUCCESS
