@@ -1,20 +1,22 @@
 """The data source `tandemmq` (alias `rocketmq`): options in, readers out; no input or output here.
 
 Spark makes instances of this class in several short-lived processes, often only to ask for the schema, so the
-constructor parses options and nothing else.
+constructor does nothing, and a reader's module is imported only where the reader is made (SP-66).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.batch import TopicReader
 from tandemmq.spark.columns import Projection, project_schema, render_ddl, select_columns
 from tandemmq.spark.options import SourceOptions, parse_options
-from tandemmq.spark.stream import TopicStreamReader
+
+if TYPE_CHECKING:
+    from tandemmq.spark.batch import TopicReader
+    from tandemmq.spark.stream import TopicStreamReader
 
 
 class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
@@ -29,10 +31,14 @@ class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
         return render_ddl(_select(self._parse(is_streaming=False)))
 
     def reader(self, schema: Any) -> TopicReader:
+        from tandemmq.spark.batch import TopicReader
+
         options = self._parse(is_streaming=False)
         return TopicReader(options, self._project(schema, options))
 
     def streamReader(self, schema: Any) -> TopicStreamReader:
+        from tandemmq.spark.stream import TopicStreamReader
+
         options = self._parse(is_streaming=True)
         return TopicStreamReader(options, self._project(schema, options))
 

@@ -24,9 +24,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.batch import TaskRanges, make_tasks, read_task
 from tandemmq.spark.columns import Projection
-from tandemmq.spark.fetch import RangeReader
 from tandemmq.spark.metadata import Bounds, Cluster, Topology
 from tandemmq.spark.offsets import (
     Positions,
@@ -41,6 +39,7 @@ from tandemmq.spark.offsets import (
 from tandemmq.spark.options import ReadFrom, SourceOptions
 from tandemmq.spark.resolve import check_kept, describe_all, resolve_start
 from tandemmq.spark.slave_ends import SlaveEnds
+from tandemmq.spark.task import TaskRanges, make_tasks
 from tandemmq.spark.wire import UNREACHABLE
 
 log = logging.getLogger(__name__)
@@ -118,6 +117,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return make_tasks(ranges, self._topology.replicas, self._options)
 
     def read(self, partition: TaskRanges) -> Iterator[Any]:
+        # numpy and pyarrow come with it, which only executors need.
+        from tandemmq.spark.read_task import read_task
+
         return read_task(partition, self._options, self._projection)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -184,6 +186,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         queue = max(sorted(behind), key=lambda name: behind[name], default=None)
         if queue is None or behind[queue] <= 0:
             return None
+        from tandemmq.spark.fetch import RangeReader
+
         begin = positions[queue]
         item = QueueRange(queue, begin, begin + min(SAMPLE_RECORDS, behind[queue]))
         reader = RangeReader(item, self._topology.replicas.get(queue.broker, {}), self._options)
