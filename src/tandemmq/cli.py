@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 from collections.abc import Awaitable, Callable
@@ -32,6 +33,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+_UNBOUND: Final = re.compile(r"bind on address \('([^']+)', (\d+)[^)]*\): (?:\[[^]]*\] )?(.+)")
+"""How asyncio and uvloop tell a port that they could not bind."""
 
 ConfigFile = Annotated[
     Path | None,
@@ -122,6 +126,9 @@ def _fail(sentence: str) -> NoReturn:
 def _sentence(error: OSError) -> str:
     """What went wrong and where, without the errno's number."""
     reason = error.strerror or str(error)
+    unbound = _UNBOUND.search(reason)
+    if unbound is not None:
+        return f"cannot listen on {_address((unbound[1], int(unbound[2])))}: {unbound[3]}"
     return f"{error.filename}: {reason}" if error.filename else reason
 
 

@@ -34,6 +34,9 @@ class KeyValueFormatter(logging.Formatter):
 
 
 def _render(value: Any) -> str:
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], int):
+        host, port = value
+        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
     text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 

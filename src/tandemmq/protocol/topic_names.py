@@ -111,6 +111,8 @@ def is_system_group(group: str) -> bool:
     return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
 
 
+# A handler asks once per message for the same few names.
+@lru_cache(maxsize=8192)
 def topic_fault(topic: str) -> str:
     """Why a broker refuses this topic name; empty if it takes it (spec semantics 1.5)."""
     if not topic.strip():
@@ -123,6 +125,7 @@ def topic_fault(topic: str) -> str:
     return ""
 
 
+@lru_cache(maxsize=8192)
 def group_fault(group: str) -> str:
     """Why this group name is refused; empty if it is allowed (spec semantics 1.5)."""
     if not group.strip():
@@ -134,20 +137,15 @@ def group_fault(group: str) -> str:
     return ""
 
 
-# A handler asks once per message for the same few topics.
-_topic_fault_cached = lru_cache(maxsize=8192)(topic_fault)
-_group_fault_cached = lru_cache(maxsize=8192)(group_fault)
-
-
 def check_topic(topic: str) -> None:
     """Raises BadRequest with the reason if a broker would refuse the name."""
-    fault = _topic_fault_cached(topic)
+    fault = topic_fault(topic)
     if fault:
         raise BadRequest(fault)
 
 
 def check_group(group: str) -> None:
     """Raises BadRequest with the reason if the name is refused."""
-    fault = _group_fault_cached(group)
+    fault = group_fault(group)
     if fault:
         raise BadRequest(fault)

@@ -32,3 +32,7 @@ def test_values_that_would_break_the_line_are_quoted() -> None:
 
 def test_traceback_follows() -> None:
     assert "segment.rolled\nTraceback" in line(error=True)
+
+
+def test_addresses_are_host_and_port() -> None:
+    assert line(peer=("10.0.0.1", 80), other=("::1", 81)).endswith("peer=10.0.0.1:80 other=[::1]:81")
