@@ -189,9 +189,9 @@ class _Reader:
         self._position = position + 1
         joined = "".join(pieces)
         if not joined.isascii():
-            joined = (
-                joined.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\ufffd", "?")
-            )
+            # The first step joins pairs that came as two escapes, the second replaces what stays alone.
+            whole = joined.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+            joined = whole.encode("utf-8", "replace").decode()
         return joined
 
     def _read_escape(self, position: int) -> tuple[str, int]:

@@ -31,6 +31,7 @@ READABLE: dict[str, tuple[str, Any]] = {
     "escapes": (r'"\"\\\/\b\f\n\r\t\u4e3b\x41\0\v"', '"\\/\b\f\n\r\t主A\0\v'),
     "surrogate pair": (r'"\ud83d\ude00"', "\U0001f600"),
     "half surrogate pair": (r'"\ud83d"', "?"),
+    "replacement character": ('"\ufffd\\ufffd"', "\ufffd\ufffd"),
     "undefined": ("[undefined]", [None]),
     "empty": ("{}", {}),
     "byte order mark": ("\ufeff{}", {}),
