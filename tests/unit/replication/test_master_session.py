@@ -177,13 +177,20 @@ def test_cleaning_past_a_slow_slave_is_reported_once() -> None:
 def test_flow_control_counts_heads_and_bodies_and_opens_with_the_next_second() -> None:
     subject = subscribed(0, LogRange(0, 90_000), flow_control=True, sent_bytes_per_second_max=1_000)
     log = LogRange(0, 90_000)
-    assert subject.wanted_bytes(log, 100, bytes_max=5_000) == 1_000
+    assert subject.wanted_bytes(log, 100, bytes_max=5_000) == 1_000 - 12
     subject.frames(memoryview(bytes(600)), 100)
-    assert subject.wanted_bytes(log, 200, bytes_max=5_000) == 1_000 - 612
-    subject.frames(memoryview(bytes(388)), 200)
+    assert subject.wanted_bytes(log, 200, bytes_max=5_000) == 1_000 - 612 - 12
+    subject.frames(memoryview(bytes(376)), 200)
     assert subject.wanted_bytes(log, 999, bytes_max=5_000) == 0
     assert subject.next_tick_ms(999) == 1_000
-    assert subject.wanted_bytes(log, 1_000, bytes_max=5_000) == 1_000
+    assert subject.wanted_bytes(log, 1_000, bytes_max=5_000) == 1_000 - 12
+
+
+def test_flow_control_counts_the_head_of_every_batch() -> None:
+    changes = {"flow_control": True, "sent_bytes_per_second_max": 500, "transfer_bytes_max": 100}
+    subject = subscribed(0, LogRange(0, 90_000), **changes)
+    wanted = subject.wanted_bytes(LogRange(0, 90_000), 0, bytes_max=5_000)
+    assert sum(map(len, subject.frames(memoryview(bytes(wanted)), 0))) == 500
 
 
 def test_rate_counts_what_was_sent() -> None:

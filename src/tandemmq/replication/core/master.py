@@ -136,7 +136,7 @@ class MasterSession:
         if self.state is MasterState.SUBSCRIBING:
             return silent_ms
         due_ms = min(silent_ms, self._wrote_at_ms + self._options.heartbeat_interval_ms + 1)
-        if self._options.flow_control and not self._allowance(now_ms):
+        if self._options.flow_control and self._allowance(now_ms) <= HEAD_BYTES:
             due_ms = min(due_ms, now_ms - now_ms % SECOND_MS + SECOND_MS)
         return due_ms
 
@@ -150,7 +150,8 @@ class MasterSession:
             return 0
         wanted = min(wanted, self._segment_bytes - self.next_offset % self._segment_bytes)
         if self._options.flow_control:
-            wanted = min(wanted, self._allowance(now_ms))
+            whole, part = divmod(self._allowance(now_ms), self._options.transfer_bytes_max + HEAD_BYTES)
+            wanted = min(wanted, whole * self._options.transfer_bytes_max + max(part - HEAD_BYTES, 0))
         return wanted
 
     def frames(self, view: memoryview, now_ms: int) -> list[bytes | memoryview]:
@@ -196,7 +197,7 @@ class MasterSession:
         return [Acknowledged(reported)]
 
     def _allowance(self, now_ms: int) -> int:
-        """Bytes of the log that this second still allows; heads are counted when they are sent."""
+        """Bytes, heads included, that this second still allows."""
         return max(self._options.sent_bytes_per_second_max - self.rate.this_second(now_ms), 0)
 
     def _end(self, reason: str) -> list[MasterEffect]:

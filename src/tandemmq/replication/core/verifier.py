@@ -124,11 +124,11 @@ class RecordVerifier:
         if magic in (MAGIC_V1, MAGIC_V2):
             if RECORD_BYTES_MIN <= size <= room - BLANK_BYTES_MIN and size <= self._record_bytes_max:
                 return ""
-            return f"a record of {size} bytes, {room} bytes before the end of its file"
+            return f"a record of {size} bytes, {room} bytes before the end of its file; are file sizes equal?"
         if magic == MAGIC_BLANK:
             if size == room and size <= self._record_bytes_max + BLANK_BYTES_MIN:
                 return ""
-            return f"a filler of {size} bytes, {room} bytes before the end of its file"
+            return f"a filler of {size} bytes, {room} bytes before the end of its file; are file sizes equal?"
         return f"magic {magic & 0xFFFFFFFF:#010x} begins no record"
 
 

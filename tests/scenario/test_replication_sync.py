@@ -1,0 +1,245 @@
+"""Sends that wait for slaves (spec replication 5, 16: I8-I11), and what a long life leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from replica_pair import FAST, Peers, Proxy, log_bytes, new_record, send, until
+
+from tandemmq.replication.core.frames import encode_report
+from tandemmq.replication.core.states import MasterState
+from tandemmq.store import BrokerRole, PutStatus
+
+SYNC = BrokerRole.SYNC_MASTER
+
+
+@pytest.fixture
+async def peers(tmp_path: Path) -> AsyncIterator[Peers]:
+    subject = Peers(tmp_path)
+    yield subject
+    await subject.stop()
+
+
+async def subscribed(peers: Peers, count: int = 1) -> None:
+    await peers.subscribed(count)
+
+
+async def test_send_is_confirmed_once_the_slave_has_it(peers: Peers) -> None:
+    master = await peers.start_master(SYNC, in_sync_replicas=2)
+    slave = await peers.start_slave()
+    await subscribed(peers)
+    for number in range(20):
+        assert await send(master, b"m%d" % number) == [PutStatus.PUT_OK]
+        # Not "soon": whoever got PUT_OK may lose the master the moment after.
+        assert slave.appended.value == master.appended.value
+    assert log_bytes(slave) == log_bytes(master)
+
+
+async def test_pipelined_sends_are_confirmed_together(peers: Peers) -> None:
+    master = await peers.start_master(SYNC, in_sync_replicas=2)
+    slave = await peers.start_slave()
+    await subscribed(peers)
+    statuses = await send(master, *[b"x" * 500] * 300)
+    assert set(statuses) == {PutStatus.PUT_OK}
+    assert log_bytes(slave) == log_bytes(master)
+
+
+async def test_send_without_a_slave_times_out_and_is_stored(peers: Peers) -> None:
+    master = await peers.start_master(SYNC, in_sync_replicas=2, slave_timeout_ms=150)
+    assert await send(master, b"alone") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+    assert master.queue_max("T", 0) == 1
+    await peers.start_slave()
+    await subscribed(peers)
+    await peers.caught_up()
+    assert await send(master, b"together") == [PutStatus.PUT_OK]
+
+
+async def test_send_that_does_not_wish_to_wait_does_not(peers: Peers) -> None:
+    master = await peers.start_master(SYNC, in_sync_replicas=2)
+    done: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
+    record = new_record(b"careless")
+    record.wait_stored = False
+    master.append([record], done.set_result)
+    assert await asyncio.wait_for(done, 1) is PutStatus.PUT_OK
+
+
+async def test_losing_the_slave_leaves_later_sends_waiting_until_it_is_back(peers: Peers) -> None:
+    master = await peers.start_master(SYNC, in_sync_replicas=2, slave_timeout_ms=5_000)
+    await peers.start_slave()
+    await subscribed(peers)
+    assert await send(master, b"one") == [PutStatus.PUT_OK]
+    await peers.stop_slave()
+    await until(lambda: not master.acks.positions())
+    waiting = asyncio.ensure_future(send(master, b"two"))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await peers.start_slave()
+    assert await waiting == [PutStatus.PUT_OK]
+
+
+async def test_each_slave_counts_once(peers: Peers) -> None:
+    master = await peers.start_master(SYNC, in_sync_replicas=3, slave_timeout_ms=300)
+    await peers.start_slave("one")
+    await subscribed(peers)
+    assert await send(master, b"a") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+    await peers.start_slave("two")
+    await subscribed(peers, 2)
+    # Both are on this host: the first send proves to the master that they are two.
+    assert await send(master, b"b") == [PutStatus.PUT_OK]
+    assert len(master.acks.positions()) == 2
+    await peers.caught_up("one")
+    await peers.caught_up("two")
+    for name in ("one", "two"):
+        assert log_bytes(peers.store(name)) == log_bytes(master)
+
+
+async def test_one_slave_with_two_sockets_counts_once(peers: Peers) -> None:
+    master = await peers.start_master(SYNC, in_sync_replicas=3, slave_timeout_ms=200)
+    slave = await peers.start_slave()
+    await subscribed(peers)
+    await send(master, b"a")
+    # What a slave leaves behind that was cut off and dialled again: an old socket with an old report.
+    host, _, port = peers.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(encode_report(slave.appended.value))
+    await subscribed(peers, 2)
+    before = len(master.acks.positions())
+    assert before == 1
+    assert await send(master, b"b") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+    writer.close()
+    await writer.wait_closed()
+    assert reader is not None
+
+
+async def test_slave_that_is_ahead_confirms_nothing(peers: Peers) -> None:
+    master = await peers.start_master(SYNC, in_sync_replicas=2, slave_timeout_ms=200)
+    await send(master, b"a")
+    host, _, port = peers.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(encode_report(1 << 40))
+    assert peers.master is not None
+    replication = peers.master
+    await until(lambda: [s.state for s in replication.status().slaves] == [MasterState.AHEAD])
+    assert await send(master, b"b") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+    assert replication.status().in_sync_count == 0
+    head = await reader.readexactly(12)  # its own end, as a RocketMQ slave expects it
+    assert head == (1 << 40).to_bytes(8, "big") + bytes(4)
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_silent_connection_is_dropped(peers: Peers) -> None:
+    await peers.start_master(options=replace(FAST, heartbeat_interval_ms=50, silence_ms_max=150))
+    host, _, port = peers.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    assert await asyncio.wait_for(reader.read(), 5) == b""  # not a byte before the first report
+    writer.close()
+    await writer.wait_closed()
+    assert peers.master is not None
+    assert peers.master.status().slaves == ()
+
+
+async def test_garbage_on_the_port_does_no_harm(peers: Peers) -> None:
+    master = await peers.start_master()
+    slave = await peers.start_slave()
+    host, _, port = peers.address.rpartition(":")
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0" * 7):
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(garbage)
+        writer.close()
+        await writer.wait_closed()
+    await send(master, b"still here")
+    await peers.caught_up()
+    assert log_bytes(slave) == log_bytes(master)
+
+
+async def test_connections_beyond_the_bound_are_refused(peers: Peers) -> None:
+    await peers.start_master(options=replace(FAST, connection_count_max=1))
+    await peers.start_slave()
+    await subscribed(peers)
+    host, _, port = peers.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await asyncio.wait_for(reader.readexactly(1), 5)
+    writer.close()
+
+
+async def test_slow_slave_does_not_hold_the_others_or_the_memory(peers: Peers) -> None:
+    options = replace(FAST, silence_ms_max=10_000, write_buffer_bytes_max=100_000)
+    master = await peers.start_master(options=options)
+    await peers.start_slave()
+    await subscribed(peers)
+    host, _, port = peers.address.rpartition(":")
+    stuck = socket.create_connection((host, int(port)))
+    stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8_192)
+    stuck.sendall(encode_report(0))
+    await subscribed(peers, 2)
+    for _ in range(12):
+        await send(master, *[b"x" * 10_000] * 100)
+        await peers.caught_up()
+    assert peers.master is not None
+    behind = max(status.lag_bytes for status in peers.master.status().slaves)
+    sent = min(status.next_offset for status in peers.master.status().slaves)
+    assert behind == master.appended.value
+    assert sent < master.appended.value - 1_000_000
+    stuck.close()
+
+
+async def test_a_thousand_reconnects_leave_nothing_behind(peers: Peers) -> None:
+    options = replace(FAST, reconnect_delay_ms=1)
+    master = await peers.start_master(options=options)
+    proxy = Proxy(peers.address)
+    await proxy.start()
+    slave = await peers.start_slave(address=proxy.address, options=options)
+    assert peers.master is not None
+    replication = peers.master
+    try:
+        await until(lambda: len(replication.status().slaves) == 1)
+        await until(lambda: proxy.has_pair)
+        tasks, objects, files = len(asyncio.all_tasks()), _live_connections(), _open_files()
+        for number in range(1_000):
+            if number % 100 == 0:
+                await send(master, b"message %d" % number)
+            await until(lambda: proxy.has_pair)
+            proxy.cut()
+        await peers.caught_up()
+        assert proxy.connection_count >= 1_000
+        await until(lambda: len(replication.status().slaves) == 1)
+        await until(lambda: len(asyncio.all_tasks()) <= tasks)
+        await until(
+            lambda: _live_connections() <= objects, f"{_live_connections()} objects, {objects} before"
+        )
+        await until(lambda: _open_files() <= files, "descriptors closed")
+        assert len(master.acks.positions()) == 1
+        assert log_bytes(slave) == log_bytes(master)
+    finally:
+        await proxy.stop()
+
+
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _live_connections() -> int:
+    gc.collect()
+    names = {"SlaveConnection", "MasterConnection", "MasterSession", "Connection"}
+    return sum(
+        type(item).__name__ in names and type(item).__module__.startswith("tandemmq.replication")
+        for item in gc.get_objects()
+    )
+
+
+async def test_stopping_leaves_no_task_and_no_timer(peers: Peers) -> None:
+    before = asyncio.all_tasks()
+    await peers.start_master()
+    await peers.start_slave()
+    await subscribed(peers)
+    await peers.stop()
+    assert asyncio.all_tasks() == before
