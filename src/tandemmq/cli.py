@@ -69,7 +69,7 @@ def _main(
 
 
 class Server(Protocol):
-    """What `_serve` needs of a broker or a name server."""
+    """What `serve` needs of a broker or a name server."""
 
     async def start(self) -> object: ...
     async def stop(self) -> None: ...
@@ -141,11 +141,11 @@ async def _name_server(config: Path | None, overrides: list[str]) -> int:
 
     loaded = load_name_server(read_settings(config, overrides), config)
     _warn(loaded.inert, ())
-    outcome = _Outcome()
+    outcome = Outcome()
     server = NameServer(
         loaded.options, network=TcpNetwork(), disk=RealDisk(), clock=LoopClock(), on_fatal=outcome.fail
     )
-    return await _serve(server, outcome, lambda: f"name server ready on {_address(server.address)}")
+    return await serve(server, outcome, lambda: f"name server ready on {_address(server.address)}")
 
 
 async def _broker(config: Path | None, overrides: list[str]) -> int:
@@ -158,7 +158,7 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
 
     loaded = load_broker(read_settings(config, overrides), _machine())
     _warn(loaded.inert, loaded.notes)
-    outcome = _Outcome()
+    outcome = Outcome()
     server = Broker(
         loaded.broker,
         loaded.store,
@@ -175,10 +175,10 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
         ports = f"{_address(server.address)}, replication on {_address(server.ha_address)}"
         return f"broker {name} ({role}) ready on {ports}, store in {loaded.store.root}"
 
-    return await _serve(server, outcome, ready)
+    return await serve(server, outcome, ready)
 
 
-class _Outcome:
+class Outcome:
     """Why the server has to end: a signal (None) or the error that made it impossible to go on."""
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ class _Outcome:
         self.is_due.set()
 
 
-async def _serve(server: Server, outcome: _Outcome, ready: Callable[[], str]) -> int:
+async def serve(server: Server, outcome: Outcome, ready: Callable[[], str]) -> int:
     """Starts the server, says so, waits for a signal or a fatal error, stops it; the exit code."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

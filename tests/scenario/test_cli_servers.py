@@ -1,0 +1,160 @@
+"""Servers as a user starts them: ready line, clean end, and one sentence when they cannot start."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+END_SECONDS_MAX = 30
+
+
+class Processes:
+    """Starts servers and leaves none behind."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._running: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tandemmq", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._running.append(process)
+        return process
+
+    def start_broker(self, *settings: str) -> subprocess.Popen[str]:
+        common = ["bindAddress=127.0.0.1", "listenPort=0", f"storePathRootDir={self.directory / 'store'}"]
+        small = [
+            "mappedFileSizeCommitLog=1048576",
+            "maxHashSlotNum=1000",
+            "maxIndexNum=1000",
+            "brokerName=b0",
+        ]
+        return self.start(
+            "broker", *(part for text in [*common, *small, *settings] for part in ("--set", text))
+        )
+
+    def close(self) -> None:
+        for process in self._running:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    started = Processes(tmp_path)
+    yield started
+    started.close()
+
+
+def ready_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def addresses(line: str) -> list[str]:
+    return re.findall(r"127\.0\.0\.1:\d+", line)
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=END_SECONDS_MAX)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_servers_say_that_they_are_ready_and_end_cleanly(
+    processes: Processes, number: signal.Signals
+) -> None:
+    kv_path = processes.directory / "kv.json"
+    name_server = processes.start(
+        "namesrv",
+        "--set",
+        "listenPort=0",
+        "--set",
+        "bindAddress=127.0.0.1",
+        "--set",
+        f"kvConfigPath={kv_path}",
+    )
+    (name_server_address,) = addresses(ready_line(name_server))
+    broker = processes.start_broker(f"namesrvAddr={name_server_address}")
+    line = ready_line(broker)
+    assert line.startswith("broker b0 (ASYNC_MASTER) ready on 127.0.0.1:")
+    for address in addresses(line):
+        host, _, port = address.partition(":")
+        with socket.create_connection((host, int(port)), timeout=5):
+            pass
+    for process in (broker, name_server):
+        process.send_signal(number)
+        code, out, err = end(process)
+        assert (code, out) == (0, "")
+        assert "Traceback" not in err
+    assert not (processes.directory / "store" / "abort").exists()
+
+
+def failure(process: subprocess.Popen[str]) -> str:
+    """The one sentence; log lines begin with a year."""
+    code, out, err = end(process)
+    sentences = [line for line in err.splitlines() if not re.match(r"\d{4}-", line)]
+    assert (code, out, len(sentences)) == (1, "", 1), err
+    assert sentences[0].startswith("tandemmq: ")
+    return sentences[0]
+
+
+@pytest.mark.parametrize("key", ["listenPort", "haListenPort"])
+def test_taken_port_is_told(processes: Processes, key: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        sentence = failure(processes.start_broker(f"{key}={port}"))
+    assert str(port) in sentence
+    assert "in use" in sentence
+
+
+def test_locked_store_is_told(processes: Processes) -> None:
+    first = processes.start_broker()
+    assert "ready" in ready_line(first)
+    assert "locked by another process" in failure(processes.start_broker())
+
+
+def test_store_that_cannot_be_made_is_told(processes: Processes) -> None:
+    # A file in the way stands for any directory that cannot be written: root may write everywhere else.
+    (processes.directory / "file").write_text("")
+    sentence = failure(processes.start_broker(f"storePathRootDir={processes.directory / 'file' / 'store'}"))
+    assert "Not a directory" in sentence
+
+
+def test_bad_setting_is_told(processes: Processes) -> None:
+    assert "did you mean brokerRole?" in failure(processes.start_broker("brokerRoles=SLAVE"))
+
+
+def test_settings_come_from_the_file_and_the_command_line(processes: Processes) -> None:
+    path = processes.directory / "broker.conf"
+    path.write_text(
+        "# a comment\nbrokerName = from-file\nbrokerId: 3\nbrokerRole=SLAVE\n"
+        "listenPort=0\nbindAddress=127.0.0.1\ntransferMsgByHeap=false\n"
+        f"storePathRootDir={processes.directory / 'store'}\nmappedFileSizeCommitLog=1048576\n"
+    )
+    process = processes.start(
+        "broker", "-c", str(path), "--set", "brokerName=from-line", "--log-level", "warning"
+    )
+    assert ready_line(process).startswith("broker from-line (SLAVE) ready on ")
+    process.terminate()
+    code, _, err = end(process)
+    assert code == 0
+    assert "settings.ignored" in err
+    assert "keys=transferMsgByHeap" in err
+    assert " INFO " not in err

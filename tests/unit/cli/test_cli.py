@@ -1,0 +1,157 @@
+"""The command line without servers."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import subprocess
+import sys
+import types
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from tandemmq import __version__
+from tandemmq.cli import Outcome, app, serve
+from tandemmq.errors import ConfigError, FlushFailed, TandemError
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_version_is_printed() -> None:
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"tandemmq {__version__}\n")
+
+
+def test_help_lists_every_command() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    for command in ("namesrv", "broker", "demo", "pipeline", "bench"):
+        assert command in result.stdout
+
+
+def test_help_needs_none_of_the_heavy_modules() -> None:
+    heavy = {"numpy", "uvloop", "msgspec", "pyspark"}
+    code = f"import sys, tandemmq.cli; print(*sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["broker", "--set", "listenPorts=1"],
+            "listenPorts is no setting of the broker; did you mean listenPort?",
+        ),
+        (
+            ["broker", "-c", "/none/broker.conf"],
+            "/none/broker.conf: cannot be read: No such file or directory",
+        ),
+        (["broker", "-n", "somewhere"], "namesrvAddr=somewhere: must be host:port"),
+        (["namesrv", "--set", "x"], "must have the form key=value"),
+        (["namesrv", "--log-level", "loud"], "--log-level loud: must be one of DEBUG, INFO, WARNING, ERROR"),
+    ],
+)
+def test_mistake_ends_with_one_sentence(arguments: list[str], sentence: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert sentence in result.stderr
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+
+
+def stand_in(name: str, monkeypatch: pytest.MonkeyPatch, **members: object) -> None:
+    module = types.ModuleType(name)
+    vars(module).update(members)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_command_of_another_part_gets_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bench(seconds: int = 1, name: str = "") -> None:
+        typer.echo(f"{seconds} {name}")
+
+    stand_in("tandemmq.bench.command", monkeypatch, bench=bench)
+    result = run("bench", "--seconds", "3", "--name", "x")
+    assert (result.exit_code, result.stdout) == (0, "3 x\n")
+    assert "--seconds" in run("bench", "--help").stdout
+    assert run("bench", "--seconds", "x").exit_code == 2
+
+
+def test_app_of_another_part_keeps_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = typer.Typer()
+
+    @other.command()
+    def landing() -> None:
+        typer.echo("landed")
+
+    @other.command()
+    def broken() -> None:
+        raise TandemError("no luck today")
+
+    stand_in("tandemmq.spark.command", monkeypatch, app=other)
+    assert run("pipeline", "landing").stdout == "landed\n"
+    result = run("pipeline", "broken")
+    assert (result.exit_code, result.stderr) == (1, "tandemmq: no luck today\n")
+
+
+@pytest.mark.parametrize(
+    ("missing", "sentence"),
+    [
+        ("pyspark", "the command pipeline needs pyspark: install it with pip install 'tandemmq[spark]'"),
+        ("tandemmq.spark.command", "the command pipeline is not part of this installation"),
+    ],
+)
+def test_missing_extra_is_named(missing: str, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> types.ModuleType:
+        raise ModuleNotFoundError(name=missing)
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    result = run("pipeline", "--help")
+    assert result.exit_code == 1
+    assert sentence in result.stderr
+
+
+class StandInServer:
+    """A server whose start and failure the test decides."""
+
+    def __init__(self, *, start_error: Exception | None = None, hangs: bool = False) -> None:
+        self.is_stopped = False
+        self.start_error = start_error
+        self.hangs = hangs
+
+    async def start(self) -> None:
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.start_error is not None:
+            raise self.start_error
+
+    async def stop(self) -> None:
+        self.is_stopped = True
+
+
+async def test_signal_during_a_long_start_stops_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+    server, outcome = StandInServer(hangs=True), Outcome()
+    outcome.end()
+    assert await serve(server, outcome, lambda: "ready") == 0
+    assert server.is_stopped
+    assert capsys.readouterr().out == ""
+
+
+async def test_fatal_error_stops_the_server_with_exit_code_one(capsys: pytest.CaptureFixture[str]) -> None:
+    server, outcome = StandInServer(), Outcome()
+    outcome.fail(FlushFailed("fsync of /d/0: I/O error"))
+    outcome.fail(ValueError("a consequence"))
+    assert await serve(server, outcome, lambda: "ready") == 1
+    assert server.is_stopped
+    assert capsys.readouterr().err == "tandemmq: stopped: fsync of /d/0: I/O error\n"
+
+
+async def test_failed_start_is_raised_after_stopping() -> None:
+    server = StandInServer(start_error=ConfigError("no"))
+    with pytest.raises(ConfigError):
+        await serve(server, Outcome(), lambda: "ready")
+    assert server.is_stopped
