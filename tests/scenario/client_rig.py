@@ -1,0 +1,166 @@
+"""A real name server with a real master and, when wanted, its slave, for the scenarios of the client library."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tandemmq.broker.broker import Broker
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.client import (
+    Admin,
+    ClientOptions,
+    Consumer,
+    ConsumerOptions,
+    Message,
+    Producer,
+    ReceivedMessage,
+    StartFrom,
+)
+from tandemmq.nameserver.nameserver import NameServer
+from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.remoting.address import render_address
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.runtime.chance import SeededRandom
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.network import TcpNetwork
+from tandemmq.store import BrokerRole, StoreOptions
+from tandemmq.units import MIB
+
+FAST = ClientOptions(heartbeat_s=1.0, route_refresh_s=0.3)
+
+
+class Rig:
+    """Starts and stops brokers by name; `namesrv` is where clients begin."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._brokers: dict[tuple[str, int], Broker] = {}
+        self.namesrv = ""
+
+    async def start_broker(
+        self,
+        name: str = "broker-a",
+        broker_id: int = 0,
+        *,
+        port: int = 0,
+        role: BrokerRole | None = None,
+        **changes: object,
+    ) -> Broker:
+        """A broker on its own directory; started again it finds what it had."""
+        is_slave = broker_id > 0
+        options = BrokerOptions(
+            broker_name=name,
+            broker_id=broker_id,
+            listen_host="127.0.0.1",
+            listen_port=port,
+            fast_listen=False,
+            name_servers=(self.namesrv,),
+            slave_read_enable=True,
+            **changes,  # type: ignore[arg-type]  # real fields
+        )
+        store = StoreOptions(
+            root=self._root / f"{name}-{broker_id}",
+            commit_log_file_bytes=16 * MIB,
+            consume_queue_file_bytes=20_000,
+            key_index_slot_count=1_000,
+            key_index_entry_count=40_000,
+            role=role or (BrokerRole.SLAVE if is_slave else BrokerRole.ASYNC_MASTER),
+        )
+        broker = Broker(
+            options,
+            store,
+            ReplicationOptions(heartbeat_interval_ms=200, silence_ms_max=2_000, reconnect_delay_ms=50),
+            network=TcpNetwork(),
+            disk=RealDisk(),
+            clock=LoopClock(),
+            chance=SeededRandom(7),
+        )
+        self._brokers[name, broker_id] = broker
+        await broker.start()
+        return broker
+
+    async def stop_broker(self, name: str = "broker-a", broker_id: int = 0) -> None:
+        await self._brokers.pop((name, broker_id)).stop()
+
+    async def stop_all(self) -> None:
+        for key in sorted(self._brokers, reverse=True):
+            await self._brokers.pop(key).stop()
+
+    def consumer(self, group: str = "CG", topic: str = "T", tags: str = "*", **changes: object) -> Consumer:
+        settings: dict[str, object] = {
+            "client": FAST,
+            "start_from": StartFrom.FIRST,
+            "commit_s": 0.2,
+            **changes,
+        }
+        consumer = Consumer(group, self.namesrv, options=ConsumerOptions(**settings))  # type: ignore[arg-type]  # real fields
+        consumer.subscribe(topic, tags)
+        return consumer
+
+    async def fill(self, topic: str, count: int, *, first: int = 0) -> None:
+        """Messages with their number as body."""
+        async with Producer("filler", self.namesrv) as producer:
+            messages = (
+                Message(topic=topic, body=b"%d" % number, tags="t") for number in range(first, first + count)
+            )
+            assert (await producer.send_many(messages)).stored_count == count
+
+
+@asynccontextmanager
+async def running_rig(root: Path) -> AsyncIterator[Rig]:
+    """A name server; brokers are started by the test."""
+    rig = Rig(root)
+    options = NameServerOptions(
+        listen_host="127.0.0.1",
+        listen_port=0,
+        kv_config_path=root / "kv.json",
+        config_store_path=root / "ns.conf",
+    )
+    server = NameServer(options, network=TcpNetwork(), disk=RealDisk(), clock=LoopClock())
+    rig.namesrv = render_address(await server.start())
+    try:
+        yield rig
+    finally:
+        await rig.stop_all()
+        await server.stop()
+
+
+@asynccontextmanager
+async def running_cluster(
+    root: Path, *, queue_count: int = 4, with_slave: bool = False
+) -> AsyncIterator[Rig]:
+    """A master (and its slave) with topic T."""
+    async with running_rig(root) as rig:
+        await rig.start_broker()
+        if with_slave:
+            await rig.start_broker(broker_id=1)
+        async with Admin(rig.namesrv) as admin:
+            await admin.create_topic("T", queue_count=queue_count)
+        yield rig
+
+
+async def take(consumer: Consumer, count: int, timeout_s: float = 20.0) -> list[ReceivedMessage]:
+    """Exactly `count` messages."""
+    messages: list[ReceivedMessage] = []
+    async with asyncio.timeout(timeout_s):
+        while len(messages) < count:
+            messages += await consumer.poll(count - len(messages), 0.5)
+    return messages
+
+
+async def until(is_met: Callable[[], object], what: str = "condition", timeout_s: float = 15.0) -> None:
+    """Returns once `is_met`; for states that have no event to wait for."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not is_met():  # noqa: ASYNC110  # what is awaited has no event
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"not within {timeout_s} s: {what}") from None
+
+
+def numbers(messages: list[ReceivedMessage]) -> list[int]:
+    return sorted(int(message.body) for message in messages)

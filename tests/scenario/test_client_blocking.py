@@ -1,0 +1,119 @@
+"""The blocking facades against a real broker, used from plain threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from client_rig import Rig, running_cluster
+
+from tandemmq.client import (
+    BlockingAdmin,
+    BlockingConsumer,
+    BlockingProducer,
+    ConsumerOptions,
+    Message,
+    SendResult,
+    StartFrom,
+)
+from tandemmq.client.loop_thread import LoopThread
+from tandemmq.errors import BrokerUnreachable, ClientError, MessageIllegal
+
+FIRST = ConsumerOptions(start_from=StartFrom.FIRST, commit_s=0.1)
+
+
+@pytest.fixture()
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """A cluster that runs in a thread of its own, so that the test itself may block."""
+    thread = LoopThread()
+    context = running_cluster(tmp_path)
+    rig = thread.call(context.__aenter__())
+    yield rig
+    thread.call(context.__aexit__(None, None, None))
+    thread.stop()
+
+
+def test_a_round_trip_without_an_event_loop(rig: Rig) -> None:
+    with BlockingAdmin(rig.namesrv) as admin, BlockingProducer("P", rig.namesrv) as producer:
+        admin.create_topic("Orders", queue_count=2)
+        assert len(producer.queues("Orders")) == 2
+        assert producer.send(Message(topic="Orders", body=b"0")).is_ok
+        queue = producer.queue_for("Orders", "customer-1")
+        assert producer.send(Message(topic="Orders", body=b"1"), queue=queue).queue == queue
+        assert len(producer.send_batch([Message(topic="Orders", body=b"%d" % i) for i in (2, 3)])) == 2
+        with BlockingConsumer("CG", rig.namesrv, options=FIRST) as consumer:
+            consumer.subscribe("Orders")
+            seen = set()
+            for message in consumer:
+                seen.add(int(message.body))
+                if len(seen) == 4:
+                    break
+            assert seen == {0, 1, 2, 3}
+            assert consumer.poll(timeout_s=0.05) == []
+        assert admin.lag("CG", "Orders") == 1, "the last message was left by break, so it is unfinished"
+        assert admin.message_count("Orders") == 4
+
+
+def test_publishing_many_rows_with_progress(rig: Rig) -> None:
+    progress = 0
+    calling_thread = threading.current_thread()
+
+    def on_result(message: Message, outcome: object) -> None:
+        nonlocal progress
+        assert threading.current_thread() is calling_thread
+        assert isinstance(outcome, SendResult)
+        progress += 1
+
+    with BlockingProducer("P", rig.namesrv) as producer:
+        rows = (Message(topic="T", body=b"%d" % i, tags="row") for i in range(20_000))
+        summary = producer.send_many(rows, on_result=on_result)
+    assert summary.ok_count == progress == 20_000
+    with BlockingAdmin(rig.namesrv) as admin:
+        assert admin.message_count("T") == 20_000
+    with BlockingConsumer("CG", rig.namesrv, options=FIRST) as consumer:
+        consumer.subscribe("T")
+        seen: set[int] = set()
+        while len(seen) < 20_000:
+            seen.update(int(message.body) for message in consumer.poll(1000))
+    assert seen == set(range(20_000))
+
+
+def test_errors_come_as_they_are(rig: Rig) -> None:
+    with BlockingProducer("P", rig.namesrv) as producer:
+        with pytest.raises(MessageIllegal):
+            producer.send(Message(topic="T", body=b""))
+        with pytest.raises(MessageIllegal):
+            producer.send_many([Message(topic="T", body=b"x"), Message(topic="T/", body=b"x")])
+        summary = producer.send_many([Message(topic="T", body=b"")], stop_on_error=False)
+        assert summary.failed_count == 1
+    with pytest.raises(ClientError):
+        producer.send(Message(topic="T", body=b"x"))
+    with pytest.raises(BrokerUnreachable):
+        BlockingProducer("P", "127.0.0.1:1").start()
+
+
+def test_a_consumer_goes_on_after_break_and_commits_at_close(rig: Rig) -> None:
+    with BlockingProducer("P", rig.namesrv) as producer:
+        queue = producer.queues("T")[0]
+        producer.send_batch([Message(topic="T", body=b"%d" % i) for i in range(10)], queue=queue)
+    with BlockingConsumer("CG", rig.namesrv, options=FIRST) as consumer:
+        consumer.subscribe("T")
+        for message in consumer:
+            if message.body == b"3":
+                break
+        assert next(iter(consumer)).body == b"4"
+        assert next(consumer).body == b"5"
+    with BlockingAdmin(rig.namesrv) as admin:
+        assert admin.committed_offsets("CG", "T")[queue] == 5
+
+
+def test_all_facades_share_one_thread_that_ends_with_the_last(rig: Rig) -> None:
+    def client_threads() -> int:
+        return sum(thread.name == "tandemmq-client" for thread in threading.enumerate())
+
+    before = client_threads()
+    with BlockingProducer("P", rig.namesrv), BlockingAdmin(rig.namesrv), BlockingProducer("Q", rig.namesrv):
+        assert client_threads() == before + 1
+    assert client_threads() == before

@@ -1,0 +1,127 @@
+"""The client library while brokers die and come back: reading goes on at the slave, sending at another master."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from client_rig import FAST, numbers, running_cluster, running_rig, take, until
+
+from tandemmq.api import nameserver
+from tandemmq.client import Admin, Message, Producer, ProducerOptions
+from tandemmq.errors import BrokerUnreachable, NoRoute
+from tandemmq.protocol.bodies import MessageQueue
+
+
+async def test_reading_goes_on_at_the_slave_and_back_at_the_master(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, with_slave=True, queue_count=2) as rig:
+        await rig.fill("T", 50)
+        slave = rig._brokers["broker-a", 1]
+        master = rig._brokers["broker-a", 0]
+        assert master.store is not None
+        assert slave.store is not None
+        async with rig.consumer() as consumer:
+            seen = numbers(await take(consumer, 20))
+            port = master.address[1]
+            await until(
+                lambda: slave.store.dispatched.value >= master.store.appended.value, "the slave has all"
+            )
+            await rig.stop_broker()
+            seen += numbers(await take(consumer, 30))
+            assert sorted(seen) == list(range(50))
+            with pytest.raises((NoRoute, BrokerUnreachable)):
+                async with Producer("P", rig.namesrv) as producer:
+                    await producer.send(Message(topic="T", body=b"x"), timeout_s=1)
+            await rig.start_broker(port=port)
+            await rig.fill("T", 10, first=50)
+            assert numbers(await take(consumer, 10)) == list(range(50, 60))
+
+
+async def test_offsets_of_the_outage_reach_the_master_again(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, with_slave=True, queue_count=1) as rig:
+        await rig.fill("T", 20)
+        queue = MessageQueue("T", "broker-a", 0)
+        master, slave = rig._brokers["broker-a", 0], rig._brokers["broker-a", 1]
+        async with rig.consumer(auto_ack=False) as consumer, Admin(rig.namesrv) as admin:
+            messages = await take(consumer, 20)
+            assert master.store is not None
+            await until(
+                lambda: slave.store.dispatched.value >= master.store.appended.value, "the slave has all"
+            )
+            port = master.address[1]
+            await rig.stop_broker()
+            consumer.ack(*messages)
+            await until_true(consumer.commit, "a commit at the slave")
+            await rig.start_broker(port=port)
+
+            async def is_at_master() -> bool:
+                try:
+                    return (await admin.committed_offsets("CG", "T")).get(queue) == 20
+                except (BrokerUnreachable, NoRoute):
+                    return False
+
+            await until_true(is_at_master, "the master knows the offset")
+
+
+async def until_true(ask, what: str) -> None:  # type: ignore[no-untyped-def]
+    async with asyncio.timeout(15):
+        while not await ask():
+            await asyncio.sleep(0.05)
+
+
+async def test_sends_move_to_the_other_master_without_loss(tmp_path: Path) -> None:
+    async with running_rig(tmp_path) as rig:
+        await rig.start_broker("broker-a")
+        await rig.start_broker("broker-b")
+        async with Admin(rig.namesrv) as admin:
+            await admin.create_topic("T", queue_count=2)
+        options = ProducerOptions(client=FAST, batch_linger_ms=0)
+        async with Producer("P", rig.namesrv, options=options) as producer:
+            results = []
+            for number in range(600):
+                if number == 300:
+                    await rig.stop_broker("broker-a")
+                results.append(await producer.send(Message(topic="T", body=b"%d" % number)))
+        assert {result.queue.broker_name for result in results[:300]} == {"broker-a", "broker-b"}
+        assert {result.queue.broker_name for result in results[300:]} == {"broker-b"}
+        await rig.start_broker("broker-a")
+        async with rig.consumer() as consumer:
+            messages = await take(consumer, 600)
+            assert set(numbers(messages)) == set(range(600))
+
+
+async def test_many_sends_in_flight_survive_a_dying_broker(tmp_path: Path) -> None:
+    async with running_rig(tmp_path) as rig:
+        await rig.start_broker("broker-a")
+        await rig.start_broker("broker-b")
+        async with Admin(rig.namesrv) as admin:
+            await admin.create_topic("T", queue_count=2)
+        async with Producer("P", rig.namesrv, options=ProducerOptions(client=FAST)) as producer:
+            await producer.send(Message(topic="T", body=b"0"))
+            futures = [await producer.start_send(Message(topic="T", body=b"%d" % i)) for i in range(1, 2000)]
+            stopping = asyncio.ensure_future(rig.stop_broker("broker-a"))
+            results = await asyncio.gather(*futures)
+            await stopping
+            assert all(result.is_ok for result in results)
+        await rig.start_broker("broker-a")
+        async with rig.consumer() as consumer:
+            seen: set[int] = set()
+            async with asyncio.timeout(20):
+                while len(seen) < 2000:
+                    seen.update(int(message.body) for message in await consumer.poll())
+            assert seen == set(range(2000))
+
+
+async def test_a_name_server_that_forgets_does_not_stop_a_running_client(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as rig:
+        async with (
+            Producer("P", rig.namesrv, options=ProducerOptions(client=FAST)) as producer,
+            rig.consumer() as consumer,
+        ):
+            await producer.send(Message(topic="T", body=b"0"))
+            async with Admin(rig.namesrv) as admin:
+                await nameserver.delete_topic(admin._remoting, rig.namesrv, "T", "DefaultCluster")
+            await asyncio.sleep(FAST.route_refresh_s * 2)
+            assert (await producer.send(Message(topic="T", body=b"1"))).is_ok
+            assert numbers(await take(consumer, 2)) == [0, 1]

@@ -1,0 +1,186 @@
+"""The client library against a real name server and a real broker: sending, reading, offsets, administration."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from client_rig import numbers, running_cluster, running_rig, take, until
+
+from tandemmq.client import Admin, Message, Producer, ProducerOptions, StartFrom
+from tandemmq.errors import BadRequest, TopicNotFound
+
+
+async def test_every_way_of_sending_arrives_once(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as rig:
+        async with Producer("P", rig.namesrv, options=ProducerOptions(batch_linger_ms=0)) as producer:
+            results = [await producer.send(Message(topic="T", body=b"0", tags="a", keys=("k0",)))]
+            results += await asyncio.gather(
+                *(producer.send(Message(topic="T", body=b"%d" % i)) for i in range(1, 300))
+            )
+            results += await producer.send_batch(
+                [Message(topic="T", body=b"%d" % i) for i in range(300, 400)]
+            )
+            await producer.send_oneway(Message(topic="T", body=b"400"))
+        assert all(result.is_ok for result in results)
+        async with rig.consumer() as consumer:
+            messages = await take(consumer, 401)
+            assert numbers(messages) == list(range(401))
+            by_key = {message.message_id: message for message in messages}
+            for number, result in enumerate(results):
+                message = by_key[result.unique_key]
+                assert int(message.body) == number
+                assert message.queue_id == result.queue.queue_id
+                assert message.queue_offset == result.queue_offset
+                assert message.record.message_id == result.message_id
+            assert await consumer.poll(timeout_s=0.1) == []
+
+
+async def test_unknown_topic_is_created_by_the_first_send(tmp_path: Path) -> None:
+    async with running_rig(tmp_path) as rig:
+        await rig.start_broker()
+        async with Producer("P", rig.namesrv) as producer:
+            assert (await producer.send(Message(topic="Fresh", body=b"x"))).is_ok
+        async with rig.consumer(topic="Fresh") as consumer:
+            assert (await take(consumer, 1))[0].body == b"x"
+
+
+async def test_large_and_compressed_bodies_come_back_as_they_were(tmp_path: Path) -> None:
+    bodies = [b"text " * 100_000, bytes(range(256)) * 4000, b"x"]
+    async with running_cluster(tmp_path) as rig:
+        async with Producer("P", rig.namesrv) as producer:
+            for body in bodies:
+                await producer.send(Message(topic="T", body=body))
+        async with rig.consumer() as consumer:
+            assert {message.body for message in await take(consumer, 3)} == set(bodies)
+
+
+async def test_tags_select_and_offsets_pass_what_is_left_out(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=2) as rig:
+        async with Producer("P", rig.namesrv) as producer:
+            await producer.send_many(
+                Message(topic="T", body=b"%d" % i, tags="even" if i % 2 == 0 else "odd") for i in range(500)
+            )
+        async with rig.consumer(tags="even || none") as consumer, Admin(rig.namesrv) as admin:
+            assert numbers(await take(consumer, 250)) == list(range(0, 500, 2))
+            await consumer.poll(timeout_s=0.1)
+            await until(lambda: sum(consumer.positions.values()) == 500, "the filtered offsets are passed")
+            await consumer.commit()
+            assert await admin.lag("CG", "T") == 0
+
+
+async def test_a_restarted_group_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as rig:
+        await rig.fill("T", 100)
+        async with rig.consumer(auto_ack=False) as consumer:
+            messages = await take(consumer, 100)
+            consumer.ack(*(message for message in messages if message.queue_id != 0))
+        unfinished = [int(message.body) for message in messages if message.queue_id == 0]
+        await rig.stop_broker()
+        await rig.start_broker()
+        async with rig.consumer() as consumer:
+            if unfinished:
+                assert numbers(await take(consumer, len(unfinished))) == sorted(unfinished)
+            await rig.fill("T", 10, first=100)
+            assert numbers(await take(consumer, 10)) == list(range(100, 110))
+
+
+async def test_two_members_share_and_the_left_one_takes_over(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=8) as rig:
+        seen: set[int] = set()
+
+        async def read(consumer) -> None:  # type: ignore[no-untyped-def]
+            async for message in consumer:
+                seen.add(int(message.body))
+
+        async with rig.consumer() as first:
+            readers = [asyncio.ensure_future(read(first))]
+            async with rig.consumer() as second:
+                readers.append(asyncio.ensure_future(read(second)))
+                await until(lambda: own(first) == own(second) == 4, "each has half of the queues")
+                await rig.fill("T", 1000)
+                await until(lambda: len(seen) == 1000, "everything is read")
+            await until(lambda: own(first) == 8, "the first has all queues")
+            await rig.fill("T", 1000, first=1000)
+            await until(lambda: len(seen) == 2000, "everything is read by the one that is left")
+        await asyncio.gather(*readers)
+
+
+def own(consumer) -> int:  # type: ignore[no-untyped-def]
+    return sum(queue.topic == "T" for queue in consumer.assigned)
+
+
+async def test_a_new_group_may_start_at_the_end_or_at_a_time(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=1) as rig:
+        await rig.fill("T", 10)
+        async with rig.consumer("first") as consumer:
+            middle = (await take(consumer, 10))[5].stored_at_ms
+        async with (
+            rig.consumer("last", start_from=StartFrom.LAST) as last,
+            rig.consumer("timed", start_from=StartFrom.TIMESTAMP, start_time_ms=middle + 1) as timed,
+        ):
+            await until(lambda: own(last) == own(timed) == 1)
+            await rig.fill("T", 1, first=10)
+            assert numbers(await take(last, 1)) == [10]
+            assert 10 in numbers(await take(timed, 1))
+
+
+async def test_a_handed_back_message_is_kept_for_later_and_finished_here(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as rig, Admin(rig.namesrv) as admin:
+        await rig.fill("T", 1)
+        async with rig.consumer(auto_ack=False) as consumer:
+            (message,) = await take(consumer, 1)
+            await consumer.retry_later(message, delay_level=1)
+            await consumer.commit()
+            assert await admin.lag("CG", "T") == 0
+            assert await admin.message_count("SCHEDULE_TOPIC_XXXX") == 1
+
+
+async def test_a_message_handed_back_for_good_is_a_dead_letter(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as rig, Admin(rig.namesrv) as admin:
+        await rig.fill("T", 1)
+        async with rig.consumer(auto_ack=False) as consumer:
+            (message,) = await take(consumer, 1)
+            await consumer.retry_later(message, delay_level=-1)
+            assert await admin.message_count("%DLQ%CG") == 1
+
+
+async def test_administration_sees_and_changes_the_cluster(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=2) as rig, Admin(rig.namesrv) as admin:
+        info = await admin.cluster_info()
+        assert list(info.clusters.values()) == [("broker-a",)]
+        assert "T" in await admin.topics()
+        route = await admin.topic_route("T")
+        assert route.queues[0].write_queue_count == 2
+        with pytest.raises(TopicNotFound):
+            await admin.topic_route("Nothing")
+        with pytest.raises(BadRequest, match="cluster"):
+            await admin.create_topic("U", cluster="elsewhere")
+        async with Producer("P", rig.namesrv) as producer:
+            result = await producer.send(Message(topic="T", body=b"x", keys=("order-1",)))
+        assert await admin.message_count("T") == 1
+        assert sorted(one.max_offset for one in (await admin.topic_offsets("T")).values()) == [0, 1]
+        record = await admin.find_by_id(result.message_id)
+        assert record is not None
+        assert record.body == b"x"
+        assert [found.unique_key for found in await admin.find_by_key("T", "order-1")] == [result.unique_key]
+        assert len(await admin.find_by_unique_key("T", result.unique_key)) == 1
+        (address,) = info.brokers["broker-a"].addresses.values()
+        assert "putTps" in await admin.runtime_info(address)
+        await admin.delete_topic("T")
+        with pytest.raises(TopicNotFound):
+            await admin.topic_route("T")
+
+
+async def test_offsets_of_a_running_group_are_reset(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=2) as rig, Admin(rig.namesrv) as admin:
+        await rig.fill("T", 20)
+        async with rig.consumer() as consumer:
+            assert len(await take(consumer, 20)) == 20
+            await consumer.poll(timeout_s=0)
+            await consumer.commit()
+            assert await admin.lag("CG", "T") == 0
+            await admin.reset_offsets("CG", "T", 0)
+            await rig.fill("T", 2, first=20)
+            assert set(numbers(await take(consumer, 22))) == set(range(22))
