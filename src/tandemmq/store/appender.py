@@ -229,8 +229,8 @@ class Appender:
     def write_staged(self) -> None:
         """Write everything staged; runs once per turn of the loop, and at the end of the store's life."""
         self._is_scheduled = False
-        if self._position == self._log.end:
-            return
+        if not self._sends:
+            return  # also on a slave, whose log grows without us
         groups, units, sends, end = self._groups, self._units, self._sends, self._position
         try:
             for offset, buffers in groups:
