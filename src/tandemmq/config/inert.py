@@ -1,9 +1,9 @@
 """RocketMQ's settings that have no effect here, so that a broker.conf written for Java starts.
 
 Each stands with RocketMQ's own default where that is a fixed value: a file that only repeats a default asks
-for nothing and is not warned about (timerWheelEnable stands with `false`, which is what we do). The names and
-defaults are what the admin tool's getBrokerConfig and getNamesrvConfig show of a 5.3.3 broker, and those of
-spec store 20, semantics 25.2 and replication 17.
+for nothing and is not warned about. timerWheelEnable and rejectTransactionMessage stand with what we do
+instead, so that whoever asks for timers or transactions is told. The names and defaults are what the admin
+tool shows of a 5.3.3 broker and name server, and those of spec store 20, semantics 25.2 and replication 17.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ BROKER_INERT: Final = _parse(
     enableConsumeQueueExt=false enableDetailStat=true enableFastChannelEventProcess=false enableLmq=false
     enableLmqStats=false enableMultiDispatch=false enableNetWorkFlowControl=false
     enableNotifyAfterPopOrderLockRelease=true enableNotifyBeforePopCalculateLag=true enablePopBatchAck=false
-    enablePopBufferMerge=false enablePopLog=false enablePopMessageThreshold=false
+    enablePopBufferMerge=false enablePopLog=false enablePopMessageThreshold=false enablePropertyFilter=false
     enableReconnectForGoAway=true enableRegisterProducer=true enableRemoteEscape=false
     enableRetryTopicV2=false enableRocksDBLog=false enableRunningFlagsInFlush
     enableScheduleAsyncDeliver=false enableScheduleMessageStats=true enableShutdownGracefully=false
@@ -97,38 +97,38 @@ BROKER_INERT: Final = _parse(
     putMsgIndexHightWater=600000 putThreadPoolQueueCapacity=10000 queryMessageThreadPoolNums
     queryThreadPoolQueueCapacity=20000 readUnCommitted=false realTimePersistRocksDBConfig=true
     recallMessageEnable=false recheckReputOffsetFromCq=false recoverConcurrently=false recoverThreadPoolNums
-    redeleteHangedFileInterval=120000 replicasPerDiskPartition=1 replyThreadPoolQueueCapacity=10000
-    retrieveMessageFromPopRetryTopicV1=true reviveAckWaitMs=180000 reviveInterval=1000 reviveMaxSlow=3
-    reviveQueueNum=8 reviveScanTime=10000 rocketmqHome rocksdbCQDoubleWriteEnable=false
-    rocksdbCompressionType=lz4 rocksdbFlushWalFrequency=1024 rocksdbWalFileRollingThreshold=1073741824
-    sampleCountThreshold=5000 sampleSteps=32 scheduleAsyncDeliverMaxPendingLimit=2000
-    scheduleAsyncDeliverMaxResendNum2Blocked=3 searchBcqByCacheEnable=true sendHeartbeatTimeoutMillis=1000
-    sendMessageThreadPoolNums sendThreadPoolQueueCapacity=10000 serverAsyncSemaphoreValue=64
-    serverCallbackExecutorThreads=0 serverChannelMaxIdleTimeSeconds=120 serverLoadBalancerEnable=true
-    serverNettyWorkerGroupEnable=true serverOnewaySemaphoreValue=256 serverPooledByteBufAllocatorEnable=true
-    serverSelectorThreads=3 serverSocketBacklog=1024 serverSocketRcvBufSize=0 serverSocketSndBufSize=0
-    serverWorkerThreads=8 shutdownWaitTimeSeconds=30 skipPreOnline=false skipWhenCKRePutReachMaxTimes=false
-    socksProxyConfig={} spinLockCollisionRetreatOptimalDegree=1000 splitMetadataSize
-    splitRegistrationSize=800 statRocksDBCQIntervalSec=10 storePathBrokerIdentity storePathDLedgerCommitLog
-    storePathEpochFile storeReplyMessageEnable=true subscriptionExpiredTimeout=600000
-    syncBrokerMemberGroupPeriod=1000 syncBrokerMetadataPeriod=5000 syncControllerMetadataPeriod=10000
-    syncFromLastFile=false syncMasterFlushOffsetWhenStartup=false timerCheckMetricsWhen=05
-    timerColdDataCheckIntervalMs=60000 timerCongestNumEachSlot=2147483647 timerEnableCheckMetrics=true
-    timerEnableDisruptor=false timerEnableRetryUntilSuccess=false timerFlushIntervalMs=1000
-    timerGetMessageThreadNum=3 timerInterceptDelayLevel=false timerMaxDelaySec=259200
-    timerMetricSmallThreshold=1000000 timerPrecisionMs=1000 timerProgressLogIntervalMs=10000
-    timerPutMessageThreadNum=3 timerRollWindowSlot=172800 timerSkipUnknownError=false timerStopDequeue=false
-    timerStopEnqueue=false timerWarmEnable=false timerWheelEnable=false topicQueueLockNum=32
-    transactionCheckInterval=30000 transactionCheckMax=15 transactionMetricFlushInterval=3000
-    transactionOpBatchInterval=3000 transactionOpMsgMaxSize=4096 transactionTimeOut=6000
-    transferMsgByHeap=true transientStorePoolEnable=false transientStorePoolSize=5
-    travelCqFileNumWhenGetMessage=1 updateNameServerAddrPeriod=120000 useABSLock=false
-    useEpollNativeSelector=false usePIDColdCtrStrategy=true useReentrantLockWhenPutMessage=true
-    useStaticSubscription=false waitTimeMillsInAckQueue=3000 waitTimeMillsInAdminBrokerQueue=5000
-    waitTimeMillsInHeartbeatQueue=31000 waitTimeMillsInLitePullQueue=5000 waitTimeMillsInPullQueue=5000
-    waitTimeMillsInSendQueue=200 waitTimeMillsInTransactionQueue=3000 wakeCommitWhenPutMessage=true
-    wakeFlushWhenPutMessage=false warmMapedFileEnable=false writeBufferHighWaterMark=0
-    writeBufferLowWaterMark=0 writeWithoutMmap
+    redeleteHangedFileInterval=120000 rejectTransactionMessage=true replicasPerDiskPartition=1
+    replyThreadPoolQueueCapacity=10000 retrieveMessageFromPopRetryTopicV1=true reviveAckWaitMs=180000
+    reviveInterval=1000 reviveMaxSlow=3 reviveQueueNum=8 reviveScanTime=10000 rocketmqHome
+    rocksdbCQDoubleWriteEnable=false rocksdbCompressionType=lz4 rocksdbFlushWalFrequency=1024
+    rocksdbWalFileRollingThreshold=1073741824 sampleCountThreshold=5000 sampleSteps=32
+    scheduleAsyncDeliverMaxPendingLimit=2000 scheduleAsyncDeliverMaxResendNum2Blocked=3
+    searchBcqByCacheEnable=true sendHeartbeatTimeoutMillis=1000 sendMessageThreadPoolNums
+    sendThreadPoolQueueCapacity=10000 serverAsyncSemaphoreValue=64 serverCallbackExecutorThreads=0
+    serverChannelMaxIdleTimeSeconds=120 serverLoadBalancerEnable=true serverNettyWorkerGroupEnable=true
+    serverOnewaySemaphoreValue=256 serverPooledByteBufAllocatorEnable=true serverSelectorThreads=3
+    serverSocketBacklog=1024 serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8
+    shutdownWaitTimeSeconds=30 skipPreOnline=false skipWhenCKRePutReachMaxTimes=false socksProxyConfig={}
+    spinLockCollisionRetreatOptimalDegree=1000 splitMetadataSize splitRegistrationSize=800
+    statRocksDBCQIntervalSec=10 storePathBrokerIdentity storePathDLedgerCommitLog storePathEpochFile
+    storeReplyMessageEnable=true subscriptionExpiredTimeout=600000 syncBrokerMemberGroupPeriod=1000
+    syncBrokerMetadataPeriod=5000 syncControllerMetadataPeriod=10000 syncFromLastFile=false
+    syncMasterFlushOffsetWhenStartup=false timerCheckMetricsWhen=05 timerColdDataCheckIntervalMs=60000
+    timerCongestNumEachSlot=2147483647 timerEnableCheckMetrics=true timerEnableDisruptor=false
+    timerEnableRetryUntilSuccess=false timerFlushIntervalMs=1000 timerGetMessageThreadNum=3
+    timerInterceptDelayLevel=false timerMaxDelaySec=259200 timerMetricSmallThreshold=1000000
+    timerPrecisionMs=1000 timerProgressLogIntervalMs=10000 timerPutMessageThreadNum=3
+    timerRollWindowSlot=172800 timerSkipUnknownError=false timerStopDequeue=false timerStopEnqueue=false
+    timerWarmEnable=false timerWheelEnable=false topicQueueLockNum=32 transactionCheckInterval=30000
+    transactionCheckMax=15 transactionMetricFlushInterval=3000 transactionOpBatchInterval=3000
+    transactionOpMsgMaxSize=4096 transactionTimeOut=6000 transferMsgByHeap=true
+    transientStorePoolEnable=false transientStorePoolSize=5 travelCqFileNumWhenGetMessage=1
+    updateNameServerAddrPeriod=120000 useABSLock=false useEpollNativeSelector=false
+    usePIDColdCtrStrategy=true useReentrantLockWhenPutMessage=true useStaticSubscription=false
+    waitTimeMillsInAckQueue=3000 waitTimeMillsInAdminBrokerQueue=5000 waitTimeMillsInHeartbeatQueue=31000
+    waitTimeMillsInLitePullQueue=5000 waitTimeMillsInPullQueue=5000 waitTimeMillsInSendQueue=200
+    waitTimeMillsInTransactionQueue=3000 wakeCommitWhenPutMessage=true wakeFlushWhenPutMessage=false
+    warmMapedFileEnable=false writeBufferHighWaterMark=0 writeBufferLowWaterMark=0 writeWithoutMmap
     """
 )
 

