@@ -171,14 +171,13 @@ def _decode_topic(raw: bytes) -> str:
 
 
 def _has_good_body(view: Buffer, body_at: int, body_size: int, crc: int) -> bool:
-    with memoryview(view) as whole, whole[body_at : body_at + body_size] as body:
-        return crc32(body) & CRC_MASK == crc
+    return crc32(memoryview(view)[body_at : body_at + body_size]) & CRC_MASK == crc
 
 
 def has_good_seal(view: Buffer, position: int, size: int) -> bool:
     end = position + size
-    with memoryview(view) as whole, whole[position : end - SEAL_BYTES] as unsealed:
-        return bytes(view[end - SEAL_BYTES : end]) == encode_seal(unsealed)
+    unsealed = memoryview(view)[position : end - SEAL_BYTES]
+    return bytes(view[end - SEAL_BYTES : end]) == encode_seal(unsealed)
 
 
 @lru_cache(maxsize=16384)
