@@ -152,6 +152,6 @@ class ReceivedMessage:
 
     def __repr__(self) -> str:
         return (
-            f"ReceivedMessage(topic={self.topic!r}, queue_id={self.queue_id}, queue_offset={self.queue_offset}"
-            f", message_id={self.message_id!r}, body={len(self.body)} bytes)"
+            f"ReceivedMessage({self.message_id}, topic={self.topic!r}, queue_id={self.queue_id},"
+            f" queue_offset={self.queue_offset}, body={len(self.body)} bytes)"
         )
