@@ -77,7 +77,7 @@ class Appender:
         self._groups: list[tuple[int, list[Buffer]]] = []  # one write each: (log_offset, buffers)
         self._units: list[Unit] = []
         self._sends: Sends = []
-        self._position = self._log.end
+        self._stage_begin = self._position = self._log.end
         segment = self._log.log.find(self._position)
         self._segment_end = self._position if segment is None else segment.end
         self._buffers: list[Buffer] = []
@@ -86,7 +86,7 @@ class Appender:
     def _open_group(self) -> None:
         self._buffers = []
         self._groups.append((self._position, self._buffers))
-        self._limit = min(self._segment_end - BLANK_BYTES, self._log.end + self._options.staged_bytes_max)
+        self._limit = min(self._segment_end - BLANK_BYTES, self._stage_begin + self._options.staged_bytes_max)
 
     def restart(self) -> None:
         """Go on at the end of the log, which others moved: a slave became master."""
@@ -201,7 +201,7 @@ class Appender:
     def _make_room(self, records: Sequence[NewRecord], total: int) -> None:
         """Begin the next file when the staged one cannot take `total` bytes and a BLANK behind them."""
         self._check_size(records, total)
-        if self._position + total > self._log.end + self._options.staged_bytes_max and self._units:
+        if self._position + total > self._stage_begin + self._options.staged_bytes_max and self._units:
             raise overload("too many bytes arrived at once, try another broker")
         if self._position + total <= self._segment_end - BLANK_BYTES:
             return
@@ -239,7 +239,7 @@ class Appender:
         except OSError as error:
             self._take_back(groups, units, sends, error)
             return
-        self._log.end = end
+        self._log.end = self._stage_begin = end
         self._units = []
         self._sends = []
         self._groups = []

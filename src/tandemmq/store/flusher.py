@@ -57,6 +57,7 @@ class Flusher:
         self._timer: TimerHandle | None = None
         self._thorough_at = clock.monotonic()
         self._is_stopped = False
+        self._is_failed = False
         self.flushed_stored_at_ms = 0
 
     def start(self) -> None:
@@ -116,13 +117,15 @@ class Flusher:
 
     def fail(self, error: OSError) -> None:
         """An fsync failed, here or of a derived table: stop for good and say so once."""
-        if self._is_stopped:
+        if self._is_failed:
             return
-        self._stop_timer()
+        self._is_failed = True
+        self.halt()
         log.critical(events.FLUSH_FAILED, extra={"flushed": self._flushed.value, "error": str(error)})
         self._on_failed(FlushFailed(f"fsync failed, the store must be recovered: {error}"))
 
-    def _stop_timer(self) -> None:
+    def halt(self) -> None:
+        """Start no more flushes."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -130,7 +133,7 @@ class Flusher:
 
     async def stop(self) -> None:
         """Returns when no flush runs; none will start."""
-        self._stop_timer()
+        self.halt()
         while self._task is not None:
             await asyncio.wait([self._task])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from tandemmq.errors import FlushFailed, ServiceNotAvailable, StoreError
+from tandemmq.errors import ServiceNotAvailable, StoreError
 from tandemmq.protocol.record import NewRecord
 from tandemmq.runtime.ports import Buffer, Clock, Disk
 from tandemmq.runtime.tasks import TaskScope
@@ -274,23 +274,24 @@ class MessageStore:
         if self.flushed.value < self.appended.value or self._admission.is_blocked(_FAILED):
             return False
         is_complete = await self._table_flusher.flush(is_thorough=True)
+        assert self._log.end == self.appended.value, (self._log.end, self.appended.value)
         self._log.drop_unused_segments()
         # A slave may hold the beginning of a record; it cannot be dispatched, and the next start cuts it.
         return is_complete and self.dispatched.value == self.appended.value
 
-    def _fail(self, error: FlushFailed) -> None:
-        """Nothing can be trusted any more: refuse everything, tell who waits, tell the owner."""
+    def _fail(self, error: BaseException) -> None:
+        """Nothing can be trusted any more: touch no file, refuse everything, tell who waits and the owner."""
         self._admission.block(_FAILED, "the store has failed")
         self._replica_log.close()
+        self._flusher.halt()
+        self._table_flusher.halt()
+        self._cleaner.stop()
         self._replies.fail(PutStatus.UNKNOWN_ERROR)
         if self._on_fatal is not None:
             self._on_fatal(error)
 
     def _on_task_failed(self, _task: str, error: BaseException) -> None:
-        self._admission.block(_FAILED, "the store has failed")
-        self._replies.fail(PutStatus.UNKNOWN_ERROR)
-        if self._on_fatal is not None:
-            self._on_fatal(error)
+        self._fail(error)
 
     # Writing.
 

@@ -131,7 +131,7 @@ class Reader:
         """Entries from `offset` to the end of its queue file, at most as many as one get may scan."""
         scan_bytes = max(self._options.filter_scan_bytes_max, count_max * QUEUE_UNIT_BYTES)
         end = min(queue.max_offset, queue.file_end(offset), offset + -(-scan_bytes // QUEUE_UNIT_BYTES))
-        step = min(count_max, FIRST_ENTRIES)
+        step = min(max(1, count_max), FIRST_ENTRIES)
         while offset < end:
             raw = queue.entries(offset, min(step, end - offset))
             if not raw:

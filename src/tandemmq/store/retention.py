@@ -13,6 +13,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice, pairwise
 
 from tandemmq.runtime.ports import Clock, Disk, TimerHandle
 from tandemmq.store.admission import Admission
@@ -31,7 +32,7 @@ _DISK_FULL = "disk full"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleaningPlan:
-    """`delete_count` oldest files go; `is_disk_full` says whether messages are refused until room is there."""
+    """`delete_count` oldest files go; while `is_disk_full` messages are refused."""
 
     delete_count: int
     is_disk_full: bool
@@ -135,10 +136,10 @@ class Cleaner:
 
     def _left_at(self) -> list[int]:
         safe = min(self._flushed.value, self._dispatched.value)
-        segments = self._log.log.segments
+        candidates = islice(pairwise(self._log.log.segments), self._options.delete_file_count_max)
         return [
             self._log.stored_at(after.base)
-            for segment, after in zip(segments, segments[1:], strict=False)
+            for segment, after in candidates
             if segment.end <= safe and after.base < self._log.end
         ]
 

@@ -84,7 +84,6 @@ class TableFlusher:
         try:
             await self.flush(is_thorough=is_thorough)
         except OSError as error:
-            self._is_stopped = True
             self._flusher.fail(error)
         finally:
             self._task = None
@@ -142,11 +141,15 @@ class TableFlusher:
         for queue, end in ends:
             queue.set_synced(end)
 
-    async def stop(self) -> None:
-        """Returns when no round runs; none will start."""
+    def halt(self) -> None:
+        """Start no more rounds."""
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
+
+    async def stop(self) -> None:
+        """Returns when no round runs; none will start."""
+        self.halt()
         while self._task is not None:
             await asyncio.wait([self._task])
 

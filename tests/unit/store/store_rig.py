@@ -74,11 +74,14 @@ class Rig:
         )
 
     def kill(self) -> None:
-        """The process dies: its locks go, what it wrote stays in the page cache."""
+        """The process dies: its locks and timers go, what it wrote stays in the page cache."""
         self.disk._locks.clear()
+        self.clock = ManualClock(now_ms=self.clock.now_ms())
 
     def power_cut(self) -> None:
+        """The machine dies: what was not synced goes too."""
         self.disk.power_cut()
+        self.kill()
 
     def put(self, store: MessageStore, *records: NewRecord) -> list[PutStatus]:
         """Append one by one and run the write; the statuses told so far."""
@@ -89,7 +92,9 @@ class Rig:
         return statuses
 
 
-def bodies(store: MessageStore, topic: str = "T", queue_id: int = 0, offset: int | None = None) -> list[bytes]:
+def bodies(
+    store: MessageStore, topic: str = "T", queue_id: int = 0, offset: int | None = None
+) -> list[bytes]:
     """Every body of a queue from `offset` (its min) on, read by gets."""
     found: list[bytes] = []
     at = store.queue_min(topic, queue_id) if offset is None else offset

@@ -170,7 +170,9 @@ async def test_a_bad_record_in_a_batch_takes_the_whole_batch_back() -> None:
 async def test_prepared_and_rolled_back_records_get_no_queue_entry() -> None:
     rig = Rig()
     store = await rig.open()
-    rig.put(store, record(b"half", sys_flag=0x4), record(b"gone", sys_flag=0xC), record(b"kept", sys_flag=0x8))
+    rig.put(
+        store, record(b"half", sys_flag=0x4), record(b"gone", sys_flag=0xC), record(b"kept", sys_flag=0x8)
+    )
     assert bodies(store) == [b"kept"]
     assert store.queue_max("T", 0) == 1
     await store.close()

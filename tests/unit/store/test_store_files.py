@@ -1,0 +1,248 @@
+"""Segments, logs of segments, names, checkpoint, queue files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandemmq.errors import ConfigError, Corrupt
+from tandemmq.runtime.memory import MemoryDisk
+from tandemmq.store.checkpoint import Checkpoint, CheckpointTimes, decode_checkpoint, encode_checkpoint
+from tandemmq.store.consume_queue import FILLER_SIZE, TAIL_BYTES_MAX, ConsumeQueue
+from tandemmq.store.options import StoreOptions
+from tandemmq.store.paths import StorePaths, offset_file_name, parse_offset_file_name, parse_queue_id
+from tandemmq.store.segment import OpenFiles
+from tandemmq.store.segmented_log import SegmentedLog
+
+DIRECTORY = Path("/log")
+
+
+def log_of(disk: MemoryDisk, count: int, *, open_max: int = 100, size: int = 100) -> SegmentedLog:
+    log = SegmentedLog(DIRECTORY, size, OpenFiles(disk, open_max), sparse=False)
+    for n in range(count):
+        log.open_at(n * size)
+    return log
+
+
+def test_names_on_disk() -> None:
+    assert offset_file_name(1 << 30) == "00000000001073741824"
+    assert parse_offset_file_name("00000000001073741824") == 1 << 30
+    assert [parse_offset_file_name(n) for n in ("1", "x" * 20, "0" * 19, "0" * 21)] == [None] * 4
+    assert [parse_queue_id(n) for n in ("0", "17", "-1", "01", "x", "")] == [0, 17, None, None, None, None]
+
+
+def test_files_are_found_by_offset() -> None:
+    log = log_of(MemoryDisk(), 3)
+    found = [log.find(offset) for offset in (0, 99, 100, 299)]
+    assert [s.base for s in found if s is not None] == [0, 0, 100, 200]
+    assert log.find(300) is None
+    assert log.find(-1) is None
+    log.drop_oldest()
+    assert log.find(99) is None
+
+
+def test_few_handles_serve_many_files() -> None:
+    disk = MemoryDisk()
+    files = OpenFiles(disk, 4)
+    log = SegmentedLog(DIRECTORY, 100, files, sparse=False)
+    for n in range(20):
+        log.open_at(n * 100).file.pwrite(0, (bytes([n]),))
+        assert len(files) <= 5
+    assert [segment.file.pread(0, 1)[0] for segment in log.segments] == list(range(20))
+    assert len(files) <= 5
+    files.close()
+    assert len(files) == 0
+
+
+def test_a_pinned_file_stays_open_and_a_removed_one_ends_with_its_pin() -> None:
+    disk = MemoryDisk()
+    files = OpenFiles(disk, 1)
+    log = SegmentedLog(DIRECTORY, 100, files, sparse=False)
+    first = log.open_at(0)
+    pinned = first.pin()
+    for n in range(1, 5):
+        log.open_at(n * 100).file.pwrite(0, (b"x",))
+    pinned.sync()
+    log.drop_oldest()
+    pinned.sync()
+    first.unpin()
+    with pytest.raises(OSError, match="closed"):
+        pinned.sync()
+
+
+def test_views_outlive_their_file() -> None:
+    log = log_of(MemoryDisk(), 2)
+    log.segments[0].file.pwrite(0, (b"kept",))
+    view = log.segments[0].view()[:4]
+    log.drop_oldest()
+    assert bytes(view) == b"kept"
+
+
+def test_truncation_deletes_later_files_and_zeroes_the_rest() -> None:
+    disk = MemoryDisk()
+    log = log_of(disk, 3)
+    for segment in log.segments:
+        segment.file.pwrite(0, (b"x" * 100,))
+    assert log.truncate(150, zero_bytes_max=100) == 50
+    assert disk.list(DIRECTORY) == [offset_file_name(0), offset_file_name(100)]
+    assert disk.read_bytes(DIRECTORY / offset_file_name(100)) == b"x" * 50 + bytes(50)
+    assert log.truncate(100, zero_bytes_max=100) == 0
+    assert [s.base for s in log.segments] == [0]
+    assert log.truncate(0, zero_bytes_max=100) == 100
+    assert [s.base for s in log.segments] == [0]
+
+
+def test_a_name_that_is_no_multiple_of_the_size_is_refused() -> None:
+    disk = MemoryDisk()
+    disk.create(DIRECTORY / offset_file_name(50), 100)
+    with pytest.raises(Corrupt):
+        SegmentedLog(DIRECTORY, 100, OpenFiles(disk, 9), sparse=False).load()
+
+
+def test_checkpoint_round_trip() -> None:
+    times = CheckpointTimes(1, 2, 3, 4, 5)
+    data = encode_checkpoint(times)
+    assert len(data) == 4096
+    assert decode_checkpoint(data) == times
+    assert decode_checkpoint(b"short") == decode_checkpoint(b"\xff" * 4096) == CheckpointTimes()
+
+
+def test_checkpoint_times_only_rise_and_are_safe_by_a_margin() -> None:
+    """spec store 10."""
+    disk = MemoryDisk()
+    paths = StorePaths(StoreOptions(root=Path("/store")))
+    checkpoint = Checkpoint(paths, disk)
+    checkpoint.load()
+    checkpoint.raise_times(log_ms=10_000, queues_ms=9_000)
+    checkpoint.raise_times(log_ms=5_000, index_ms=1)
+    assert checkpoint.times == CheckpointTimes(10_000, 9_000, 1)
+    assert checkpoint.times.safe_ms == 6_000
+    assert CheckpointTimes(2_000, 2_000).safe_ms == 0
+    assert checkpoint.write()
+    syncs = disk.sync_count
+    assert checkpoint.write()
+    assert disk.sync_count == syncs
+    again = Checkpoint(paths, disk)
+    again.load()
+    assert again.times == checkpoint.times
+
+
+def queue_on(disk: MemoryDisk, *, file_bytes: int = 200) -> ConsumeQueue:
+    return ConsumeQueue(("T", 0), DIRECTORY, file_bytes, OpenFiles(disk, 9), is_schedule=False)
+
+
+def reloaded(disk: MemoryDisk, *, file_bytes: int = 200) -> ConsumeQueue:
+    queue = queue_on(disk, file_bytes=file_bytes)
+    queue.load(stale_bytes_max=file_bytes)
+    return queue
+
+
+def test_queue_entries_survive_writing_in_any_portions() -> None:
+    disk = MemoryDisk()
+    queue = queue_on(disk)
+    for n in range(35):
+        queue.put(n * 100, 100, n)
+        if n % 9 == 0:
+            queue.write()
+        if n == 20:
+            queue.drop_tail()
+            queue.write()
+            queue.drop_tail()
+    queue.write()
+    for again in (queue, reloaded(disk)):
+        assert [again.entry(n) for n in range(35)] == [(n * 100, 100, n) for n in range(35)]
+        assert again.entry(35) is None
+        assert (again.max_offset, again.end_log_offset) == (35, 3500)
+        assert again.entries(5, 100)[:20] == again.entries(5, 1)
+
+
+def test_a_long_tail_is_written_without_being_asked() -> None:
+    queue = queue_on(MemoryDisk(), file_bytes=6000)
+    for n in range(5000):
+        queue.put(n, 1, n)
+    assert queue.unwritten_bytes <= TAIL_BYTES_MAX
+    assert [queue.entry(n) for n in (0, 2500, 4999)] == [(n, 1, n) for n in (0, 2500, 4999)]
+
+
+def test_records_that_are_there_already_are_skipped() -> None:
+    queue = queue_on(MemoryDisk())
+    assert queue.put_at(0, 0, 10, 0) == 0
+    assert queue.put_at(0, 0, 10, 0) == 0
+    assert queue.put_at(1, 10, 10, 0) == 0
+    assert queue.put_at(0, 20, 10, 0) == 0
+    assert (queue.max_offset, queue.next_offset) == (2, 2)
+
+
+def test_a_queue_that_begins_late_is_filled_from_the_start_of_its_file() -> None:
+    """spec store 5, append step 2."""
+    disk = MemoryDisk()
+    queue = queue_on(disk)
+    assert queue.put_at(23, 5000, 10, 7) == 23
+    assert (queue.min_offset, queue.max_offset) == (23, 24)
+    queue.write()
+    assert disk.list(DIRECTORY) == [offset_file_name(400)]
+    assert queue.entry(20) == queue.entry(22) == (0, FILLER_SIZE, 0)
+    again = reloaded(disk)
+    again.raise_min(0)
+    assert (again.min_offset, again.max_offset, again.end_log_offset) == (23, 24, 5010)
+
+
+def test_a_gap_is_padded_so_that_no_entry_stands_at_a_wrong_place() -> None:
+    """spec store 21.5."""
+    queue = queue_on(MemoryDisk())
+    queue.put_at(0, 0, 10, 1)
+    assert queue.put_at(3, 100, 10, 2) == 2
+    assert queue.entry(3) == (100, 10, 2)
+    assert queue.entry(1) == (0, FILLER_SIZE, 0)
+    queue.write()
+    queue.raise_min(0)
+    assert queue.min_offset == 0
+    queue.raise_min(50)
+    assert queue.min_offset == 3
+
+
+def test_a_gap_longer_than_a_file_begins_the_queue_anew() -> None:
+    disk = MemoryDisk()
+    queue = queue_on(disk)
+    queue.put_at(0, 0, 10, 1)
+    queue.write()
+    queue.put_at(10**15, 100, 10, 2)
+    queue.write()
+    assert queue.min_offset == 10**15
+    assert queue.entry(10**15) == (100, 10, 2)
+    assert len(disk.list(DIRECTORY)) == 1
+
+
+def test_entries_behind_the_log_are_cut() -> None:
+    disk = MemoryDisk()
+    queue = queue_on(disk)
+    for n in range(35):
+        queue.put(n * 100, 100, n)
+    queue.write()
+    assert queue.truncate(1550) == 20
+    assert (queue.max_offset, queue.next_offset, queue.end_log_offset) == (15, 15, 1500)
+    assert reloaded(disk).max_offset == 15
+    assert queue.truncate(1500) == 0
+    assert queue.truncate(0) == 15
+    assert (queue.max_offset, queue.end_log_offset) == (0, -1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("commit_log_file_bytes", 0),
+        ("store_host", b"123"),
+        ("delete_at_hours", (24,)),
+        ("delay_levels_ms", ()),
+        ("disk_used_percent_max", 5),
+    ],
+)
+def test_options_out_of_range_are_named(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=name):
+        StoreOptions(root=Path("/store"), **{name: value})  # type: ignore[arg-type]
+
+
+def test_queue_file_size_is_rounded_up_to_whole_entries() -> None:
+    """spec store 1."""
+    assert StoreOptions(root=Path("/store"), consume_queue_file_bytes=70).consume_queue_file_bytes == 80

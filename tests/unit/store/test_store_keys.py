@@ -1,0 +1,226 @@
+"""The key index: file format, chains, rolling, crashes (spec store 8)."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from store_rig import ROOT, SMALL, STORE_HOST, Rig, bodies, record, stored
+
+from tandemmq.protocol.java_hash import key_hash
+from tandemmq.runtime.memory import ManualClock, MemoryDisk
+from tandemmq.store import MessageStore
+from tandemmq.store.key_index import KeyIndex
+
+ALWAYS = (0, 2**62)
+INDEX = ROOT / "index"
+
+
+def found(store: MessageStore, key: str, topic: str = "T") -> list[bytes]:
+    return [stored(store, offset).body for offset in store.query_keys(topic, key, 64, *ALWAYS)]
+
+
+async def test_worked_example_is_written_byte_for_byte() -> None:
+    """spec store 3.1: default sizes, header, both slots and both entries."""
+    rig = Rig(key_index_slot_count=5_000_000, key_index_entry_count=20_000_000, store_host=STORE_HOST)
+    rig.clock = ManualClock(now_ms=1_700_000_000_123)
+    store = await rig.open()
+    unique_key = "0A0000011F9018B4AAC2000000000001"
+    rig.put(store, record(topic="TopicTest", queue_id=1, keys="k1", unique_key=unique_key))
+    await store.close()
+    (name,) = rig.disk.list(INDEX)
+    assert len(name) == 17
+    assert name.isdigit()
+    file = rig.disk.open(INDEX / name)
+    assert file.size == 420_000_040
+    header = "0000018bcfe5687b 0000018bcfe5687b 0000000000000000 0000000000000000 00000002 00000003"
+    assert file.pread(0, 40) == bytes.fromhex(header)
+    assert file.pread(13_185_412, 4) == struct.pack(">i", 1)
+    assert file.pread(10_984_136, 4) == struct.pack(">i", 2)
+    assert file.pread(20_000_060, 20) == bytes.fromhex("05dbe217 0000000000000000 00000000 00000000")
+    assert file.pread(20_000_080, 20) == bytes.fromhex("0029e6a8 0000000000000000 00000000 00000000")
+
+
+async def test_records_are_found_by_each_of_their_keys() -> None:
+    rig = Rig()
+    store = await rig.open()
+    rig.put(
+        store,
+        record(b"a", keys="red  green", unique_key="U1"),
+        record(b"b", keys="green"),
+        record(b"c", keys="green", topic="other"),
+        record(b"none"),
+    )
+    assert found(store, "green") == [b"a", b"b"]
+    assert found(store, "red") == found(store, "U1") == [b"a"]
+    assert found(store, "green", "other") == [b"c"]
+    assert found(store, "") == found(store, "absent") == []
+    await store.close()
+
+
+async def test_a_query_gives_the_newest_records_of_its_time_range() -> None:
+    rig = Rig()
+    store = await rig.open()
+    start = rig.clock.now_ms()
+    for n in range(10):
+        rig.put(store, record(b"%d" % n, keys="k"))
+        await rig.clock.pass_time(10)
+    offsets = store.query_keys("T", "k", 64, *ALWAYS)
+    assert offsets == sorted(offsets)
+    assert len(offsets) == 10
+    assert store.query_keys("T", "k", 3, *ALWAYS) == offsets[-3:]
+    assert store.query_keys("T", "k", 64, start + 20_000, start + 40_000) == offsets[2:5]
+    assert store.query_keys("T", "k", 64, 0, start - 1) == []
+    await store.close()
+
+
+async def test_half_messages_are_indexed_and_rollbacks_are_not() -> None:
+    rig = Rig()
+    store = await rig.open()
+    rig.put(store, record(b"half", keys="k", sys_flag=0x4), record(b"rolled", keys="k", sys_flag=0xC))
+    assert found(store, "k") == [b"half"]
+    await store.close()
+
+
+async def test_a_full_file_is_followed_by_a_new_one() -> None:
+    rig = Rig()
+    store = await rig.open()
+    for n in range(200):
+        rig.put(store, record(b"%d" % n, keys=f"k{n % 50}"))
+        if n % 40 == 0:
+            await rig.clock.pass_time(1)
+    assert found(store, "k7") == [b"7", b"57", b"107", b"157"]
+    names = rig.disk.list(INDEX)
+    assert len(names) == 4
+    await store.close()
+    store = await rig.open()
+    assert found(store, "k7") == [b"7", b"57", b"107", b"157"]
+    rig.put(store, record(b"new", keys="k7"))
+    assert found(store, "k7")[-1] == b"new"
+    assert rig.disk.list(INDEX)[: len(names)] == names
+    await store.close()
+
+
+@pytest.mark.parametrize("dies", ["kill", "power cut"])
+@pytest.mark.parametrize("flushed", [0, 5, 20, 100])
+async def test_keys_survive_a_crash(dies: str, flushed: int) -> None:
+    rig = Rig(flush_interval_ms=1, flush_least_pages=0)
+    store = await rig.open()
+    for n in range(flushed):
+        rig.put(store, record(b"%d" % n, keys=f"k{n % 10}", unique_key=f"u{n}"))
+    await rig.clock.pass_time(61)
+    for n in range(flushed, flushed + 30):
+        rig.put(store, record(b"%d" % n, keys=f"k{n % 10}", unique_key=f"u{n}"))
+    await rig.clock.pass_time(5)
+    expected = bodies(store)
+    if dies == "kill":
+        rig.kill()
+    else:
+        rig.power_cut()
+    store = await rig.open()
+    assert bodies(store) == expected
+    for n in range(flushed + 30):
+        assert found(store, f"u{n}") == [b"%d" % n]
+    assert found(store, "k3") == [body for body in expected if int(body) % 10 == 3]
+    await store.close()
+
+
+async def test_keys_of_records_that_the_log_lost_are_forgotten() -> None:
+    rig = Rig()
+    store = await rig.open()
+    rig.put(store, *(record(b"%02d" % n + b"x" * 100, keys=f"k{n}") for n in range(20)))
+    size = store.max_log_offset // 20
+    await store.close()
+    file = rig.disk.open(ROOT / "commitlog" / ("0" * 20))
+    file.pwrite(10 * size + 100, (b"####",))
+    store = await rig.open()
+    assert store.max_log_offset == 10 * size
+    assert store.query_keys("T", "k9", 8, *ALWAYS) == [9 * size]
+    assert store.query_keys("T", "k10", 8, *ALWAYS) == []
+    rig.put(store, record(b"again", keys="k10"))
+    assert found(store, "k10") == [b"again"]
+    await store.close()
+
+
+async def test_a_file_of_another_size_is_built_again() -> None:
+    rig = Rig()
+    store = await rig.open()
+    rig.put(store, record(b"old", keys="k"))
+    await store.close()
+    store = await rig.open(key_index_slot_count=128)
+    rig.put(store, record(b"new", keys="k"))
+    assert found(store, "k") == [b"old", b"new"]
+    await store.close()
+
+
+async def test_an_index_that_takes_no_writes_ends_the_indexing_only() -> None:
+    rig = Rig()
+    store = await rig.open()
+
+    class NoIndex:
+        def on_create(self, path: Path, size: int) -> None:
+            if path.parent == INDEX:
+                raise OSError(errno.ENOSPC, "no room")
+
+        def on_write(self, path: Path, offset: int, size: int) -> int:
+            return size
+
+        def on_sync(self, path: Path) -> None: ...
+
+    rig.disk.fault = NoIndex()
+    rig.put(store, record(b"a", keys="k"))
+    await rig.clock.pass_time(70)
+    assert found(store, "k") == []
+    rig.put(store, record(b"b", keys="k"))
+    assert bodies(store) == [b"a", b"b"]
+    await store.close()
+    assert rig.fatal == []
+
+
+async def test_indexing_can_be_switched_off() -> None:
+    rig = Rig(key_index_enable=False)
+    store = await rig.open()
+    rig.put(store, record(keys="k"))
+    assert store.query_keys("T", "k", 8, *ALWAYS) == []
+    await store.close()
+    assert not rig.disk.exists(INDEX)
+
+
+def put_one_by_one(keys: list[int], slot_count: int) -> Iterator[tuple[int, int]]:
+    """(previous, number) of each key by the plain rule of the format."""
+    slots: dict[int, int] = {}
+    for number, key in enumerate(keys, 1):
+        yield slots.get(key % slot_count, 0), number
+        slots[key % slot_count] = number
+
+
+def test_putting_many_keys_links_the_same_chains_as_one_by_one() -> None:
+    keys = [key_hash("T", f"k{n % 17}") for n in range(60)]
+    disk = MemoryDisk()
+    index = KeyIndex(Path("/i"), 7, 100, disk)
+    index.create(None)
+    done = 0
+    for count in (1, 2, 5, 30, 22):
+        part = np.array(keys[done : done + count], dtype=np.int64)
+        offsets = np.arange(done, done + count, dtype=np.int64) * 10
+        assert index.put_many(part, offsets, np.full(count, 1_000_000)) == count
+        done += count
+    entries = [struct.unpack(">iqii", index.file.pread(40 + 28 + 20 * n, 20)) for n in range(1, 61)]
+    expected = [
+        (key, 10 * (number - 1), 0, previous)
+        for key, (previous, number) in zip(keys, put_one_by_one(keys, 7), strict=True)
+    ]
+    assert entries == expected
+    assert index.header.used_slot_count == len({key % 7 for key in keys})
+    before = {n: index.find(key_hash("T", f"k{n}"), 64, *ALWAYS) for n in range(17)}
+    assert index.rebuild_slots()
+    assert {n: index.find(key_hash("T", f"k{n}"), 64, *ALWAYS) for n in range(17)} == before
+
+
+def test_default_sizes_are_those_of_rocketmq() -> None:
+    assert SMALL["key_index_slot_count"] == 64
+    assert KeyIndex(Path("/i"), 5_000_000, 20_000_000, MemoryDisk()).size_bytes == 420_000_040

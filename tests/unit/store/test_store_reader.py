@@ -1,0 +1,255 @@
+"""Reading queues: statuses, limits, filters, times, ids (spec store 13)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from store_rig import Rig, bodies, record, stored
+
+from tandemmq.protocol.java_hash import tag_hash
+from tandemmq.protocol.record import decode_records
+from tandemmq.store import BrokerRole, GetResult, GetStatus, MessageStore
+from tandemmq.units import MIB
+
+BIG: dict[str, Any] = {"commit_log_file_bytes": MIB, "consume_queue_file_bytes": 6000}
+
+
+def read(result: GetResult) -> list[bytes]:
+    return [r.body for piece in result.slices for r in decode_records(piece)]
+
+
+async def filled(rig: Rig, count: int, **changes: Any) -> MessageStore:
+    store = await rig.open(**changes)
+    rig.put(store, *(record(b"%03d" % n) for n in range(count)))
+    return store
+
+
+@pytest.mark.parametrize(
+    ("offset", "status", "next_offset"),
+    [
+        (5, GetStatus.OFFSET_OVERFLOW_ONE, 5),
+        (6, GetStatus.OFFSET_OVERFLOW_BADLY, 5),
+        (-1, GetStatus.OFFSET_TOO_SMALL, 0),
+        (4, GetStatus.FOUND, 5),
+    ],
+)
+async def test_an_offset_outside_the_queue_is_named_and_corrected(
+    offset: int, status: GetStatus, next_offset: int
+) -> None:
+    store = await filled(Rig(), 5)
+    result = store.get("T", 0, offset, count_max=32)
+    assert (result.status, result.next_offset) == (status, next_offset)
+    assert (result.min_offset, result.max_offset) == (0, 5)
+    await store.close()
+
+
+@pytest.mark.parametrize("offset", [0, 7])
+async def test_a_queue_that_nobody_wrote_to_is_empty(offset: int) -> None:
+    rig = Rig()
+    store = await filled(rig, 1)
+    result = store.get("other", 3, offset, count_max=32)
+    assert (result.status, result.next_offset) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0)
+    await store.close()
+
+
+async def test_a_slave_leaves_the_correction_of_offsets_to_its_master() -> None:
+    rig = Rig()
+    store = await filled(rig, 5)
+    await store.close()
+    store = await rig.open(role=BrokerRole.SLAVE)
+    assert store.get("T", 0, 9, count_max=1).next_offset == 9
+    assert store.get("none", 0, 9, count_max=1).next_offset == 9
+    await store.close()
+    store = await rig.open(role=BrokerRole.SLAVE, offset_check_in_slave=True)
+    assert store.get("T", 0, 9, count_max=1).next_offset == 5
+    await store.close()
+
+
+async def test_neighbours_in_the_log_share_one_slice() -> None:
+    rig = Rig()
+    store = await rig.open(**BIG)
+    rig.put(store, record(b"a"), record(b"b"), record(b"other", queue_id=1), record(b"c"))
+    result = store.get("T", 0, 0, count_max=32)
+    assert [len(list(decode_records(piece))) for piece in result.slices] == [2, 1]
+    assert read(result) == [b"a", b"b", b"c"]
+    assert result.bytes == sum(map(len, result.slices))
+    await store.close()
+
+
+async def test_slices_never_reach_over_a_file_end() -> None:
+    rig = Rig()
+    store = await rig.open(commit_log_file_bytes=1024, consume_queue_file_bytes=6000)
+    rig.put(store, *(record(b"x" * 300) for _ in range(8)))
+    result = store.get("T", 0, 0, count_max=32)
+    assert read(result) == [b"x" * 300] * 8
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [
+        ({"count_max": 3}, 3),
+        ({"count_max": 100}, 32),
+        ({"count_max": 32, "bytes_max": 300}, 3),
+        ({"count_max": 32, "bytes_max": 1}, 1),
+        ({"count_max": 0}, 1),
+    ],
+)
+async def test_a_get_stops_at_each_limit(limits: dict[str, int], count: int) -> None:
+    store = await filled(Rig(), 50, **BIG)
+    result = store.get("T", 0, 0, **limits)
+    assert (result.status, result.count, result.next_offset) == (GetStatus.FOUND, count, count)
+    await store.close()
+
+
+async def test_records_far_behind_the_end_are_read_in_smaller_portions() -> None:
+    """The in-memory estimate of spec store 13.1, with an injected memory size."""
+    store = await filled(Rig(), 50, **BIG, memory_bytes=1000)
+    result = store.get("T", 0, 0, count_max=32)
+    assert (result.count, result.suggest_slave) == (8, True)
+    assert result.lag_bytes > 400
+    near = store.get("T", 0, 48, count_max=32)
+    assert (near.count, near.suggest_slave) == (2, False)
+    await store.close()
+
+
+async def test_one_get_ends_at_the_end_of_its_queue_file() -> None:
+    store = await filled(Rig(), 25, commit_log_file_bytes=MIB, consume_queue_file_bytes=200)
+    assert [store.get("T", 0, at, count_max=32).next_offset for at in (0, 5, 10, 20)] == [10, 10, 20, 25]
+    await store.close()
+
+
+async def test_tags_are_filtered_by_their_hash() -> None:
+    rig = Rig()
+    store = await rig.open(**BIG)
+    rig.put(store, *(record(b"%d" % n, tags="AB"[n % 2]) for n in range(6)), record(b"untagged"))
+    wanted = frozenset({tag_hash("B")})
+    result = store.get("T", 0, 0, count_max=32, tag_hashes=wanted)
+    assert (result.status, read(result), result.next_offset) == (GetStatus.FOUND, [b"1", b"3", b"5"], 7)
+    none = store.get("T", 0, 0, count_max=32, tag_hashes=frozenset({12345}))
+    assert (none.status, none.next_offset, none.count) == (GetStatus.NO_MATCHED_MESSAGE, 7, 0)
+    everything = store.get("T", 0, 0, count_max=32, tag_hashes=frozenset({tag_hash("A"), tag_hash("B"), 0}))
+    assert everything.count == 7
+    await store.close()
+
+
+async def test_a_negative_tag_hash_matches() -> None:
+    tags = next(f"tag-{n}" for n in range(10_000) if tag_hash(f"tag-{n}") < 0)
+    rig = Rig()
+    store = await rig.open()
+    rig.put(store, record(tags=tags))
+    assert store.get("T", 0, 0, count_max=1, tag_hashes=frozenset({tag_hash(tags)})).count == 1
+    await store.close()
+
+
+async def test_a_filter_that_matches_little_scans_a_bounded_stretch() -> None:
+    """16,000 bytes of entries, which is 800 (spec store 13.1 step 1)."""
+    rig = Rig()
+    store = await rig.open(commit_log_file_bytes=MIB, consume_queue_file_bytes=60_000)
+    rig.put(store, *(record() for _ in range(1000)))
+    result = store.get("T", 0, 0, count_max=32, tag_hashes=frozenset({1}))
+    assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
+    result = store.get("T", 0, 0, count_max=900, tag_hashes=frozenset({1}))
+    assert result.next_offset == 900
+    await store.close()
+
+
+async def test_entries_are_the_same_from_memory_and_from_files() -> None:
+    rig = Rig()
+    store = await filled(rig, 4000, commit_log_file_bytes=MIB, consume_queue_file_bytes=6000)
+    everything = bodies(store)
+    assert everything == [b"%03d" % n for n in range(4000)]
+    await store.close()
+    store = await rig.open(commit_log_file_bytes=MIB, consume_queue_file_bytes=6000)
+    assert bodies(store) == everything
+    rig.put(store, record(b"new"))
+    assert bodies(store) == [*everything, b"new"]
+    await store.close()
+
+
+async def test_a_record_is_read_by_its_log_offset_only_where_one_begins() -> None:
+    rig = Rig()
+    store = await filled(rig, 3)
+    second = store.get("T", 0, 1, count_max=1).slices[0]
+    size = len(second)
+    assert bytes(store.read_record(size) or b"") == bytes(second)
+    for offset in (-1, 1, size - 1, size + 1, store.max_log_offset, 10**12):
+        assert store.read_record(offset) is None
+    await store.close()
+
+
+async def test_offset_by_time_finds_the_first_and_the_last_of_equal_times() -> None:
+    """spec store 13.2."""
+    rig = Rig()
+    store = await rig.open(**BIG)
+    start = rig.clock.now_ms()
+    for _ in range(3):
+        rig.put(store, record(), record())
+        await rig.clock.pass_time(10)
+    assert [store.stored_at("T", 0, n) - start for n in range(6)] == [0, 0, 10_000, 10_000, 20_000, 20_000]
+    lower = {-1: 0, 0: 0, 1: 2, 10_000: 2, 10_001: 4, 20_000: 4, 20_001: 6}
+    upper = {-1: 0, 0: 1, 1: 1, 10_000: 3, 19_999: 3, 20_000: 5, 99_999: 5}
+    assert {t: store.offset_by_time("T", 0, start + t) for t in lower} == lower
+    assert {t: store.offset_by_time("T", 0, start + t, upper=True) for t in upper} == upper
+    assert store.earliest_stored_at("T", 0) == start
+    await store.close()
+
+
+async def test_times_of_what_is_not_there_are_unknown() -> None:
+    store = await filled(Rig(), 1)
+    assert store.stored_at("T", 0, 1) == store.stored_at("T", 0, -1) == store.stored_at("X", 0, 0) == -1
+    assert store.earliest_stored_at("X", 0) == -1
+    assert store.offset_by_time("X", 0, 0) == store.queue_min("X", 0) == store.queue_max("X", 0) == 0
+    await store.close()
+
+
+async def test_store_times_of_records_from_ipv6_producers_are_read() -> None:
+    rig = Rig()
+    store = await rig.open()
+    new = record()
+    new.born_host = bytes(16) + b"\x00\x00\x00\x50"
+    rig.put(store, new)
+    assert store.stored_at("T", 0, 0) == rig.clock.now_ms() == stored(store, 0).stored_at_ms
+    await store.close()
+
+
+async def test_listeners_hear_which_queues_grew() -> None:
+    rig = Rig()
+    store = await rig.open()
+    heard: list[dict[tuple[str, int], int]] = []
+    store.on_dispatch(lambda changed: heard.append(dict(changed)))
+    rig.put(store, record(), record(), record(topic="U", queue_id=2))
+    assert heard == [{("T", 0): 2, ("U", 2): 1}]
+    await store.close()
+
+
+async def test_a_dropped_topic_begins_again_at_zero() -> None:
+    rig = Rig()
+    store = await filled(rig, 5)
+    await rig.clock.pass_time(2)
+    old = store.get("T", 0, 0, count_max=1)
+    store.drop_topic("T")
+    assert store.queue_keys() == ()
+    assert read(old) == [b"000"]
+    rig.put(store, record(b"again"))
+    assert bodies(store) == [b"again"]
+    await store.close()
+    store = await rig.open()
+    assert bodies(store) == [b"again"]
+    await store.close()
+
+
+async def test_log_view_gives_every_written_byte_once() -> None:
+    rig = Rig()
+    store = await rig.open(commit_log_file_bytes=1024)
+    rig.put(store, *(record(b"x" * 200) for _ in range(10)))
+    at = 0
+    pieces = []
+    while piece := bytes(store.log_view(at, 100)):
+        pieces.append(piece)
+        at += len(piece)
+    assert at == store.max_log_offset
+    assert all(len(piece) <= 100 for piece in pieces)
+    assert bytes(store.log_view(-1, 10)) == b""
+    await store.close()

@@ -1,0 +1,186 @@
+"""A slave's store: raw bytes in, the same tables out."""
+
+from __future__ import annotations
+
+import pytest
+from store_rig import ROOT, Rig, bodies, record
+
+from tandemmq.errors import DiskFull, LogDiverged, ServiceNotAvailable
+from tandemmq.store import BrokerRole, FlushMode, MessageStore
+
+SLAVE = {"role": BrokerRole.SLAVE}
+
+
+def copy(master: MessageStore, slave: MessageStore, *, chunk: int = 32_768, end: int | None = None) -> None:
+    """Send what the slave has not yet, in chunks that may cut records."""
+    stop = master.max_log_offset if end is None else end
+    while slave.max_log_offset < stop:
+        at = slave.max_log_offset
+        slave.append_raw(at, master.log_view(at, min(chunk, stop - at)))
+
+
+async def master_with(rig: Rig, count: int) -> MessageStore:
+    store = await rig.open()
+    for n in range(count):
+        rig.put(store, record(b"%03d" % n + b"x" * 100, queue_id=n % 3, tags="AB"[n % 2], keys=f"k{n}"))
+    return store
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100, 150, 32_768])
+async def test_a_slave_has_the_same_bytes_and_queues_however_chunks_are_cut(chunk: int) -> None:
+    """spec replication 16, I1 and I7."""
+    master_rig, slave_rig = Rig(), Rig(**SLAVE)
+    master = await master_with(master_rig, 60)
+    slave = await slave_rig.open()
+    copy(master, slave, chunk=chunk)
+    assert slave.dispatched.value == master.dispatched.value == slave.max_log_offset
+    for queue_id in range(3):
+        assert bodies(slave, queue_id=queue_id) == bodies(master, queue_id=queue_id)
+    assert slave.query_keys("T", "k7", 8, 0, 2**62) == master.query_keys("T", "k7", 8, 0, 2**62) != []
+    await master.close()
+    await slave.close()
+    for name in master_rig.disk.list(ROOT / "commitlog"):
+        path = ROOT / "commitlog" / name
+        assert master_rig.disk.read_bytes(path) == slave_rig.disk.read_bytes(path)
+    for queue_id in range(3):
+        directory = ROOT / "consumequeue" / "T" / str(queue_id)
+        for name in master_rig.disk.list(directory):
+            assert master_rig.disk.read_bytes(directory / name) == slave_rig.disk.read_bytes(directory / name)
+
+
+async def test_a_record_that_is_not_whole_is_not_dispatched() -> None:
+    master = await master_with(Rig(), 3)
+    slave = await Rig(**SLAVE).open()
+    size = master.max_log_offset // 3
+    copy(master, slave, end=size + 10)
+    assert (slave.appended.value, slave.dispatched.value) == (size + 10, size)
+    copy(master, slave, end=2 * size)
+    assert slave.dispatched.value == 2 * size
+    await master.close()
+    await slave.close()
+
+
+async def test_bytes_that_do_not_continue_the_log_are_refused() -> None:
+    """spec replication 16, I5."""
+    master = await master_with(Rig(), 30)
+    slave = await Rig(**SLAVE).open()
+    copy(master, slave, end=500)
+    for offset in (0, 499, 501, 4096):
+        with pytest.raises(LogDiverged):
+            slave.append_raw(offset, b"x" * 10)
+    with pytest.raises(LogDiverged, match="second file"):
+        slave.append_raw(500, bytes(4096))
+    slave.append_raw(500, b"")
+    assert slave.max_log_offset == 500
+    copy(master, slave)
+    assert bodies(slave) == bodies(master)
+    await master.close()
+    await slave.close()
+
+
+async def test_an_empty_slave_may_begin_at_a_later_file() -> None:
+    """An old-style master sends only its last file; queues begin where the copy does (spec store 5)."""
+    master_rig, slave_rig = Rig(), Rig(**SLAVE)
+    master = await master_with(master_rig, 100)
+    slave = await slave_rig.open()
+    base = master.max_log_offset // 4096 * 4096
+    with pytest.raises(LogDiverged):
+        slave.append_raw(base + 1, b"x")
+    slave.append_raw(base, master.log_view(base, 100))
+    copy(master, slave, chunk=100)
+    assert slave.min_log_offset == base
+    for _life in range(2):
+        for queue_id in range(3):
+            low = slave.queue_min("T", queue_id)
+            assert 0 < low < slave.queue_max("T", queue_id) == master.queue_max("T", queue_id)
+            expected = bodies(master, queue_id=queue_id, offset=low)
+            assert bodies(slave, queue_id=queue_id) == expected
+            raw = slave_rig.disk
+        await slave.close()
+        entries = raw.read_bytes(ROOT / "consumequeue" / "T" / "0" / f"{low * 20 // 200 * 200:020d}")
+        if low * 20 % 200:
+            assert entries[:20].hex() == "0000000000000000" + "7fffffff" + "0000000000000000"
+        slave = await slave_rig.open()
+    await slave.close()
+    await master.close()
+
+
+@pytest.mark.parametrize("dies", ["close", "kill", "power cut"])
+async def test_a_slave_goes_on_after_it_died_in_the_middle_of_a_record(dies: str) -> None:
+    """spec replication 16, I6."""
+    master = await master_with(Rig(), 60)
+    rig = Rig(**SLAVE)
+    slave = await rig.open()
+    copy(master, slave, end=1000)
+    if dies == "close":
+        await slave.close()
+    elif dies == "kill":
+        rig.kill()
+    else:
+        rig.power_cut()
+    slave = await rig.open()
+    assert slave.max_log_offset <= 1000
+    copy(master, slave, chunk=333)
+    assert bodies(slave) == bodies(master)
+    assert slave.dispatched.value == master.max_log_offset
+    await slave.close()
+    await master.close()
+
+
+async def test_a_sync_flush_slave_shows_only_what_is_flushed() -> None:
+    master = await master_with(Rig(), 10)
+    rig = Rig(flush_mode=FlushMode.SYNC_FLUSH, **SLAVE)
+    slave = await rig.open()
+    copy(master, slave)
+    assert slave.dispatched.value == 0
+    await rig.clock.pass_time(0)
+    assert slave.dispatched.value == master.max_log_offset
+    await slave.close()
+    await master.close()
+
+
+async def test_a_full_disk_leaves_the_slave_as_it_was() -> None:
+    master = await master_with(Rig(), 10)
+    rig = Rig(**SLAVE)
+    slave = await rig.open()
+    copy(master, slave, end=500)
+    works = rig.disk.fault.on_write
+    rig.disk.fault.on_write = lambda path, offset, size: min(size, 5)  # type: ignore[method-assign]
+    with pytest.raises(DiskFull):
+        slave.append_raw(500, master.log_view(500, 300))
+    assert slave.max_log_offset == 500
+    rig.disk.fault.on_write = works  # type: ignore[method-assign]
+    copy(master, slave)
+    assert bodies(slave) == bodies(master)
+    await slave.close()
+    await master.close()
+
+
+async def test_foreign_bytes_stop_the_dispatch_and_not_the_copy() -> None:
+    master = await master_with(Rig(), 10)
+    slave = await Rig(**SLAVE).open()
+    size = master.max_log_offset // 10
+    copy(master, slave, end=2 * size)
+    slave.append_raw(2 * size, b"#" * 200)
+    slave.append_raw(2 * size + 200, b"#" * 200)
+    assert slave.max_log_offset == 2 * size + 400
+    assert slave.dispatched.value == 2 * size
+    await slave.close()
+    await master.close()
+
+
+async def test_a_promoted_slave_goes_on_with_the_offsets_of_its_master() -> None:
+    rig = Rig(**SLAVE)
+    master = await master_with(Rig(), 30)
+    slave = await rig.open()
+    copy(master, slave)
+    slave.set_role(BrokerRole.ASYNC_MASTER)
+    placed = slave.append([record(b"new")], lambda _: None)
+    rig.clock.run_soon()
+    assert placed.queue_offset == master.queue_max("T", 0)
+    assert placed.log_offsets[0] == master.max_log_offset
+    assert bodies(slave)[-1] == b"new"
+    await slave.close()
+    with pytest.raises(ServiceNotAvailable):
+        slave.append_raw(0, b"x")
+    await master.close()

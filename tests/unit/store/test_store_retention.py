@@ -1,0 +1,128 @@
+"""Cleaning: by age at the hour, by the disk's fill; tables follow, views stay."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+from store_rig import ROOT, Rig, bodies, options, record
+
+from tandemmq.errors import ServiceNotAvailable
+from tandemmq.protocol.record import decode_records
+from tandemmq.store import GetStatus, MessageStore, PutStatus
+from tandemmq.store.retention import HOUR_MS, plan_cleaning
+
+LOG = ROOT / "commitlog"
+
+
+@pytest.mark.parametrize(
+    ("used", "hour", "ages_h", "count", "is_full"),
+    [
+        (50, 4, [80, 73, 71], 2, False),
+        (50, 5, [80, 73, 71], 0, False),
+        (76, 5, [80, 73, 71], 2, False),
+        (85, 5, [80, 73, 71], 2, False),
+        (86, 5, [80, 73, 71], 3, False),
+        (90, 5, [10], 1, False),
+        (91, 5, [10], 1, True),
+        (91, 5, [], 0, True),
+        (99, 5, [1] * 50, 10, True),
+    ],
+)
+def test_plan(used: int, hour: int, ages_h: list[int], count: int, is_full: bool) -> None:
+    """spec store 19."""
+    now = 10**12
+    plan = plan_cleaning(
+        options(),
+        used_percent=used,
+        hour=hour,
+        now_ms=now,
+        left_at_ms=[now - age * HOUR_MS for age in ages_h],
+    )
+    assert (plan.delete_count, plan.is_disk_full) == (count, is_full)
+
+
+def test_forced_cleaning_can_be_switched_off() -> None:
+    plan = plan_cleaning(
+        options(clean_forcibly_enable=False), used_percent=95, hour=5, now_ms=10**12, left_at_ms=[10**12]
+    )
+    assert plan.delete_count == 0
+
+
+async def old_store(rig: Rig) -> MessageStore:
+    """Five files or more, all but the newest records a week old; now it is an hour at which files go."""
+    store = await rig.open(commit_log_file_bytes=1024, consume_queue_file_bytes=60)
+    rig.put(store, *(record(b"%03d" % n + b"x" * 200, keys=f"k{n}") for n in range(20)))
+    await rig.clock.pass_time(1)
+    rig.clock._start_ms += 7 * 24 * HOUR_MS
+    hour = datetime.fromtimestamp(rig.clock.now_ms() / 1000).hour
+    rig.clock._start_ms += (4 - hour) % 24 * HOUR_MS
+    rig.put(store, *(record(b"%03d" % n + b"x" * 200, keys=f"k{n}") for n in range(20, 30)))
+    await rig.clock.pass_time(11)
+    return store
+
+
+async def test_expired_files_go_and_the_queues_begin_behind_them() -> None:
+    rig = Rig()
+    store = await old_store(rig)
+    before = bodies(store)
+    slice_of_first = store.get("T", 0, 0, count_max=1).slices[0]
+    assert store.clean() > 0
+    low = store.queue_min("T", 0)
+    assert 0 < low <= 20
+    assert store.min_log_offset == int(rig.disk.list(LOG)[0])
+    assert bodies(store) == before[low:]
+    assert store.get("T", 0, 0, count_max=1).status is GetStatus.OFFSET_TOO_SMALL
+    assert [r.body for r in decode_records(slice_of_first)] == before[:1]
+    assert store.offset_by_time("T", 0, 0) == low
+    assert store.query_keys("T", "k0", 8, 0, 2**62) == []
+    first_unit = int(rig.disk.list(ROOT / "consumequeue" / "T" / "0")[0]) // 20
+    assert low - 3 < first_unit <= low
+    await store.close()
+    store = await rig.open(commit_log_file_bytes=1024, consume_queue_file_bytes=60)
+    assert (store.queue_min("T", 0), bodies(store)) == (low, before[low:])
+    await store.close()
+
+
+async def test_the_last_file_never_goes() -> None:
+    rig = Rig()
+    store = await old_store(rig)
+    rig.clock._start_ms += 30 * 24 * HOUR_MS
+    while store.clean():
+        pass
+    assert len(rig.disk.list(LOG)) == 1
+    assert rig.put(store, record(b"more")) == [PutStatus.PUT_OK]
+    assert bodies(store)[-1] == b"more"
+    await store.close()
+
+
+async def test_rounds_run_by_themselves() -> None:
+    rig = Rig()
+    store = await old_store(rig)
+    await rig.clock.pass_time(61)
+    assert store.min_log_offset > 0
+    await store.close()
+
+
+async def test_a_full_disk_refuses_messages_until_there_is_room() -> None:
+    rig = Rig()
+    store = await rig.open()
+    rig.put(store, record())
+    rig.disk.total_bytes = sum(rig.disk.size(path) for path in (LOG / name for name in rig.disk.list(LOG)))
+    store.clean()
+    with pytest.raises(ServiceNotAvailable, match="disk is full"):
+        store.append([record()], pytest.fail)
+    rig.disk.total_bytes = 1 << 40
+    store.clean()
+    assert rig.put(store, record()) == [PutStatus.PUT_OK]
+    await store.close()
+
+
+async def test_files_that_are_not_flushed_stay() -> None:
+    rig = Rig(flush_interval_ms=10**6)
+    store = await rig.open(commit_log_file_bytes=1024)
+    rig.put(store, *(record(b"x" * 200) for _ in range(20)))
+    rig.clock._start_ms += 30 * 24 * HOUR_MS
+    rig.disk.total_bytes = 1
+    assert store.clean() == 0
+    await store.close()

@@ -1,0 +1,329 @@
+"""When a send is answered: flush modes, acknowledgements, time-outs, failures of the disk."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from store_rig import ROOT, Rig, bodies, record
+
+from tandemmq.errors import Busy, FlushFailed, ServiceNotAvailable
+from tandemmq.store import BrokerRole, FlushMode, MessageStore, PutStatus
+from tandemmq.units import ReplicaId
+
+OK = PutStatus.PUT_OK
+SLAVE = ReplicaId("slave")
+
+
+class Faults:
+    """What a test lets go wrong."""
+
+    def __init__(self) -> None:
+        self.arrives: Callable[[Path, int, int], int] = lambda path, offset, size: size
+        self.fails_sync = False
+        self.fails_create = False
+        self.is_stuck = False
+
+    def on_create(self, path: Path, size: int) -> None:
+        if self.fails_create:
+            raise OSError(errno.ENOSPC, "no room", str(path))
+
+    def on_write(self, path: Path, offset: int, size: int) -> int:
+        return self.arrives(path, offset, size)
+
+    def on_sync(self, path: Path) -> None:
+        if self.fails_sync:
+            raise OSError(errno.EIO, "input/output error", str(path))
+
+
+def broken(rig: Rig) -> Faults:
+    faults = Faults()
+    rig.disk.fault = faults
+    return faults
+
+
+async def turns(rig: Rig) -> None:
+    await rig.clock.pass_time(0)
+
+
+async def test_async_flush_answers_after_the_write() -> None:
+    rig = Rig()
+    store = await rig.open()
+    assert rig.put(store, record()) == [OK]
+    assert store.flushed.value == 0
+    await store.close()
+
+
+async def test_async_flush_flushes_when_the_interval_is_over() -> None:
+    rig = Rig(commit_log_file_bytes=65536)
+    store = await rig.open()
+    rig.put(store, record(b"x" * 100))
+    await rig.clock.pass_time(1)
+    assert store.flushed.value == 0
+    rig.put(store, record(b"x" * 20_000))
+    await rig.clock.pass_time(0.6)
+    assert store.flushed.value == store.appended.value
+    rig.put(store, record(b"x" * 100))
+    await rig.clock.pass_time(11)
+    assert store.flushed.value == store.appended.value
+    await store.close()
+
+
+async def test_sync_flush_answers_and_shows_messages_after_the_fsync() -> None:
+    """spec store 6: what is not flushed is not read."""
+    rig = Rig(flush_mode=FlushMode.SYNC_FLUSH)
+    store = await rig.open()
+    statuses = rig.put(store, record(b"a"), record(b"b"))
+    assert statuses == []
+    assert store.queue_max("T", 0) == 0
+    assert store.confirmed.value == 0
+    await turns(rig)
+    assert statuses == [OK, OK]
+    assert bodies(store) == [b"a", b"b"]
+    await store.close()
+
+
+async def test_one_fsync_serves_all_sends_that_came_meanwhile() -> None:
+    rig = Rig(flush_mode=FlushMode.SYNC_FLUSH, commit_log_file_bytes=65536)
+    store = await rig.open()
+    before = rig.disk.sync_count
+    statuses = rig.put(store, record(b"first"))
+    statuses_of_others = [rig.put(store, record(b"%d" % n)) for n in range(50)]
+    await turns(rig)
+    assert statuses == [OK]
+    assert statuses_of_others == [[OK]] * 50
+    assert rig.disk.sync_count - before <= 2
+    await store.close()
+
+
+async def test_a_message_that_need_not_wait_is_answered_at_once() -> None:
+    rig = Rig(flush_mode=FlushMode.SYNC_FLUSH, role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)
+    store = await rig.open()
+    assert rig.put(store, record(waits=False)) == [OK]
+    await store.close()
+
+
+async def test_a_flush_that_takes_too_long_answers_flush_disk_timeout() -> None:
+    rig = Rig(flush_mode=FlushMode.SYNC_FLUSH)
+    store = await rig.open()
+    offload = rig.disk.offload
+
+    async def stuck(fn: Callable[..., object], *args: object) -> object:
+        await rig.clock.sleep(7)
+        return await offload(fn, *args)
+
+    rig.disk.offload = stuck  # type: ignore[method-assign,assignment]
+    statuses = rig.put(store, record(b"slow"))
+    await rig.clock.pass_time(4.9)
+    assert statuses == []
+    await rig.clock.pass_time(0.2)
+    assert statuses == [PutStatus.FLUSH_DISK_TIMEOUT]
+    await rig.clock.pass_time(3)
+    assert bodies(store) == [b"slow"]
+    rig.disk.offload = offload  # type: ignore[method-assign]
+    await rig.clock.pass_time(10)
+    await store.close()
+
+
+async def test_sync_master_waits_for_a_slave_and_shows_the_message_before() -> None:
+    rig = Rig(role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)
+    store = await rig.open()
+    statuses = rig.put(store, record(b"a"))
+    assert statuses == []
+    assert bodies(store) == [b"a"]
+    store.acks.report(SLAVE, store.appended.value - 1)
+    assert statuses == []
+    store.acks.report(SLAVE, store.appended.value)
+    assert statuses == [OK]
+    await store.close()
+
+
+async def test_sync_master_without_a_slave_answers_flush_slave_timeout() -> None:
+    """spec replication 16, I9: the message is stored all the same."""
+    rig = Rig(role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)
+    store = await rig.open()
+    statuses = rig.put(store, record(b"a"))
+    await rig.clock.pass_time(2.9)
+    late = rig.put(store, record(b"b"))
+    assert statuses == []
+    await rig.clock.pass_time(0.2)
+    assert (statuses, late) == ([PutStatus.FLUSH_SLAVE_TIMEOUT], [])
+    await rig.clock.pass_time(3)
+    assert late == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+    assert bodies(store) == [b"a", b"b"]
+    await store.close()
+
+
+async def test_a_master_that_needs_no_replica_waits_for_none() -> None:
+    rig = Rig(role=BrokerRole.SYNC_MASTER, in_sync_replicas=1)
+    store = await rig.open()
+    assert rig.put(store, record()) == [OK]
+    await store.close()
+
+
+async def test_compatibility_with_4x_asks_for_one_near_slave() -> None:
+    rig = Rig(role=BrokerRole.SYNC_MASTER, sync_master_compat4=True)
+    store = await rig.open()
+    assert rig.put(store, record()) == [PutStatus.SLAVE_NOT_AVAILABLE]
+    store.acks.report(SLAVE, store.appended.value)
+    statuses = rig.put(store, record())
+    assert statuses == []
+    store.acks.report(SLAVE, store.appended.value)
+    assert statuses == [OK]
+    await store.close()
+
+
+async def test_too_many_waiting_sends_are_refused_until_some_end() -> None:
+    rig = Rig(role=BrokerRole.SYNC_MASTER, in_sync_replicas=2, waiting_sends_max=3)
+    store = await rig.open()
+    statuses = rig.put(store, *(record() for _ in range(3)))
+    with pytest.raises(Busy):
+        store.append([record()], pytest.fail)
+    store.acks.report(SLAVE, store.appended.value)
+    assert statuses == [OK] * 3
+    assert rig.put(store, record()) == []
+    await store.close()
+
+
+async def test_sends_that_wait_when_the_store_closes_are_told() -> None:
+    rig = Rig(role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)
+    store = await rig.open()
+    statuses = rig.put(store, record())
+    await store.close()
+    assert statuses == [PutStatus.UNKNOWN_ERROR]
+
+
+# A disk that fails.
+
+
+@pytest.mark.parametrize("arrived", [0, 50, 200, 300])
+async def test_a_failed_write_is_taken_back_whole(arrived: int) -> None:
+    rig = Rig()
+    store = await rig.open()
+    rig.put(store, record(b"before" + b"x" * 100))
+    end = store.max_log_offset
+    faults = broken(rig)
+    is_full = True
+    faults.arrives = lambda path, offset, size: min(arrived, size) if is_full and size > 100 else size
+    statuses = rig.put(store, record(b"1" * 150), record(b"2" * 150))
+    assert statuses == [PutStatus.UNKNOWN_ERROR] * 2 or statuses == [PutStatus.SERVICE_NOT_AVAILABLE] * 2
+    assert store.max_log_offset == store.appended.value == end
+    with pytest.raises(ServiceNotAvailable, match="the disk takes no writes"):
+        store.append([record()], pytest.fail)
+    is_full = False
+    await rig.clock.pass_time(1.1)
+    assert rig.put(store, record(b"after")) == [OK]
+    assert [body[:6] for body in bodies(store)] == [b"before", b"after"]
+    assert not any(rig.disk.read_bytes(ROOT / "commitlog" / ("0" * 20))[store.max_log_offset :])
+    await store.close()
+    store = await rig.open()
+    assert [body[:6] for body in bodies(store)] == [b"before", b"after"]
+    await store.close()
+
+
+async def test_a_failed_write_across_a_roll_is_taken_back_whole() -> None:
+    rig = Rig(commit_log_file_bytes=1024)
+    store = await rig.open()
+    rig.put(store, record(b"x" * 500))
+    faults = broken(rig)
+    cuts = [10]
+    faults.arrives = lambda path, offset, size: cuts.pop() if cuts and path.name.endswith("1024") else size
+    statuses = rig.put(store, record(b"y" * 100), record(b"z" * 500))
+    assert statuses == [PutStatus.SERVICE_NOT_AVAILABLE] * 2
+    faults.arrives = lambda path, offset, size: size
+    await rig.clock.pass_time(1.1)
+    rig.put(store, record(b"y" * 100), record(b"z" * 500), record(b"w" * 300))
+    expected = [b"x" * 500, b"y" * 100, b"z" * 500, b"w" * 300]
+    assert bodies(store) == expected
+    await store.close()
+    store = await rig.open()
+    assert bodies(store) == expected
+    await store.close()
+
+
+async def test_no_room_for_the_next_file_refuses_before_staging() -> None:
+    rig = Rig(commit_log_file_bytes=1024)
+    store = await rig.open()
+    rig.put(store, record(b"x" * 500))
+    faults = broken(rig)
+    faults.fails_create = True
+    with pytest.raises(ServiceNotAvailable, match="no room"):
+        store.append([record(b"y" * 500)], pytest.fail)
+    faults.fails_create = False
+    await rig.clock.pass_time(1.1)
+    assert rig.put(store, record(b"y" * 500)) == [OK]
+    assert bodies(store) == [b"x" * 500, b"y" * 500]
+    await store.close()
+
+
+@pytest.mark.parametrize("mode", list(FlushMode))
+async def test_a_failed_fsync_stops_the_store_for_good(mode: FlushMode) -> None:
+    rig = Rig(flush_mode=mode, commit_log_file_bytes=65536)
+    store = await rig.open()
+    rig.put(store, record(b"safe"))
+    await rig.clock.pass_time(11)
+    faults = broken(rig)
+    faults.fails_sync = True
+    statuses = rig.put(store, record(b"x" * 30_000))
+    await rig.clock.pass_time(1)
+    assert statuses == ([PutStatus.UNKNOWN_ERROR] if mode is FlushMode.SYNC_FLUSH else [OK])
+    assert [type(error) for error in rig.fatal] == [FlushFailed]
+    with pytest.raises(ServiceNotAvailable, match="failed"):
+        store.append([record()], pytest.fail)
+    faults.fails_sync = False
+    syncs = rig.disk.sync_count
+    await rig.clock.pass_time(70)
+    await store.close()
+    assert rig.disk.sync_count == syncs
+    assert len(rig.fatal) == 1
+    assert rig.disk.exists(ROOT / "abort")
+    store = await rig.open()
+    assert bodies(store)[0] == b"safe"
+    await store.close()
+
+
+async def test_queue_files_that_take_no_writes_stop_sends_but_lose_nothing() -> None:
+    rig = Rig(consume_queue_file_bytes=4000)
+    store = await rig.open()
+    faults = broken(rig)
+    faults.arrives = lambda path, offset, size: 0 if "consumequeue" in path.parts else size
+    rig.put(store, *(record(b"%04d" % n) for n in range(30)))
+    await rig.clock.pass_time(1.5)
+    with pytest.raises(ServiceNotAvailable, match="queue files"):
+        store.append([record()], pytest.fail)
+    assert len(bodies(store)) == 30
+    faults.arrives = lambda path, offset, size: size
+    await rig.clock.pass_time(1.5)
+    assert rig.put(store, record(b"more")) == [OK]
+    await store.close()
+    assert not rig.disk.exists(ROOT / "abort")
+    store = await rig.open()
+    assert len(bodies(store)) == 31
+    await store.close()
+
+
+async def test_abort_stays_when_queues_could_not_be_written() -> None:
+    """spec store 21.3."""
+    rig = Rig()
+    store = await rig.open()
+    rig.put(store, record(b"a"))
+    faults = broken(rig)
+    faults.arrives = lambda path, offset, size: 0 if "consumequeue" in path.parts else size
+    await store.close()
+    assert rig.disk.exists(ROOT / "abort")
+    broken(rig)
+    store = await rig.open()
+    assert bodies(store) == [b"a"]
+    await store.close()
+
+
+async def test_marks_end_with_the_store() -> None:
+    rig = Rig()
+    store: MessageStore = await rig.open()
+    heard: list[int] = []
+    store.appended.follow(heard.append)
+    rig.put(store, record())
+    await store.close()
+    assert heard == [store.appended.value]
