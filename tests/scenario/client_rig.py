@@ -1,4 +1,4 @@
-"""A real name server with a real master and, when wanted, its slave, for the scenarios of the client library."""
+"""A real name server with a real master and, when wanted, its slave, for the scenarios of the client."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tandemmq.api import broker_topic
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.client import (
@@ -86,6 +87,9 @@ class Rig:
     async def stop_broker(self, name: str = "broker-a", broker_id: int = 0) -> None:
         await self._brokers.pop((name, broker_id)).stop()
 
+    def port_of(self, name: str, broker_id: int = 0) -> int:
+        return self._brokers[name, broker_id].address[1]
+
     async def stop_all(self) -> None:
         for key in sorted(self._brokers, reverse=True):
             await self._brokers.pop(key).stop()
@@ -100,6 +104,19 @@ class Rig:
         consumer = Consumer(group, self.namesrv, options=ConsumerOptions(**settings))  # type: ignore[arg-type]  # real fields
         consumer.subscribe(topic, tags)
         return consumer
+
+    async def wait_for_slave(self, name: str = "broker-a", *topics: str) -> None:
+        """Returns when the slave has the master's log and knows the topics."""
+        master, slave = self._brokers[name, 0], self._brokers[name, 1]
+        assert master.store is not None
+        assert slave.store is not None
+        end = master.store.appended.value
+        await until(lambda: slave.store.dispatched.value >= end, "the slave has the whole log")  # type: ignore[union-attr]
+        async with Admin(self.namesrv) as admin, asyncio.timeout(20):
+            for topic in topics:
+                address = render_address(slave.address)
+                while await broker_topic.query_topic_config(admin._remoting, address, topic) is None:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
 
     async def fill(self, topic: str, count: int, *, first: int = 0) -> None:
         """Messages with their number as body."""

@@ -24,7 +24,7 @@ from tandemmq.errors import BrokerUnreachable, ClientError, MessageIllegal
 FIRST = ConsumerOptions(start_from=StartFrom.FIRST, commit_s=0.1)
 
 
-@pytest.fixture()
+@pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     """A cluster that runs in a thread of its own, so that the test itself may block."""
     thread = LoopThread()

@@ -1,4 +1,4 @@
-"""The client library against a real name server and a real broker: sending, reading, offsets, administration."""
+"""The client against a real name server and a real broker: sending, reading, offsets, administration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster small enough to break on purpose: brokers and a name server over loopback sockets, queues in lists."""
+"""A cluster small enough to break on purpose: brokers and a name server on loopback, queues in lists."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tandemmq.protocol.bodies.heartbeat import Heartbeat, decode_heartbeat
 from tandemmq.protocol.bodies.route import BrokerData, QueueData, TopicRoute, encode_topic_route
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.java_hash import tag_hash
 from tandemmq.protocol.message_id import encode_host, encode_message_id
 from tandemmq.protocol.properties import decode_properties
 from tandemmq.protocol.record import NewRecord, encode_record, tag_hash_of
@@ -30,7 +31,7 @@ from tandemmq.protocol.requests.offset import (
 from tandemmq.protocol.requests.pull import PullRequest, PullResponse
 from tandemmq.protocol.requests.route import RouteRequest
 from tandemmq.protocol.requests.send import SendBackRequest, SendRequestV2, SendResponse
-from tandemmq.protocol.java_hash import tag_hash
+from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.runtime.clock import LoopClock
@@ -70,7 +71,7 @@ class FakeBroker:
         self.suggest_id = 0
         self.address = ""
         self._arrived = asyncio.Event()
-        handlers: dict[int, Callable[[Channel, Command], Command | None | Awaitable[Command | None]]] = {
+        handlers: dict[int, Callable[[Channel, Command], Command | Awaitable[Command | None] | None]] = {
             RequestCode.SEND_MESSAGE_V2: self._send,
             RequestCode.SEND_BATCH_MESSAGE: self._send,
             RequestCode.PULL_MESSAGE: self._pull,
@@ -260,7 +261,7 @@ class FakeBroker:
 
 
 class FakeCluster:
-    """Brokers and what the name server says of them. Topics have `queue_count` queues on every broker name."""
+    """Brokers and what the name server says of them. `topics`: how many queues a broker has of each."""
 
     def __init__(self, brokers: list[FakeBroker]) -> None:
         self.brokers = brokers
@@ -314,9 +315,9 @@ async def running_cluster(*brokers: FakeBroker, **topics: int):
     cluster.topics.update(topics)
     async with AsyncExitStack() as stack:
         for broker in cluster.brokers:
-            broker.address = "%s:%d" % await broker.server.start("127.0.0.1", 0)
+            broker.address = render_address(await broker.server.start("127.0.0.1", 0))
             stack.push_async_callback(broker.server.stop)
-        cluster.namesrv = "%s:%d" % await cluster.server.start("127.0.0.1", 0)
+        cluster.namesrv = render_address(await cluster.server.start("127.0.0.1", 0))
         stack.push_async_callback(cluster.server.stop)
         yield cluster
 
@@ -324,5 +325,5 @@ async def running_cluster(*brokers: FakeBroker, **topics: int):
 async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
     """Returns when the condition holds."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  # what is awaited has no event
             await asyncio.sleep(0.005)

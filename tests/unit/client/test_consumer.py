@@ -185,13 +185,15 @@ async def test_unreadable_body_is_told_to_the_application_and_not_skipped():
 
 
 async def test_two_members_share_the_queues_and_take_over():
-    async with running_cluster(FakeBroker("a"), FakeBroker("b"), T=2) as cluster:
-        async with consumer_of(cluster) as first:
-            await until(lambda: len(owned(first)) == 4)
-            async with consumer_of(cluster) as second:
-                await until(lambda: len(owned(first)) == len(owned(second)) == 2)
-                assert not set(owned(first)) & set(owned(second))
-            await until(lambda: len(owned(first)) == 4)
+    async with (
+        running_cluster(FakeBroker("a"), FakeBroker("b"), T=2) as cluster,
+        consumer_of(cluster) as first,
+    ):
+        await until(lambda: len(owned(first)) == 4)
+        async with consumer_of(cluster) as second:
+            await until(lambda: len(owned(first)) == len(owned(second)) == 2)
+            assert not set(owned(first)) & set(owned(second))
+        await until(lambda: len(owned(first)) == 4)
 
 
 def owned(consumer: Consumer) -> list[MessageQueue]:
@@ -298,32 +300,30 @@ async def test_refused_pulls_are_tried_again():
 
 
 async def test_empty_retry_answers_do_not_spin():
-    async with running_cluster(T=1) as cluster:
-        async with consumer_of(cluster) as consumer:
-            await until(lambda: consumer.assigned)
-            broker = cluster[0]
-            broker._answer_pull = lambda command, header, queue: command.reply(  # type: ignore[method-assign]
-                20,
-                fields={
-                    "suggestWhichBrokerId": "0",
-                    "nextBeginOffset": str(header.queue_offset),
-                    "minOffset": "0",
-                    "maxOffset": "0",
-                },
-            )
-            broker.put("Other", 0, b"wake")
-            before = len(broker.pulls)
-            await asyncio.sleep(0.4)
-            assert len(broker.pulls) - before < 16
+    async with running_cluster(T=1) as cluster, consumer_of(cluster) as consumer:
+        await until(lambda: consumer.assigned)
+        broker = cluster[0]
+        broker._answer_pull = lambda command, header, queue: command.reply(  # type: ignore[method-assign]
+            20,
+            fields={
+                "suggestWhichBrokerId": "0",
+                "nextBeginOffset": str(header.queue_offset),
+                "minOffset": "0",
+                "maxOffset": "0",
+            },
+        )
+        broker.put("Other", 0, b"wake")
+        before = len(broker.pulls)
+        await asyncio.sleep(0.4)
+        assert len(broker.pulls) - before < 16
 
 
 async def test_a_topic_that_appears_later_is_taken_up():
-    async with running_cluster() as cluster:
-        async with consumer_of(cluster, topic="Later") as consumer:
-            assert consumer.assigned == ()
-            cluster.topics["Later"] = 2
-            cluster[0].put("Later", 1, b"x")
-            assert bodies(await take(consumer, 1)) == [b"x"]
+    async with running_cluster() as cluster, consumer_of(cluster, topic="Later") as consumer:
+        assert consumer.assigned == ()
+        cluster.topics["Later"] = 2
+        cluster[0].put("Later", 1, b"x")
+        assert bodies(await take(consumer, 1)) == [b"x"]
 
 
 async def test_subscriptions_change_while_running():

@@ -76,7 +76,7 @@ async def test_no_route_without_template():
 
 
 async def test_no_name_server_fails_the_start():
-    with pytest.raises(BrokerUnreachable, match="127.0.0.1:1"):
+    with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"):
         await Producer("g", "127.0.0.1:1").start()
 
 
@@ -319,9 +319,8 @@ async def test_producer_is_known_to_its_brokers():
 
 
 async def test_second_name_server_takes_over():
-    async with running_cluster(T=1) as cluster:
-        async with Producer("g", f"127.0.0.1:1;{cluster.namesrv}") as producer:
-            assert (await producer.send(Message(topic="T", body=b"x"))).is_ok
+    async with running_cluster(T=1) as cluster, Producer("g", f"127.0.0.1:1;{cluster.namesrv}") as producer:
+        assert (await producer.send(Message(topic="T", body=b"x"))).is_ok
 
 
 async def test_route_of_a_moved_master_is_found():

@@ -19,7 +19,7 @@ from tandemmq.client.consumer.start_offset import find_start_offset
 from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.client.options import MessageModel
 from tandemmq.client.route_view import RouteView
-from tandemmq.errors import TandemError
+from tandemmq.errors import ClientError, TandemError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.tasks import TaskScope
@@ -201,8 +201,10 @@ class Assignment:
                 await self._write(queue, reader)
             except TandemError as error:
                 self._log_commit_failure(queue, error)
-                failed.add(queue.broker_name)
                 is_done = False
+                if isinstance(error, ClientError):
+                    # Nobody answers there; its other queues need not wait for the same.
+                    failed.add(queue.broker_name)
         await self._offsets.flush()
         return is_done
 

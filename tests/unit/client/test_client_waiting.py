@@ -1,0 +1,158 @@
+"""What bounds the client's memory: the window of sends and the inbox; and where offsets are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tandemmq.client.consumer.inbox import Delivery, Inbox
+from tandemmq.client.consumer.offsets import LocalOffsets
+from tandemmq.client.name_servers import NameServers
+from tandemmq.client.window import Window
+from tandemmq.errors import BrokerUnreachable, ClientError, TopicNotFound
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.runtime.memory import MemoryDisk
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_window_lets_in_up_to_both_bounds_and_wakes_in_turn():
+    window = Window(count_max=2, bytes_max=100)
+    assert window.try_take(60)
+    assert not window.try_take(60)
+    order: list[int] = []
+
+    async def take(number: int, size: int) -> None:
+        await window.take(size)
+        order.append(number)
+
+    tasks = [asyncio.ensure_future(take(1, 60)), asyncio.ensure_future(take(2, 10))]
+    await settled()
+    assert order == []
+    assert not window.try_take(1), "those who wait come first"
+    window.give_back(60)
+    await settled()
+    assert order == [1, 2]
+    window.give_back(60)
+    window.give_back(10)
+    assert (window.count, window.bytes) == (0, 0)
+    await asyncio.gather(*tasks)
+
+
+async def test_window_lets_one_giant_through_alone():
+    window = Window(count_max=2, bytes_max=100)
+    assert window.try_take(1000)
+    assert not window.try_take(1)
+    window.give_back(1000)
+    assert window.try_take(1)
+    assert not window.try_take(1000)
+
+
+async def test_window_loses_no_room_to_those_who_give_up():
+    window = Window(count_max=1, bytes_max=100)
+    await window.take(1)
+    waiting = [asyncio.ensure_future(window.take(1)) for _ in range(3)]
+    await settled()
+    waiting[0].cancel()
+    window.give_back(1)
+    waiting[1].cancel()  # its room was granted in this very turn
+    await settled()
+    assert waiting[2].done()
+    assert not waiting[2].cancelled()
+    assert window.count == 1
+
+
+class Source:
+    def finish(self, queue_offset: int) -> None: ...
+
+
+async def test_inbox_wakes_readers_and_the_application():
+    inbox, source = Inbox(100), Source()
+    waiting = asyncio.ensure_future(inbox.wait())
+    await settled()
+    inbox.put([Delivery(source, "m1"), Delivery(source, "m2")], 150)  # type: ignore[arg-type]
+    await asyncio.wait_for(waiting, 1)
+    assert not inbox.has_room
+    room = asyncio.ensure_future(inbox.wait_for_room())
+    await settled()
+    assert not room.done()
+    inbox.free(100)
+    await asyncio.wait_for(room, 1)
+    assert inbox.has_room
+    first = inbox.take()
+    assert first is not None
+    assert first.message == "m1"
+    inbox.drop(source)
+    assert inbox.take() is None
+
+
+async def test_inbox_raises_an_error_once():
+    inbox = Inbox(100)
+    inbox.put_error(ClientError("mend it"))
+    await inbox.wait()
+    with pytest.raises(ClientError, match="mend it"):
+        inbox.take()
+    assert inbox.take() is None
+
+
+async def test_closing_the_inbox_ends_all_waiting():
+    inbox = Inbox(100)
+    tasks = [asyncio.ensure_future(inbox.wait()), asyncio.ensure_future(inbox.wait_for_room())]
+    await settled()
+    inbox.close()
+    await asyncio.wait_for(asyncio.gather(*tasks), 1)
+    inbox.put([Delivery(Source(), "m")], 1)  # type: ignore[arg-type]
+    assert inbox.take() is None
+
+
+async def test_local_offsets_survive_and_fall_back_to_the_backup():
+    disk, directory = MemoryDisk(), Path("/offsets")
+    queue = MessageQueue("T", "a", 3)
+    store = LocalOffsets(disk, directory, "id", "g")
+    assert await store.read(queue) is None
+    await store.write(queue, 7)
+    await store.flush()
+    await store.write(queue, 9)
+    await store.flush()
+    path = directory / "id" / "g" / "offsets.json"
+    assert disk.read_bytes(path) == b'{"offsetTable":{{"brokerName":"a","queueId":3,"topic":"T"}:9}}'
+    assert await LocalOffsets(disk, directory, "id", "g").read(queue) == 9
+    disk.write_atomically(path, b"")
+    assert await LocalOffsets(disk, directory, "id", "g").read(queue) == 7
+
+
+async def test_name_servers_are_asked_in_turn_until_one_answers():
+    asked: list[str] = []
+
+    async def question(client: object, address: str) -> str:
+        asked.append(address)
+        if address != "c:1":
+            raise BrokerUnreachable(address)
+        return "answer"
+
+    servers = NameServers(None, ["a:1", "b:1", "c:1"], first=1)  # type: ignore[arg-type]
+    assert await servers.ask(question) == "answer"
+    assert asked == ["b:1", "c:1"]
+    assert await servers.ask(question) == "answer"
+    assert asked[2:] == ["c:1"]
+
+
+async def test_a_refusal_of_a_name_server_is_an_answer():
+    async def question(client: object, address: str) -> str:
+        raise TopicNotFound("no")
+
+    with pytest.raises(TopicNotFound):
+        await NameServers(None, ["a:1", "b:1"]).ask(question)  # type: ignore[arg-type]
+
+
+async def test_no_name_server_at_all_raises_the_last_failure():
+    async def question(client: object, address: str) -> str:
+        raise BrokerUnreachable(address)
+
+    with pytest.raises(BrokerUnreachable, match="b:1"):
+        await NameServers(None, ["a:1", "b:1"]).ask(question)  # type: ignore[arg-type]
