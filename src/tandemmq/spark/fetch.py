@@ -161,21 +161,26 @@ class RangeReader:
     def _fill(self, connection: WireConnection, lanes: deque[_Lane]) -> None:
         """Puts further pulls under way; only one until an answer has shown how much this broker gives."""
         width = LANES_MAX if self._is_probed else 1
+        if len(lanes) > width // 2:
+            # Half of them at a time: one system call for eight requests instead of eight.
+            return
         begin = lanes[-1].stop if lanes else self.position
-        while len(lanes) < width and begin < self._end:
-            stop = min(begin + self._step, self._end)
-            lanes.append(self._send(connection, begin, stop))
-            begin = stop
+        stop = min(begin + (width - len(lanes)) * self._step, self._end)
+        lanes.extend(self._send(connection, begin, stop))
 
     def _refill_gap(self, connection: WireConnection, lanes: deque[_Lane], stop: int) -> None:
         """Asks again for what a short answer left out before the next lane."""
         if not lanes or self.position >= stop:
             return
-        begins = range(self.position, stop, self._step)
-        gap = [self._send(connection, begin, min(begin + self._step, stop)) for begin in begins]
-        lanes.extendleft(reversed(gap))
+        lanes.extendleft(reversed(self._send(connection, self.position, stop)))
 
-    def _send(self, connection: WireConnection, begin: int, stop: int) -> _Lane:
+    def _send(self, connection: WireConnection, begin: int, stop: int) -> list[_Lane]:
+        """Puts [`begin`, `stop`) under way, cut into steps."""
+        bounds = [(at, min(at + self._step, stop)) for at in range(begin, stop, self._step)]
+        numbers = connection.send([self._make_pull(at, end) for at, end in bounds])
+        return [_Lane(number, at, end) for number, (at, end) in zip(numbers, bounds, strict=True)]
+
+    def _make_pull(self, begin: int, stop: int) -> Command:
         options = self._options
         header = PullRequest(
             consumer_group=options.group or PULL_GROUP,
@@ -191,7 +196,7 @@ class RangeReader:
             expression_type="TAG",
             bytes_max=PULL_BYTES_MAX,
         )
-        return _Lane(connection.send(Command.request(RequestCode.PULL_MESSAGE, header)), begin, stop)
+        return Command.request(RequestCode.PULL_MESSAGE, header)
 
     def _take(self, answer: Command, header: PullResponse, lane: _Lane) -> Chunk:
         """The records of an answer that belong to its lane; moves the position behind them."""

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from tandemmq.errors import BrokerUnreachable, RemoteProtocolError, RequestTimeout
-from tandemmq.protocol.codes import FLAG_ONEWAY
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FrameDecoder, encode_frame
 from tandemmq.units import KIB, MIB
@@ -47,20 +46,23 @@ class WireConnection:
         self._waiting: set[int] = set()
         self._answers: dict[int, Command] = {}
 
-    def send(self, command: Command) -> int:
-        """Sends a request and returns the number under which `receive` will give its answer.
+    def send(self, commands: Sequence[Command]) -> list[int]:
+        """Sends requests in one go and returns the numbers under which `receive` will give the answers.
 
         Raises:  BrokerUnreachable; the connection is of no use afterwards.
         """
-        self._opaque += 1
-        command.opaque = self._opaque
+        frames = []
+        for command in commands:
+            self._opaque += 1
+            command.opaque = self._opaque
+            frames.append(encode_frame(command))
+        numbers = list(range(self._opaque - len(frames) + 1, self._opaque + 1))
         try:
-            self._socket.sendall(encode_frame(command))
+            self._socket.sendall(b"".join(frames))
         except OSError as error:
             raise BrokerUnreachable(f"{self.address}: connection broke: {error}") from error
-        if not command.flag & FLAG_ONEWAY:
-            self._waiting.add(self._opaque)
-        return self._opaque
+        self._waiting.update(numbers)
+        return numbers
 
     def receive(self, opaque: int, deadline: float) -> Command:
         """The answer of one request; answers of others that come before are kept.
@@ -77,13 +79,12 @@ class WireConnection:
 
     def request(self, command: Command, timeout_s: float) -> Command:
         """The answer of one request."""
-        return self.receive(self.send(command), time.monotonic() + timeout_s)
+        return self.request_all([command], timeout_s)[0]
 
     def request_all(self, commands: Sequence[Command], timeout_s: float) -> list[Command]:
         """The answers in the order of the requests, all under way at once."""
         deadline = time.monotonic() + timeout_s
-        sent = [self.send(command) for command in commands]
-        return [self.receive(opaque, deadline) for opaque in sent]
+        return [self.receive(opaque, deadline) for opaque in self.send(commands)]
 
     @property
     def is_clean(self) -> bool:

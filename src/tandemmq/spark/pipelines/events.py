@@ -23,8 +23,9 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDone:
-    """A batch is committed and visible. `lag`: messages behind the ends of the queues; `rate`: rows per
-    second.
+    """A batch is committed and visible.
+
+    `lag`: messages behind the ends of the queues, None when that is not known; `rate`: rows per second.
     """
 
     batch: int
@@ -32,7 +33,7 @@ class BatchDone:
     bytes: int
     rows_total: int
     bytes_total: int
-    lag: int
+    lag: int | None
     seconds: float
     rate: int
 
@@ -117,9 +118,10 @@ def render_event(event: Event) -> str:
     if isinstance(event, Started):
         return f"{event.topic} -> {event.out}: running, {event.rows_total:,} rows so far"
     if isinstance(event, BatchDone):
+        lag = "?" if event.lag is None else f"{event.lag:,}"
         return (
             f"batch {event.batch}: {event.rows:,} rows, {render_bytes(event.bytes)}, {event.rate:,} rows/s, "
-            f"lag {event.lag:,} | total {event.rows_total:,} rows, {render_bytes(event.bytes_total)}"
+            f"lag {lag} | total {event.rows_total:,} rows, {render_bytes(event.bytes_total)}"
         )
     if isinstance(event, Restarted):
         return f"starting again in {event.pause_seconds:g} s: {event.error}"

@@ -159,7 +159,7 @@ class Runner:
                 bytes=done.size_bytes,
                 rows_total=self._totals.rows,
                 bytes_total=self._totals.size_bytes,
-                lag=sum(measure_lag(source.endOffset, source.latestOffset) for source in progress.sources),
+                lag=measure_lag(progress.sources[0].endOffset, progress.sources[0].latestOffset),
                 seconds=round(seconds, 3),
                 rate=round(done.rows / seconds) if seconds else 0,
             )
@@ -185,11 +185,15 @@ class Runner:
         )
 
 
-def measure_lag(end: str | None, latest: str | None) -> int:
-    """Messages between two offsets as Spark shows them in its progress; 0 when it shows none."""
-    if not end or not latest:
-        return 0
-    return count_behind(decode_offset(json.loads(end)).positions, decode_offset(json.loads(latest)).positions)
+def measure_lag(end: str | None, latest: str | None) -> int | None:
+    """Messages between two offsets as Spark shows them in its progress.
+
+    None when it does not know the latest: a batch that is replayed after a restart is not planned anew.
+    """
+    read, known = (json.loads(text) if text else None for text in (end, latest))
+    if read is None or known is None:
+        return None
+    return count_behind(decode_offset(read).positions, decode_offset(known).positions)
 
 
 def explain_failure(text: str) -> str:
