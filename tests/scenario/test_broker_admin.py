@@ -246,31 +246,31 @@ async def route_of(peer: Peer, name_server: str, topic: str) -> TopicRoute | Non
 
 
 async def test_broker_registers_tells_new_topics_at_once_and_leaves(tmp_path: Path) -> None:
-    async with running_name_server(tmp_path / "ns") as name_server:
-        async with (
-            running_broker(tmp_path / "b", name_servers=(name_server,)) as broker,
-            Peer(broker) as peer,
-        ):
-            route = await route_of(peer, name_server, "TBW102")
-            assert route is not None
-            assert route.brokers[0].addresses == {0: render_address(broker.address)}
-            await peer.send_ok("Fresh", default_topic_queue_count=2)
-            await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_request("Made", read_queue_count=5))
-            routes: dict[str, TopicRoute | None] = {}
+    async with (
+        running_name_server(tmp_path / "ns") as name_server,
+        running_broker(tmp_path / "b", name_servers=(name_server,)) as broker,
+        Peer(broker) as peer,
+    ):
+        route = await route_of(peer, name_server, "TBW102")
+        assert route is not None
+        assert route.brokers[0].addresses == {0: render_address(broker.address)}
+        await peer.send_ok("Fresh", default_topic_queue_count=2)
+        await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_request("Made", read_queue_count=5))
+        routes: dict[str, TopicRoute | None] = {}
 
-            async def both_known() -> bool:
-                for topic in ("Fresh", "Made"):
-                    routes[topic] = await route_of(peer, name_server, topic)
-                return None not in routes.values()
+        async def both_known() -> bool:
+            for topic in ("Fresh", "Made"):
+                routes[topic] = await route_of(peer, name_server, topic)
+            return None not in routes.values()
 
-            while not await both_known():
-                pass
-            assert routes["Fresh"] is not None
-            assert routes["Made"] is not None
-            assert routes["Fresh"].queues[0].write_queue_count == 2
-            assert routes["Made"].queues[0].read_queue_count == 5
-            await broker.stop()
-            assert await route_of(peer, name_server, "Fresh") is None
+        while not await both_known():
+            pass
+        assert routes["Fresh"] is not None
+        assert routes["Made"] is not None
+        assert routes["Fresh"].queues[0].write_queue_count == 2
+        assert routes["Made"].queues[0].read_queue_count == 5
+        await broker.stop()
+        assert await route_of(peer, name_server, "Fresh") is None
 
 
 async def test_unreachable_name_server_is_passed_over_and_found_later(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Clients of a real broker: heartbeats, notices, membership, queue locks (spec semantics 15, 16; remoting 9.4, 9.8)."""
+"""Clients of a real broker: heartbeats, notices, membership, queue locks (spec semantics 15 and 16)."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class SendHandlers:
             flag=header.flag,
             sys_flag=header.sys_flag | target.sys_flag,
             retry_count=header.retry_count or 0,
-            keys=find_value(text, KEYS_MARK),
+            keys=find_value(text, KEYS_MARK) if KEYS_MARK in text else "",
             unique_key=unique_key,
             wait_stored="WAIT\x01f" not in text or find_value(text, "WAIT\x01").lower() != "false",
         )
@@ -141,7 +141,9 @@ class SendHandlers:
         if command.flag & FLAG_ONEWAY:
             self._store.append(records, ignore_outcome)
         else:
-            reply = SendReply(self._form, channel, command, queue_id, unique_key)
+            reply = SendReply(
+                self._form, channel, command.opaque, command.serialize_type, queue_id, unique_key
+            )
             reply.appended = self._store.append(records, reply.done)
         stats = self._stats
         stats.put_count += len(records)

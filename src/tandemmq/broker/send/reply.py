@@ -11,6 +11,8 @@ from __future__ import annotations
 import struct
 from json.encoder import encode_basestring_ascii as quote
 
+import msgspec
+
 from tandemmq.protocol.codes import (
     FLAG_RESPONSE,
     OUR_LANGUAGE,
@@ -60,6 +62,9 @@ _STORED = frozenset(
 )
 
 
+NOT_APPENDED = Appended(0, (), 0, 0)
+
+
 class ReplyForm:
     """The constant parts of every answer of one broker."""
 
@@ -84,22 +89,16 @@ class ReplyForm:
         return f"{self.host_hex}{log_offset:016X}"
 
 
-class SendReply:
+class SendReply(msgspec.Struct, gc=False):
     """One send that waits for the store. `appended` is set right after `store.append` returned."""
 
-    __slots__ = ("appended", "channel", "form", "opaque", "queue_id", "serialize_type", "unique_key")
-
-    appended: Appended
-
-    def __init__(
-        self, form: ReplyForm, channel: Channel, command: Command, queue_id: int, unique_key: str
-    ) -> None:
-        self.form = form
-        self.channel = channel
-        self.opaque = command.opaque
-        self.serialize_type = command.serialize_type
-        self.queue_id = queue_id
-        self.unique_key = unique_key
+    form: ReplyForm
+    channel: Channel
+    opaque: int
+    serialize_type: int
+    queue_id: int
+    unique_key: str
+    appended: Appended = NOT_APPENDED
 
     def done(self, status: PutStatus) -> None:
         """Answer the sender; the store calls it once."""

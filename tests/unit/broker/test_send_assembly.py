@@ -1,0 +1,100 @@
+"""Reading and completing the properties of a send (spec semantics 5, 6.1, 18.1)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandemmq.broker.send.assembly import find_value, inspect, is_unusual, with_pair
+from tandemmq.errors import MessageIllegal, NotPermitted, RequestRejected
+from tandemmq.protocol.properties import decode_properties, encode_properties
+
+names = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "xTAGS", "TAGSx", "a"])
+values = st.text(
+    st.characters(blacklist_characters="\x01\x02", blacklist_categories=("Cs",)), min_size=1, max_size=5
+)
+
+
+def text_of(**pairs: str) -> str:
+    return encode_properties(pairs).decode()
+
+
+@given(st.lists(st.tuples(names, values), max_size=6), st.booleans(), names)
+def test_found_value_is_what_a_reader_sees(pairs: list[tuple[str, str]], is_cut: bool, name: str) -> None:
+    text = "".join(f"{key}\x01{value}\x02" for key, value in pairs)
+    if is_cut:
+        text = text[:-1]
+    assert find_value(text, name + "\x01") == decode_properties(text.encode()).get(name, "")
+
+
+@given(st.lists(st.tuples(names, values), max_size=4), st.booleans(), names, values)
+def test_added_pair_wins(pairs: list[tuple[str, str]], is_cut: bool, name: str, value: str) -> None:
+    text = "".join(f"{key}\x01{value}\x02" for key, value in pairs)
+    longer = with_pair(text[:-1] if is_cut else text, name, value)
+    assert decode_properties(longer.encode())[name] == value
+
+
+@pytest.mark.parametrize(
+    ("text", "sys_flag"),
+    [
+        (text_of(DELAY="3"), 0),
+        (text_of(TRAN_MSG="true"), 0),
+        (text_of(POP_CK="x"), 0),
+        (text_of(TIMER_DELIVER_MS="5"), 0),
+        (text_of(TIMER_DELAY_MS="5"), 0),
+        (text_of(INNER_BASE="5"), 0),
+        ("__CRC32#\x010123456789\x02", 0),
+        ("", 0x4),
+        ("", 0x80),
+    ],
+)
+def test_what_needs_a_close_look_is_noticed(text: str, sys_flag: int) -> None:
+    assert is_unusual(text, sys_flag)
+
+
+def test_ordinary_messages_are_not_unusual() -> None:
+    assert not is_unusual(text_of(TAGS="a", KEYS="k", UNIQ_KEY="u", WAIT="true", a="b"), 0x1 | 0x300)
+
+
+def look(text: str, sys_flag: int = 0, *, is_retry: bool = False) -> tuple[str, int]:
+    return inspect(text, sys_flag, delay_level_max=18, is_retry=is_retry)
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"), [("0", 0), ("-1", 0), ("1", 1), ("18", 18), ("19", 18), ("9" * 30, 18), ("00", 0)]
+)
+def test_delay_levels_are_cut_to_the_highest(level: str, expected: int) -> None:
+    assert look(text_of(DELAY=level))[1] == expected
+
+
+@pytest.mark.parametrize("level", ["x", "1.5", "٣", "--1"])
+def test_delay_that_is_no_number_is_refused(level: str) -> None:
+    with pytest.raises(MessageIllegal, match="DELAY"):
+        look(text_of(DELAY=level))
+
+
+def test_names_of_the_broker_are_taken_out() -> None:
+    text, level = look(text_of(POP_CK="x", a="b") + "__CRC32#\x010123456789\x02__RMQ.TRANSIENT.x\x011\x02")
+    assert (decode_properties(text.encode()), level) == ({"a": "b"}, 0)
+
+
+def test_timer_names_fall_away_beside_a_delay_level_and_are_refused_alone() -> None:
+    text, level = look(text_of(DELAY="2", TIMER_DELAY_SEC="9"))
+    assert (decode_properties(text.encode()), level) == ({"DELAY": "2"}, 2)
+    with pytest.raises(RequestRejected, match="TIMER_DELAY_SEC"):
+        look(text_of(TIMER_DELAY_SEC="9"))
+
+
+def test_half_messages_are_refused_but_not_their_retries() -> None:
+    with pytest.raises(NotPermitted, match="TRAN_MSG"):
+        look(text_of(TRAN_MSG="TRUE"))
+    assert look(text_of(TRAN_MSG="true", DELAY="3"), is_retry=True)[1] == 3
+    assert look(text_of(TRAN_MSG="false"))[1] == 0
+
+
+@pytest.mark.parametrize("sys_flag", [0x4, 0xC])
+def test_flags_that_would_hide_the_message_are_refused(sys_flag: int) -> None:
+    with pytest.raises(MessageIllegal, match="sysFlag"):
+        look("", sys_flag)
+    assert look("", 0x8) == ("", 0)

@@ -1,0 +1,124 @@
+"""Metadata files: fall-back to the backup, saving off the loop, failed writes (spec store 18)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tandemmq.broker.table_file import TableSaver, load_table
+from tandemmq.errors import ConfigError
+from tandemmq.runtime.memory import ManualClock, MemoryDisk
+from tandemmq.runtime.tasks import TaskScope
+
+PATH = Path("/config/topics.json")
+BACKUP = Path("/config/topics.json.bak")
+
+
+def accept(data: bytes) -> None:
+    if data.startswith(b"bad"):
+        raise ValueError("bad content")
+
+
+@pytest.mark.parametrize(
+    ("main", "backup", "is_loaded"),
+    [
+        (b"good", None, True),
+        (b"bad", b"good", True),
+        (b"", b"good", True),
+        (b"\x00\x00", b"good", True),
+        (None, b"good", True),
+        (None, None, False),
+        (b"", None, False),
+    ],
+)
+def test_backup_stands_in(main: bytes | None, backup: bytes | None, is_loaded: bool) -> None:
+    disk = MemoryDisk()
+    for path, data in ((PATH, main), (BACKUP, backup)):
+        if data is not None:
+            disk.write_atomically(path, data)
+    assert load_table(PATH, accept, disk=disk) == is_loaded
+
+
+def test_content_that_cannot_be_read_is_not_forgotten() -> None:
+    disk = MemoryDisk()
+    disk.write_atomically(PATH, b"bad")
+    with pytest.raises(ConfigError, match=r"topics\.json"):
+        load_table(PATH, accept, disk=disk)
+
+
+class FlakyDisk(MemoryDisk):
+    fails = 0
+
+    def write_atomically(self, path: Path, data: bytes, *, keep_backup: bool = False) -> None:  # type: ignore[override]
+        if self.fails:
+            self.fails -= 1
+            raise OSError(28, "no space left")
+        super().write_atomically(path, data, keep_backup=keep_backup)
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_changes_of_a_while_are_written_once_and_the_old_content_is_kept() -> None:
+    disk, clock = MemoryDisk(), ManualClock()
+    saver = TableSaver(disk=disk, clock=clock)
+    versions = iter(range(100))
+    file = saver.add(PATH, lambda: b"v%d" % next(versions), delay_ms=5_000)
+    scope = TaskScope("test")
+    scope.start("run", saver.run())
+    for _ in range(3):
+        saver.mark(file)
+    await clock.pass_time(4.9)
+    assert not disk.exists(PATH)
+    await clock.pass_time(0.2)
+    await settle()
+    assert disk.read_bytes(PATH) == b"v0"
+    saver.mark(file)
+    await clock.pass_time(5.1)
+    await settle()
+    assert (disk.read_bytes(PATH), disk.read_bytes(BACKUP)) == (b"v1", b"v0")
+    await scope.close()
+
+
+async def test_failed_write_is_tried_again() -> None:
+    disk, clock = FlakyDisk(), ManualClock()
+    disk.fails = 1
+    saver = TableSaver(disk=disk, clock=clock)
+    file = saver.add(PATH, lambda: b"x", delay_ms=100)
+    scope = TaskScope("test")
+    scope.start("run", saver.run())
+    saver.mark(file)
+    await clock.pass_time(0.2)
+    await settle()
+    assert not disk.exists(PATH)
+    await clock.pass_time(2.0)
+    await settle()
+    assert disk.read_bytes(PATH) == b"x"
+    await scope.close()
+
+
+async def test_save_now_tells_the_caller_what_failed() -> None:
+    disk = FlakyDisk()
+    disk.fails = 1
+    saver = TableSaver(disk=disk, clock=ManualClock())
+    file = saver.add(PATH, lambda: b"x", delay_ms=100)
+    saver.mark(file)
+    with pytest.raises(OSError, match="no space"):
+        await saver.save(file)
+    await saver.save(file)
+    assert disk.read_bytes(PATH) == b"x"
+
+
+async def test_close_writes_what_is_left() -> None:
+    disk = MemoryDisk()
+    saver = TableSaver(disk=disk, clock=ManualClock())
+    file = saver.add(PATH, lambda: b"x", delay_ms=60_000)
+    await saver.close()
+    assert not disk.exists(PATH)
+    saver.mark(file)
+    await saver.close()
+    assert disk.read_bytes(PATH) == b"x"
