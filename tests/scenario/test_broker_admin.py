@@ -157,6 +157,14 @@ async def test_runtime_info_and_settings(broker: Broker, peer: Peer) -> None:
     assert "counter" in answer.fields["version"]
 
 
+async def test_settings_cannot_be_changed_while_it_runs(peer: Peer) -> None:
+    same = await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerName=broker-a\n")
+    assert same.code == ResponseCode.SUCCESS
+    answer = await peer.ask(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerName=other\nnonsense=1\n")
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert "brokerName, nonsense" in (answer.remark or "")
+
+
 async def test_messages_are_found_by_place_and_by_key(peer: Peer) -> None:
     await peer.send_ok("T1", b"one", properties={"KEYS": "order-1 order-2", "UNIQ_KEY": "EF" * 16})
     await peer.send_ok("T1", b"two", properties={"KEYS": "order-2"})

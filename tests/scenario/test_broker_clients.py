@@ -20,9 +20,14 @@ from tandemmq.protocol.bodies.client import (
 )
 from tandemmq.protocol.bodies.heartbeat import MessageModel
 from tandemmq.protocol.bodies.message_queue import MessageQueue
+from tandemmq.protocol.bodies.offset import decode_reset_offsets
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.admin import ConsumerConnectionsRequest, ProducerConnectionsRequest
+from tandemmq.protocol.requests.admin import (
+    ConsumerConnectionsRequest,
+    ProducerConnectionsRequest,
+    ResetOffsetRequest,
+)
 from tandemmq.protocol.requests.client import (
     ConsumerListRequest,
     NotifyConsumerIdsChangedRequest,
@@ -172,6 +177,28 @@ async def test_connections_are_listed(first: Listening) -> None:
         RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerConnectionsRequest(consumer_group="Off")
     )
     assert answer.code == ResponseCode.CONSUMER_NOT_ONLINE
+
+
+async def test_reset_is_pushed_to_clients_when_the_broker_is_told_so(tmp_path: Path) -> None:
+    pushed: list[dict[MessageQueue, int]] = []
+
+    def on_push(_channel: Channel, command: Command) -> None:
+        pushed.append(decode_reset_offsets(command.body))
+
+    reset = ResetOffsetRequest(topic="T1", group="CG", timestamp_ms=-1, is_forced=True, queue_id=0)
+    async with (
+        running_broker(tmp_path, server_side_reset=False) as broker,
+        Peer(broker, {int(RequestCode.RESET_CONSUMER_CLIENT_OFFSET): on_push}) as peer,
+    ):
+        for _ in range(3):
+            await peer.send_ok("T1")
+        await peer.pull("T1", sys_flag=0x5, committed_offset=1)
+        offline = await peer.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)
+        assert offline.code == ResponseCode.CONSUMER_NOT_ONLINE
+        await peer.heartbeat("c1", consumer("CG", "T1"))
+        answer = await peer.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)
+        await until(lambda: bool(pushed), "the client is told")
+        assert [*pushed[0].values()] == [*decode_reset_offsets(answer.body).values()] == [3]
 
 
 async def lock(peer: Peer, client_id: str, *queues: MessageQueue) -> frozenset[MessageQueue]:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable
 
 from tandemmq.api.nameserver import BrokerIdentity, Registered
-from tandemmq.broker.admin.settings import render_settings
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.parts import Parts
 from tandemmq.broker.registration import Registration
@@ -97,7 +96,6 @@ class Broker:
             disk=self._disk,
             clock=clock,
             chance=self._chance,
-            settings=render_settings(options, self._store_options),
         )
         replica = self._replica = self._make_replica(store)
         routes = build_routes(parts) | replica.routes()
@@ -125,10 +123,10 @@ class Broker:
         self._servers.clear()
         if self._replica is not None:
             await self._replica.stop()
+        await self._tables.saver.close()
         await self._scope.close()
         await self._client.close()
         if self.store is not None:
-            await self._tables.saver.close()
             await self.store.close()
         log.info(events.BROKER_STOPPED, extra={"broker": self.options.broker_name})
 

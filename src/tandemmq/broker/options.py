@@ -57,13 +57,11 @@ class BrokerOptions:
     # Sends.
     region_id: str = "DefaultRegion"  # regionId
     trace_on: bool = True  # traceOn
-    reject_transaction_messages: bool = False  # rejectTransactionMessage
     accept_sends_from_ms: int = 0  # startAcceptSendRequestTimeStamp
 
     # Pulls.
     slave_read_enable: bool = False  # slaveReadEnable
     lite_pull_enable: bool = True  # litePullMessageEnable
-    property_filter_enable: bool = False  # enablePropertyFilter
     reject_pull_consumers: bool = False  # rejectPullConsumerEnable
     long_polling_enable: bool = True  # longPollingEnable
     short_polling_ms: int = 1_000  # shortPollingTimeMills

@@ -5,11 +5,10 @@ The list of constructor calls here replaces the god object that other brokers ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tandemmq.broker.admin.connection_handlers import ConnectionHandlers
 from tandemmq.broker.admin.progress_handlers import ProgressHandlers
 from tandemmq.broker.admin.runtime_info import RuntimeInfoHandlers
+from tandemmq.broker.admin.settings import SettingsHandlers, render_settings
 from tandemmq.broker.clients.consumer_table import ConsumerTable
 from tandemmq.broker.clients.handlers import ClientHandlers
 from tandemmq.broker.clients.lock_handlers import LockHandlers
@@ -17,6 +16,7 @@ from tandemmq.broker.clients.notices import Notices
 from tandemmq.broker.clients.producer_table import ProducerTable
 from tandemmq.broker.clients.queue_locks import QueueLocks
 from tandemmq.broker.offsets.handlers import OffsetHandlers
+from tandemmq.broker.offsets.reset import ResetHandlers
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pull.admission import PullAdmission
 from tandemmq.broker.pull.handlers import PullHandlers
@@ -50,7 +50,6 @@ class Parts:
         disk: Disk,
         clock: Clock,
         chance: Random,
-        settings: Mapping[str, str],
     ) -> None:
         topics, groups, offsets = tables.topics, tables.groups, tables.offsets
         self.stats = BrokerStats(clock.monotonic())
@@ -94,8 +93,15 @@ class Parts:
             stats=self.stats,
             clock=clock,
         )
-        self.offsets = OffsetHandlers(
-            options, store=store, offsets=offsets, topics=topics, groups=groups, clock=clock
+        self.offsets = OffsetHandlers(store=store, offsets=offsets, topics=topics, groups=groups, clock=clock)
+        self.resets = ResetHandlers(
+            options,
+            store=store,
+            offsets=offsets,
+            topics=topics,
+            groups=groups,
+            consumers=consumers,
+            clock=clock,
         )
         self.clients = ClientHandlers(
             options,
@@ -126,6 +132,7 @@ class Parts:
         )
         self.connections = ConnectionHandlers(consumers, producers)
         self.runtime_info = RuntimeInfoHandlers(
-            options, store=store, stats=self.stats, disk=disk, clock=clock, settings=settings
+            options, store=store, stats=self.stats, disk=disk, clock=clock
         )
+        self.settings = SettingsHandlers(render_settings(options, store.options), booted_at_ms=clock.now_ms())
         store.on_dispatch(lambda newest: self.long_polls.on_dispatch(newest.items()))

@@ -30,7 +30,7 @@ def build_routes(parts: Parts) -> dict[int, Handler]:
         Code.GET_MAX_OFFSET: parts.offsets.handle_max,
         Code.GET_MIN_OFFSET: parts.offsets.handle_min,
         Code.GET_EARLIEST_MSG_STORETIME: parts.offsets.handle_earliest,
-        Code.INVOKE_BROKER_TO_RESET_OFFSET: parts.offsets.handle_reset,
+        Code.INVOKE_BROKER_TO_RESET_OFFSET: parts.resets.handle_reset,
         Code.HEART_BEAT: parts.clients.handle_heartbeat,
         Code.UNREGISTER_CLIENT: parts.clients.handle_unregister,
         Code.GET_CONSUMER_LIST_BY_GROUP: parts.clients.handle_consumer_list,
@@ -54,7 +54,8 @@ def build_routes(parts: Parts) -> dict[int, Handler]:
         Code.GET_PRODUCER_CONNECTION_LIST: parts.connections.handle_producers,
         Code.GET_ALL_PRODUCER_INFO: parts.connections.handle_all_producers,
         Code.GET_BROKER_RUNTIME_INFO: parts.runtime_info.handle_runtime_info,
-        Code.GET_BROKER_CONFIG: parts.runtime_info.handle_config,
+        Code.GET_BROKER_CONFIG: parts.settings.handle_show,
+        Code.UPDATE_BROKER_CONFIG: parts.settings.handle_update,
     }
     return {int(code): handler for code, handler in routes.items()}
 

@@ -44,6 +44,9 @@ class TableSaver:
         self._clock = clock
         self._files: list[TableFile] = []
         self._wake = asyncio.Event()
+        self._is_closing = False
+        self._has_stopped = asyncio.Event()
+        self._has_stopped.set()
 
     def add(self, path: Path, encode: Callable[[], bytes], *, delay_ms: int) -> TableFile:
         file = TableFile(path, encode, delay_ms)
@@ -74,13 +77,21 @@ class TableSaver:
                 raise
 
     async def run(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            await self._save_each([file for file in self._files if file.is_due])
+        """Returns after `close`. It must not be cancelled while it writes: the write itself would go on."""
+        self._has_stopped.clear()
+        try:
+            while not self._is_closing:
+                await self._wake.wait()
+                self._wake.clear()
+                await self._save_each([file for file in self._files if file.is_due])
+        finally:
+            self._has_stopped.set()
 
     async def close(self) -> None:
-        """Write everything that is still marked."""
+        """Write everything that is still marked, after what is being written."""
+        self._is_closing = True
+        self._wake.set()
+        await self._has_stopped.wait()
         await self._save_each(self._files)
 
     async def _save_each(self, files: list[TableFile]) -> None:

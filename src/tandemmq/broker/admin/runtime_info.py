@@ -1,4 +1,4 @@
-"""GET_BROKER_RUNTIME_INFO (28) and GET_BROKER_CONFIG (26): the broker's state and settings as texts.
+"""GET_BROKER_RUNTIME_INFO (28): the broker's state as texts.
 
 All keys that mqadmin's clusterList and brokerStatus read are here; figures about things that this broker
 has not (thread pools, page-cache locks) are zero, because a missing number aborts a line of the tool.
@@ -7,15 +7,12 @@ Source: spec semantics 22, remoting 11.8.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.stats import BrokerStats
-from tandemmq.protocol.bodies.data_version import DataVersion, encode_data_version
 from tandemmq.protocol.bodies.kv import encode_kv_table
 from tandemmq.protocol.codes import OUR_VERSION, render_version
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.admin import BrokerConfigResponse
+from tandemmq.protocol.record import RecordError, decode_record
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.store.message_store import MessageStore
@@ -46,7 +43,7 @@ _ZERO_KEYS = (
 
 
 class RuntimeInfoHandlers:
-    """Describes one broker. `settings`: RocketMQ key -> text, as the broker was configured."""
+    """Describes one broker."""
 
     def __init__(
         self,
@@ -56,24 +53,16 @@ class RuntimeInfoHandlers:
         stats: BrokerStats,
         disk: Disk,
         clock: Clock,
-        settings: Mapping[str, str],
     ) -> None:
         self._options = options
         self._store = store
         self._stats = stats
         self._disk = disk
         self._clock = clock
-        self._settings = settings
         self._booted_at_ms = clock.now_ms()
 
     def handle_runtime_info(self, channel: Channel, command: Command) -> Command:
         return command.reply(body=encode_kv_table(self._table()))
-
-    def handle_config(self, channel: Channel, command: Command) -> Command:
-        """Java properties text; it cannot change while the broker runs, so its version is the first."""
-        lines = [f"{key}={_escape(text)}" for key, text in sorted(self._settings.items())]
-        version = encode_data_version(DataVersion(timestamp_ms=self._booted_at_ms)).decode()
-        return command.reply(0, BrokerConfigResponse(version=version), body="\n".join(lines).encode() + b"\n")
 
     def _table(self) -> dict[str, str]:
         store, stats, options = self._store, self._stats, self._options
@@ -125,7 +114,10 @@ class RuntimeInfoHandlers:
     def _earliest_ms(self, now_ms: int) -> int:
         """When the oldest message that is still there was stored; now, when there is none."""
         record = self._store.read_record(self._store.min_log_offset)
-        return now_ms if record is None else int.from_bytes(record[56:64], "big")
+        try:
+            return now_ms if record is None else decode_record(record, check_crc=False).stored_at_ms
+        except RecordError:
+            return now_ms
 
 
 def _render_age(age_ms: int) -> str:
@@ -137,7 +129,3 @@ def _render_age(age_ms: int) -> str:
 
 def _render_gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")

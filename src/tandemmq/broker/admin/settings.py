@@ -1,9 +1,45 @@
-"""The settings that clients and tools look at, under RocketMQ's names. Pure."""
+"""GET_BROKER_CONFIG (26) and UPDATE_BROKER_CONFIG (25): RocketMQ's names (spec remoting 8.6)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tandemmq.broker.options import BrokerOptions
+from tandemmq.errors import BadRequest, ConfigError, NotPermitted
+from tandemmq.protocol.bodies.data_version import DataVersion, encode_data_version
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.properties_file import parse_properties
+from tandemmq.protocol.requests.admin import BrokerConfigResponse
+from tandemmq.remoting.channel import Channel
 from tandemmq.store.options import StoreOptions
+
+
+class SettingsHandlers:
+    """Shows the settings; they do not change while the broker runs, so there is one version of them."""
+
+    def __init__(self, settings: Mapping[str, str], *, booted_at_ms: int) -> None:
+        self._settings = settings
+        self._version = DataVersion(timestamp_ms=booted_at_ms)
+
+    def handle_show(self, channel: Channel, command: Command) -> Command:
+        """Java properties text, sorted."""
+        lines = [f"{key}={_escape(text)}" for key, text in sorted(self._settings.items())]
+        version = encode_data_version(self._version).decode()
+        return command.reply(0, BrokerConfigResponse(version=version), body="\n".join(lines).encode() + b"\n")
+
+    def handle_update(self, channel: Channel, command: Command) -> Command:
+        """Refuses any change, naming the keys; settings that are as asked already are no change."""
+        try:
+            wanted = parse_properties(bytes(command.body), "the request")
+        except ConfigError as error:
+            raise BadRequest(f"the body cannot be read: {error}") from None
+        changed = [key for key, setting in wanted.items() if self._settings.get(key) != setting.text]
+        if changed:
+            raise NotPermitted(
+                f"{', '.join(sorted(changed))[:200]}: settings cannot be changed while the broker runs;"
+                " change its configuration file and restart it"
+            )
+        return command.reply()
 
 
 def render_settings(options: BrokerOptions, store_options: StoreOptions) -> dict[str, str]:
@@ -35,7 +71,7 @@ def render_settings(options: BrokerOptions, store_options: StoreOptions) -> dict
         "longPollingEnable": options.long_polling_enable,
         "shortPollingTimeMills": options.short_polling_ms,
         "litePullMessageEnable": options.lite_pull_enable,
-        "enablePropertyFilter": options.property_filter_enable,
+        "enablePropertyFilter": False,
         "notifyConsumerIdsChangedEnable": options.notify_consumer_ids_changed,
         "channelExpiredTimeout": options.channel_expired_ms,
         "flushConsumerOffsetInterval": options.consumer_offset_flush_ms,
@@ -61,3 +97,7 @@ def render_settings(options: BrokerOptions, store_options: StoreOptions) -> dict
 
 def _render(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")

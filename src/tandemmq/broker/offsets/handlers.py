@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from tandemmq.broker.guards import invalid, require_group, require_queue, require_topic
 from tandemmq.broker.offsets.offset_table import OffsetTable
-from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
-from tandemmq.errors import GroupNotFound, RequestRejected
-from tandemmq.protocol.bodies.message_queue import MessageQueue
-from tandemmq.protocol.bodies.offset import encode_reset_offsets
+from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.admin import ResetOffsetRequest
 from tandemmq.protocol.requests.offset import (
     EarliestStoreTimeRequest,
     EarliestStoreTimeResponse,
@@ -34,17 +30,12 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
 
-NO_TIME = -1
-ALL_QUEUES = -1
-NO_OFFSET = -1
-
 
 class OffsetHandlers:
     """Answers from the offset table and the store's queues."""
 
     def __init__(
         self,
-        options: BrokerOptions,
         *,
         store: MessageStore,
         offsets: OffsetTable,
@@ -52,7 +43,6 @@ class OffsetHandlers:
         groups: GroupTable,
         clock: Clock,
     ) -> None:
-        self._options = options
         self._store = store
         self._offsets = offsets
         self._topics = topics
@@ -117,56 +107,11 @@ class OffsetHandlers:
         at_ms = self._store.earliest_stored_at(header.topic, header.queue_id)
         return command.reply(ResponseCode.SUCCESS, EarliestStoreTimeResponse(timestamp_ms=at_ms))
 
-    def handle_reset(self, channel: Channel, command: Command) -> Command:
-        """INVOKE_BROKER_TO_RESET_OFFSET (222): the next pull of each queue is sent to the new offset."""
-        header = command.decode(ResetOffsetRequest)
-        topic, group = header.topic, header.group
-        if self._options.is_slave:
-            raise RequestRejected("a slave resets no offsets: ask the master", code=ResponseCode.SYSTEM_ERROR)
-        config = require_topic(self._topics, topic)
-        if self._groups.get(group) is None:
-            raise GroupNotFound(f"the group {group[:160]!r} does not exist")
-        queue_id = ALL_QUEUES if header.queue_id is None else header.queue_id
-        offsets: dict[int, int] = {}
-        if queue_id == ALL_QUEUES:
-            for each in range(config.write_queue_count):
-                offsets[each] = self._offset_at(topic, each, header.timestamp_ms)
-        else:
-            require_queue(config, queue_id, queue_count=config.write_queue_count)
-            offsets[queue_id] = self._reset_target(header, queue_id)
-        now_ms = self._clock.now_ms()
-        for each, offset in offsets.items():
-            self._offsets.reset(group, topic, each, offset, now_ms)
-        broker_name = self._options.broker_name
-        body = {
-            MessageQueue(topic=topic, broker_name=broker_name, queue_id=each): offset
-            for each, offset in offsets.items()
-        }
-        return command.reply(body=encode_reset_offsets(body))
-
     def _starts_at_zero(self, topic: str, queue_id: int) -> bool:
         """True when the queue has its first message still, and that is not too far back to be in memory."""
         if self._store.queue_min(topic, queue_id) > 0:
             return False
         return not self._store.get(topic, queue_id, 0, count_max=1).suggest_slave
-
-    def _reset_target(self, header: ResetOffsetRequest, queue_id: int) -> int:
-        if header.offset is None or header.offset == NO_OFFSET:
-            return self._offset_at(header.topic, queue_id, header.timestamp_ms)
-        low = self._store.queue_min(header.topic, queue_id)
-        high = self._store.queue_max(header.topic, queue_id) + 1
-        if not low <= header.offset <= high:
-            raise RequestRejected(
-                f"offset {header.offset} of queue {queue_id} of {header.topic} is outside {low}..{high}",
-                code=ResponseCode.SYSTEM_ERROR,
-            )
-        return header.offset
-
-    def _offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
-        """The first message at or after the time; the end for a negative time."""
-        if time_ms < 0:
-            return self._store.queue_max(topic, queue_id)
-        return self._store.offset_by_time(topic, queue_id, time_ms)
 
     def _check_queue(self, topic: str, queue_id: int) -> None:
         config = self._topics.get(topic) or require_topic(self._topics, topic)
