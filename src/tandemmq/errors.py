@@ -1,8 +1,9 @@
 """Every error a caller may see, as one tree; policy sits on the class.
 
-`retriable`: the same call may succeed later or on another broker. `refresh_route`: the caller's route is out of
-date. `fatal`: the process can no longer be trusted and must stop. Outcomes that a caller branches on (nothing new,
-offset moved) are enum values, not errors.
+`retriable`: the same call may succeed later or on another broker. `refresh_route`: the caller's route is
+out of
+date. `fatal`: the process can no longer be trusted and must stop. Outcomes that a caller branches on
+(nothing new, offset moved) are enum values, not errors.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class RemoteProtocolError(ProtocolError):
 class RequestRejected(TandemError):
     """A request that was understood and refused: `code` and `remark` are what the wire carries.
 
-    The subclasses name the cases that callers tell apart; any other code is this class itself. The table between
-    codes and classes is `tandemmq.protocol.rejections`.
+    The subclasses name the cases that callers tell apart; any other code is this class itself. The table
+    between codes and classes is `tandemmq.protocol.rejections`.
     """
 
     code: int = 1

@@ -12,7 +12,8 @@ EpochMs = NewType("EpochMs", int)
 """Wall-clock milliseconds since 1970-01-01 UTC."""
 
 ReplicaId = NewType("ReplicaId", str)
-"""The name under which a replica's acknowledgements are counted: one per slave, however many sockets it has."""
+"""The name under which a replica's acknowledgements are counted: one per slave, however many sockets it
+has."""
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -1,4 +1,5 @@
-"""The doors to the machine: only `runtime/` touches clock, chance, sockets and tasks, so that a simulation can run it all."""
+"""The doors to the machine: only `runtime/` touches clock, chance, sockets and tasks, so that a
+simulation can run it all."""
 
 from __future__ import annotations
 
@@ -29,9 +30,7 @@ FORBIDDEN_CALLS = {
 
 def governed_files() -> list[Path]:
     return [
-        path
-        for path in sorted(SOURCE.rglob("*.py"))
-        if not str(path.relative_to(SOURCE)).startswith(FREE)
+        path for path in sorted(SOURCE.rglob("*.py")) if not str(path.relative_to(SOURCE)).startswith(FREE)
     ]
 
 

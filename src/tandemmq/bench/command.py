@@ -21,6 +21,7 @@ BODY_BYTES = 1024
 QUEUE_COUNT = 4
 TOPIC = "BenchTopic"  # made by the first send, as any producer of a development cluster would
 _WARM_UP_SECONDS = 1.5
+TABLE_WIDTH = 132
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,11 @@ class Row:
 @contextmanager
 def _cluster(directory: Path, *, has_slave: bool) -> Iterator[dict[str, Server]]:
     """A master (and a slave) on free ports, by name; stopped at the end."""
-    name_server = Server("name server", ["namesrv", "--set", "listenPort=0", "--set", "bindAddress=127.0.0.1"], directory / "namesrv.log")
+    name_server = Server(
+        "name server",
+        ["namesrv", "--set", "listenPort=0", "--set", "bindAddress=127.0.0.1"],
+        directory / "namesrv.log",
+    )
     servers = {"name server": name_server}
     with stopping(list(servers.values())):
         name_server.start()
@@ -91,7 +96,8 @@ def _measure(
 
 
 def _wait_until_replicated(servers: dict[str, Server], frames: list[bytes]) -> None:
-    """Returns once a send to the master is acknowledged by both copies, so that no run measures the slave's start."""
+    """Returns once a send to the master is acknowledged by both copies, so that no run measures the
+    slave's start."""
     for _ in range(30):
         if run_load(servers["master"].address, frames, in_flight=1, seconds_max=0.2).failed == 0:
             return
@@ -100,7 +106,15 @@ def _wait_until_replicated(servers: dict[str, Server], frames: list[bytes]) -> N
 
 def _render(rows: list[Row]) -> Table:
     table = Table(title=f"send, {BODY_BYTES} B bodies, one connection", title_justify="left")
-    for heading in ("setting", "in flight", "messages/s", "p50 us", "p99 us", "processor us/message", "memory MiB"):
+    for heading in (
+        "setting",
+        "in flight",
+        "messages/s",
+        "p50 us",
+        "p99 us",
+        "processor us/message",
+        "memory MiB",
+    ):
         table.add_column(heading, justify="left" if heading == "setting" else "right")
     for row in rows:
         table.add_row(
@@ -118,17 +132,23 @@ def _render(rows: list[Row]) -> Table:
 def bench(
     seconds: Annotated[float, typer.Option(help="Length of each measured run.", min=0.5, max=60)] = 8.0,
 ) -> None:
-    """Replay prepared send frames against a broker, alone and with a synchronous slave, and print what it costs."""
+    """Replay prepared send frames against a broker, alone and with a synchronous slave, and print what
+    it costs."""
     console = Console()
+    if not console.is_terminal:
+        console.width = TABLE_WIDTH
     frames = send_frames(TOPIC, QUEUE_COUNT, BODY_BYTES, 4096)
     rows: list[Row] = []
     for setting, has_slave in (("ASYNC_FLUSH, no slave", False), ("ASYNC_FLUSH, synchronous slave", True)):
-        with tempfile.TemporaryDirectory(prefix="tandemmq-bench-") as name:
-            with _cluster(Path(name), has_slave=has_slave) as servers, console.status(f"measuring {setting}"):
-                _wait_until_replicated(servers, frames)
-                run_load(servers["master"].address, frames, in_flight=64, seconds_max=_WARM_UP_SECONDS)
-                for in_flight in (1, 64):
-                    rows.append(_measure(setting, servers, frames, in_flight=in_flight, seconds=seconds))
+        with (
+            tempfile.TemporaryDirectory(prefix="tandemmq-bench-") as name,
+            _cluster(Path(name), has_slave=has_slave) as servers,
+            console.status(f"measuring {setting}"),
+        ):
+            _wait_until_replicated(servers, frames)
+            run_load(servers["master"].address, frames, in_flight=64, seconds_max=_WARM_UP_SECONDS)
+            for in_flight in (1, 64):
+                rows.append(_measure(setting, servers, frames, in_flight=in_flight, seconds=seconds))
     console.print(_render(rows))
     failed = sum(row.result.failed for row in rows)
     if failed:

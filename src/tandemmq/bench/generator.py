@@ -18,7 +18,8 @@ _READ_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """What one run of the generator saw: a count, its wall time in seconds and each send's latency in microseconds."""
+    """What one run of the generator saw: a count, its wall time in seconds and each send's latency in
+    microseconds."""
 
     count: int
     seconds: float
@@ -111,6 +112,4 @@ def _drive(connection: socket.socket, frames: list[bytes], in_flight: int, secon
                 latencies.append((now - waiting.popleft()) * 1e6)
                 position += size
             del buffered[:position]
-    return LoadResult(
-        count=len(latencies), seconds=clock() - started, latencies_us=latencies, failed=failed
-    )
+    return LoadResult(count=len(latencies), seconds=clock() - started, latencies_us=latencies, failed=failed)

@@ -10,7 +10,8 @@ _USER_FIELD, _SYSTEM_FIELD = 13, 14
 
 
 def processor_seconds(pid: int) -> float:
-    """User and system time that the process has used so far, in seconds (resolution: one kernel tick, 10 ms)."""
+    """User and system time that the process has used so far, in seconds (resolution: one kernel tick, 10
+    ms)."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     # The command name in parentheses may itself hold spaces; fields are counted behind it.
     fields = text[text.rindex(")") + 2 :].split()

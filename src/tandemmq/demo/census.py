@@ -1,7 +1,7 @@
 """Counts taken from files alone, so that no running process can vouch for itself.
 
-The CommitLog walk reads sizes, magics and topics straight from the bytes (spec store 3) and shares no code with the
-store that wrote them.
+The CommitLog walk reads sizes, magics and topics straight from the bytes (spec store 3) and shares no
+code with the store that wrote them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _STORE_HOST_V6 = 0x20
 
 
 def count_in_commit_log(directory: Path, topic: str) -> int:
-    """The records of `topic` in the CommitLog files of `directory`, oldest file first, up to the first free byte."""
+    """The records of `topic` in the CommitLog files of `directory`, oldest file first, up to the first
+    free byte."""
     wanted = topic.encode()
     return sum(
         _count_in_file(path, wanted) for path in sorted(directory.iterdir()) if path.stat().st_size > 0
@@ -52,7 +53,7 @@ def _count_in_file(path: Path, topic: bytes) -> int:
 def _topic_of(data: mmap.mmap, position: int, *, is_long: bool) -> bytes:
     sys_flag = _INT32.unpack_from(data, position + _SYS_FLAG_AT)[0]
     hosts_size = (20 if sys_flag & _BORN_HOST_V6 else 8) + (20 if sys_flag & _STORE_HOST_V6 else 8)
-    # Behind the born host come the store time (8); behind the store host the retry count (4) and the prepared offset (8).
+    # Behind the born host: the store time (8). Behind the store host: retries (4), prepared offset (8).
     body_size_at = position + _HOSTS_START + hosts_size + 8 + 4 + 8
     topic_size_at = body_size_at + 4 + _INT32.unpack_from(data, body_size_at)[0]
     if is_long:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from tandemmq.launcher import Server
 
 DOWN_SECONDS = 4.0
-_POLL_SECONDS = 0.05
 
 
-async def crash_slave_when(slave: Server, is_time: Callable[[], bool], notes: list[str]) -> None:
-    """Kills the slave once `is_time()` holds, and starts it again after DOWN_SECONDS; `notes` says so."""
-    while not is_time():
-        await asyncio.sleep(_POLL_SECONDS)
+async def crash_slave_when(slave: Server, it_is_time: asyncio.Event, notes: list[str]) -> None:
+    """Kills the slave once `it_is_time`, and starts it again after DOWN_SECONDS; `notes` says so."""
+    await it_is_time.wait()
     slave.kill()
     await asyncio.sleep(DOWN_SECONDS)
     await asyncio.to_thread(slave.start)

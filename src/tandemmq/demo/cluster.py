@@ -1,4 +1,5 @@
-"""The demo's cluster: a NameServer, a synchronous master and its slave, each a process with a RocketMQ configuration file."""
+"""The demo's cluster: a NameServer, a synchronous master and its slave, each a process with a RocketMQ
+configuration file."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ def running_cluster(directory: Path) -> Iterator[Cluster]:
 
     Raises:  ProcessFailed when a server does not come up.
     """
-    name_server = Server("name server", ["namesrv", "--set", "listenPort=0", "--set", "bindAddress=127.0.0.1"], directory / "namesrv.log")
+    name_server = Server(
+        "name server",
+        ["namesrv", "--set", "listenPort=0", "--set", "bindAddress=127.0.0.1"],
+        directory / "namesrv.log",
+    )
     with stopping([name_server]):
         name_server.start()
         master, master_store = _broker(directory, name_server, "master", broker_id=0)

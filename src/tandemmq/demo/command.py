@@ -16,11 +16,16 @@ from tandemmq.spark.java import find_java
 
 
 def demo(
-    rows: Annotated[int, typer.Option(help="How many of the flights to publish.", min=1, max=ROW_COUNT)] = ROW_COUNT,
+    rows: Annotated[
+        int, typer.Option(help="How many of the flights to publish.", min=1, max=ROW_COUNT)
+    ] = ROW_COUNT,
     keep: Annotated[Path | None, typer.Option(help="Keep all files in this new or empty directory.")] = None,
-    chaos: Annotated[bool, typer.Option("--chaos", help="Kill the slave and the Spark pipeline on the way.")] = False,
+    chaos: Annotated[
+        bool, typer.Option("--chaos", help="Kill the slave and the Spark pipeline on the way.")
+    ] = False,
 ) -> None:
-    """Publish real data to a master, copy it to a slave, land it with Spark, and count that nothing is lost."""
+    """Publish real data to a master, copy it to a slave, land it with Spark, and count that nothing is
+    lost."""
     console = Console()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         console.print(f"tandemmq: --keep {keep}: must be a directory that is new or empty", soft_wrap=True)

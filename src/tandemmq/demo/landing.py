@@ -1,4 +1,5 @@
-"""Drives the landing pipeline as a process of its own: follows its progress, kills it when asked, starts it again."""
+"""Drives the landing pipeline as a process of its own: follows its progress, kills it when asked, starts
+it again."""
 
 from __future__ import annotations
 
@@ -19,7 +20,16 @@ class Landing:
     """One run (or, after a kill, several) of `tandemmq pipeline landing --once`."""
 
     def __init__(self, arguments: list[str], log_path: Path, on_progress: Callable[[int], None]) -> None:
-        self._command = [sys.executable, "-m", "tandemmq", "pipeline", "landing", "--once", "--progress", "json"]
+        self._command = [
+            sys.executable,
+            "-m",
+            "tandemmq",
+            "pipeline",
+            "landing",
+            "--once",
+            "--progress",
+            "json",
+        ]
         self._command += arguments
         self._log_path = log_path
         self._on_progress = on_progress
@@ -45,7 +55,7 @@ class Landing:
 
     def _start(self) -> subprocess.Popen[str]:
         with self._log_path.open("ab") as log:
-            # A session of its own: the JVM and the Python workers are killed with it, as on a machine that dies.
+            # A session of its own: the JVM and the Python workers are killed with it.
             return subprocess.Popen(
                 self._command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
             )
@@ -68,4 +78,6 @@ class Landing:
         if code != 0:
             last = self._log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
             reason = last[0] if last else "no message"
-            raise ProcessFailed(f"the landing pipeline ended with exit code {code}: {reason} (log: {self._log_path})")
+            raise ProcessFailed(
+                f"the landing pipeline ended with exit code {code}: {reason} (log: {self._log_path})"
+            )

@@ -1,7 +1,9 @@
 """Publishing: every row sent once, every answer kept, and what was stored late confirmed at the slave.
 
-A send that is answered with FLUSH_SLAVE_TIMEOUT is stored at the master but not known to be copied. Sending it again
-would store it twice; so it is kept aside, and counts as acknowledged once the slave's queue has grown past it.
+A send that is answered with FLUSH_SLAVE_TIMEOUT is stored at the master but not known to be copied.
+Sending it again
+would store it twice; so it is kept aside, and counts as acknowledged once the slave's queue has grown
+past it.
 """
 
 from __future__ import annotations
@@ -75,9 +77,11 @@ async def publish(
     return published
 
 
-async def slave_progress(client: RemotingClient, slave_address: str, topic: str, queue_count: int) -> list[int]:
+async def slave_progress(
+    client: RemotingClient, slave_address: str, topic: str, queue_count: int
+) -> list[int]:
     """The next queue offset of each queue as the slave has it; zeros while it does not answer."""
-    ends = []
+    ends: list[int] = []
     for queue_id in range(queue_count):
         try:
             ends.append(

@@ -1,7 +1,8 @@
-"""From the landed table to an answer: flights and mean departure delay per carrier and hour, as a table and a plot.
+"""From the landed table to an answer: flights and mean departure delay per carrier and hour, as a table
+and a plot.
 
-Runs as a process of its own (`python -m tandemmq.demo.rollup TABLE OUT PLOT`), since a Spark session is best ended
-with its process.
+Runs as a process of its own (`python -m tandemmq.demo.rollup TABLE OUT PLOT`), since a Spark session is
+best ended with its process.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _BODY_SCHEMA = "carrier string, hour int, dep_delay double"
 
 
 def delays_by_carrier_and_hour(landed: DataFrame) -> DataFrame:
-    """One row per carrier and scheduled hour: `flights`, and `mean_dep_delay` in minutes (cancelled flights left out)."""
+    """One row per carrier and scheduled hour: `flights`, and `mean_dep_delay` in minutes (cancelled
+    flights left out)."""
     from pyspark.sql import functions as F
 
     flight = F.from_json(F.col("body").cast("string"), _BODY_SCHEMA)
@@ -34,7 +36,8 @@ def delays_by_carrier_and_hour(landed: DataFrame) -> DataFrame:
 
 
 def plot_delays(table: pd.DataFrame, path: Path, *, carriers_max: int = 8) -> None:
-    """Writes a PNG: mean departure delay over the day for the busiest carriers, above the number of flights."""
+    """Writes a PNG: mean departure delay over the day for the busiest carriers, above the number of
+    flights."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -21,12 +21,18 @@ from tandemmq.demo.flights import flight_messages
 from tandemmq.demo.landing import Landing
 from tandemmq.demo.publish import Published, confirm_late, producer_options, publish, slave_progress
 from tandemmq.launcher import ProcessFailed
+from tandemmq.remoting import RemotingClient
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.network import TcpNetwork
 
 TOPIC = "flights"
 QUEUE_COUNT = 8
 _CATCH_UP_SECONDS_MAX = 60.0
 _POLL_SECONDS = 0.3
 _LANDING_BATCHES = 6
+_CHAOS_AT_SHARE = 0.3
+
+ReadEnds = Callable[[], Awaitable[list[int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +68,8 @@ class Census:
 
 
 def run_demo(options: DemoOptions, console: Console) -> bool:
-    """True when all counts equal the number of rows. Prints progress, a table, and the verdict as its last line.
+    """True when all counts equal the number of rows. Prints progress, a table, and the verdict as its
+    last line.
 
     Raises:  ProcessFailed when a part of the demo does not run at all.
     """
@@ -91,52 +98,52 @@ async def _publish_all(
     options: DemoOptions, cluster: Cluster, progress: Progress, notes: list[str]
 ) -> Published:
     publishing = progress.add_task("publishing", total=options.row_count)
-    replicating = progress.add_task("on the slave", total=options.row_count)
+    replicating = progress.add_task("copied to the slave", total=options.row_count)
     name_server = cluster.name_server.address
-    async with Admin(name_server) as admin:
-        await admin.create_topic(TOPIC, queue_count=QUEUE_COUNT, cluster=CLUSTER_NAME)
-        read_ends = partial(_slave_ends, admin, cluster)
-        watcher = asyncio.create_task(_follow_slave(read_ends, progress, replicating))
-        chaos = (
-            asyncio.create_task(
-                crash_slave_when(
-                    cluster.slave, lambda: progress.tasks[publishing].completed >= options.row_count * 0.3, notes
-                )
-            )
-            if options.is_chaotic
-            else None
-        )
-        try:
-            async with Producer("demo", name_server, options=producer_options()) as producer:
-                published = await publish(
-                    producer,
-                    flight_messages(TOPIC, options.row_count),
-                    lambda count: progress.update(publishing, completed=count),
-                )
-            if chaos is not None:
-                await chaos
-            await confirm_late(published, read_ends, seconds_max=_CATCH_UP_SECONDS_MAX)
-            await _wait_for_copies(read_ends, published)
-            progress.update(replicating, completed=sum(await read_ends()))
-        finally:
-            watcher.cancel()
+    watching_client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+
+    async def read_ends() -> list[int]:
+        return await slave_progress(watching_client, cluster.slave.address, TOPIC, QUEUE_COUNT)
+
+    it_is_time = asyncio.Event()
+
+    def on_progress(count: int) -> None:
+        progress.update(publishing, completed=count)
+        if count >= options.row_count * _CHAOS_AT_SHARE:
+            it_is_time.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        async with Admin(name_server) as admin:
+            await admin.create_topic(TOPIC, queue_count=QUEUE_COUNT, cluster=CLUSTER_NAME)
+        watcher = tasks.create_task(_follow_slave(read_ends, progress, replicating))
+        chaos = None
+        if options.is_chaotic:
+            chaos = tasks.create_task(crash_slave_when(cluster.slave, it_is_time, notes))
+        async with Producer("demo", name_server, options=producer_options()) as producer:
+            published = await publish(producer, flight_messages(TOPIC, options.row_count), on_progress)
+        if chaos is not None:
+            await chaos
+        await confirm_late(published, read_ends, seconds_max=_CATCH_UP_SECONDS_MAX)
+        await _wait_for_copies(read_ends, published)
+        watcher.cancel()
+        progress.update(replicating, completed=sum(await read_ends()))
+    await watching_client.close()
     return published
 
 
-async def _slave_ends(admin: Admin, cluster: Cluster) -> list[int]:
-    return await slave_progress(admin.remoting, cluster.slave.address, TOPIC, QUEUE_COUNT)
-
-
-async def _follow_slave(read_ends, progress: Progress, task: TaskID) -> None:  # type: ignore[no-untyped-def]
+async def _follow_slave(read_ends: ReadEnds, progress: Progress, task: TaskID) -> None:
     while True:
         progress.update(task, completed=sum(await read_ends()))
         await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _wait_for_copies(read_ends, published: Published) -> None:  # type: ignore[no-untyped-def]
+async def _wait_for_copies(read_ends: ReadEnds, published: Published) -> None:
     """Returns once the slave has as many messages as were acknowledged, or after a bounded time."""
-    deadline = asyncio.get_running_loop().time() + _CATCH_UP_SECONDS_MAX
-    while sum(await read_ends()) < published.acknowledged and asyncio.get_running_loop().time() < deadline:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _CATCH_UP_SECONDS_MAX
+    while True:
+        if sum(await read_ends()) >= published.acknowledged or loop.time() > deadline:
+            return
         await asyncio.sleep(_POLL_SECONDS)
 
 
