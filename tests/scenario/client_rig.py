@@ -47,7 +47,6 @@ class Rig:
         name: str = "broker-a",
         broker_id: int = 0,
         *,
-        port: int = 0,
         role: BrokerRole | None = None,
         **changes: object,
     ) -> Broker:
@@ -57,7 +56,7 @@ class Rig:
             broker_name=name,
             broker_id=broker_id,
             listen_host="127.0.0.1",
-            listen_port=port,
+            listen_port=0,
             fast_listen=False,
             name_servers=(self.namesrv,),
             slave_read_enable=True,
@@ -86,9 +85,6 @@ class Rig:
 
     async def stop_broker(self, name: str = "broker-a", broker_id: int = 0) -> None:
         await self._brokers.pop((name, broker_id)).stop()
-
-    def port_of(self, name: str, broker_id: int = 0) -> int:
-        return self._brokers[name, broker_id].address[1]
 
     async def stop_all(self) -> None:
         for key in sorted(self._brokers, reverse=True):

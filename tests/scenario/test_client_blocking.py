@@ -18,7 +18,7 @@ from tandemmq.client import (
     SendResult,
     StartFrom,
 )
-from tandemmq.client.loop_thread import LoopThread
+from tandemmq.client.blocking import LoopThread
 from tandemmq.errors import BrokerUnreachable, ClientError, MessageIllegal
 
 FIRST = ConsumerOptions(start_from=StartFrom.FIRST, commit_s=0.1)

@@ -19,7 +19,6 @@ async def test_reading_goes_on_at_the_slave_and_back_at_the_master(tmp_path: Pat
         await rig.fill("T", 50)
         async with rig.consumer() as consumer:
             seen = numbers(await take(consumer, 20))
-            port = rig.port_of("broker-a")
             await rig.wait_for_slave("broker-a", "T", "%RETRY%CG")
             await rig.stop_broker()
             seen += numbers(await take(consumer, 30))
@@ -27,7 +26,7 @@ async def test_reading_goes_on_at_the_slave_and_back_at_the_master(tmp_path: Pat
             with pytest.raises((NoRoute, BrokerUnreachable)):
                 async with Producer("P", rig.namesrv) as producer:
                     await producer.send(Message(topic="T", body=b"x"), timeout_s=1)
-            await rig.start_broker(port=port)
+            await rig.start_broker()
             await rig.fill("T", 10, first=50)
             assert numbers(await take(consumer, 10)) == list(range(50, 60))
 
@@ -39,11 +38,10 @@ async def test_offsets_of_the_outage_reach_the_master_again(tmp_path: Path) -> N
         async with rig.consumer(auto_ack=False) as consumer, Admin(rig.namesrv) as admin:
             messages = await take(consumer, 20)
             await rig.wait_for_slave("broker-a", "T", "%RETRY%CG")
-            port = rig.port_of("broker-a")
             await rig.stop_broker()
             consumer.ack(*messages)
             await until_true(consumer.commit, "a commit at the slave")
-            await rig.start_broker(port=port)
+            await rig.start_broker()
 
             async def is_at_master() -> bool:
                 try:

@@ -5,7 +5,9 @@
 """
 
 from tandemmq.client.admin import Admin, QueueRange
-from tandemmq.client.blocking import BlockingAdmin, BlockingConsumer, BlockingProducer
+from tandemmq.client.blocking_admin import BlockingAdmin
+from tandemmq.client.blocking_consumer import BlockingConsumer
+from tandemmq.client.blocking_producer import BlockingProducer
 from tandemmq.client.consumer.consumer import Consumer
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import (

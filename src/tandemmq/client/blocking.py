@@ -1,59 +1,133 @@
-"""Producer, consumer and admin client for code without an event loop: thin facades over the asyncio ones.
+"""From plain threads into the event loop: one background thread, and what all blocking facades have in
+common.
 
-    with BlockingProducer("orders", "127.0.0.1:9876") as producer:
-        producer.send(Message(topic="Orders", body=b"..."))
-
-All facades of a process share one background thread. A facade may be used from several threads, but a
-consumer is iterated or polled by one at a time. Results, errors and the meaning of every option are those of
-the asyncio clients.
+The thread is shared by all facades of a process: started by the first and stopped by the last. After a fork
+the child has no such thread, whatever it inherited, and gets its own.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from tandemmq.client.admin import Admin, QueueRange
-from tandemmq.client.consumer.consumer import Consumer
-from tandemmq.client.consumer.subscription import ALL
-from tandemmq.client.loop_thread import LoopThread, acquire_thread, release_thread
-from tandemmq.client.options import ClientOptions, ConsumerOptions, ProducerOptions
-from tandemmq.client.producer.bulk import OnResult, Outcome, SendSummary, cut_messages
-from tandemmq.client.producer.producer import Producer
-from tandemmq.client.producer.results import SendResult
-from tandemmq.errors import ClientError, TandemError
-from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.cluster import ClusterInfo
-from tandemmq.protocol.bodies.route import TopicRoute
-from tandemmq.protocol.bodies.topic import PERMISSION_DEFAULT
-from tandemmq.protocol.message import Message, ReceivedMessage
-from tandemmq.protocol.record import Record
-from tandemmq.units import QueueOffset
+import uvloop
 
-ITERATION_POLL = 256
-"""Messages that an iterating consumer fetches at a time from its thread."""
-ACK_COUNT = 64
-ACK_EVERY_S = 0.2
-"""What an iteration has finished goes to the thread in groups: a call per message costs more than the
-message.
-"""
+from tandemmq.errors import ClientError
+
+T = TypeVar("T")
 
 
-class _AsyncClient(Protocol):
+class LoopThread:
+    """A loop that runs in its own thread until `stop`."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="tandemmq-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_usable(self) -> bool:
+        """False after a fork and after `stop`."""
+        return self._pid == os.getpid() and self._thread.is_alive()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine in the loop; the future is for the calling thread."""
+        if not self.is_usable:
+            work.close()
+            raise ClientError("the client's thread is gone: it was closed, or the process has forked")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop and wait for it; an interrupt of the caller cancels it."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise ClientError("a blocking call from a callback in the client's own thread would never end")
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Run a plain function in the loop, later; does not wait."""
+        if self.is_usable:
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def monotonic(self) -> float:
+        """Seconds of a clock that only rises, for the calling thread."""
+        return time.monotonic()
+
+    def stop(self) -> None:
+        """End the thread; nothing must be using it any more."""
+        if self.is_usable:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+
+class _SharedThread:
+    """Counts the users of the process's one LoopThread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: LoopThread | None = None
+        self._users = 0
+
+    def acquire(self) -> LoopThread:
+        with self._lock:
+            if self._thread is None or not self._thread.is_usable:
+                self._thread, self._users = LoopThread(), 0
+            self._users += 1
+            return self._thread
+
+    def release(self, thread: LoopThread) -> None:
+        with self._lock:
+            if thread is not self._thread:
+                return
+            self._users -= 1
+            if self._users:
+                return
+            self._thread = None
+        thread.stop()
+
+
+_shared = _SharedThread()
+
+
+def acquire_thread() -> LoopThread:
+    """The process's client thread, started when this is its first user."""
+    return _shared.acquire()
+
+
+def release_thread(thread: LoopThread) -> None:
+    """Give the thread back; the last user stops it."""
+    _shared.release(thread)
+
+
+class AsyncClient(Protocol):
     async def start(self) -> object: ...
 
     async def close(self) -> None: ...
 
 
-C = TypeVar("C", bound=_AsyncClient)
-T = TypeVar("T")
+C = TypeVar("C", bound=AsyncClient)
 
 
-class _Facade(Generic[C]):
+class Facade(Generic[C]):
     """Owns one asyncio client, made, used and closed in the shared thread."""
 
     def __init__(self, make: Callable[[], C]) -> None:
@@ -109,250 +183,14 @@ class _Facade(Generic[C]):
             raise ClientError("the client is not started, or closed")
         return self._client
 
+    def _monotonic(self) -> float:
+        return 0.0 if self._thread is None else self._thread.monotonic()
+
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         assert self._thread is not None
         return self._thread.call(work)
 
 
-class BlockingProducer(_Facade[Producer]):
-    """See `Producer`."""
-
-    def __init__(self, group: str, namesrv: str, *, options: ProducerOptions | None = None) -> None:
-        super().__init__(lambda: Producer(group, namesrv, options=options))
-
-    def send(
-        self, message: Message, *, queue: MessageQueue | None = None, timeout_s: float | None = None
-    ) -> SendResult:
-        """Where the message was stored."""
-        return self._call(self._running.send(message, queue=queue, timeout_s=timeout_s))
-
-    def send_batch(
-        self,
-        messages: Sequence[Message],
-        *,
-        queue: MessageQueue | None = None,
-        timeout_s: float | None = None,
-    ) -> list[SendResult]:
-        """One result per message; one request, all or none."""
-        return self._call(self._running.send_batch(messages, queue=queue, timeout_s=timeout_s))
-
-    def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
-        """Send without an answer; the message may be lost."""
-        self._call(self._running.send_oneway(message, queue=queue))
-
-    def send_many(
-        self,
-        messages: Iterable[Message],
-        *,
-        on_result: OnResult | None = None,
-        stop_on_error: bool = True,
-        batches_in_flight_max: int = 16,
-    ) -> SendSummary:
-        """Send all messages in batches, many at a time.
-
-        `messages` is iterated, and `on_result(message, outcome)` is called, in the calling thread and in the
-        order of sending; reading ahead is bounded by the batches under way. With `stop_on_error` the first
-        failure ends it: what is under way is waited for, then the error is raised.
-        """
-        producer, thread = self._running, self._thread
-        assert thread is not None
-        summary = SendSummary()
-        pending: deque[tuple[list[Message], Future[list[SendResult]]]] = deque()
-
-        def settle_oldest() -> None:
-            chunk, future = pending.popleft()
-            outcomes: Sequence[Outcome]
-            try:
-                outcomes = future.result()
-            except TandemError as error:
-                outcomes = [error] * len(chunk)
-            summary.note(chunk, outcomes, on_result)
-
-        for chunk in cut_messages(messages, producer.options):
-            while len(pending) >= batches_in_flight_max:
-                settle_oldest()
-            if summary.must_stop(stop_on_error=stop_on_error):
-                break
-            pending.append((chunk, thread.submit(producer.send_batch(chunk))))
-        while pending:
-            settle_oldest()
-        return summary.result(stop_on_error=stop_on_error)
-
-    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues that take messages of a topic now."""
-        return self._call(self._running.queues(topic))
-
-    def queue_for(self, topic: str, key: str) -> MessageQueue:
-        """The queue for messages that must stay in order among themselves."""
-        return self._call(self._running.queue_for(topic, key))
-
-    def flush(self) -> None:
-        """Returns when every send that was started has its result."""
-        self._call(self._running.flush())
-
-
-class BlockingConsumer(_Facade[Consumer]):
-    """See `Consumer`; subscribe before the start or later.
-
-    Iterating never ends by itself: it waits for the next message. With `auto_ack` a message is finished when
-    the loop asks for the next one; leaving the loop by an exception leaves the last message unfinished.
-    """
-
-    def __init__(self, group: str, namesrv: str, *, options: ConsumerOptions | None = None) -> None:
-        self._subscriptions: dict[str, str] = {}
-        self._is_auto_ack = options is None or options.auto_ack
-        self._fetched: deque[ReceivedMessage] = deque()
-        self._last: ReceivedMessage | None = None
-        self._finished: list[ReceivedMessage] = []
-        self._acked_at = 0.0
-        super().__init__(lambda: self._make_consumer(group, namesrv, options))
-
-    def subscribe(self, topic: str, tags: str = ALL) -> None:
-        """All messages of a topic, or those with one of the tags in `TagA || TagB`."""
-        self._subscriptions[topic] = tags
-        if self._client is not None:
-            self._call(_in_loop(self._client.subscribe, topic, tags))
-
-    def unsubscribe(self, topic: str) -> None:
-        """Stop taking part in a topic."""
-        self._subscriptions.pop(topic, None)
-        if self._client is not None:
-            self._call(_in_loop(self._client.unsubscribe, topic))
-
-    def poll(self, count_max: int = 256, timeout_s: float = 1.0) -> list[ReceivedMessage]:
-        """Up to `count_max` messages; empty when none came within `timeout_s`."""
-        return self._call(self._running.poll(count_max, timeout_s))
-
-    def __iter__(self) -> Iterator[ReceivedMessage]:
-        return self
-
-    def __next__(self) -> ReceivedMessage:
-        """The next message, whenever it comes; ends when the consumer is closed by another thread."""
-        if self._last is not None:
-            self._finished.append(self._last)
-            self._last = None
-        if not self._fetched:
-            self._flush_acks()
-            self._fetched.extend(self._call(self._running.fetch(ITERATION_POLL)))
-            if not self._fetched:
-                raise StopIteration
-        elif len(self._finished) >= ACK_COUNT or time.monotonic() - self._acked_at >= ACK_EVERY_S:
-            self._flush_acks()
-        message = self._fetched.popleft()
-        if self._is_auto_ack:
-            self._last = message
-        return message
-
-    def close(self) -> None:
-        """Commit what is finished and leave the group."""
-        self._flush_acks()
-        self._last = None
-        self._fetched.clear()
-        super().close()
-
-    def ack(self, *messages: ReceivedMessage) -> None:
-        """These messages are finished."""
-        self._call(_in_loop(self._running.ack_all, messages))
-
-    def commit(self) -> bool:
-        """Commit now what is finished; False when a broker could not take it."""
-        self._flush_acks()
-        return self._call(self._running.commit())
-
-    def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
-        """Hand a message back for a later delivery."""
-        self._call(self._running.retry_later(message, delay_level=delay_level))
-
-    @property
-    def assigned(self) -> tuple[MessageQueue, ...]:
-        """The queues that this consumer reads now, sorted."""
-        return self._call(_in_loop(lambda: self._running.assigned))
-
-    def _flush_acks(self) -> None:
-        """Tell the consumer what this thread has finished; before anything else that it is asked."""
-        self._acked_at = time.monotonic()
-        if self._finished and self._thread is not None and self._client is not None:
-            self._thread.call_soon(self._client.ack_all, self._finished)
-            self._finished = []
-
-    def _make_consumer(self, group: str, namesrv: str, options: ConsumerOptions | None) -> Consumer:
-        consumer = Consumer(group, namesrv, options=options)
-        for topic, tags in self._subscriptions.items():
-            consumer.subscribe(topic, tags)
-        return consumer
-
-
-class BlockingAdmin(_Facade[Admin]):
-    """See `Admin`."""
-
-    def __init__(self, namesrv: str, *, options: ClientOptions | None = None) -> None:
-        super().__init__(lambda: Admin(namesrv, options=options))
-
-    def cluster_info(self) -> ClusterInfo:
-        """All registered brokers."""
-        return self._call(self._running.cluster_info())
-
-    def topics(self) -> list[str]:
-        """The names of all topics."""
-        return self._call(self._running.topics())
-
-    def topic_route(self, topic: str) -> TopicRoute:
-        """Queues and brokers of a topic."""
-        return self._call(self._running.topic_route(topic))
-
-    def runtime_info(self, address: str) -> dict[str, str]:
-        """The figures of one broker."""
-        return self._call(self._running.runtime_info(address))
-
-    def create_topic(
-        self,
-        topic: str,
-        *,
-        queue_count: int = 4,
-        permission: int = PERMISSION_DEFAULT,
-        cluster: str | None = None,
-        attributes: Mapping[str, str] | None = None,
-    ) -> None:
-        """Create the topic on every master of the cluster; returns when its route is known."""
-        self._call(
-            self._running.create_topic(
-                topic, queue_count=queue_count, permission=permission, cluster=cluster, attributes=attributes
-            )
-        )
-
-    def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
-        """Delete the topic on every broker of the cluster."""
-        self._call(self._running.delete_topic(topic, cluster=cluster))
-
-    def topic_offsets(self, topic: str) -> dict[MessageQueue, QueueRange]:
-        """What each queue of the topic holds."""
-        return self._call(self._running.topic_offsets(topic))
-
-    def message_count(self, topic: str) -> int:
-        """How many messages the topic holds now."""
-        return self._call(self._running.message_count(topic))
-
-    def committed_offsets(self, group: str, topic: str) -> dict[MessageQueue, QueueOffset | None]:
-        """Per queue where the group goes on."""
-        return self._call(self._running.committed_offsets(group, topic))
-
-    def lag(self, group: str, topic: str) -> int:
-        """How many messages of the topic the group has not finished."""
-        return self._call(self._running.lag(group, topic))
-
-    def reset_offsets(self, group: str, topic: str, time_ms: int) -> dict[MessageQueue, int]:
-        """Let a group go on from a time."""
-        return self._call(self._running.reset_offsets(group, topic, time_ms))
-
-    def find_by_key(self, topic: str, key: str, *, count_max: int = 32) -> list[Record]:
-        """Messages that carry the key."""
-        return self._call(self._running.find_by_key(topic, key, count_max=count_max))
-
-    def find_by_id(self, message_id: str) -> Record | None:
-        """The message of a broker's message id."""
-        return self._call(self._running.find_by_id(message_id))
-
-
-async def _in_loop(function: Callable[..., T], *args: Any) -> T:
+async def in_loop(function: Callable[..., T], *args: Any) -> T:
     """A plain call, made in the loop's thread."""
     return function(*args)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 from tandemmq.api import broker_client
@@ -86,6 +87,8 @@ class ClientInstance:
         )
         self.client_id = ""
         self.failure: BaseException | None = None
+        self.on_failure: list[Callable[[BaseException], None]] = []
+        """Called once, when a background task of this instance has died."""
         self._producer_groups: dict[str, None] = {INNER_PRODUCER_GROUP: None}
         self._consumers: dict[str, GroupMember] = {}
         self._heartbeat_wanted = asyncio.Event()
@@ -95,7 +98,11 @@ class ClientInstance:
 
         Raises:  BrokerUnreachable, naming the name servers, when none takes a connection.
         """
-        ip = self.options.client_ip or await self._local_ip()
+        try:
+            ip = self.options.client_ip or await self._local_ip()
+        except BaseException:
+            await self.close()
+            raise
         unique = f"{os.getpid()}#{self.chance.token_bytes(6).hex()}"
         unit = f"@{self.options.unit_name}" if self.options.unit_name else ""
         self.client_id = f"{ip}@{self.options.instance_name or unique}{unit}"
@@ -208,6 +215,8 @@ class ClientInstance:
 
     def _on_failure(self, name: str, error: BaseException) -> None:
         self.failure = error
+        for callback in self.on_failure:
+            callback(error)
 
 
 async def _local_address(client: RemotingClient, address: str) -> str:

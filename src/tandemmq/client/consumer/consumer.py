@@ -119,6 +119,7 @@ class Consumer:
             self._assignment.subscribe(parse_subscription(retry_topic(self.group), ALL, version))
         self._instance.add_consumer(self)
         self._end_route_watch = self._instance.routes.watch(lambda _: self._assignment.rebalance_soon())
+        self._instance.on_failure.append(lambda error: self._on_failure("client", error))
         self._is_started = True
         await self._assignment.load_routes()
         await self._instance.beat()
@@ -135,8 +136,9 @@ class Consumer:
         if self._end_route_watch is not None:
             self._end_route_watch()
         self._inbox.close()
-        await self._assignment.close()
+        # First the tasks: a rebalance under way must not take a queue over after the last commit.
         await self._tasks.close()
+        await self._assignment.close()
         await self._instance.leave(consumer_group=self.group)
         if self._owns_instance:
             await self._instance.close()
@@ -160,7 +162,7 @@ class Consumer:
         self._since_yield += 1
         if self._since_yield >= YIELD_EVERY:
             self._since_yield = 0
-            await asyncio.sleep(0)
+            await self._instance.clock.sleep(0)
         while True:
             self._check_alive()
             delivery = self._inbox.take()
@@ -181,7 +183,7 @@ class Consumer:
         """
         self._finish_handed_out()
         # Also when messages are there: a caller that only polls must let the pulls go on.
-        await asyncio.sleep(0)
+        await self._instance.clock.sleep(0)
         self._check_alive()
         if not len(self._inbox) and timeout_s > 0:
             with suppress(TimeoutError):

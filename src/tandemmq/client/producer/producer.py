@@ -69,6 +69,7 @@ class Producer:
         if self._owns_instance:
             await self._instance.start()
         self._instance.add_producer(self.group)
+        self._instance.on_failure.append(self._on_failure)
         self._is_open = True
         return self
 
@@ -103,7 +104,8 @@ class Producer:
         """Where the message was stored; waits first while too much is in flight.
 
         Without `queue` the queues of the topic take turns, and a failed attempt is repeated at another
-        broker. A repetition, and a timeout, may leave more than one copy.
+        broker; with it, at the same queue after a pause. A repetition, and a timeout, may leave more than one
+        copy.
 
         Raises:  MessageIllegal (too large, bad names), NoRoute, BrokerUnreachable, RequestTimeout, or the
                  RequestRejected class of the broker's last answer.
@@ -268,6 +270,10 @@ class Producer:
             failed: asyncio.Future[list[SendResult]] = asyncio.get_running_loop().create_future()
             failed.set_exception(error)
             return failed
+
+    def _on_failure(self, error: BaseException) -> None:
+        """What waits for a route or a connection would wait for ever."""
+        self._sender.abandon(ClientError(f"the client has failed: {error!r}"))
 
     def _settle(self, shipment: Shipment) -> None:
         self._give_back(shipment.room_bytes, shipment.room_count)

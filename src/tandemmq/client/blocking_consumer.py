@@ -1,0 +1,121 @@
+"""BlockingConsumer: for code without an event loop; a thin facade over `Consumer`.
+
+    with BlockingConsumer("billing", "127.0.0.1:9876") as consumer:
+        consumer.subscribe("Orders")
+        for message in consumer:
+            handle(message.body)
+
+To be iterated or polled by one thread at a time. Errors and the meaning of every option are those of
+`Consumer`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from tandemmq.client.blocking import Facade, in_loop
+from tandemmq.client.consumer.consumer import Consumer
+from tandemmq.client.consumer.subscription import ALL
+from tandemmq.client.options import ConsumerOptions
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.message import ReceivedMessage
+
+ITERATION_POLL = 256
+"""Messages that an iterating consumer fetches at a time from its thread."""
+ACK_COUNT = 64
+ACK_EVERY_S = 0.2
+"""What an iteration has finished goes to the thread in groups: a call per message costs more than the
+message.
+"""
+
+
+class BlockingConsumer(Facade[Consumer]):
+    """See `Consumer`; subscribe before the start or later.
+
+    Iterating never ends by itself: it waits for the next message. With `auto_ack` a message is finished when
+    the loop asks for the next one; leaving the loop by an exception leaves the last message unfinished.
+    """
+
+    def __init__(self, group: str, namesrv: str, *, options: ConsumerOptions | None = None) -> None:
+        self._subscriptions: dict[str, str] = {}
+        self._is_auto_ack = options is None or options.auto_ack
+        self._fetched: deque[ReceivedMessage] = deque()
+        self._last: ReceivedMessage | None = None
+        self._finished: list[ReceivedMessage] = []
+        self._acked_at = 0.0
+        super().__init__(lambda: self._make_consumer(group, namesrv, options))
+
+    def subscribe(self, topic: str, tags: str = ALL) -> None:
+        """All messages of a topic, or those with one of the tags in `TagA || TagB`."""
+        self._subscriptions[topic] = tags
+        if self._client is not None:
+            self._call(in_loop(self._client.subscribe, topic, tags))
+
+    def unsubscribe(self, topic: str) -> None:
+        """Stop taking part in a topic."""
+        self._subscriptions.pop(topic, None)
+        if self._client is not None:
+            self._call(in_loop(self._client.unsubscribe, topic))
+
+    def poll(self, count_max: int = 256, timeout_s: float = 1.0) -> list[ReceivedMessage]:
+        """Up to `count_max` messages; empty when none came within `timeout_s`."""
+        return self._call(self._running.poll(count_max, timeout_s))
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        return self
+
+    def __next__(self) -> ReceivedMessage:
+        """The next message, whenever it comes; ends when the consumer is closed by another thread."""
+        if self._last is not None:
+            self._finished.append(self._last)
+            self._last = None
+        if not self._fetched:
+            self._flush_acks()
+            self._fetched.extend(self._call(self._running.fetch(ITERATION_POLL)))
+            if not self._fetched:
+                raise StopIteration
+        elif len(self._finished) >= ACK_COUNT or self._monotonic() - self._acked_at >= ACK_EVERY_S:
+            self._flush_acks()
+        message = self._fetched.popleft()
+        if self._is_auto_ack:
+            self._last = message
+        return message
+
+    def close(self) -> None:
+        """Commit what is finished and leave the group."""
+        self._flush_acks()
+        self._last = None
+        self._fetched.clear()
+        super().close()
+
+    def ack(self, *messages: ReceivedMessage) -> None:
+        """These messages are finished."""
+        self._call(in_loop(self._running.ack_all, messages))
+
+    def commit(self) -> bool:
+        """Commit now what is finished; False when a broker could not take it."""
+        self._flush_acks()
+        return self._call(self._running.commit())
+
+    def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
+        """Hand a message back for a later delivery."""
+        self._call(self._running.retry_later(message, delay_level=delay_level))
+
+    @property
+    def assigned(self) -> tuple[MessageQueue, ...]:
+        """The queues that this consumer reads now, sorted."""
+        return self._call(in_loop(lambda: self._running.assigned))
+
+    def _flush_acks(self) -> None:
+        """Tell the consumer what this thread has finished; before anything else that it is asked."""
+        self._acked_at = self._monotonic()
+        if self._finished and self._thread is not None and self._client is not None:
+            self._thread.call_soon(self._client.ack_all, self._finished)
+            self._finished = []
+
+    def _make_consumer(self, group: str, namesrv: str, options: ConsumerOptions | None) -> Consumer:
+        consumer = Consumer(group, namesrv, options=options)
+        for topic, tags in self._subscriptions.items():
+            consumer.subscribe(topic, tags)
+        return consumer

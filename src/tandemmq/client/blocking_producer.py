@@ -1,0 +1,99 @@
+"""BlockingProducer: for code without an event loop; a thin facade over `Producer`.
+
+    with BlockingProducer("orders", "127.0.0.1:9876") as producer:
+        producer.send(Message(topic="Orders", body=b"..."))
+
+May be used from several threads. Results, errors and the meaning of every option are those of `Producer`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+
+from tandemmq.client.blocking import Facade
+from tandemmq.client.options import ProducerOptions
+from tandemmq.client.producer.bulk import OnResult, Outcome, SendSummary, cut_messages
+from tandemmq.client.producer.producer import Producer
+from tandemmq.client.producer.results import SendResult
+from tandemmq.errors import TandemError
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.message import Message
+
+
+class BlockingProducer(Facade[Producer]):
+    """See `Producer`."""
+
+    def __init__(self, group: str, namesrv: str, *, options: ProducerOptions | None = None) -> None:
+        super().__init__(lambda: Producer(group, namesrv, options=options))
+
+    def send(
+        self, message: Message, *, queue: MessageQueue | None = None, timeout_s: float | None = None
+    ) -> SendResult:
+        """Where the message was stored."""
+        return self._call(self._running.send(message, queue=queue, timeout_s=timeout_s))
+
+    def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout_s: float | None = None,
+    ) -> list[SendResult]:
+        """One result per message; one request, all or none."""
+        return self._call(self._running.send_batch(messages, queue=queue, timeout_s=timeout_s))
+
+    def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
+        """Send without an answer; the message may be lost."""
+        self._call(self._running.send_oneway(message, queue=queue))
+
+    def send_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        on_result: OnResult | None = None,
+        stop_on_error: bool = True,
+        batches_in_flight_max: int = 16,
+    ) -> SendSummary:
+        """Send all messages in batches, many at a time.
+
+        `messages` is iterated, and `on_result(message, outcome)` is called, in the calling thread and in the
+        order of sending; reading ahead is bounded by the batches under way. With `stop_on_error` the first
+        failure ends it: what is under way is waited for, then the error is raised.
+        """
+        producer, thread = self._running, self._thread
+        assert thread is not None
+        summary = SendSummary()
+        pending: deque[tuple[list[Message], Future[list[SendResult]]]] = deque()
+
+        def settle_oldest() -> None:
+            chunk, future = pending.popleft()
+            outcomes: Sequence[Outcome]
+            try:
+                outcomes = future.result()
+            except TandemError as error:
+                outcomes = [error] * len(chunk)
+            summary.note(chunk, outcomes, on_result)
+
+        for chunk in cut_messages(messages, producer.options):
+            while len(pending) >= batches_in_flight_max:
+                settle_oldest()
+            if summary.must_stop(stop_on_error=stop_on_error):
+                break
+            pending.append((chunk, thread.submit(producer.send_batch(chunk))))
+        while pending:
+            settle_oldest()
+        return summary.result(stop_on_error=stop_on_error)
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues that take messages of a topic now."""
+        return self._call(self._running.queues(topic))
+
+    def queue_for(self, topic: str, key: str) -> MessageQueue:
+        """The queue for messages that must stay in order among themselves."""
+        return self._call(self._running.queue_for(topic, key))
+
+    def flush(self) -> None:
+        """Returns when every send that was started has its result."""
+        self._call(self._running.flush())
