@@ -30,7 +30,7 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
         begin = resolve_start(cluster, topology, bounds, options)
         end = resolve_end(cluster, topology, bounds, options.end)
         ranges = [QueueRange(queue, at, end[queue]) for queue, at in sorted(begin.items()) if at < end[queue]]
-        return make_tasks(ranges, topology.replicas, options)
+        return make_tasks(ranges, cluster.leave_out_slow(topology).replicas, options)
 
     def read(self, partition: TaskRanges | None) -> Iterator[Any]:
         # numpy and pyarrow come with it, which only executors need.

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tandemmq.errors import RemoteProtocolError
+from tandemmq.errors import LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol.compression import decompress
 from tandemmq.protocol.message_id import decode_host, encode_message_id
 from tandemmq.protocol.record_layout import RecordOutcome
@@ -67,7 +67,8 @@ def decode_records(
 
     `brokers`: which broker sent how many of the records, in the order of the records. `positions`: where each
     record begins, when that is known already.
-    Raises:  RemoteProtocolError when the bytes are not whole, valid records, or with `verify_crc` a body is
+    Raises:  LocalProtocolError when `brokers` counts other records than there are;
+             RemoteProtocolError when the bytes are not whole, valid records, or with `verify_crc` a body is
              damaged.
     """
     if positions is None:
@@ -80,6 +81,8 @@ def decode_records(
             f"({boundaries.outcome.value})"
         )
     columns = read_columns(data, boundaries)
+    if sum(count for _, count in brokers) != len(columns):
+        raise LocalProtocolError(f"{brokers} do not add up to {len(columns)} records")
     _check(data, columns, plan)
     rows = _Rows(data, columns, brokers, plan)
     schema = arrow_schema(plan.projection)

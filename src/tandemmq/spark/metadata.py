@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from tandemmq.errors import BrokerUnreachable, NoRoute, RequestRejected
 from tandemmq.protocol import rejections
+from tandemmq.protocol.bodies.kv import decode_kv_table
 from tandemmq.protocol.bodies.route import TopicRoute, decode_topic_route
 from tandemmq.protocol.bodies.topic import decode_topic_list
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -35,7 +36,7 @@ from tandemmq.protocol.requests.offset import (
 from tandemmq.protocol.requests.route import RouteRequest
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
 from tandemmq.spark.offsets import Positions, QueueKey
-from tandemmq.spark.options import SourceOptions
+from tandemmq.spark.options import ReadFrom, SourceOptions
 from tandemmq.spark.wire import POOL, UNREACHABLE
 
 T = TypeVar("T")
@@ -131,6 +132,36 @@ class Cluster:
             return _accept(answers[0]).decode(SearchOffsetResponse).offset
 
         return self._ask_each(topology, sorted(times_ms), ask, read)
+
+    def leave_out_slow(self, topology: Topology) -> Topology:
+        """`topology` without the slaves that are further behind their master than the option maxSlaveLag allows.
+
+        A replica that does not say where it is counts as being in time: readers pass over it if it is gone.
+        """
+        bytes_max = self._options.slave_lag_bytes_max
+        if bytes_max is None or self._options.read_from is not ReadFrom.PREFER_SLAVE:
+            return topology
+        replicas: dict[str, Mapping[int, str]] = {}
+        for broker, addresses in topology.replicas.items():
+            ends = {broker_id: self._read_log_end(address) for broker_id, address in addresses.items()}
+            master_end = ends.get(MASTER_ID)
+            replicas[broker] = {
+                broker_id: address
+                for broker_id, address in addresses.items()
+                if master_end is None or master_end - (ends[broker_id] or master_end) <= bytes_max
+            }
+        return Topology(queues=topology.queues, replicas=replicas)
+
+    def _read_log_end(self, address: str) -> int | None:
+        """Where the broker's CommitLog ends; None when it does not answer or does not say."""
+        try:
+            with POOL.borrow(address) as connection:
+                request = Command.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+                answer = _accept(connection.request(request, self._options.pull_timeout_s))
+        except (*UNREACHABLE, RequestRejected):
+            return None
+        end = decode_kv_table(answer.body).get("commitLogMaxOffset", "")
+        return int(end) if end.isdecimal() else None
 
     def read_committed(self, topology: Topology) -> dict[QueueKey, int]:
         """The group's offsets; queues for which none is stored are left out."""

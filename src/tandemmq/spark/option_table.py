@@ -120,7 +120,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "maxRecordsPerPartition",
         "",
         "SB",
-        "no task piece larger than this",
+        "at most so many messages per task",
     ),
     OptionRow(
         "packRecords",

@@ -31,7 +31,8 @@ def plan_tasks(ranges: Sequence[QueueRange], options: PackingOptions) -> list[tu
     pieces = split_by_count(pieces, options.partitions_min)
     if options.pack_records <= 0:
         return [(piece,) for piece in pieces]
-    return pack(pieces, pack_records=options.pack_records, partitions_min=options.partitions_min)
+    pack_records = min(options.pack_records, options.records_max or options.pack_records)
+    return pack(pieces, pack_records=pack_records, partitions_min=options.partitions_min)
 
 
 def split_by_size(ranges: Sequence[QueueRange], records_max: int) -> list[QueueRange]:

@@ -110,7 +110,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             return []
         if time.monotonic() - self._described_at > TOPOLOGY_FRESH_S:
             try:
-                self._describe(Cluster(self._options).describe())
+                cluster = Cluster(self._options)
+                self._describe(cluster.leave_out_slow(cluster.describe()))
             except UNREACHABLE as error:
                 # The tasks ask for themselves, and with more patience.
                 log.debug("route.unreachable", extra={"error": str(error)})
@@ -148,6 +149,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             for queue, position in offset.positions.items():
                 if queue in bounds:
                     check_kept(queue, position, bounds[queue], options)
+        topology = cluster.leave_out_slow(topology)
         self._describe(topology)
         self._latest = {queue: limits.end for queue, limits in bounds.items()}
         if self._target is not None:

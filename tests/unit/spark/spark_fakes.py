@@ -1,0 +1,276 @@
+"""Stand-ins for name servers, brokers and Spark, all in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tandemmq.errors import BrokerUnreachable
+from tandemmq.protocol.bodies.kv import encode_kv_table
+from tandemmq.protocol.bodies.route import BrokerData, QueueData, TopicRoute, encode_topic_route
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.message_id import encode_host
+from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.record import NewRecord, encode_record
+from tandemmq.protocol.requests.offset import (
+    GetMaxOffsetRequest,
+    GetMaxOffsetResponse,
+    GetMinOffsetRequest,
+    GetMinOffsetResponse,
+    QueryOffsetRequest,
+    QueryOffsetResponse,
+    SearchOffsetRequest,
+    SearchOffsetResponse,
+    UpdateOffsetRequest,
+)
+from tandemmq.protocol.requests.pull import PullRequest, PullResponse
+from tandemmq.protocol.requests.route import RouteRequest
+
+BORN = encode_host("10.0.0.1", 4000)
+STORED = encode_host("10.0.0.2", 10911)
+
+
+def make_record(
+    offset: int,
+    *,
+    topic: str = "T",
+    queue_id: int = 0,
+    body: bytes | None = None,
+    tag: str = "",
+    stored_at_ms: int | None = None,
+) -> bytes:
+    """A stored record whose body says its queue and offset."""
+    properties = {"KEYS": f"k{offset}", **({"TAGS": tag} if tag else {})}
+    new = NewRecord(
+        topic=topic,
+        queue_id=queue_id,
+        body=b"%d-%d" % (queue_id, offset) if body is None else body,
+        properties=encode_properties(properties),
+        born_at_ms=1_000 + offset,
+        born_host=BORN,
+    )
+    return encode_record(
+        new,
+        queue_offset=offset,
+        log_offset=offset * 100,
+        stored_at_ms=2_000 + offset if stored_at_ms is None else stored_at_ms,
+        store_host=STORED,
+    )
+
+
+@dataclass
+class FakeQueue:
+    """Offsets [`begin`, `end`) of a queue; `tag_of` gives the tag of an offset."""
+
+    begin: int = 0
+    end: int = 0
+    tag_of: Callable[[int], str] = lambda offset: ""
+
+
+@dataclass
+class FakeBroker:
+    """Answers as a broker would; `pull_count_max` cuts every pull short, as real ones do."""
+
+    queues: dict[tuple[str, int], FakeQueue] = field(default_factory=dict)
+    is_slave: bool = False
+    pull_count_max: int = 32
+    suggested_id: int = 0
+    is_down: bool = False
+    dies_after: int | None = None
+    """The connection breaks after so many further answers."""
+    committed: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    pulls: list[tuple[int, int]] = field(default_factory=list)
+    refuse_pulls_with: int | None = None
+    log_end: int = 0
+
+    def answer(self, command: Command) -> Command:
+        if self.dies_after is not None:
+            if self.dies_after == 0:
+                self.is_down = True
+                raise BrokerUnreachable("the connection broke")
+            self.dies_after -= 1
+        handler = {
+            RequestCode.PULL_MESSAGE: self._pull,
+            RequestCode.GET_MIN_OFFSET: self._min,
+            RequestCode.GET_MAX_OFFSET: self._max,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self._search,
+            RequestCode.QUERY_CONSUMER_OFFSET: self._query,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self._update,
+            RequestCode.GET_BROKER_RUNTIME_INFO: self._runtime_info,
+        }[RequestCode(command.code)]
+        return handler(command)
+
+    def _pull(self, command: Command) -> Command:
+        request = command.decode(PullRequest)
+        self.pulls.append((request.queue_offset, request.count_max))
+        if self.refuse_pulls_with is not None:
+            return command.reply(self.refuse_pulls_with, remark="refused")
+        queue = self.queues[request.topic, request.queue_id]
+        offset = request.queue_offset
+        header = PullResponse(
+            suggested_broker_id=self.suggested_id,
+            next_offset=offset,
+            min_offset=queue.begin,
+            max_offset=queue.end,
+        )
+
+        def reply(code: ResponseCode, next_offset: int, body: bytes = b"") -> Command:
+            if self.is_slave and code is not ResponseCode.SUCCESS:
+                code = ResponseCode.PULL_RETRY_IMMEDIATELY
+            return command.reply(code, _with_next(header, next_offset), body=body)
+
+        if offset < queue.begin:
+            return reply(ResponseCode.PULL_OFFSET_MOVED, offset if self.is_slave else queue.begin)
+        if offset >= queue.end:
+            is_past = offset > queue.end
+            return reply(ResponseCode.PULL_OFFSET_MOVED if is_past else ResponseCode.PULL_NOT_FOUND, offset)
+        wanted = None if request.subscription in (None, "*") else request.subscription.split(" || ")
+        records = []
+        at = offset
+        while at < min(queue.end, offset + 800) and len(records) < min(
+            request.count_max, self.pull_count_max
+        ):
+            tag = queue.tag_of(at)
+            if wanted is None or tag in wanted:
+                records.append(make_record(at, topic=request.topic, queue_id=request.queue_id, tag=tag))
+            at += 1
+        if not records:
+            return reply(ResponseCode.PULL_RETRY_IMMEDIATELY, at)
+        return reply(ResponseCode.SUCCESS, at, b"".join(records))
+
+    def _min(self, command: Command) -> Command:
+        request = command.decode(GetMinOffsetRequest)
+        return command.reply(
+            0, GetMinOffsetResponse(offset=self.queues[request.topic, request.queue_id].begin)
+        )
+
+    def _max(self, command: Command) -> Command:
+        request = command.decode(GetMaxOffsetRequest)
+        return command.reply(0, GetMaxOffsetResponse(offset=self.queues[request.topic, request.queue_id].end))
+
+    def _search(self, command: Command) -> Command:
+        request = command.decode(SearchOffsetRequest)
+        queue = self.queues[request.topic, request.queue_id]
+        found = min(max(request.timestamp_ms - 2_000, queue.begin), queue.end)
+        return command.reply(0, SearchOffsetResponse(offset=found))
+
+    def _query(self, command: Command) -> Command:
+        request = command.decode(QueryOffsetRequest)
+        offset = self.committed.get((request.consumer_group, request.topic, request.queue_id))
+        if offset is None:
+            return command.reply(ResponseCode.QUERY_NOT_FOUND)
+        return command.reply(0, QueryOffsetResponse(offset=offset))
+
+    def _update(self, command: Command) -> Command:
+        request = command.decode(UpdateOffsetRequest)
+        key = (request.consumer_group, request.topic, request.queue_id)
+        self.committed[key] = request.committed_offset
+        return command.reply(0)
+
+    def _runtime_info(self, command: Command) -> Command:
+        return command.reply(0, body=encode_kv_table({"commitLogMaxOffset": str(self.log_end)}))
+
+
+def _with_next(header: PullResponse, next_offset: int) -> PullResponse:
+    return PullResponse(
+        suggested_broker_id=header.suggested_broker_id,
+        next_offset=next_offset,
+        min_offset=header.min_offset,
+        max_offset=header.max_offset,
+    )
+
+
+@dataclass
+class FakeNet:
+    """A name server at `ns:1` and brokers by address; stands in for the connection pool."""
+
+    brokers: dict[str, FakeBroker] = field(default_factory=dict)
+    replicas: dict[str, dict[int, str]] = field(default_factory=dict)
+    queue_counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Topic -> broker name -> number of queues."""
+    is_name_server_down: bool = False
+    route_requests: int = 0
+
+    def add_master(self, name: str = "b", **queues: FakeQueue) -> FakeBroker:
+        """A master at `NAME-0:1`; queues are given as `T_0=FakeQueue(...)`."""
+        return self._add(name, 0, queues)
+
+    def add_slave(self, name: str = "b", **queues: FakeQueue) -> FakeBroker:
+        """A slave at `NAME-1:1`."""
+        broker = self._add(name, 1, queues)
+        broker.is_slave = True
+        return broker
+
+    def _add(self, name: str, broker_id: int, queues: dict[str, FakeQueue]) -> FakeBroker:
+        parsed = {(key.rpartition("_")[0], int(key.rpartition("_")[2])): q for key, q in queues.items()}
+        broker = FakeBroker(queues=parsed)
+        address = f"{name}-{broker_id}:1"
+        self.brokers[address] = broker
+        self.replicas.setdefault(name, {})[broker_id] = address
+        for topic, queue_id in parsed:
+            counts = self.queue_counts.setdefault(topic, {})
+            counts[name] = max(counts.get(name, 0), queue_id + 1)
+        return broker
+
+    @contextmanager
+    def borrow(self, address: str) -> Iterator[FakeConnection]:
+        broker = self.brokers.get(address)
+        if self.is_name_server_down if address == "ns:1" else broker is None or broker.is_down:
+            raise BrokerUnreachable(f"{address}: nobody listens")
+        yield FakeConnection(self, broker)
+
+    def route(self, command: Command) -> Command:
+        self.route_requests += 1
+        if command.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
+            names = ",".join(f'"{topic}"' for topic in self.queue_counts)
+            return command.reply(0, body=b'{"topicList":[%s]}' % names.encode())
+        counts = self.queue_counts.get(command.decode(RouteRequest).topic)
+        if counts is None:
+            return command.reply(ResponseCode.TOPIC_NOT_EXIST)
+        route = TopicRoute(
+            queues=tuple(
+                QueueData(broker_name=name, read_queue_count=count, write_queue_count=count, permission=6)
+                for name, count in counts.items()
+            ),
+            brokers=tuple(
+                BrokerData(cluster="c", broker_name=name, addresses=dict(self.replicas[name]))
+                for name in counts
+            ),
+        )
+        return command.reply(0, body=encode_topic_route(route))
+
+
+class FakeConnection:
+    """Answers each request at once, in the thread of the caller."""
+
+    def __init__(self, net: FakeNet, broker: FakeBroker | None) -> None:
+        self._net = net
+        self._broker = broker
+        self._sent: dict[int, Command] = {}
+        self._last = 0
+
+    def send(self, commands: Sequence[Command]) -> list[int]:
+        numbers = []
+        for command in commands:
+            self._last += 1
+            self._sent[self._last] = command
+            numbers.append(self._last)
+        return numbers
+
+    def receive(self, opaque: int, deadline: float) -> Command:
+        command = self._sent.pop(opaque)
+        return self._net.route(command) if self._broker is None else self._broker.answer(command)
+
+    def request(self, command: Command, timeout_s: float) -> Command:
+        return self.request_all([command], timeout_s)[0]
+
+    def request_all(self, commands: Sequence[Command], timeout_s: float) -> list[Command]:
+        return [self.receive(number, 0.0) for number in self.send(commands)]
+
+
+def squeeze(text: str) -> str:
+    """`text` with runs of white space as one space."""
+    return re.sub(r"\s+", " ", text)

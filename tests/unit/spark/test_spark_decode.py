@@ -1,0 +1,178 @@
+"""Record bytes to Arrow: every column equals what the one-at-a-time decoder says."""
+
+from __future__ import annotations
+
+import datetime as dt
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spark_fakes import BORN, STORED, make_record
+
+from tandemmq.errors import ConfigError, RemoteProtocolError
+from tandemmq.protocol.message_id import encode_host
+from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.record import NewRecord, decode_record, encode_record
+from tandemmq.protocol.record_scan import scan_boundaries
+from tandemmq.protocol.sys_flag import COMPRESSED, COMPRESSION_ZLIB
+from tandemmq.spark.columns import COLUMNS, arrow_schema, project_schema, render_ddl, select_columns
+from tandemmq.spark.decode import DecodePlan, decode_records
+from tandemmq.spark.options import PropertiesAs
+
+ALL = select_columns((), PropertiesAs.MAP)
+
+hosts = st.sampled_from([BORN, STORED, encode_host("::1", 10911), encode_host("fe80::12", 5)])
+property_maps = st.dictionaries(
+    st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "WAIT", "x"]), st.text("abcü 1", min_size=1), max_size=5
+)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> bytes:
+    body = draw(st.binary(max_size=40))
+    is_packed = draw(st.booleans())
+    new = NewRecord(
+        topic=draw(st.sampled_from(["T", "orders", "%RETRY%" + "g" * 150])),
+        queue_id=draw(st.integers(min_value=0, max_value=2**31 - 1)),
+        body=zlib.compress(body) if is_packed else body,
+        properties=encode_properties(draw(property_maps)),
+        born_at_ms=draw(st.integers(min_value=0, max_value=2**42)),
+        born_host=draw(hosts),
+        flag=draw(st.integers(min_value=-(2**31), max_value=2**31 - 1)),
+        sys_flag=COMPRESSED | COMPRESSION_ZLIB if is_packed else 0,
+        retry_count=draw(st.integers(min_value=0, max_value=99)),
+        prepared_offset=draw(st.integers(min_value=0, max_value=2**60)),
+    )
+    return encode_record(
+        new,
+        queue_offset=draw(st.integers(min_value=0, max_value=2**60)),
+        log_offset=draw(st.integers(min_value=0, max_value=2**60)),
+        stored_at_ms=draw(st.integers(min_value=0, max_value=2**42)),
+        store_host=draw(hosts),
+    )
+
+
+def _decode(data: bytes, **settings: object) -> list[dict]:
+    plan = DecodePlan(**{"projection": ALL, **settings})  # type: ignore[arg-type]
+    count = len(scan_boundaries(data).positions)
+    rows: list[dict] = decode_records(data, [("b", count)], plan).to_pylist()
+    return rows
+
+
+def _host(packed: tuple[str, int]) -> str:
+    return f"[{packed[0]}]:{packed[1]}" if ":" in packed[0] else f"{packed[0]}:{packed[1]}"
+
+
+def _time(ms: int) -> dt.datetime:
+    return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=ms)
+
+
+@settings(deadline=None)
+@given(st.lists(records(), max_size=8))
+def test_all_columns_equal_the_plain_decoder(raw: list[bytes]) -> None:
+    rows = _decode(b"".join(raw), verify_crc=True)
+    assert len(rows) == len(raw)
+    for row, one in zip(rows, raw, strict=True):
+        record = decode_record(one)
+        properties = record.properties
+        assert row == {
+            "topic": record.topic,
+            "brokerName": "b",
+            "queueId": record.queue_id,
+            "queueOffset": record.queue_offset,
+            "physicalOffset": record.log_offset,
+            "msgId": properties.get("UNIQ_KEY", record.message_id),
+            "tags": properties.get("TAGS"),
+            "keys": properties.get("KEYS"),
+            "body": record.content,
+            "flag": record.flag,
+            "sysFlag": record.sys_flag,
+            "bornTimestamp": _time(record.born_at_ms),
+            "storeTimestamp": _time(record.stored_at_ms),
+            "bornHost": _host(record.born_address),
+            "storeHost": _host(record.store_address),
+            "reconsumeTimes": record.retry_count,
+            "preparedTransactionOffset": record.prepared_offset,
+            "properties": list(properties.items()),
+        }
+
+
+@settings(deadline=None)
+@given(st.lists(records(), min_size=1, max_size=4), st.data())
+def test_any_cut_or_broken_byte_raises_nothing_but_protocol_errors(
+    raw: list[bytes], data: st.DataObject
+) -> None:
+    joined = bytearray(b"".join(raw))
+    at = data.draw(st.integers(min_value=0, max_value=len(joined) - 1))
+    joined[at] ^= data.draw(st.integers(min_value=1, max_value=255))
+    cut = data.draw(st.integers(min_value=0, max_value=len(joined)))
+    plan = DecodePlan(projection=ALL)
+    for broken in (bytes(joined), bytes(joined[:cut])):
+        count = len(scan_boundaries(broken).positions)
+        try:
+            batch = decode_records(broken, [("b", count)], plan)
+        except RemoteProtocolError:
+            continue
+        batch.validate(full=True)
+
+
+def test_the_batch_has_exactly_the_schema_that_spark_expects() -> None:
+    fields = [("queueOffset", "bigint", False), ("BODY", "string", True), ("properties", "string", True)]
+    projection = project_schema(fields)
+    batch = decode_records(make_record(5), [("b", 1)], DecodePlan(projection=projection))
+    assert batch.schema == arrow_schema(projection)
+    assert batch.to_pylist() == [{"queueOffset": 5, "BODY": "0-5", "properties": "KEYS\x01k5\x02"}]
+    assert not batch.schema.field("queueOffset").nullable
+
+
+def test_rows_that_only_share_a_hash_with_a_wanted_tag_are_dropped() -> None:
+    data = make_record(1, tag="Aa") + make_record(2, tag="BB") + make_record(3)
+    rows = _decode(data, tags=("BB",))
+    assert [row["queueOffset"] for row in rows] == [2]
+
+
+def test_brokers_are_named_row_by_row() -> None:
+    data = b"".join(make_record(n) for n in range(3))
+    batch = decode_records(data, [("x", 1), ("y", 2)], DecodePlan(projection=ALL))
+    assert batch.column("brokerName").to_pylist() == ["x", "y", "y"]
+
+
+def test_a_damaged_body_is_found_when_asked_to_look() -> None:
+    data = bytearray(make_record(7, body=b"hello"))
+    data[data.index(b"hello")] = ord("j")
+    assert _decode(bytes(data))[0]["body"] == b"jello"
+    with pytest.raises(RemoteProtocolError, match="queue offset 7"):
+        _decode(bytes(data), verify_crc=True)
+
+
+def test_compressed_bodies_can_be_left_as_they_are() -> None:
+    packed = zlib.compress(b"hello")
+    new = NewRecord(
+        topic="T", queue_id=0, body=packed, properties=b"", born_at_ms=0, born_host=BORN, sys_flag=COMPRESSED
+    )
+    plain = make_record(0)
+    data = plain + encode_record(new, queue_offset=1, log_offset=0, stored_at_ms=0, store_host=STORED) + plain
+    assert [row["body"] for row in _decode(data)] == [b"0-0", b"hello", b"0-0"]
+    assert [row["body"] for row in _decode(data, decompress=False)] == [b"0-0", packed, b"0-0"]
+
+
+def test_bytes_that_are_no_records_are_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="no record begins at byte"):
+        _decode(make_record(1)[:-1])
+
+
+def test_an_unknown_column_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean queueOffset\?"):
+        select_columns(("queueOfset",), PropertiesAs.MAP)
+    with pytest.raises(ConfigError, match="expected int, got bigint"):
+        project_schema([("queueId", "bigint", True)])
+    with pytest.raises(ConfigError, match="twice"):
+        select_columns(("body", "BODY"), PropertiesAs.MAP)
+
+
+def test_the_schema_as_ddl() -> None:
+    chosen = select_columns(("queueid", "properties"), PropertiesAs.STRING)
+    assert render_ddl(chosen) == "`queueId` int, `properties` string"
+    names = [column.name for column in select_columns((), PropertiesAs.NONE)]
+    assert names == [column.name for column in COLUMNS if column.name != "properties"]

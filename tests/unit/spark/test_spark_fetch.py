@@ -1,0 +1,157 @@
+"""Reading a range: in order and whole, whatever the brokers do in between."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from spark_fakes import FakeNet, FakeQueue
+
+from tandemmq.errors import BrokerUnreachable, OffsetOutOfRange, TopicNotFound
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.record import decode_record
+from tandemmq.spark.fetch import RangeReader
+from tandemmq.spark.offsets import QueueKey, QueueRange
+from tandemmq.spark.options import parse_options
+
+QUEUE = QueueKey("T", "b", 0)
+
+
+def _reader(net: FakeNet, begin: int, end: int, **raw: str) -> RangeReader:
+    options = parse_options({"nameserver": "ns:1", "topic": "T", **raw}, is_streaming=True)
+    return RangeReader(QueueRange(QUEUE, begin, end), net.replicas.get("b", {}), options)
+
+
+def _offsets(reader: RangeReader) -> list[int]:
+    return [
+        decode_record(chunk.data, int(at)).queue_offset for chunk in reader.read() for at in chunk.positions
+    ]
+
+
+@pytest.mark.parametrize("pull_count_max", [1, 7, 32, 5000])
+def test_a_range_comes_whole_and_in_order_however_short_the_answers_are(
+    net: FakeNet, pull_count_max: int
+) -> None:
+    net.add_master(T_0=FakeQueue(0, 3000)).pull_count_max = pull_count_max
+    assert _offsets(_reader(net, 10, 2990)) == list(range(10, 2990))
+
+
+def test_nothing_is_asked_twice_once_the_brokers_step_is_known(net: FakeNet) -> None:
+    master = net.add_master(T_0=FakeQueue(0, 3200))
+    assert len(_offsets(_reader(net, 0, 3200))) == 3200
+    assert len(master.pulls) <= 3200 / 32 + 2
+
+
+def test_answers_that_change_their_size_leave_no_gap(net: FakeNet) -> None:
+    master = net.add_master(T_0=FakeQueue(0, 1000))
+    found: list[int] = []
+    for chunk in _reader(net, 0, 1000).read():
+        found += [decode_record(chunk.data, int(at)).queue_offset for at in chunk.positions]
+        master.pull_count_max = 3 + len(found) * 7 % 50
+    assert found == list(range(1000))
+
+
+def test_filtered_records_come_once_and_the_end_is_kept(net: FakeNet) -> None:
+    queue = FakeQueue(0, 2000, tag_of=lambda offset: "ab"[offset % 7 == 0])
+    net.add_master(T_0=queue)
+    wanted = [offset for offset in range(5, 1500) if offset % 7 == 0]
+    assert _offsets(_reader(net, 5, 1500, tags="b")) == wanted
+
+
+def test_a_filter_that_matches_nothing_reads_to_the_end(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 5000))
+    assert _offsets(_reader(net, 0, 5000, tags="none")) == []
+
+
+def test_prefer_slave_asks_no_master_while_the_slave_has_the_range(net: FakeNet) -> None:
+    master = net.add_master(T_0=FakeQueue(0, 500))
+    slave = net.add_slave(T_0=FakeQueue(0, 500))
+    assert len(_offsets(_reader(net, 0, 500, readFrom="prefer-slave"))) == 500
+    assert (bool(master.pulls), bool(slave.pulls)) == (False, True)
+
+
+def test_what_the_slave_has_not_got_comes_from_the_master(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 500))
+    net.add_slave(T_0=FakeQueue(0, 123))
+    assert _offsets(_reader(net, 100, 500, readFrom="prefer-slave")) == list(range(100, 500))
+
+
+def test_a_slave_that_dies_while_being_read_is_replaced_by_the_master(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 500))
+    net.add_slave(T_0=FakeQueue(0, 500)).dies_after = 4
+    assert _offsets(_reader(net, 0, 500, readFrom="prefer-slave")) == list(range(500))
+
+
+def test_a_master_that_dies_is_replaced_by_the_slave(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 500)).dies_after = 4
+    net.add_slave(T_0=FakeQueue(0, 500))
+    assert _offsets(_reader(net, 0, 500, readFrom="master")) == list(range(500))
+
+
+def test_the_suggestion_of_a_broker_is_followed(net: FakeNet) -> None:
+    master = net.add_master(T_0=FakeQueue(0, 500))
+    slave = net.add_slave(T_0=FakeQueue(0, 500))
+    master.suggested_id = slave.suggested_id = 1
+    assert _offsets(_reader(net, 0, 500)) == list(range(500))
+    assert len(master.pulls) == 1
+    assert slave.pulls
+
+
+def test_brokers_that_suggest_each_other_do_not_stop_the_reader(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 5000)).suggested_id = 1
+    net.add_slave(T_0=FakeQueue(0, 5000))
+    assert _offsets(_reader(net, 0, 5000)) == list(range(5000))
+
+
+def test_deleted_messages_fail_the_query(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(50, 100))
+    with pytest.raises(OffsetOutOfRange, match=r"T@b:0: the query is at queue offset 10, .*\[50, 100\)"):
+        _offsets(_reader(net, 10, 100))
+
+
+def test_deleted_messages_are_skipped_when_losses_are_allowed(
+    net: FakeNet, caplog: pytest.LogCaptureFixture
+) -> None:
+    net.add_master(T_0=FakeQueue(50, 100))
+    with caplog.at_level(logging.WARNING):
+        assert _offsets(_reader(net, 10, 100, failOnDataLoss="false")) == list(range(50, 100))
+    assert "messages.lost" in caplog.text
+
+
+def test_a_slave_alone_never_proves_a_loss(net: FakeNet) -> None:
+    net.add_slave(T_0=FakeQueue(50, 100))
+    with pytest.raises(BrokerUnreachable, match="no replica gives"):
+        _offsets(_reader(net, 10, 100, failOnDataLoss="false", **{"fetchOffset.numRetries": "2"}))
+
+
+def test_a_master_that_lost_its_tail_fails_the_query(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 80))
+    with pytest.raises(OffsetOutOfRange, match=r"queue offset 80, the broker has \[0, 80\)"):
+        _offsets(_reader(net, 0, 100))
+
+
+def test_when_nobody_answers_the_error_names_the_range(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 100)).is_down = True
+    with pytest.raises(BrokerUnreachable, match=r"no replica gives T@b:0, queue offsets \[0, 100\): b-0:1"):
+        _offsets(_reader(net, 0, 100, **{"fetchOffset.numRetries": "3"}))
+
+
+def test_a_broker_that_comes_back_under_another_address_is_found(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 100)).is_down = True
+    reader = _reader(net, 0, 100)
+    net.add_master(T_0=FakeQueue(0, 100))
+    net.brokers["elsewhere:1"] = net.brokers.pop("b-0:1")
+    net.replicas["b"] = {0: "elsewhere:1"}
+    assert _offsets(reader) == list(range(100))
+
+
+def test_a_busy_slave_is_passed_over(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 100))
+    net.add_slave(T_0=FakeQueue(0, 100)).refuse_pulls_with = ResponseCode.SYSTEM_BUSY
+    assert _offsets(_reader(net, 0, 100, readFrom="prefer-slave")) == list(range(100))
+
+
+def test_a_refusal_by_the_master_is_final(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 100)).refuse_pulls_with = ResponseCode.TOPIC_NOT_EXIST
+    with pytest.raises(TopicNotFound):
+        _offsets(_reader(net, 0, 100))

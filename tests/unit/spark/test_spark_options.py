@@ -1,0 +1,149 @@
+"""Options: refused when unknown or senseless, with a text that helps."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.offsets import QueueKey
+from tandemmq.spark.option_table import OPTION_TABLE, render_option_table
+from tandemmq.spark.options import (
+    PropertiesAs,
+    ReadFrom,
+    SourceOptions,
+    StartKind,
+    parse_options,
+    parse_tags,
+)
+from tandemmq.units import MIB
+
+NEEDED = {"nameserver": "h:9876", "subscribe": "T"}
+
+
+def _parse(*, is_streaming: bool = True, **raw: str) -> SourceOptions:
+    return parse_options({**NEEDED, **raw}, is_streaming=is_streaming)
+
+
+def test_defaults() -> None:
+    options = _parse()
+    assert options.name_servers == ("h:9876",)
+    assert options.topics == ("T",)
+    assert options.start is not None
+    assert options.start.kind is StartKind.LATEST
+    assert options.read_from is ReadFrom.SUGGESTED
+    assert options.properties_as is PropertiesAs.MAP
+    assert options.fail_on_data_loss
+    assert options.tag_expression == "*"
+    assert options.filter_hash == ""
+
+
+def test_a_batch_query_starts_at_the_earliest_message() -> None:
+    options = _parse(is_streaming=False)
+    assert options.start is not None
+    assert options.start.kind is StartKind.EARLIEST
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_known_name() -> None:
+    with pytest.raises(ConfigError, match=r"maxOffsetPerTriger.*did you mean maxOffsetsPerTrigger\?"):
+        _parse(maxOffsetPerTriger="5")
+
+
+def test_names_are_read_in_any_case_and_under_their_aliases() -> None:
+    options = parse_options(
+        {"ENDPOINTS": "a:1;b:2", "topic": "T,U", "subexpression": "x || y"}, is_streaming=True
+    )
+    assert options.name_servers == ("a:1", "b:2")
+    assert options.topics == ("T", "U")
+    assert options.tags == ("x", "y")
+
+
+def test_one_option_under_two_names_is_refused() -> None:
+    with pytest.raises(ConfigError, match="subscribe is given twice"):
+        _parse(topic="U")
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        ({"nameserver": ""}, "nameServer is required"),
+        ({"nameserver": "host"}, "expected host:port"),
+        ({"subscribe": ""}, "exactly one of"),
+        ({"subscribepattern": "a.*"}, "exactly one of"),
+        ({"startingoffsets": "soonest"}, "startingOffsets: expected a known word or JSON"),
+        ({"startingoffsets": '{"T": {"b": {"0": -3}}}'}, "below -2"),
+        ({"startingoffsets": "group"}, "needs the option group"),
+        ({"commitprogress": "true"}, "needs the option group"),
+        ({"endingoffsets": "latest"}, "belongs to batch queries"),
+        ({"maxoffsetspertrigger": "0"}, "at least 1"),
+        ({"maxoffsetspertrigger": "many"}, "expected an integer"),
+        ({"maxbytespertrigger": "8x"}, "expected a size"),
+        ({"readfrom": "slave"}, "expected master, suggested, prefer-slave"),
+        ({"failondataloss": "yes"}, "expected true or false"),
+        ({"tags": "a || "}, "option tags"),
+        ({"startingoffsetsbytimestampstrategy": "maybe"}, "expected latest or error"),
+    ],
+)
+def test_a_senseless_value_is_refused_with_its_reason(raw: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        _parse(**raw)
+
+
+def test_a_bad_pattern_is_refused() -> None:
+    with pytest.raises(ConfigError, match="subscribePattern"):
+        parse_options({"nameserver": "h:1", "subscribepattern": "("}, is_streaming=True)
+
+
+def test_assigned_queues() -> None:
+    raw = {"nameserver": "h:1", "assign": '{"T": {"b": [1, 0, 1]}}'}
+    options = parse_options(raw, is_streaming=True)
+    assert options.assigned == (QueueKey("T", "b", 0), QueueKey("T", "b", 1))
+    with pytest.raises(ConfigError, match="option assign"):
+        parse_options({**raw, "assign": '{"T": [0]}'}, is_streaming=True)
+
+
+def test_timestamps_win_over_offsets() -> None:
+    options = _parse(startingoffsets="earliest", startingtimestamp="1700000000000")
+    assert options.start is not None
+    assert (options.start.kind, options.start.timestamp_ms) == (StartKind.TIMESTAMP, 1_700_000_000_000)
+
+
+def test_an_end_for_batch_queries() -> None:
+    options = _parse(is_streaming=False, endingoffsets='{"T": {"b": {"0": -1, "1": 9}}}')
+    assert options.end.offsets == {QueueKey("T", "b", 0): -1, QueueKey("T", "b", 1): 9}
+    with pytest.raises(ConfigError, match="earliest"):
+        _parse(is_streaming=False, endingoffsets='{"T": {"b": {"0": -2}}}')
+
+
+def test_sizes_have_units() -> None:
+    options = _parse(arrowbytes="2m", maxbytespertrigger="512k", maxslavelag="1000")
+    assert options.arrow_bytes == 2 * MIB
+    assert options.trigger_bytes_max == 512 * 1024
+    assert options.slave_lag_bytes_max == 1000
+
+
+def test_a_group_commits_progress_unless_told_otherwise() -> None:
+    assert _parse(group="G").commit_progress
+    assert not _parse(group="G", commitprogress="false").commit_progress
+
+
+def test_the_filter_hash_ignores_the_order_of_tags() -> None:
+    assert _parse(tags="a || b").filter_hash == _parse(tags="b||a").filter_hash != ""
+    assert parse_tags(" * ") == ()
+
+
+def test_options_travel_to_executors() -> None:
+    options = _parse(startingoffsets='{"T": {"b": {"0": 5}}}', tags="a")
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_the_documentation_holds_the_table_of_the_code() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    assert render_option_table() in text
+
+
+def test_option_names_are_unique() -> None:
+    names = [name.lower() for row in OPTION_TABLE for name in (row.name, *row.aliases)]
+    assert len(names) == len(set(names))

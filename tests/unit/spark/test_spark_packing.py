@@ -1,0 +1,65 @@
+"""Which task reads which range: everything once, big ones cut, small ones together."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandemmq.spark.offsets import QueueKey, QueueRange
+from tandemmq.spark.packing import PackingOptions, plan_tasks
+
+
+def _ranges(*sizes: int) -> list[QueueRange]:
+    return [QueueRange(QueueKey("t", "b", n), 100, 100 + size) for n, size in enumerate(sizes)]
+
+
+def _sizes(tasks: list[tuple[QueueRange, ...]]) -> list[int]:
+    return [sum(item.size for item in task) for task in tasks]
+
+
+options = st.builds(
+    PackingOptions,
+    partitions_min=st.integers(min_value=0, max_value=20),
+    records_max=st.integers(min_value=0, max_value=500),
+    pack_records=st.integers(min_value=0, max_value=1000),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(min_value=1, max_value=3000), max_size=12), options)
+def test_every_offset_is_in_exactly_one_task(sizes: list[int], packing: PackingOptions) -> None:
+    ranges = _ranges(*sizes)
+    read = [
+        (p.queue, at) for task in plan_tasks(ranges, packing) for p in task for at in range(p.begin, p.end)
+    ]
+    assert read == [(item.queue, at) for item in ranges for at in range(item.begin, item.end)]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(min_value=1, max_value=3000), max_size=12), options)
+def test_no_piece_is_larger_than_allowed(sizes: list[int], packing: PackingOptions) -> None:
+    pieces = [piece for task in plan_tasks(_ranges(*sizes), packing) for piece in task]
+    if packing.records_max:
+        assert all(piece.size <= packing.records_max for piece in pieces)
+
+
+def test_small_ranges_share_a_task_and_a_large_one_is_alone() -> None:
+    assert _sizes(plan_tasks(_ranges(10, 10, 10, 500, 10), PackingOptions(pack_records=30))) == [30, 500, 10]
+
+
+def test_packing_can_be_switched_off() -> None:
+    assert _sizes(plan_tasks(_ranges(1, 2, 3), PackingOptions(pack_records=0))) == [1, 2, 3]
+
+
+def test_large_ranges_are_cut_into_equal_pieces() -> None:
+    assert _sizes(plan_tasks(_ranges(1000), PackingOptions(records_max=300))) == [250, 250, 250, 250]
+
+
+def test_a_minimum_of_tasks_cuts_in_proportion() -> None:
+    tasks = plan_tasks(_ranges(900, 100), PackingOptions(partitions_min=10))
+    assert len(tasks) >= 10
+    assert max(_sizes(tasks)) <= 100
+
+
+def test_nothing_to_read_is_no_task() -> None:
+    assert plan_tasks([], PackingOptions(partitions_min=4)) == []

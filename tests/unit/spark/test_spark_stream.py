@@ -1,0 +1,284 @@
+"""The streaming reader as Spark calls it: twice for the start, and again for replays."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from spark_fakes import FakeNet, FakeQueue
+
+import tandemmq.spark.stream
+from tandemmq.errors import BrokerUnreachable, ConfigError, NoRoute, OffsetOutOfRange
+from tandemmq.spark.batch import TopicReader
+from tandemmq.spark.columns import select_columns
+from tandemmq.spark.options import PropertiesAs, parse_options
+from tandemmq.spark.stream import TopicStreamReader
+
+COLUMNS = select_columns(("queueId", "queueOffset", "brokerName"), PropertiesAs.MAP)
+ALL = ReadAllAvailable()
+
+
+def _stream(**raw: str) -> TopicStreamReader:
+    options = parse_options({"nameserver": "ns:1", "topic": "T", **raw}, is_streaming=True)
+    return TopicStreamReader(options, COLUMNS)
+
+
+def _batch(**raw: str) -> TopicReader:
+    options = parse_options({"nameserver": "ns:1", "topic": "T", **raw}, is_streaming=False)
+    return TopicReader(options, COLUMNS)
+
+
+def _store(offset: dict[str, Any]) -> dict[str, Any]:
+    """The offset as Spark's checkpoint gives it back."""
+    stored: dict[str, Any] = json.loads(json.dumps(offset))
+    return stored
+
+
+def _rows(reader: TopicStreamReader | TopicReader, tasks: list[Any]) -> list[tuple[int, int]]:
+    found = []
+    for task in pickle.loads(pickle.dumps(tasks)):
+        for batch in reader.read(task):
+            found += [(row["queueId"], row["queueOffset"]) for row in batch.to_pylist()]
+    return found
+
+
+def test_latest_loses_nothing_that_arrives_between_the_calls(net: FakeNet) -> None:
+    queue = FakeQueue(0, 100)
+    net.add_master(T_0=queue)
+    reader = _stream(startingOffsets="latest")
+    first = reader.initialOffset()
+    queue.end = 110
+    end = reader.latestOffset(_store(first), ALL)
+    queue.end = 120
+    assert reader.initialOffset() == first
+    assert _rows(reader, reader.partitions(first, end)) == []
+    later = reader.latestOffset(_store(end), ALL)
+    assert _rows(reader, reader.partitions(_store(end), later)) == [(0, n) for n in range(110, 120)]
+
+
+def test_earliest_is_pinned_although_retention_moves_it(net: FakeNet) -> None:
+    queue = FakeQueue(10, 20)
+    net.add_master(T_0=queue)
+    reader = _stream(startingOffsets="earliest")
+    end = _store(reader.latestOffset(reader.initialOffset(), ALL))
+    queue.begin = 15
+    assert reader.partitions(reader.initialOffset(), end)[0].ranges[0].begin == 10
+
+
+def test_nothing_new_returns_the_start_itself(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 5))
+    reader = _stream(startingOffsets="earliest")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert reader.latestOffset(end, ALL) is end
+    assert reader.partitions(end, end) == []
+
+
+def test_a_limit_is_shared_out_and_read_all_available_overrides_it(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 900), T_1=FakeQueue(0, 100))
+    reader = _stream(startingOffsets="earliest", maxOffsetsPerTrigger="100")
+    assert reader.getDefaultReadLimit() == ReadMaxRows(100)
+    limited = reader.latestOffset(reader.initialOffset(), ReadMaxRows(100))
+    assert limited["o"] == {"T": {"b": {"0": 90, "1": 10}}}
+    assert reader.latestOffset(reader.initialOffset(), ALL)["o"] == {"T": {"b": {"0": 900, "1": 100}}}
+
+
+def test_a_limit_in_bytes_is_measured(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 5000))
+    reader = _stream(startingOffsets="earliest", maxBytesPerTrigger="11000")
+    assert reader.getDefaultReadLimit() == ReadMaxBytes(11_000)
+    end = reader.latestOffset(reader.initialOffset(), ReadMaxBytes(11_000))
+    assert 50 <= end["o"]["T"]["b"]["0"] <= 150
+
+
+def test_available_now_ends_where_the_topic_ended_at_the_start(net: FakeNet) -> None:
+    queue = FakeQueue(0, 100)
+    net.add_master(T_0=queue)
+    reader = _stream(startingOffsets="earliest", maxOffsetsPerTrigger="60")
+    reader.prepareForTriggerAvailableNow()
+    queue.end = 500
+    first = reader.latestOffset(reader.initialOffset(), ReadMaxRows(60))
+    second = reader.latestOffset(first, ReadMaxRows(60))
+    assert second["o"]["T"]["b"]["0"] == 100
+    assert reader.latestOffset(second, ReadMaxRows(60)) is second
+
+
+def test_a_new_queue_and_a_new_broker_are_read_from_their_first_message(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 5))
+    reader = _stream(startingOffsets="latest")
+    start = _store(reader.latestOffset(reader.initialOffset(), ALL))
+    net.add_master("c", T_0=FakeQueue(3, 6))
+    end = reader.latestOffset(start, ALL)
+    assert end["base"] == {"T": {"c": {"0": 3}}}
+    assert _rows(reader, reader.partitions(start, _store(end))) == [(0, 3), (0, 4), (0, 5)]
+
+
+def test_a_topic_that_does_not_exist_yet_is_waited_for_and_read_from_its_start(net: FakeNet) -> None:
+    reader = _stream(startingOffsets="latest")
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    assert start == {"v": 1, "o": {}}
+    assert reader.latestOffset(start, ALL) is start
+    net.add_master(T_0=FakeQueue(0, 5))
+    assert reader.latestOffset(start, ALL)["o"] == {"T": {"b": {"0": 5}}}
+
+
+def test_brokers_that_are_away_leave_positions_as_they_are(net: FakeNet) -> None:
+    master = net.add_master(T_0=FakeQueue(0, 5))
+    reader = _stream(startingOffsets="earliest")
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    master.is_down = True
+    assert reader.latestOffset(start, ALL) is start
+    net.queue_counts.clear()
+    assert reader.latestOffset(start, ALL) is start
+
+
+def test_the_first_batch_needs_every_broker_of_the_topic(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 5))
+    net.add_master("c", T_0=FakeQueue(0, 5)).is_down = True
+    with pytest.raises(BrokerUnreachable, match="T@c:0"):
+        _stream(startingOffsets="latest").latestOffset({"v": 1, "init": "latest"}, ALL)
+
+
+def test_a_changed_filter_is_refused(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 5))
+    reader = _stream(startingOffsets="earliest", tags="a")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    with pytest.raises(ConfigError, match="tags differs"):
+        _stream(tags="b").latestOffset(end, ALL)
+
+
+def test_lost_messages_are_found_when_the_batch_is_planned(net: FakeNet) -> None:
+    queue = FakeQueue(0, 50)
+    net.add_master(T_0=queue)
+    reader = _stream(startingOffsets="earliest")
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    queue.begin, queue.end = 60, 70
+    with pytest.raises(OffsetOutOfRange, match=r"queue offset 50, the broker has \[60, 70\)"):
+        reader.latestOffset(start, ALL)
+    queue.begin, queue.end = 0, 10
+    with pytest.raises(OffsetOutOfRange, match="made anew"):
+        reader.latestOffset(start, ALL)
+
+
+def test_a_slave_that_is_behind_is_no_loss(net: FakeNet) -> None:
+    master = net.add_master(T_0=FakeQueue(0, 50))
+    net.add_slave(T_0=FakeQueue(0, 40))
+    reader = _stream(startingOffsets="earliest")
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    master.is_down = True
+    assert reader.latestOffset(start, ALL) is start
+
+
+def test_tasks_depend_on_the_offsets_only(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 900), T_1=FakeQueue(0, 10), T_2=FakeQueue(0, 10))
+    reader = _stream(startingOffsets="earliest", maxRecordsPerPartition="300")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    first = [task.ranges for task in reader.partitions(start, end)]
+    net.is_name_server_down = True
+    again = _stream(startingOffsets="earliest", maxRecordsPerPartition="300").partitions(
+        _store(start), _store(end)
+    )
+    assert [task.ranges for task in again] == first
+    assert [[r.size for r in task] for task in first] == [[300], [300], [300], [10, 10]]
+
+
+def test_progress_is_committed_from_the_durable_offset(net: FakeNet) -> None:
+    master = net.add_master(T_0=FakeQueue(0, 50))
+    reader = _stream(startingOffsets="earliest", group="G")
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    assert master.committed == {}
+    reader.latestOffset(start, ALL)
+    assert master.committed == {("G", "T", 0): 50}
+
+
+def test_a_group_is_resumed_when_asked(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 50), T_1=FakeQueue(0, 5)).committed["G", "T", 0] = 45
+    reader = _stream(startingOffsets="group", group="G")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert end["base"] == {"T": {"b": {"0": 45, "1": 0}}}
+
+
+def test_prefer_slave_plans_as_far_as_a_slave_that_keeps_up(
+    net: FakeNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(tandemmq.spark.stream.time, "monotonic", lambda: now[0])
+    net.add_master(T_0=FakeQueue(0, 50))
+    net.add_slave(T_0=FakeQueue(0, 40))
+    reader = _stream(startingOffsets="earliest", readFrom="prefer-slave")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert end["o"] == {"T": {"b": {"0": 40}}}
+    now[0] += 6
+    assert reader.latestOffset(end, ALL)["o"] == {"T": {"b": {"0": 50}}}
+
+
+def test_progress_shows_where_the_queues_end(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 50))
+    reader = _stream(startingOffsets="earliest", maxOffsetsPerTrigger="10")
+    assert reader.reportLatestOffset() is None
+    reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
+    assert reader.reportLatestOffset() == {"v": 1, "o": {"T": {"b": {"0": 50}}}}
+
+
+def test_a_batch_query_reads_from_start_to_end(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 50), T_1=FakeQueue(0, 50))
+    offsets = '{"T": {"b": {"0": 45, "1": -1}}}'
+    reader = _batch(startingOffsets=offsets)
+    assert _rows(reader, reader.partitions()) == [(0, n) for n in range(45, 50)]
+    reader = _batch(endingOffsets='{"T": {"b": {"0": 2, "1": 1}}}')
+    assert _rows(reader, reader.partitions()) == [(0, 0), (0, 1), (1, 0)]
+
+
+def test_a_batch_query_by_time(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 50))
+    reader = _batch(startingTimestamp="2010", endingTimestamp="2013")
+    assert _rows(reader, reader.partitions()) == [(0, 10), (0, 11), (0, 12)]
+    with pytest.raises(OffsetOutOfRange, match="no message at or after"):
+        _batch(startingTimestamp="9999", startingOffsetsByTimestampStrategy="error").partitions()
+
+
+def test_a_batch_query_of_an_unknown_topic_fails_at_once(net: FakeNet) -> None:
+    with pytest.raises(NoRoute, match="no readable queue of T"):
+        _batch().partitions()
+
+
+def test_an_empty_batch_query_has_one_task_without_ranges(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 0))
+    reader = _batch()
+    assert reader.partitions() == []
+    assert list(reader.read(None)) == []
+
+
+def test_topics_by_pattern_leave_internal_ones_out(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 1), TU_0=FakeQueue(0, 1), SELF_TEST_TOPIC_0=FakeQueue(0, 1))
+    net.queue_counts["%RETRY%T"] = {"b": 1}
+    options = parse_options({"nameserver": "ns:1", "subscribepattern": ".*T.*"}, is_streaming=False)
+    tasks = TopicReader(options, COLUMNS).partitions()
+    assert {r.queue.topic for task in tasks for r in task.ranges} == {"T", "TU"}
+
+
+def test_small_queues_of_a_task_share_arrow_batches(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 3), T_1=FakeQueue(0, 3))
+    net.add_master("c", T_0=FakeQueue(0, 3))
+    reader = _batch()
+    (task,) = reader.partitions()
+    (batch,) = list(reader.read(task))
+    assert batch.column("brokerName").to_pylist() == ["b"] * 6 + ["c"] * 3
+
+
+def test_arrow_batches_are_bounded_by_rows(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 1000))
+    reader = _batch(arrowRows="100")
+    (task,) = reader.partitions()
+    assert max(batch.num_rows for batch in reader.read(task)) < 132
+
+
+@pytest.mark.parametrize(("lag", "replicas"), [(1000, {0, 1}), (1001, {0})])
+def test_a_slave_too_far_behind_is_left_out(net: FakeNet, lag: int, replicas: set[int]) -> None:
+    net.add_master(T_0=FakeQueue(0, 50)).log_end = 5000
+    net.add_slave(T_0=FakeQueue(0, 50)).log_end = 5000 - lag
+    (task,) = _batch(readFrom="prefer-slave", maxSlaveLag="1000").partitions()
+    assert set(task.replicas["b"]) == replicas
