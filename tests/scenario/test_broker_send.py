@@ -119,6 +119,7 @@ async def test_automatic_topics_can_be_switched_off(tmp_path: Path) -> None:
     ("changes", "code", "word"),
     [
         ({"queue_id": 99}, ResponseCode.INVALID_PARAMETER, "0..3"),
+        ({"topic": "New", "default_topic_queue_count": 0}, ResponseCode.INVALID_PARAMETER, "at least 1"),
         ({"topic": "no spaces"}, ResponseCode.INVALID_PARAMETER, "characters"),
         ({"topic": "../../etc/passwd"}, ResponseCode.INVALID_PARAMETER, "characters"),
         ({"topic": "t" * 128}, ResponseCode.INVALID_PARAMETER, "127"),

@@ -1,0 +1,1 @@
+"""Who is connected, in which groups, and what those want."""

@@ -75,6 +75,12 @@ class SendTargets:
         if is_retry_topic(header.topic):
             group = header.topic.removeprefix(RETRY_PREFIX)
             return self._creator.create_retry_topic(group, queue_count=1, is_unit=header.is_unit_mode)
+        if header.default_topic_queue_count < 1:
+            raise BadRequest(
+                f"defaultTopicQueueNums {header.default_topic_queue_count} must be at least 1: the topic"
+                f" {header.topic} does not exist and would be made without queues",
+                code=ResponseCode.INVALID_PARAMETER,
+            )
         config = self._creator.create_from_template(
             header.topic,
             template_name=header.default_topic,

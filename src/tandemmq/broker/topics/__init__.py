@@ -1,0 +1,1 @@
+"""Topics and groups: tables, automatic creation, requests that change them."""
