@@ -13,7 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tandemmq.errors import ConfigError, TandemError
+from tandemmq.errors import ConfigError, RequestRejected, TandemError
+from tandemmq.protocol.codes import ResponseCode
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.telemetry import events
 
@@ -110,6 +111,20 @@ class TableSaver:
     def _due(self, file: TableFile) -> None:
         file.is_due = True
         self._wake.set()
+
+
+async def save_or_reject(saver: TableSaver, file: TableFile) -> None:
+    """Write a table whose change is about to be answered.
+
+    Raises:  RequestRejected when it cannot be written; the change holds in memory and is tried again.
+    """
+    try:
+        await saver.save(file)
+    except OSError as error:
+        raise RequestRejected(
+            f"the change is made, but {file.path.name} cannot be written and is tried again: {error}",
+            code=ResponseCode.SYSTEM_ERROR,
+        ) from error
 
 
 def load_table(path: Path, apply: Callable[[bytes], None], *, disk: Disk) -> bool:

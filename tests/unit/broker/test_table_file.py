@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.broker.table_file import TableSaver, load_table
-from tandemmq.errors import ConfigError
+from tandemmq.broker.table_file import TableSaver, load_table, save_or_reject
+from tandemmq.errors import ConfigError, RequestRejected
 from tandemmq.runtime.memory import ManualClock, MemoryDisk
 from tandemmq.runtime.tasks import TaskScope
 
@@ -107,8 +107,8 @@ async def test_save_now_tells_the_caller_what_failed() -> None:
     saver = TableSaver(disk=disk, clock=ManualClock())
     file = saver.add(PATH, lambda: b"x", delay_ms=100)
     saver.mark(file)
-    with pytest.raises(OSError, match="no space"):
-        await saver.save(file)
+    with pytest.raises(RequestRejected, match=r"topics\.json.*no space"):
+        await save_or_reject(saver, file)
     await saver.save(file)
     assert disk.read_bytes(PATH) == b"x"
 

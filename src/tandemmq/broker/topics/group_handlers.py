@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandemmq.broker.guards import invalid, read_body
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.table_file import TableFile, TableSaver
+from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.errors import GroupNotFound, NotPermitted
 from tandemmq.protocol.bodies.group import decode_group_config, encode_group_config
@@ -56,7 +56,7 @@ class GroupHandlers:
         if not -1 <= config.retry_count_max <= _INT32_MAX or not 0 <= config.sys_flag <= _INT32_MAX:
             raise invalid(f"retryMaxTimes or groupSysFlag of the group {config.name} is no 32-bit number")
         if self._groups.put(config, self._clock.now_ms()):
-            await self._saver.save(self._file)
+            await save_or_reject(self._saver, self._file)
         return command.reply()
 
     async def handle_delete(self, channel: Channel, command: Command) -> Command:
@@ -66,7 +66,7 @@ class GroupHandlers:
         if header.cleans_offsets or header.removes_offsets:
             self._offsets.drop_group(header.group)
         if self._groups.remove(header.group, self._clock.now_ms()):
-            await self._saver.save(self._file)
+            await save_or_reject(self._saver, self._file)
         return command.reply()
 
     def handle_show(self, channel: Channel, command: Command) -> Command:

@@ -10,7 +10,7 @@ import logging
 from tandemmq.broker.guards import invalid, require_topic
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import PERMISSION_MAX, BrokerOptions
-from tandemmq.broker.table_file import TableFile, TableSaver
+from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
 from tandemmq.broker.topics.attributes import apply_attributes
 from tandemmq.broker.topics.system_topics import system_topic_names
 from tandemmq.broker.topics.topic_table import TopicTable
@@ -82,7 +82,7 @@ class TopicHandlers:
                 events.TOPIC_CREATED if before is None else events.TOPIC_CHANGED,
                 extra={"topic": config.name, "queue_count": config.write_queue_count, "peer": channel.peer},
             )
-            await self._saver.save(self._file)
+            await save_or_reject(self._saver, self._file)
         return command.reply()
 
     async def handle_delete(self, channel: Channel, command: Command) -> Command:
@@ -98,7 +98,7 @@ class TopicHandlers:
             self._offsets.drop_topic(topic)
             self._store.drop_topic(topic)
             log.info(events.TOPIC_DELETED, extra={"topic": topic, "peer": channel.peer})
-            await self._saver.save(self._file)
+            await save_or_reject(self._saver, self._file)
         return command.reply()
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
