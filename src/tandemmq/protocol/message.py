@@ -24,7 +24,8 @@ MESSAGE_BYTES_MAX: Final = 4 * MIB
 class Message(msgspec.Struct):
     """What a producer sends.
 
-    `keys`: by which the message can be found later; none may hold a space. `properties`: the user's own,
+    `keys`: by which the message can be found later: one text with spaces between them, or several texts,
+    none of which may hold a space. `properties`: the user's own,
     names that the system reserves are refused. `delay_level` 0 delivers at once. `wait_stored` False: the
     answer does not wait for flush or replicas.
     """
@@ -32,7 +33,7 @@ class Message(msgspec.Struct):
     topic: str
     body: bytes
     tags: str = ""
-    keys: Sequence[str] = ()
+    keys: str | Sequence[str] = ()
     properties: Mapping[str, str] = {}
     flag: int = 0
     delay_level: int = 0
@@ -43,7 +44,8 @@ def wire_properties(message: Message, unique_key: str) -> dict[str, str]:
     """All properties that travel with the message, the user's first."""
     pairs = dict(message.properties)
     if message.keys:
-        pairs[names.KEYS] = " ".join(message.keys)
+        keys = message.keys
+        pairs[names.KEYS] = keys if isinstance(keys, str) else " ".join(keys)
     if message.tags:
         pairs[names.TAGS] = message.tags
     if message.delay_level:
@@ -77,7 +79,7 @@ def check_message(message: Message, *, bytes_max: int = MESSAGE_BYTES_MAX) -> No
         raise MessageIllegal("the body is empty")
     if len(message.body) > bytes_max:
         raise MessageIllegal(f"the body has {len(message.body)} bytes, at most {bytes_max} are allowed")
-    for key in message.keys:
+    for key in message.keys.split(" ") if isinstance(message.keys, str) and message.keys else message.keys:
         if not key or " " in key:
             raise MessageIllegal(f"the key {key!r} must be non-empty and without spaces")
     for name, value in message.properties.items():

@@ -100,3 +100,16 @@ def test_producers_id_comes_first() -> None:
 def test_body_that_cannot_be_decompressed_is_the_senders_fault() -> None:
     with pytest.raises(RemoteProtocolError, match="no zlib"):
         ReceivedMessage(stored(b"not compressed", sys_flag=1))
+
+
+@pytest.mark.parametrize("keys", ["N14228 UA1545", ("N14228", "UA1545")])
+def test_keys_are_one_text_or_several(keys: str | tuple[str, ...]) -> None:
+    message = Message(topic="T", body=b"b", keys=keys)
+    check_message(message)
+    assert wire_properties(message, "u")["KEYS"] == "N14228 UA1545"
+
+
+@pytest.mark.parametrize("keys", [" ", "a  b", " a", ("a b",), ("",)])
+def test_blank_keys_are_refused(keys: str | tuple[str, ...]) -> None:
+    with pytest.raises(MessageIllegal, match="must be non-empty"):
+        check_message(Message(topic="T", body=b"b", keys=keys))
