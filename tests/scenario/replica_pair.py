@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from tandemmq.protocol.record import NewRecord
 from tandemmq.replication.core.options import ReplicationOptions
@@ -249,8 +250,7 @@ class _Side(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
         if not self.is_master_side:
             self.proxy.accepted(self)
 

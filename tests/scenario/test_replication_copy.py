@@ -15,15 +15,19 @@ from replica_pair import (
     Peers,
     Proxy,
     log_bytes,
+    open_store,
     queue_contents,
     send,
     until,
 )
 
+from tandemmq.errors import DiskFull
 from tandemmq.replication.core.effects import HaltReason
 from tandemmq.replication.core.options import FirstTransfer
 from tandemmq.replication.core.progress import StartRule
 from tandemmq.replication.core.states import MasterState, SlaveState
+from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
+from tandemmq.store import BrokerRole
 
 
 @pytest.fixture
@@ -257,8 +261,6 @@ async def test_idle_pair_stays_connected_by_heartbeats(peers: Peers, proxy: Prox
 
 
 async def test_slave_of_a_slave_is_served(peers: Peers, tmp_path: Path) -> None:
-    from tandemmq.replication.shell import ReplicationMaster
-
     master = await peers.start_master()
     middle = await peers.start_slave("middle")
     relay = ReplicationMaster(middle, FAST, network=peers.network, clock=peers.clock)
@@ -286,3 +288,62 @@ async def test_transfer_in_tiny_batches_and_with_a_speed_limit(peers: Peers) -> 
     # With its heads this needs the allowance of three seconds, so one whole second lies in between.
     assert 2 * 40_000 < total * 112 // 100 < 3 * 40_000
     assert loop.time() - begun > 0.95
+
+
+async def test_store_that_refuses_is_not_acknowledged_and_asked_again(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = await peers.start_master()
+    slave = await peers.start_slave()
+    await peers.subscribed()
+    refusals = iter([DiskFull("no room"), DiskFull("still no room")])
+    append_raw = slave.append_raw
+
+    def refuse_twice(log_offset: int, data: memoryview) -> None:
+        error = next(refusals, None)
+        if error is not None:
+            assert max(master.acks.positions().values(), default=0) == 0
+            raise error
+        append_raw(log_offset, data)
+
+    monkeypatch.setattr(slave, "append_raw", refuse_twice)
+    await send(master, *bodies(10))
+    await peers.caught_up()
+    assert next(refusals, None) is None
+    assert log_bytes(slave) == log_bytes(master)
+
+
+async def test_fault_of_ours_is_told_to_the_owner(
+    peers: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = await peers.start_master()
+    store = await open_store(tmp_path / "other", BrokerRole.SLAVE)
+    told: list[BaseException] = []
+    slave = ReplicationSlave(store, FAST, network=peers.network, clock=peers.clock, on_fatal=told.append)
+
+    def break_an_invariant(_log_offset: int, _data: memoryview) -> None:
+        raise AssertionError("an invariant")
+
+    monkeypatch.setattr(store, "append_raw", break_an_invariant)
+    slave.set_master(peers.address)
+    await slave.start()
+    await send(master, *bodies(3))
+    await until(lambda: bool(told))
+    assert isinstance(told[0], AssertionError)
+    await slave.stop()
+    await store.close()
+
+
+async def test_master_address_can_be_taken_away_and_given_again(peers: Peers) -> None:
+    master = await peers.start_master()
+    slave = await peers.start_slave()
+    await send(master, *bodies(3))
+    await peers.caught_up()
+    peers.slave().set_master(None)
+    assert peers.slave().status().state is SlaveState.UNASSIGNED
+    await send(master, *bodies(3, seed=2))
+    peers.slave().set_master("no address at all")
+    await until(lambda: peers.slave().status().state is SlaveState.PAUSED)
+    peers.slave().set_master(peers.address)
+    await peers.caught_up()
+    assert log_bytes(slave) == log_bytes(master)

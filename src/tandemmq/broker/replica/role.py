@@ -45,7 +45,7 @@ class ReplicaRole:
         self._is_slave = is_slave
         self._fixed_ha_address = fixed_ha_address if len(fixed_ha_address) >= FIXED_ADDRESS_CHARS_MIN else ""
         self._scope = TaskScope("replica", None if on_fatal is None else lambda _name, error: on_fatal(error))
-        self.master = ReplicationMaster(store, options, network=network, clock=clock)
+        self.master = ReplicationMaster(store, options, network=network, clock=clock, on_fatal=on_fatal)
         self.slave = ReplicationSlave(store, options, network=network, clock=clock, on_fatal=on_fatal)
         self.config_sync = ConfigSync(
             tables, client=client, clock=clock, options=options, own_address=own_address

@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tandemmq.replication.core.master import MasterSession
 from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.replication.core.progress import LogRange, StartRule, TransferStart, is_in_sync
+from tandemmq.replication.core.progress import LogRange, TransferStart, is_in_sync
 from tandemmq.replication.core.replicas import ReplicaDirectory
 from tandemmq.replication.core.states import MasterState
+from tandemmq.replication.shell.fault import FaultGuard, OnFatal
 from tandemmq.replication.shell.slave_connection import SlaveConnection
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
 from tandemmq.store.message_store import MessageStore
@@ -25,8 +27,11 @@ from tandemmq.units import ReplicaId
 
 log = logging.getLogger(__name__)
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
 KNOWN_AHEAD_MAX = 64
-"""How many ends of diverged slaves are remembered per host; the oldest is forgotten."""
+"""How many hosts with diverged slaves are remembered, and ends per host; the oldest is forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +64,19 @@ class ReplicationMaster:
     """Serves the log of `store` to any number of slaves."""
 
     def __init__(
-        self, store: MessageStore, options: ReplicationOptions, *, network: Network, clock: Clock
+        self,
+        store: MessageStore,
+        options: ReplicationOptions,
+        *,
+        network: Network,
+        clock: Clock,
+        on_fatal: OnFatal | None = None,
     ) -> None:
         self._store = store
         self._options = options
         self._network = network
         self._clock = clock
+        self._guard = FaultGuard(on_fatal)
         self._segment_bytes = store.options.commit_log_file_bytes
         self._listener: Listener | None = None
         self._connections: list[SlaveConnection] = []
@@ -80,7 +92,9 @@ class ReplicationMaster:
         """The address that slaves dial. Port 0 picks a free one."""
         self._unfollow = self._store.appended.follow(self._on_appended)
         self._listener = await self._network.listen(
-            host, port, lambda: SlaveConnection(self, options=self._options, clock=self._clock)
+            host,
+            port,
+            lambda: SlaveConnection(self, options=self._options, clock=self._clock, guard=self._guard),
         )
         host, port = self._listener.address
         facts = {"address": f"{host}:{port}", "commit_log_file_bytes": self._segment_bytes}
@@ -157,6 +171,14 @@ class ReplicationMaster:
         self._directory.join(connection.record)
         self._report_all()
 
+    def on_ahead(self, connection: SlaveConnection) -> None:
+        start = connection.session.start
+        assert start is not None
+        ends = self._known_ahead.setdefault(connection.peer[0], {})
+        ends[start.reported] = start.master_end
+        _drop_oldest(ends)
+        _drop_oldest(self._known_ahead)
+
     def on_acknowledged(self, connection: SlaveConnection, log_offset: int) -> None:
         self._highest_acknowledged = max(self._highest_acknowledged, log_offset)
         record = connection.record
@@ -169,12 +191,6 @@ class ReplicationMaster:
     def on_lost(self, connection: SlaveConnection) -> None:
         if connection in self._connections:
             self._connections.remove(connection)
-        start = connection.session.start
-        if start is not None and start.rule is StartRule.SLAVE_AHEAD:
-            ends = self._known_ahead.setdefault(connection.peer[0], {})
-            ends[start.reported] = start.master_end
-            if len(ends) > KNOWN_AHEAD_MAX:
-                del ends[next(iter(ends))]
         self._directory.leave(connection.record)
         self._report_all()
 
@@ -183,7 +199,7 @@ class ReplicationMaster:
     def _on_appended(self, _end: int) -> None:
         if not self._is_pump_due and self._connections:
             self._is_pump_due = True
-            self._clock.call_soon(self._pump_all)
+            self._clock.call_soon(self._guard.run, self._pump_all)
 
     def _pump_all(self) -> None:
         self._is_pump_due = False
@@ -210,3 +226,8 @@ class ReplicationMaster:
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1000)
+
+
+def _drop_oldest(table: dict[Key, Value]) -> None:
+    if len(table) > KNOWN_AHEAD_MAX:
+        del table[next(iter(table))]

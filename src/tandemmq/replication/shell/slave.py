@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,6 +19,7 @@ from tandemmq.replication.core.effects import Damage, Dial, Disconnect, Halt, Se
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
 from tandemmq.replication.core.states import SlaveState
+from tandemmq.replication.shell.fault import FaultGuard, OnFatal
 from tandemmq.runtime.ports import Clock, Network, TimerHandle
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
@@ -56,12 +56,13 @@ class ReplicationSlave:
         *,
         network: Network,
         clock: Clock,
-        on_fatal: Callable[[BaseException], None] | None = None,
+        on_fatal: OnFatal | None = None,
     ) -> None:
         self._store = store
         self._options = options
         self._network = network
         self._clock = clock
+        self._guard = FaultGuard(on_fatal)
         self._session = SlaveSession(options=options, segment_bytes=store.options.commit_log_file_bytes)
         self._tasks = TaskScope(
             "replication.slave", None if on_fatal is None else lambda _name, error: on_fatal(error)
@@ -110,6 +111,15 @@ class ReplicationSlave:
     # What the connection tells.
 
     def on_connected(self, connection: MasterConnection) -> None:
+        self._guard.run(self._begin, connection)
+
+    def on_data(self, data: bytes) -> None:
+        self._guard.run(self._receive, data)
+
+    def on_broken(self, reason: str) -> None:
+        self._guard.run(self._lose, reason)
+
+    def _begin(self, connection: MasterConnection) -> None:
         assert self._connection is None
         self._dialling = None
         self._connection = connection
@@ -119,11 +129,11 @@ class ReplicationSlave:
         log.info(events.MASTER_CONNECTED, extra=facts)
         self._perform(self._session.on_connected(log_end, self._now_ms()))
 
-    def on_data(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         self._last_read_at = self._clock.now_ms()
         self._perform(self._session.on_data(data, self._now_ms()))
 
-    def on_broken(self, reason: str) -> None:
+    def _lose(self, reason: str) -> None:
         self._connection = None
         log.warning(events.MASTER_LOST, extra={"master": self._session.address, "reason": reason})
         self._perform(self._session.on_failed(reason, self._now_ms()))
@@ -167,10 +177,12 @@ class ReplicationSlave:
         self._arm()
 
     def _store_run(self, log_offset: int, data: memoryview) -> str:
-        """Empty, or why the store refused; a fatal error of the store is the store's owner's to handle."""
+        """Empty, or why the store refused."""
         try:
             self._store.append_raw(log_offset, data)
         except (StoreError, ReplicationError, RequestRejected, OSError) as error:
+            if isinstance(error, StoreError) and error.fatal:
+                raise
             return f"{type(error).__name__}: {error}"
         return ""
 
@@ -211,7 +223,7 @@ class ReplicationSlave:
         self._timer_due_ms = due_ms
         if due_ms < NEVER_MS and self._is_started:
             delay_s = max(due_ms - self._now_ms(), 0) / 1000
-            self._timer = self._clock.call_later(delay_s, self._tick)
+            self._timer = self._clock.call_later(delay_s, self._guard.run, self._tick)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import Protocol, cast
 
+from tandemmq.errors import StoreError
 from tandemmq.replication.core.effects import (
     Acknowledged,
     Disconnect,
@@ -23,6 +24,7 @@ from tandemmq.replication.core.master import MasterSession
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, StartRule
 from tandemmq.replication.core.replicas import Connection
+from tandemmq.replication.shell.fault import FaultGuard
 from tandemmq.runtime.ports import Address, Clock, TimerHandle
 from tandemmq.telemetry import events
 
@@ -47,6 +49,9 @@ class MasterHub(Protocol):
 
     def on_subscribed(self, connection: SlaveConnection) -> None: ...
 
+    def on_ahead(self, connection: SlaveConnection) -> None:
+        """The slave holds more than we do; it must be known again when it comes back."""
+
     def on_acknowledged(self, connection: SlaveConnection, log_offset: int) -> None: ...
 
     def on_lost(self, connection: SlaveConnection) -> None: ...
@@ -58,6 +63,7 @@ class SlaveConnection(asyncio.Protocol):
     __slots__ = (
         "_clock",
         "_close_reason",
+        "_guard",
         "_hub",
         "_is_paused",
         "_options",
@@ -71,8 +77,11 @@ class SlaveConnection(asyncio.Protocol):
     session: MasterSession
     record: Connection
 
-    def __init__(self, hub: MasterHub, *, options: ReplicationOptions, clock: Clock) -> None:
+    def __init__(
+        self, hub: MasterHub, *, options: ReplicationOptions, clock: Clock, guard: FaultGuard
+    ) -> None:
         self._hub = hub
+        self._guard = guard
         self._options = options
         self._clock = clock
         self._transport: asyncio.Transport | None = None
@@ -94,15 +103,14 @@ class SlaveConnection(asyncio.Protocol):
         self._arm()
 
     def data_received(self, data: bytes) -> None:
-        if not self.session.is_closed:
-            self._perform(self.session.on_data(data, self._hub.log_range(), self._now_ms()))
+        self._guard.run(self._on_data, data)
 
     def pause_writing(self) -> None:
         self._is_paused = True
 
     def resume_writing(self) -> None:
         self._is_paused = False
-        self.pump()
+        self._guard.run(self.pump)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -125,9 +133,14 @@ class SlaveConnection(asyncio.Protocol):
         turn_bytes = 0
         while wanted := session.wanted_bytes(log_range, now_ms, bytes_max=WRITE_BYTES_MAX):
             if turn_bytes >= TURN_BYTES_MAX:
-                self._clock.call_soon(self.pump)
+                self._clock.call_soon(self._guard.run, self.pump)
                 break
-            view = self._hub.log_view(session.next_offset, wanted)
+            try:
+                view = self._hub.log_view(session.next_offset, wanted)
+            except (StoreError, OSError) as error:
+                # The slave dials again; by then its place may be readable, or found too old.
+                self.close(f"the log cannot be read at {session.next_offset}: {error}")
+                return
             if not len(view):
                 break
             self._write(b"".join(session.frames(view, now_ms)))
@@ -143,6 +156,10 @@ class SlaveConnection(asyncio.Protocol):
         self._close_reason = self._close_reason or reason
         if self._transport is not None:
             self._transport.abort()
+
+    def _on_data(self, data: bytes) -> None:
+        if not self.session.is_closed:
+            self._perform(self.session.on_data(data, self._hub.log_range(), self._now_ms()))
 
     def _can_write(self) -> bool:
         return self._transport is not None and not self._is_paused
@@ -162,9 +179,11 @@ class SlaveConnection(asyncio.Protocol):
                     if start.rule in _COPYING:
                         self.record.sent = start.log_offset
                         self._hub.on_subscribed(self)
+                    elif start.rule is StartRule.SLAVE_AHEAD:
+                        self._hub.on_ahead(self)
                     self._log_start()
                     self._arm()
-                    self._clock.call_soon(self.pump)
+                    self._clock.call_soon(self._guard.run, self.pump)
                 case FellBehind(log_offset, log_start):
                     self._log_too_old(log_offset, log_start)
                 case Disconnect(reason):
@@ -179,7 +198,7 @@ class SlaveConnection(asyncio.Protocol):
             self._timer.cancel()
         now_ms = self._now_ms()
         delay_ms = max(self.session.next_tick_ms(now_ms) - now_ms, 1)
-        self._timer = self._clock.call_later(delay_ms / 1000, self._tick)
+        self._timer = self._clock.call_later(delay_ms / 1000, self._guard.run, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
