@@ -134,7 +134,7 @@ class Cluster:
         return self._ask_each(topology, sorted(times_ms), ask, read)
 
     def leave_out_slow(self, topology: Topology) -> Topology:
-        """`topology` without the slaves that are further behind their master than the option maxSlaveLag allows.
+        """`topology` without the slaves that are further behind than the option maxSlaveLag allows.
 
         A replica that does not say where it is counts as being in time: readers pass over it if it is gone.
         """

@@ -50,7 +50,7 @@ def build_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     root = share_python_path()
-    _hush_pandas()
+    hush_pandas()
     # pyspark takes 0.2 s to import, which `--help` shall not pay.
     from pyspark.sql import SparkSession
 
@@ -100,7 +100,7 @@ def _errors_into(log_file: Path | None) -> Iterator[None]:
         os.close(kept)
 
 
-def _hush_pandas() -> None:
+def hush_pandas() -> None:
     """Spark warns on every use of pandas 3 (spec spark SP-3), here and in each worker; once known, it is
     noise.
     """

@@ -100,7 +100,7 @@ def run_landing(options: LandingOptions, reporter: Reporter) -> int:
     """
     check_landing(options)
     stop = StopFlag()
-    with stop.listening(), _locked(options.out):
+    with stop.listening(), hold_directory(options.out):
         check_checkpoint(options)
         log_file = options.out / CONTROL_DIR / LOG_FILE
         spark = build_session(f"landing {options.topic}", options.master, log_file=log_file)
@@ -207,7 +207,7 @@ class LakeMeter:
 
 
 @contextmanager
-def _locked(out: Path) -> Iterator[None]:
+def hold_directory(out: Path) -> Iterator[None]:
     """Holds the directory for this process; the lock goes with the process, however it ends.
 
     Raises:  ConfigError when another landing holds it.

@@ -1,0 +1,61 @@
+"""Finding Java: one clear sentence when it is missing or too old."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.java import find_java, parse_java_version
+
+
+def _fake_java(home: Path, version: str) -> Path:
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2024-01-01' >&2\n")
+    program.chmod(0o755)
+    return home
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_402"', 8),
+        ('openjdk version "25" 2025-09-16', 25),
+        ('openjdk version "21-ea"', 21),
+        ("no java here", 0),
+    ],
+)
+def test_versions(text: str, version: int) -> None:
+    assert parse_java_version(text) == version
+
+
+def test_java_home_wins_over_the_path(tmp_path: Path) -> None:
+    home = _fake_java(tmp_path / "new", "21.0.1")
+    other = _fake_java(tmp_path / "old", "17.0.1")
+    assert find_java({"JAVA_HOME": str(home), "PATH": str(other / "bin")}) == home
+    assert find_java({"PATH": str(other / "bin")}) == other
+
+
+def test_no_java_is_said_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"Spark needs Java 17 or newer and there is no java in PATH: install"
+    ):
+        find_java({"PATH": str(tmp_path)})
+    with pytest.raises(ConfigError, match=f"JAVA_HOME={tmp_path}"):
+        find_java({"JAVA_HOME": str(tmp_path), "PATH": "/usr/bin"})
+
+
+def test_an_old_java_is_refused(tmp_path: Path) -> None:
+    home = _fake_java(tmp_path / "jdk", "1.8.0_402")
+    with pytest.raises(ConfigError, match="is Java 8: set JAVA_HOME"):
+        find_java({"JAVA_HOME": str(home)})
+
+
+def test_a_java_that_does_not_answer_is_refused(tmp_path: Path) -> None:
+    home = _fake_java(tmp_path / "jdk", "17")
+    (home / "bin" / "java").write_text("no program at all")
+    with pytest.raises(ConfigError, match=r"is Java \?"):
+        find_java({"JAVA_HOME": str(home)})

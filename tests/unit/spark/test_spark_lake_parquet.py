@@ -1,0 +1,138 @@
+"""Parquet files of one task: complete, partitioned as asked, named by the task alone."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import tandemmq.spark.lake.parquet
+from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.files import commit_batch, staging_dir
+from tandemmq.spark.lake.parquet import (
+    ParquetOptions,
+    ParquetStager,
+    check_partition_columns,
+    split_by_partition,
+)
+
+SCHEMA = pa.schema(
+    [("queueOffset", pa.int64()), ("tags", pa.string()), ("storeTimestamp", pa.timestamp("us", "UTC"))]
+)
+
+
+def _batch(first: int, count: int) -> pa.RecordBatch:
+    rows = range(first, first + count)
+    start = dt.datetime(2025, 1, 31, 23, tzinfo=dt.UTC)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(rows, pa.int64()),
+            pa.array([[None, "a/b", "c"][n % 3] for n in rows], pa.string()),
+            pa.array([start + dt.timedelta(minutes=n) for n in rows], pa.timestamp("us", "UTC")),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def _stager(root: Path, *partition_by: str, **settings: str) -> ParquetStager:
+    options = ParquetOptions(partition_by=partition_by, **settings)  # type: ignore[arg-type]
+    return ParquetStager(root, batch_id=7, partition_id=3, schema=SCHEMA, options=options)
+
+
+def test_all_rows_are_in_the_files(tmp_path: Path) -> None:
+    stager = _stager(tmp_path)
+    for first in (0, 50):
+        stager.write(_batch(first, 50))
+    (file,) = stager.finish()
+    assert (file.target, file.rows) == ("part-00003.parquet", 100)
+    commit_batch(tmp_path, 7, "q", [file])
+    table = pq.read_table(tmp_path)
+    assert table["queueOffset"].to_pylist() == list(range(100))
+    assert set(table["batch"].to_pylist()) == {7}
+
+
+def test_partitions_become_directories_that_readers_understand(tmp_path: Path) -> None:
+    stager = _stager(tmp_path, "dt", "tags")
+    stager.write(_batch(0, 120))
+    files = stager.finish()
+    assert sorted(file.target for file in files) == [
+        f"dt=2025-0{day}/tags={tag}/part-00003.parquet"
+        for day in ("1-31", "2-01")
+        for tag in ("__HIVE_DEFAULT_PARTITION__", "a%2Fb", "c")
+    ]
+    commit_batch(tmp_path, 7, "q", files)
+    rows = sorted(pq.read_table(tmp_path).to_pylist(), key=lambda row: row["queueOffset"])
+    assert [row["queueOffset"] for row in rows] == list(range(120))
+    assert [row["tags"] for row in rows] == [[None, "a/b", "c"][n % 3] for n in range(120)]
+    assert [row["dt"] for row in rows] == ["2025-01-31"] * 60 + ["2025-02-01"] * 60
+
+
+def test_the_names_do_not_depend_on_how_rows_were_cut_into_batches(tmp_path: Path) -> None:
+    whole, pieces = _stager(tmp_path / "a", "tags"), _stager(tmp_path / "b", "tags")
+    whole.write(_batch(0, 60))
+    for first in range(0, 60, 20):
+        pieces.write(_batch(first, 20))
+    assert {(f.target, f.rows) for f in whole.finish()} == {(f.target, f.rows) for f in pieces.finish()}
+
+
+def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tandemmq.spark.lake.parquet, "FILES_OPEN_MAX", 2)
+    stager = _stager(tmp_path, "tags")
+    for first in range(0, 60, 20):
+        stager.write(_batch(first, 20))
+    files = stager.finish()
+    assert sum(file.rows for file in files) == 60
+    assert len({file.target for file in files}) == len(files) > 3
+    commit_batch(tmp_path, 7, "q", files)
+    assert sorted(pq.read_table(tmp_path)["queueOffset"].to_pylist()) == list(range(60))
+
+
+def test_a_discarded_attempt_leaves_no_file(tmp_path: Path) -> None:
+    stager = _stager(tmp_path, "tags")
+    stager.write(_batch(0, 20))
+    stager.discard()
+    assert list(staging_dir(tmp_path).iterdir()) == []
+
+
+@pytest.mark.parametrize("compression", ["zstd", "snappy", "none"])
+def test_compressions(tmp_path: Path, compression: str) -> None:
+    stager = _stager(tmp_path, compression=compression)
+    stager.write(_batch(0, 10))
+    (file,) = stager.finish()
+    assert pq.read_table(tmp_path / file.staged).num_rows == 10
+
+
+def test_statistics_allow_to_skip_by_offset_and_time(tmp_path: Path) -> None:
+    stager = _stager(tmp_path)
+    stager.write(_batch(5, 10))
+    (file,) = stager.finish()
+    column = pq.read_metadata(tmp_path / file.staged).row_group(0).column(0)
+    assert (column.statistics.min, column.statistics.max) == (5, 14)
+
+
+@pytest.mark.parametrize(
+    ("names", "partition_by", "text"),
+    [
+        (["a"], ["batch"], "already the first level"),
+        (["a"], ["b"], "no column 'b'"),
+        (["a"], ["dt"], "not written"),
+        (["a"], ["a"], "at least one column"),
+    ],
+)
+def test_senseless_partitions_are_refused(names: list[str], partition_by: list[str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        check_partition_columns(names, partition_by)
+
+
+def test_an_unknown_compression_is_refused() -> None:
+    with pytest.raises(ConfigError, match="zstd, snappy, none"):
+        ParquetOptions(compression="lzma")
+
+
+def test_rows_of_one_partition_are_not_copied() -> None:
+    batch = _batch(0, 3)
+    assert [(name, rows is batch) for name, rows in split_by_partition(batch, [])] == [("", True)]
+    assert list(split_by_partition(batch.slice(0, 0), ["tags"])) == []

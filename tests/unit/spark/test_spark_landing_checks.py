@@ -1,0 +1,142 @@
+"""What the landing refuses before it starts anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import tandemmq.spark.session
+from tandemmq.errors import ConfigError
+from tandemmq.spark.command import app
+from tandemmq.spark.lake.files import claim_lake
+from tandemmq.spark.pipelines.landing import (
+    LakeMeter,
+    LandingOptions,
+    check_checkpoint,
+    check_landing,
+    hold_directory,
+)
+from tandemmq.spark.pipelines.runner import Totals
+from tandemmq.spark.session import hush_pandas, share_python_path
+
+
+def _options(out: Path, **settings: object) -> LandingOptions:
+    given = {"name_servers": "ns:1", "topic": "T", "out": out, **settings}
+    return LandingOptions(**given)  # type: ignore[arg-type]
+
+
+def _write_checkpoint(path: Path, query: str) -> None:
+    path.mkdir(parents=True)
+    (path / "metadata").write_text(json.dumps({"id": query}))
+
+
+def test_a_new_directory_with_a_new_checkpoint_is_fine(tmp_path: Path) -> None:
+    check_landing(_options(tmp_path))
+    check_checkpoint(_options(tmp_path))
+
+
+def test_a_directory_goes_on_with_its_checkpoint(tmp_path: Path) -> None:
+    claim_lake(tmp_path, "q1")
+    _write_checkpoint(tmp_path / "_checkpoint", "q1")
+    check_checkpoint(_options(tmp_path))
+
+
+def test_an_old_directory_with_a_new_checkpoint_is_refused(tmp_path: Path) -> None:
+    claim_lake(tmp_path, "q1")
+    with pytest.raises(ConfigError, match=r"was written with another checkpoint .* is empty"):
+        check_checkpoint(_options(tmp_path))
+    _write_checkpoint(tmp_path / "other", "q2")
+    with pytest.raises(ConfigError, match="belongs to query q2"):
+        check_checkpoint(_options(tmp_path, checkpoint=tmp_path / "other"))
+
+
+def test_batches_without_an_owner_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "batch=00000000").mkdir()
+    with pytest.raises(ConfigError, match="not the record of the query"):
+        check_checkpoint(_options(tmp_path))
+
+
+def test_a_directory_is_held_by_one_landing(tmp_path: Path) -> None:
+    with hold_directory(tmp_path):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with hold_directory(tmp_path):
+                    os._exit(1)
+            except ConfigError:
+                os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+    with hold_directory(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"partition_by": ("nothing",)}, "no column 'nothing'"),
+        ({"columns": ("body",), "partition_by": ("dt",)}, "storeTimestamp"),
+        ({"columns": ("bodi",)}, "did you mean body"),
+        ({"compression": "zip"}, "compression"),
+        ({"source": (("readFrom", "slave"),)}, "readFrom"),
+        ({"source": (("maxoffset", "1"),)}, "unknown option"),
+    ],
+)
+def test_senseless_options_are_refused(tmp_path: Path, settings: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        check_landing(_options(tmp_path, **settings))
+
+
+def test_the_landed_schema(tmp_path: Path) -> None:
+    options = _options(tmp_path, columns=("queueId", "body", "properties"), is_body_text=True)
+    assert options.schema() == "`queueId` int, `body` string, `properties` map<string,string>"
+    options = _options(tmp_path, columns=("body", "properties"), source=(("propertiesAs", "string"),))
+    assert options.schema() == "`body` binary, `properties` string"
+
+
+def test_the_users_options_win(tmp_path: Path) -> None:
+    options = _options(tmp_path, batch_records_max=1000, source=(("packRecords", "7"),))
+    assert options.source_options()["maxRecordsPerPartition"] == "250"
+    assert options.source_options()["packRecords"] == "7"
+
+
+def test_the_meter_counts_each_batch_once(tmp_path: Path) -> None:
+    meter = LakeMeter(tmp_path)
+    for batch_id in (0, 1):
+        directory = tmp_path / f"batch={batch_id:08d}"
+        directory.mkdir()
+        (directory / "_summary.json").write_text('{"rows": 5, "bytes": 7}')
+        assert meter.measure_all() == Totals(rows=5 * (batch_id + 1), size_bytes=7 * (batch_id + 1))
+    assert meter.measure_batch(1) == Totals(rows=5, size_bytes=7)
+
+
+def test_the_command_says_what_is_wrong_in_one_line(tmp_path: Path) -> None:
+    command = ["landing", "--namesrv", "x", "--topic", "T", "--out", str(tmp_path), "--progress", "none"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert result.output == "error: option nameServer: expected host:port, got 'x'\n"
+
+
+def test_help_imports_neither_spark_nor_arrow() -> None:
+    heavy = "('pyspark', 'pyarrow', 'numpy')"
+    code = f"import sys, tandemmq.spark.command; print([m for m in {heavy} if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_workers_can_import_the_package_and_do_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("PYTHONWARNINGS", "error::ResourceWarning")
+    root = share_python_path()
+    share_python_path()
+    assert os.environ["PYTHONPATH"] == f"{root}{os.pathsep}/elsewhere"
+    assert (Path(root) / "tandemmq" / "spark" / "session.py") == Path(tandemmq.spark.session.__file__)
+    hush_pandas()
+    hush_pandas()
+    rules = os.environ["PYTHONWARNINGS"].split(",")
+    assert rules == ["error::ResourceWarning", "ignore:PySpark does not yet fully support pandas"]
