@@ -20,7 +20,7 @@ import numpy as np
 from tandemmq.store.options import QUEUE_UNIT_BYTES
 from tandemmq.store.segment import OpenFiles, Segment
 from tandemmq.store.segmented_log import SegmentedLog
-from tandemmq.units import KIB, align_down
+from tandemmq.units import KIB, MIB, align_down
 
 UNIT = Struct(">qiq")  # log_offset, size, tag_hash
 FILLER_SIZE = 0x7FFFFFFF
@@ -32,7 +32,12 @@ TAIL_BYTES_MAX = 32 * KIB
 TAIL_BYTES_KEPT = align_down(TAIL_BYTES_MAX // 2, QUEUE_UNIT_BYTES)
 SCAN_UNITS = 4096
 RECOVERY_FILE_COUNT = 3
-"""Recovery looks for the end of the entries in this many last files (spec store 12)."""
+RECOVERY_BYTES = 16 * MIB
+"""Recovery looks for the end of the entries in so many last files or bytes, whichever is more (spec store
+12).
+
+More than that is never unsynced, because the flusher syncs long queues every second.
+"""
 
 _pack = UNIT.pack
 
@@ -168,9 +173,13 @@ class ConsumeQueue:
 
     def distrust_sync(self) -> None:
         """After a crash: the last files may hold bytes that are not synced; the next flush does it."""
-        segments = self._log.segments[-RECOVERY_FILE_COUNT:]
+        segments = self._recovery_segments()
         if segments:
             self._synced = segments[0].base // QUEUE_UNIT_BYTES
+
+    def _recovery_segments(self) -> list[Segment]:
+        count = max(RECOVERY_FILE_COUNT, RECOVERY_BYTES // self._log.segment_bytes)
+        return self._log.segments[-count:]
 
     def drop_tail(self) -> None:
         """Give the memory of written entries back; for a queue that is idle."""
@@ -218,7 +227,7 @@ class ConsumeQueue:
             return
         end = segments[0].base
         last: tuple[int, int, int] | None = None
-        for segment in segments[-RECOVERY_FILE_COUNT:]:
+        for segment in self._recovery_segments():
             count, found = _valid_units(segment)
             last = found or last
             end = segment.base + count * QUEUE_UNIT_BYTES

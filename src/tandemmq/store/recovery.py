@@ -14,9 +14,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record
+from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record, decode_record
 from tandemmq.runtime.ports import Clock
-from tandemmq.store.appender import Unit
+from tandemmq.store.appender import BLANK_BYTES, Unit
 from tandemmq.store.checkpoint import Checkpoint
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queues import ConsumeQueues
@@ -130,7 +130,7 @@ class Recovery:
         while True:
             at = position - base
             checked = check_record(view, at, log_offset=position, check_crc=self._check_crc)
-            if checked.outcome is not RecordOutcome.OK:
+            if checked.outcome is not RecordOutcome.OK or _is_torn(view, at, checked.size):
                 break
             units.append(self._dispatch(checked, position, view, base))
             self._stored_at_ms = checked.stored_at_ms
@@ -174,3 +174,15 @@ class Recovery:
                 queue.distrust_sync()
         self._queues.truncate(self._log.end)
         self._queues.raise_min(self._log.begin)
+
+
+def _is_torn(view: memoryview, at: int, size: int) -> bool:
+    """True for a last record whose properties end in zeros: the checksum covers the body only.
+
+    Asked of the last record alone, because a message in the middle may well have such properties, and ending
+    the log there would lose what follows.
+    """
+    end = at + size
+    if view[end - 1] or any(view[end : end + BLANK_BYTES]):
+        return False
+    return decode_record(view, at, check_crc=False).raw_properties.endswith(b"\0")

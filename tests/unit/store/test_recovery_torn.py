@@ -1,0 +1,36 @@
+"""A last record of which only the beginning arrived, wherever the cut is."""
+
+from __future__ import annotations
+
+import pytest
+from store_rig import ROOT, Rig, bodies, record
+
+FIRST = ROOT / "commitlog" / ("0" * 20)
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("properties", [True, False])
+async def test_every_cut_of_the_last_record_loses_only_that_record(is_clean: bool, properties: bool) -> None:
+    """The body's checksum says nothing about topic and properties, which are torn too."""
+    rig = Rig()
+    store = await rig.open()
+    rig.put(store, record(b"first"), record(b"second"))
+    end = store.max_log_offset
+    last = record(b"last" * 5, keys="k1 k2", tags="TagA") if properties else record(b"last" * 5)
+    rig.put(store, last)
+    size = store.max_log_offset - end
+    whole = rig.disk.read_bytes(FIRST)[end : end + size]
+    await store.close()
+    for cut in range(size + 1):
+        file = rig.disk.open(FIRST)
+        file.pwrite(end, (whole[:cut] + bytes(size - cut),))
+        file.close()
+        if not is_clean:
+            rig.disk.write_atomically(ROOT / "abort", b"1")
+        store = await rig.open()
+        expected = [b"first", b"second"]
+        if not any(whole[cut:]):
+            expected.append(b"last" * 5)
+        assert bodies(store) == expected, cut
+        assert store.queue_max("T", 0) == len(expected)
+        await store.close()
