@@ -1,0 +1,41 @@
+"""The main job on a few thousand rows, undisturbed and with its slave and its pipeline killed on the way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(300)]
+
+
+def run_demo(*arguments: str) -> tuple[int, list[str]]:
+    command = [sys.executable, "-m", "tandemmq", "demo", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    return done.returncode, done.stdout.strip().splitlines()
+
+
+def test_nothing_is_lost_when_slave_and_pipeline_are_killed(tmp_path: Path) -> None:
+    rows = 6000
+    code, lines = run_demo("--chaos", "--rows", str(rows), "--keep", str(tmp_path / "demo"))
+    counts = " ".join(f"{name}={rows}" for name in ("published", "master", "slave", "landed", "distinct"))
+    assert lines[-1] == f"DEMO OK {counts}"
+    assert code == 0
+    text = "\n".join(lines)
+    assert "slave killed with SIGKILL" in text
+    assert "Spark pipeline killed with SIGKILL" in text
+    assert (tmp_path / "demo" / "delays.png").stat().st_size > 10_000
+    assert not list((tmp_path / "demo").glob("**/*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [(("--rows", "0"), "--rows"), (("--rows", "336777"), "--rows"), (("--keep", __file__), "--keep")],
+)
+def test_bad_options_are_refused_by_name(arguments: tuple[str, str], complaint: str) -> None:
+    command = [sys.executable, "-m", "tandemmq", "demo", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert complaint in done.stdout + done.stderr
