@@ -1,0 +1,47 @@
+"""The Python in the documents runs as it stands there, against a real name server and broker."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from client_rig import running_cluster
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ("README.md", "docs/client.md")
+NAME_SERVER = "127.0.0.1:9876"
+SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SECONDS_MAX = 30
+
+
+def snippets() -> Iterator[pytest.ParameterSet]:
+    for name in DOCUMENTS:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for match in SNIPPET.finditer(text):
+            line = text.count("\n", 0, match.start()) + 2
+            yield pytest.param(match[1], id=f"{name}:{line}")
+
+
+@pytest.mark.parametrize("source", list(snippets()))
+async def test_snippet_runs(source: str, tmp_path: Path) -> None:
+    assert NAME_SERVER in source, "a snippet that reaches no cluster shows nothing"
+    async with running_cluster(tmp_path) as cluster:
+        script = source.replace(NAME_SERVER, cluster.namesrv)
+        run = await asyncio.to_thread(_run, script)
+    assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
+
+
+def _run(script: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, as a reader would run it."""
+    return subprocess.run(
+        [sys.executable, "-X", "dev", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
