@@ -10,11 +10,11 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup-demo:
-	@scripts/setup venv demo
+	@scripts/setup venv spark
 	@scripts/setup java
 
 setup-dev:
-	@scripts/setup venv demo,dev
+	@scripts/setup venv spark,dev
 	@scripts/setup java
 
 demo: setup-demo ## Run the main job: 336,776 flights through master, slave and Spark into a table (ARGS="--chaos")
