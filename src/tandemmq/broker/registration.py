@@ -81,6 +81,10 @@ class Registration:
             self._mark_ordered(known.order_topics)
         self._on_answer(known)
 
+    def lacks_master(self, answer: Registered | None) -> bool:
+        """True on a slave that was told of no master: it asks again soon, or copies nothing for a period."""
+        return self._options.is_slave and (answer is None or not answer.master_address)
+
     def all_topics(self) -> TopicConfigTable:
         return self._table(self._topics.names)
 
@@ -151,7 +155,8 @@ class NameServerLink:
             self._wake.clear()
             is_ok = await self._register(is_full)
             self.first_try_done.set()
-            is_full = not await self._wait_for_change(self._period_s if is_ok else RETRY_S) or not is_ok
+            period_s = self._period_s if is_ok and not self._owner.lacks_master(self.answer) else RETRY_S
+            is_full = not await self._wait_for_change(period_s) or not is_ok
 
     async def leave(self) -> None:
         """Unregister, if the server can be reached; it finds out by the closed connection otherwise."""
