@@ -1,0 +1,151 @@
+"""Delivers delay-level messages: one task for all levels, running on the master only.
+
+Owns:       how far each level has got; what of it is valid goes to the DelayOffsetTable (delayOffset.json).
+Invariants: a message is delivered after its delay, in the order of its level, and again only when the process
+            died before its progress was saved.
+Strategy:   no timer per message. The task looks at the head of every level, appends what is due, and sleeps
+            until the next head is due, at most TICK_S, so that a changed wall clock is noticed. With nothing
+            waiting it sleeps until `wake` is called.
+Source:     spec store 15, semantics 18.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandemmq.broker.delay.level_plan import Arrivals, Waiting, plan_level
+from tandemmq.broker.delay.progress import Progress
+from tandemmq.broker.delay.restore import restore
+from tandemmq.broker.delay.wake import Wake
+from tandemmq.broker.delay.writer import Writer
+from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
+from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
+from tandemmq.runtime.ports import Clock
+from tandemmq.store import MessageStore
+
+TICK_S = 1.0
+
+
+class Level:
+    """One level's queue: the next offset to deliver, and the head as far as it was read."""
+
+    __slots__ = ("arrivals", "delay_ms", "head_stored_at_ms", "number", "offset")
+
+    def __init__(self, number: int, delay_ms: int, offset: int) -> None:
+        self.number = number
+        self.delay_ms = delay_ms
+        self.offset = offset
+        self.arrivals = Arrivals(delay_ms)
+        self.head_stored_at_ms: int | None = None  # of the message at `offset`, once it was read
+
+    @property
+    def queue_id(self) -> int:
+        return self.number - 1
+
+
+class LevelDelivery:
+    """`run` is the task; `stop` lets it end between two batches."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        offsets: DelayOffsetTable,
+        *,
+        delays_ms: Sequence[int],
+        writer: Writer,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._offsets = offsets
+        self._delays_ms = delays_ms
+        self._writer = writer
+        self._clock = clock
+        self._levels: dict[int, Level] = {}
+        self._progress: Progress[tuple[int, int]] = Progress()
+        self._wake = Wake(clock)
+        self._is_stopping = False
+
+    def wake(self) -> None:
+        """A message became readable in a level's queue."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """`run` returns after the batch that it is writing."""
+        self._is_stopping = True
+        self._wake.set()
+
+    def settle(self, safe: int) -> None:
+        """Take over the progress that became valid."""
+        latest = dict(self._progress.settle(safe))
+        now_ms = self._clock.now_ms()
+        for level, offset in latest.items():
+            self._offsets.update(level, offset, now_ms)
+
+    async def run(self) -> None:
+        """Returns after `stop`."""
+        while not self._is_stopping:
+            self._wake.clear()
+            wait_s = await self._deliver_round()
+            self.settle(self._writer.safe_end())
+            if len(self._progress):
+                wait_s = TICK_S if wait_s is None else min(wait_s, TICK_S)
+            await self._wake.wait(wait_s)
+
+    async def _deliver_round(self) -> float | None:
+        """One batch of every level; in how many seconds to look again, None: when one arrives."""
+        waits: list[float] = []
+        for level in self._find_levels():
+            if self._is_stopping or self._progress.is_full:
+                break
+            wait_s = await self._deliver_level(level)
+            if wait_s is not None:
+                waits.append(wait_s)
+        return min(waits, default=None)
+
+    def _find_levels(self) -> list[Level]:
+        """Every level with a queue, those above the configured ones included: nothing is left behind."""
+        for topic, queue_id in self._store.queue_keys():
+            if topic == SCHEDULE_TOPIC and queue_id >= 0 and queue_id + 1 not in self._levels:
+                self._levels[queue_id + 1] = self._open_level(queue_id + 1)
+        return list(self._levels.values())
+
+    def _open_level(self, number: int) -> Level:
+        """A level at its saved offset, or at the nearest one that its queue has."""
+        low = self._store.queue_min(SCHEDULE_TOPIC, number - 1)
+        high = self._store.queue_max(SCHEDULE_TOPIC, number - 1)
+        offset = min(max(self._offsets.get(number) or 0, low), high)
+        return Level(number, self._delays_ms[min(number, len(self._delays_ms)) - 1], offset)
+
+    async def _deliver_level(self, level: Level) -> float | None:
+        """Seconds until the level wants to be looked at again; None when nothing waits in it."""
+        queue_end = self._store.queue_max(SCHEDULE_TOPIC, level.queue_id)
+        steady_ms = int(self._clock.monotonic() * 1000)
+        level.arrivals.note(queue_end, steady_ms)
+        if level.offset >= queue_end:
+            return None
+        now_ms = self._clock.now_ms()
+        if level.head_stored_at_ms is not None:
+            head = (Waiting(level.offset, level.head_stored_at_ms),)
+            plan = plan_level(
+                head, level.arrivals, delay_ms=level.delay_ms, now_ms=now_ms, steady_ms=steady_ms
+            )
+            if plan.wait_ms is not None:
+                return min(plan.wait_ms / 1000, TICK_S)
+        records, next_offset = self._writer.read(SCHEDULE_TOPIC, level.queue_id, level.offset)
+        waiting = [Waiting(record.queue_offset, record.stored_at_ms) for record in records]
+        plan = plan_level(
+            waiting, level.arrivals, delay_ms=level.delay_ms, now_ms=now_ms, steady_ms=steady_ms
+        )
+        due = records[: plan.due_count]
+        if due:
+            restored = [new for new in map(restore, due) if new is not None]
+            end = await self._writer.append(restored) if restored else self._writer.log_end
+            self._progress.add(end, (level.number, due[-1].queue_offset + 1))
+        if plan.wait_ms is None:
+            has_moved = next_offset > level.offset
+            level.offset = next_offset
+            level.head_stored_at_ms = None
+            return 0.0 if has_moved else TICK_S
+        level.offset = waiting[plan.due_count].queue_offset
+        level.head_stored_at_ms = waiting[plan.due_count].stored_at_ms
+        return min(plan.wait_ms / 1000, TICK_S)

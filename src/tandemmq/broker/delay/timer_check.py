@@ -1,0 +1,107 @@
+"""How far the delivery of timer messages has got: config/timercheck and the answer to GET_TIMER_CHECK_POINT.
+
+The file has RocketMQ's form, 4096 bytes that begin with seven numbers (spec store 16), and ours behind them.
+RocketMQ would go on at `low_offset` and deliver some messages again, but lose none; from its file we take
+over what it says in the same way.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tandemmq.broker.delay.timer_wheel import TimerKey
+from tandemmq.errors import RemoteProtocolError
+from tandemmq.protocol.bodies.data_version import DataVersion
+
+FILE_BYTES = 4096
+_COMMON = struct.Struct(">7q")  # next slot, timerlog position, two queue offsets, version
+_OWN = struct.Struct(">8sqq")  # mark, read offset, offset of the next message within its slot
+_MARK = b"TandemMQ"
+_FIRST_KEY = TimerKey(0, 0)
+SHORT_BYTES = 32
+"""An answer without the version, as old brokers give it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerCheck:
+    """Of the messages below `read_offset` those before `next_key` are done; below `low_offset` all are."""
+
+    next_key: TimerKey = _FIRST_KEY
+    read_offset: int = 0
+    low_offset: int = 0
+
+    def is_done(self, key: TimerKey) -> bool:
+        """True for a message that was delivered, rolled or taken back already."""
+        return key.queue_offset < self.read_offset and key < self.next_key
+
+
+def encode_timer_file(check: TimerCheck, version: DataVersion) -> bytes:
+    """The content of config/timercheck."""
+    slot_ms, offset = check.next_key
+    common = _COMMON.pack(slot_ms, 0, check.low_offset, check.low_offset, *_version(version))
+    return (common + _OWN.pack(_MARK, check.read_offset, offset)).ljust(FILE_BYTES, b"\0")
+
+
+def decode_timer_file(data: bytes) -> TimerCheck:
+    """What a file of ours or of RocketMQ says.
+
+    Raises:  RemoteProtocolError when it is too short.
+    """
+    if len(data) < _COMMON.size + _OWN.size:
+        raise RemoteProtocolError(f"timercheck has {len(data)} bytes, {FILE_BYTES} are expected")
+    slot_ms, _, queue_offset, _, *_ = _COMMON.unpack_from(data)
+    mark, read_offset, offset = _OWN.unpack_from(data, _COMMON.size)
+    if mark != _MARK:
+        # RocketMQ's: pending messages may lie anywhere below its offset.
+        return TimerCheck(TimerKey(max(0, slot_ms), 0), max(0, queue_offset), 0)
+    return TimerCheck(TimerKey(slot_ms, offset), read_offset, queue_offset)
+
+
+def encode_timer_answer(check: TimerCheck, version: DataVersion) -> bytes:
+    """The body that slaves of either kind ask for: done before the slot, of what lies below the offsets."""
+    return _COMMON.pack(check.next_key.slot_ms, 0, check.read_offset, check.read_offset, *_version(version))
+
+
+def decode_timer_answer(body: bytes) -> TimerCheck:
+    """A master's progress; how far all is done it does not say.
+
+    Raises:  RemoteProtocolError when it is too short.
+    """
+    if len(body) < SHORT_BYTES:
+        raise RemoteProtocolError(
+            f"the timer checkpoint has {len(body)} bytes, at least {SHORT_BYTES} belong"
+        )
+    slot_ms, _, _, read_offset = struct.unpack_from(">4q", body)
+    return TimerCheck(TimerKey(max(0, slot_ms), 0), max(0, read_offset), 0)
+
+
+def _version(version: DataVersion) -> tuple[int, int, int]:
+    return version.state_version, version.timestamp_ms, version.counter
+
+
+class TimerProgress:
+    """The valid checkpoint of this broker; a slave's is its master's."""
+
+    def __init__(self) -> None:
+        self.check = TimerCheck()
+        self.data_version = DataVersion()
+        self.on_change: list[Callable[[], None]] = []
+
+    def replace(self, check: TimerCheck, now_ms: int) -> None:
+        """Take over a newer one."""
+        if check == self.check:
+            return
+        self.check = check
+        self.data_version = self.data_version.next(now_ms)
+        for callback in self.on_change:
+            callback()
+
+    def encode(self) -> bytes:
+        """The content of config/timercheck."""
+        return encode_timer_file(self.check, self.data_version)
+
+    def load(self, data: bytes) -> None:
+        """Take over the content of config/timercheck."""
+        self.check = decode_timer_file(data)

@@ -1,0 +1,225 @@
+"""Delivers messages at times of their own: one task, running on the master only.
+
+Owns:       the wheel of the nearest messages and the reading of the timer topic; how far all is done goes to
+            TimerProgress (config/timercheck) once it is valid.
+Invariants: messages go in the order of their keys; none before its slot is over; what the checkpoint calls
+            done is done. At a boundary between two batches where nothing earlier than the last delivered
+            message is pending, "done" is one comparison of keys: only there a checkpoint is made, and only
+            there the task stops.
+Strategy:   the timer topic is the only store of messages. Reading alternates with delivering: what is due
+            goes first. When the wheel had to forget far messages and has run empty, or at the start, the
+            topic is read again from the first pending offset, and nothing is delivered meanwhile: one pass
+            over the pending messages per `COUNT_MAX` deliveries.
+Source:     spec store 16, semantics 18.2. RocketMQ's timerlog and timerwheel files are not written.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tandemmq.broker.delay.progress import Progress
+from tandemmq.broker.delay.restore import restore_timer, roll_timer
+from tandemmq.broker.delay.timer_check import TimerCheck, TimerProgress
+from tandemmq.broker.delay.timer_rule import (
+    PRECISION_MS,
+    ROLL_AFTER_MS,
+    TIMER_TOPIC,
+    Timed,
+    cancel_name,
+    read_timer,
+    slots_over,
+)
+from tandemmq.broker.delay.timer_wheel import COUNT_MAX, TimerKey, TimerWheel
+from tandemmq.broker.delay.wake import Wake
+from tandemmq.broker.delay.writer import BATCH_COUNT_MAX, Writer
+from tandemmq.protocol.properties import REAL_TOPIC
+from tandemmq.protocol.record import NewRecord, Record
+from tandemmq.runtime.ports import Clock
+from tandemmq.store import MessageStore
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+LOW_PERIOD_S = 10.0
+"""How often the first pending offset is looked for: it only shortens the reading after a start."""
+
+
+class TimerDelivery:
+    """`run` is the task; `stop` lets it end at a boundary."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        progress: TimerProgress,
+        *,
+        writer: Writer,
+        clock: Clock,
+        count_max: int = COUNT_MAX,
+        roll_after_ms: int = ROLL_AFTER_MS,
+    ) -> None:
+        self._store = store
+        self._valid = progress
+        self._writer = writer
+        self._clock = clock
+        self._count_max = count_max
+        self._roll_after_ms = roll_after_ms
+        self._progress: Progress[TimerCheck] = Progress()
+        self._wake = Wake(clock)
+        self._is_stopping = False
+        self._low_at_s = 0.0
+        self._begin(progress.check)
+        first = self._base.next_key
+        self._front = TimerKey(first.slot_ms, first.queue_offset - 1)  # nothing delivered lies behind it
+
+    def _begin(self, check: TimerCheck) -> None:
+        """Read the topic from the first pending message on, leaving out what `check` calls done."""
+        queue_end = self._store.queue_max(TIMER_TOPIC, 0)
+        read_offset = min(check.read_offset, queue_end)  # a log cut short gives its offsets again
+        self._base = TimerCheck(check.next_key, read_offset, min(check.low_offset, read_offset))
+        self._wheel = TimerWheel(self._count_max)
+        self._scan_offset = max(self._base.low_offset, self._store.queue_min(TIMER_TOPIC, 0))
+
+    def wake(self) -> None:
+        """A message became readable in the timer topic."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """`run` returns at the next boundary."""
+        self._is_stopping = True
+        self._wake.set()
+
+    def settle(self, safe: int) -> None:
+        """Take over the progress that became valid."""
+        settled = self._progress.settle(safe)
+        if settled:
+            self._valid.replace(settled[-1], self._clock.now_ms())
+
+    async def run(self) -> None:
+        """Returns after `stop`."""
+        while not (self._is_stopping and (self._is_scanning or self._is_exact)):
+            self._wake.clear()
+            has_worked = await self._work()
+            if self._is_stopping and not has_worked:
+                return
+            if self._is_exact and not self._is_scanning:
+                self._note_progress()
+            self.settle(self._writer.safe_end())
+            await self._wake.wait(0.0 if has_worked else self._wait_s())
+
+    async def _work(self) -> bool:
+        """One step: deliver a batch, read on, or begin to read again; False when there is nothing to do."""
+        if self._progress.is_full:
+            return False
+        if not self._is_scanning and await self._deliver_batch():
+            return True
+        if self._is_stopping:
+            return False
+        if not self._is_scanning and self._wheel.wants_refill:
+            assert self._wheel.horizon is not None
+            self._begin(TimerCheck(self._wheel.horizon, self._scan_offset, self._base.low_offset))
+            return True
+        return self._read_on()
+
+    @property
+    def _is_scanning(self) -> bool:
+        """Not everything that was known before is known again."""
+        return self._scan_offset < self._base.read_offset
+
+    @property
+    def _is_exact(self) -> bool:
+        """Everything before the last delivered message is done."""
+        first = self._wheel.next_key()
+        return first is None or first > self._front
+
+    def _read_on(self) -> bool:
+        """Take up the next messages of the topic; False at its end."""
+        records, next_offset = self._writer.read(TIMER_TOPIC, 0, self._scan_offset)
+        for record in records:
+            timed = read_timer(record, self._roll_after_ms)
+            if timed is None or self._base.is_done(timed.key):
+                continue
+            if timed.cancels:
+                self._wheel.cancel(timed.key.slot_ms, timed.cancels)
+            self._wheel.add(timed.key)
+        has_moved = next_offset > self._scan_offset
+        self._scan_offset = next_offset
+        return has_moved
+
+    async def _deliver_batch(self) -> bool:
+        """Deliver the first messages that are due; False when none is."""
+        keys = self._wheel.peek(slots_over(self._clock.now_ms()), BATCH_COUNT_MAX)
+        if not keys:
+            return False
+        batch, used = self._collect(keys)
+        if batch:
+            await self._writer.append(batch)
+        done = keys[:used]
+        self._wheel.remove(done)
+        self._front = max(self._front, done[-1])
+        if self._wheel.has_cancelled:
+            self._wheel.forget_cancelled_below(done[-1].slot_ms)
+        return True
+
+    def _collect(self, keys: list[TimerKey]) -> tuple[list[NewRecord], int]:
+        """What to append for the first `used` of these messages: as many as one append should take."""
+        batch: list[NewRecord] = []
+        size = used = 0
+        for key in keys:
+            if batch and size >= self._writer.batch_bytes_max:
+                break
+            used += 1
+            record = self._read(key.queue_offset)
+            timed = None if record is None else read_timer(record, self._roll_after_ms)
+            if record is None or timed is None:
+                log.error(
+                    events.DELAYED_MESSAGE_LOST,
+                    extra={"topic": TIMER_TOPIC, "queue_offset": key.queue_offset},
+                )
+                continue
+            new = self._make(record, timed)
+            if new is not None:
+                batch.append(new)
+                size += record.size
+        return batch, used
+
+    def _make(self, record: Record, timed: Timed) -> NewRecord | None:
+        """The message to append; None for a cancellation and for what it takes back."""
+        if timed.cancels:
+            return None
+        now_ms = self._clock.now_ms()
+        if timed.is_roll:
+            return roll_timer(record, now_ms)
+        if self._wheel.has_cancelled:
+            topic = record.properties.get(REAL_TOPIC, "")
+            if self._wheel.is_cancelled(timed.key.slot_ms, cancel_name(topic, record.unique_key)):
+                return None
+        return restore_timer(record, now_ms)
+
+    def _read(self, queue_offset: int) -> Record | None:
+        records, _ = self._writer.read(TIMER_TOPIC, 0, queue_offset, 1)
+        return records[0] if records and records[0].queue_offset == queue_offset else None
+
+    def _note_progress(self) -> None:
+        """Remember what is done now; it becomes valid with the log's end."""
+        steady_s = self._clock.monotonic()
+        low = self._base.low_offset
+        if steady_s >= self._low_at_s:
+            self._low_at_s = steady_s + LOW_PERIOD_S
+            first = self._wheel.first_offset()
+            low = self._scan_offset if first is None else first
+        next_key = self._wheel.next_key() or self._wheel.horizon
+        if next_key is None:
+            next_key = TimerKey(max(self._front.slot_ms + PRECISION_MS, self._base.next_key.slot_ms), 0)
+        check = TimerCheck(next_key, self._scan_offset, low)
+        if check != self._base:
+            self._base = check
+            self._progress.add(self._writer.log_end, check, replaces=True)
+
+    def _wait_s(self) -> float | None:
+        """Seconds until the next message is due, at most TICK_S because the wall clock may be changed."""
+        first = self._wheel.next_key()
+        if first is None:
+            return TICK_S if len(self._progress) else None
+        wait_ms = first.slot_ms + PRECISION_MS - self._clock.now_ms()
+        return min(max(wait_ms, 1) / 1000, TICK_S)
