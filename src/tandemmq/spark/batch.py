@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tandemmq.spark.columns import Projection
 from tandemmq.spark.metadata import Cluster, require_queues
@@ -32,7 +32,7 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
         ranges = [QueueRange(queue, at, end[queue]) for queue, at in sorted(begin.items()) if at < end[queue]]
         return make_tasks(ranges, cluster.leave_out_slow(topology).replicas, options)
 
-    def read(self, partition: TaskRanges | None) -> Iterator[Any]:
+    def read(self, partition: InputPartition) -> Iterator[Any]:
         # numpy and pyarrow come with it, which only executors need.
         from tandemmq.spark.read_task import read_task
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from pyspark.sql.datasource import InputPartition
 
 from tandemmq.spark.columns import Projection
 from tandemmq.spark.decode import DecodePlan, decode_records
@@ -28,9 +29,12 @@ def make_decode_plan(projection: Projection, options: SourceOptions) -> DecodePl
     )
 
 
-def read_task(task: TaskRanges | None, options: SourceOptions, projection: Projection) -> Iterator[Any]:
-    """The rows of a task as Arrow batches; nothing for the None of an empty batch query (SP-32)."""
-    if task is None:
+def read_task(task: InputPartition, options: SourceOptions, projection: Projection) -> Iterator[Any]:
+    """The rows of a task as Arrow batches.
+
+    A batch query without ranges gets one task all the same, with a partition that is none of ours (SP-32).
+    """
+    if not isinstance(task, TaskRanges):
         return
     plan = make_decode_plan(projection, options)
     buffer = _RecordBuffer()

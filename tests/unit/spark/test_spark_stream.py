@@ -7,6 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from spark_fakes import FakeNet, FakeQueue
 
@@ -249,7 +250,7 @@ def test_an_empty_batch_query_has_one_task_without_ranges(net: FakeNet) -> None:
     net.add_master(T_0=FakeQueue(0, 0))
     reader = _batch()
     assert reader.partitions() == []
-    assert list(reader.read(None)) == []
+    assert list(reader.read(InputPartition(None))) == []
 
 
 def test_topics_by_pattern_leave_internal_ones_out(net: FakeNet) -> None:

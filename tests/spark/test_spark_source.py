@@ -1,0 +1,100 @@
+"""The source inside a real Spark session, against real brokers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from tandemmq.spark.lake.sink import SINK_NAME, LakeSink
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _sink(spark: Any) -> None:
+    spark.dataSource.register(LakeSink)
+
+
+def _read(spark: Any, cluster: Any, topic: str, **options: str) -> Any:
+    # Not registered by hand: Spark finds the module pyspark_tandemmq by its name.
+    return spark.read.format("tandemmq").options(nameServer=cluster.namesrv, topic=topic, **options)
+
+
+def _land(spark: Any, cluster: Any, topic: str, out: Path, **options: str) -> None:
+    stream = (
+        spark.readStream.format("tandemmq")
+        .options(nameServer=cluster.namesrv, topic=topic, startingOffsets="earliest", **options)
+        .load()
+    )
+    query = (
+        stream.writeStream.format(SINK_NAME)
+        .option("checkpointLocation", str(out / "_checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(out))
+    )
+    query.awaitTermination()
+
+
+def test_a_topic_is_a_table(spark: Any, cluster: Any) -> None:
+    bodies = cluster.send("SparkTable", 500)
+    table = _read(spark, cluster, "SparkTable").load()
+    rows = table.collect()
+    assert sorted(bytes(row.body) for row in rows) == sorted(bodies)
+    row = next(row for row in rows if bytes(row.body) == b'{"n":7}')
+    assert (row.topic, row.brokerName, row.tags, row["keys"], row.reconsumeTimes) == (
+        "SparkTable",
+        "b",
+        "b",
+        "k7",
+        0,
+    )
+    assert row.properties["TAGS"] == "b"
+    assert row.msgId == row.properties["UNIQ_KEY"]
+    assert abs(row.storeTimestamp.timestamp() - time.time()) < 600
+    places = {(row.queueId, row.queueOffset) for row in rows}
+    assert len(places) == 500
+
+
+def test_options_columns_and_aliases(spark: Any, cluster: Any) -> None:
+    cluster.send("SparkOptions", 300)
+    tagged = _read(spark, cluster, "SparkOptions", tags="b", columns="queueId,tags").load()
+    assert tagged.columns == ["queueId", "tags"]
+    assert tagged.groupBy("tags").count().collect() == [("b", 150)]
+    text = _read(spark, cluster, "SparkOptions").schema("body string, queueOffset bigint").load()
+    assert text.selectExpr("sum(get_json_object(body, '$.n')) AS total").first().total == sum(range(300))
+    rocket = spark.read.format("rocketmq").options(endpoints=cluster.namesrv, subscribe="SparkOptions").load()
+    assert rocket.count() == 300
+    assert _read(spark, cluster, "SparkOptions", startingOffsets="latest").load().count() == 0
+
+
+def test_a_misspelt_option_fails_with_the_right_name(spark: Any, cluster: Any) -> None:
+    with pytest.raises(Exception, match=r"did you mean readFrom\?"):
+        _read(spark, cluster, "Any", readForm="master").load()
+
+
+def test_a_stream_lands_each_message_once_and_goes_on_where_it_was(
+    spark: Any, cluster: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "lake"
+    first = cluster.send("SparkStream", 900)
+    _land(spark, cluster, "SparkStream", out, maxOffsetsPerTrigger="400", readFrom="prefer-slave")
+    second = cluster.send("SparkStream", 100, first=900)
+    _land(spark, cluster, "SparkStream", out, maxOffsetsPerTrigger="400", readFrom="prefer-slave")
+    by_arrow = pq.read_table(out)
+    assert sorted(by_arrow["body"].to_pylist()) == sorted(first + second)
+    assert sorted(pd.read_parquet(out)["queueOffset"]) == sorted(by_arrow["queueOffset"].to_pylist())
+    by_spark = spark.read.parquet(str(out))
+    assert by_spark.count() == by_spark.select("queueId", "queueOffset").distinct().count() == 1000
+    assert {row.batch for row in by_spark.select("batch").distinct().collect()} == {0, 1, 2, 3}
+
+
+def test_a_new_checkpoint_on_an_old_lake_is_refused(spark: Any, cluster: Any, tmp_path: Path) -> None:
+    cluster.send("SparkOwner", 10)
+    _land(spark, cluster, "SparkOwner", tmp_path)
+    (tmp_path / "_checkpoint").rename(tmp_path / "_lost")
+    with pytest.raises(Exception, match=r"Writing job failed|was written by query"):
+        _land(spark, cluster, "SparkOwner", tmp_path)
+    assert pq.read_table(tmp_path).num_rows == 10
