@@ -27,6 +27,7 @@ from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.options import StoreOptions
 from tandemmq.store.outcomes import Appended, PutStatus
+from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.replies import Sends
 from tandemmq.telemetry import events
 
@@ -53,6 +54,7 @@ class Appender:
         queues: ConsumeQueues,
         clock: Clock,
         admission: Admission,
+        recorder: StoreRecorder,
         on_written: Callable[[list[Unit], Sends, int], None],
         on_refused: Callable[[Sends, PutStatus], None],
         stored_at_ms: int,
@@ -63,6 +65,7 @@ class Appender:
         self._table = queues.table
         self._clock = clock
         self._admission = admission
+        self._recorder = recorder
         self._on_written = on_written
         self._on_refused = on_refused
         self.store_host = options.store_host
@@ -232,6 +235,7 @@ class Appender:
         if not self._sends:
             return  # also on a slave, whose log grows without us
         groups, units, sends, end = self._groups, self._units, self._sends, self._position
+        begun_at = self._clock.monotonic()
         try:
             for offset, buffers in groups:
                 if buffers:
@@ -239,6 +243,7 @@ class Appender:
         except OSError as error:
             self._take_back(groups, units, sends, error)
             return
+        self._recorder.append_batch_s.observe(self._clock.monotonic() - begun_at)
         self._log.end = self._stage_begin = end
         self._units = []
         self._sends = []

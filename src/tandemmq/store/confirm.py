@@ -105,6 +105,11 @@ class WaitLines:
     def __len__(self) -> int:
         return len(self._flush) + len(self._acks) + len(self._both) + len(self._acked)
 
+    @property
+    def ack_count(self) -> int:
+        """How many of them wait for replicas; the others wait for the disk."""
+        return len(self._acks) + len(self._both)
+
     def add(
         self, wait_for: WaitFor, end: int, on_done: OnDone, *, ack_deadline: float, flush_deadline: float
     ) -> None:

@@ -32,13 +32,17 @@ log = logging.getLogger(__name__)
 
 QUEUE_WRITE_FAILED = "queue write failed"
 """The reason by which the admission knows that queue entries could not be written."""
+KEYS_NOT_WANTED = 1 << 63
 _UNQUEUED = 0x4
 
 DispatchListener = Callable[[Mapping[QueueKey, int]], None]
 
 
 class KeySink(Protocol):
-    """Where the keys of dispatched records go."""
+    """Where the keys of dispatched records go; those up to log offset `indexed_to` are there already."""
+
+    @property
+    def indexed_to(self) -> int: ...
 
     def add(self, units: list[Unit]) -> None: ...
 
@@ -102,6 +106,11 @@ class Dispatcher:
                 queue.put(log_offset, size, tag)
             except OSError as error:
                 self.block(queue, error)
+
+    @property
+    def keys_known_to(self) -> int:
+        """Records that begin up to this log offset need no keys added."""
+        return KEYS_NOT_WANTED if self._keys is None else self._keys.indexed_to
 
     def add_keys(self, units: list[Unit]) -> None:
         """Hand dispatched records to the key index."""

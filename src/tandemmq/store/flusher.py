@@ -19,6 +19,7 @@ from tandemmq.runtime.ports import Clock, Disk, File, TimerHandle
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.options import FlushMode, StoreOptions
+from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.segment import Segment
 from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
@@ -39,6 +40,7 @@ class Flusher:
         disk: Disk,
         clock: Clock,
         tasks: TaskScope,
+        recorder: StoreRecorder,
         appended: Watermark,
         flushed: Watermark,
         stored_at: Callable[[], int],
@@ -49,6 +51,7 @@ class Flusher:
         self._disk = disk
         self._clock = clock
         self._tasks = tasks
+        self._recorder = recorder
         self._appended = appended
         self._flushed = flushed
         self._stored_at = stored_at
@@ -107,11 +110,14 @@ class Flusher:
         target = self._appended.value
         stored_at_ms = self._stored_at()
         segments = self._log.dirty_segments(self._flushed.value, target)
+        begun_at = self._clock.monotonic()
         try:
             await sync_segments(self._disk, segments)
         except OSError as error:
             self.fail(error)
             return
+        if segments:
+            self._recorder.flush_s.observe(self._clock.monotonic() - begun_at)
         self.flushed_stored_at_ms = max(self.flushed_stored_at_ms, stored_at_ms)
         self._flushed.raise_to(target)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -43,6 +43,44 @@ class IndexHeader(msgspec.Struct):
     end_log_offset: int = 0
     used_slot_count: int = 0
     next_entry: int = 1
+
+
+class IndexSnapshot(NamedTuple):
+    """A flush of one file, carried off the loop."""
+
+    file: File
+    header: bytes
+    slots: NDArray[np.int32] | None
+    pages: NDArray[np.intp]
+
+    def write_and_sync(self) -> bool:
+        """Put it on disk; False if the disk took no write. Blocks.
+
+        Slots may be newer than the header by now; a reader takes those for empty, until the next flush. The
+        header goes last, so that it never counts entries that a power cut may take.
+        Raises:  OSError when an fsync failed.
+        """
+        try:
+            self._write_slots()
+        except OSError:
+            return False
+        self.file.sync()
+        try:
+            self.file.pwrite(0, (self.header,))
+        except OSError:
+            return False
+        self.file.sync()
+        return True
+
+    def _write_slots(self) -> None:
+        """Write the pages of slots that changed, neighbours together."""
+        if self.slots is None:
+            return
+        for run in np.split(self.pages, np.flatnonzero(np.diff(self.pages) > 1) + 1):
+            if len(run):
+                begin = int(run[0]) * SLOTS_PER_PAGE
+                part = self.slots[begin : (int(run[-1]) + 1) * SLOTS_PER_PAGE]
+                self.file.pwrite(HEADER.size + SLOT_BYTES * begin, (part.astype(">i4").tobytes(),))
 
 
 class KeyIndex:
@@ -150,36 +188,12 @@ class KeyIndex:
             self._slots = slots
         return self._slots
 
-    def write_and_sync(self) -> bool:
-        """Put everything on disk; False if the disk took no write. Blocks: runs off the loop.
-
-        The header goes last, so that it never counts entries that a power cut may take.
-        Raises:  OSError when an fsync failed.
-        """
-        header = HEADER.pack(*msgspec.structs.astuple(self.header))
-        file = self.file
-        try:
-            if self._slots is not None:
-                self._write_slots(file, self._slots)
-        except OSError:
-            return False
-        file.sync()
-        try:
-            file.pwrite(0, (header,))
-        except OSError:
-            return False
-        file.sync()
-        return True
-
-    def _write_slots(self, file: File, slots: NDArray[np.int32]) -> None:
-        """Write the pages of slots that changed, neighbours together."""
+    def snapshot(self) -> IndexSnapshot:
+        """What a flush has to write, taken on the loop; changes after it belong to the next flush."""
         pages = np.flatnonzero(self._dirty)
         self._dirty[pages] = False
-        for run in np.split(pages, np.flatnonzero(np.diff(pages) > 1) + 1):
-            if len(run):
-                begin = int(run[0]) * SLOTS_PER_PAGE
-                part = slots[begin : (int(run[-1]) + 1) * SLOTS_PER_PAGE]
-                file.pwrite(HEADER.size + SLOT_BYTES * begin, (part.astype(">i4").tobytes(),))
+        header = HEADER.pack(*msgspec.structs.astuple(self.header))
+        return IndexSnapshot(self.file, header, self._slots, pages)
 
     def drop_slots(self) -> None:
         """The file is full and on disk: its slots are read from there from now on."""

@@ -43,25 +43,28 @@ class KeyIndexes:
         self._clock = clock
         self._files: list[KeyIndex] = []
         self._unsynced: list[KeyIndex] = []
+        self._syncing: KeyIndex | None = None  # its handle is in use off the loop
         self._pending: list[Unit] = []
         self._pending_bytes = 0
         self._timer: TimerHandle | None = None
-        self._indexed_to = -1  # records up to this log offset are in the files already
+        self.indexed_to = -1  # records up to this log offset are in the files already
         self._is_broken = False
 
     def load(self, *, has_abort: bool) -> None:
-        """Take up the files; of a crashed run, the last one's slots are built again."""
+        """Take up the files; of a crashed run, the last one's slots are built again.
+
+        A file of other sizes than configured is left alone and not used.
+        """
         names = [n for n in self._disk.list(self._directory) if len(n) == NAME_DIGITS and n.isdigit()]
         for name in names:
             index = self._index(name)
-            is_good = index.load_header()
-            if is_good and has_abort and name == names[-1]:
-                is_good = index.rebuild_slots()
-            if is_good:
+            if not index.load_header():
+                log.warning(events.STORE_FILE_IGNORED, extra={"path": str(index.path)})
+            elif has_abort and name == names[-1] and not index.rebuild_slots():
+                self._delete(index)
+            else:
                 index.close()
                 self._files.append(index)
-            else:
-                self._delete(index)
         self._note_end()
 
     def cut(self, log_end: int) -> None:
@@ -79,9 +82,9 @@ class KeyIndexes:
         index.remove()
 
     def _note_end(self) -> None:
-        self._indexed_to = -1
+        self.indexed_to = -1
         if self._files and self._files[-1].header.next_entry > 1:
-            self._indexed_to = self._files[-1].header.end_log_offset
+            self.indexed_to = self._files[-1].header.end_log_offset
 
     def _index(self, name: str) -> KeyIndex:
         return KeyIndex(
@@ -97,8 +100,8 @@ class KeyIndexes:
         """Dispatched records, in the order of the log; what is indexed already is left out."""
         if self._is_broken:
             return
-        if units[0][1] <= self._indexed_to:
-            units = [unit for unit in units if unit[1] > self._indexed_to]
+        if units[0][1] <= self.indexed_to:
+            units = [unit for unit in units if unit[1] > self.indexed_to]
         self._pending += units
         self._pending_bytes += sum([unit[2] for unit in units])
         if len(self._pending) >= PENDING_COUNT_MAX or self._pending_bytes >= PENDING_BYTES_MAX:
@@ -160,7 +163,7 @@ class KeyIndexes:
 
     def _new_name(self) -> str:
         moment = datetime.fromtimestamp(self._clock.now_ms() / 1000)
-        newest = self._files[-1].path.name if self._files else ""
+        newest = max((n for n in self._disk.list(self._directory) if len(n) == NAME_DIGITS), default="")
         while (name := moment.strftime("%Y%m%d%H%M%S") + f"{moment.microsecond // 1000:03d}") <= newest:
             if name[:14] < newest[:14]:
                 moment = datetime.strptime(newest[:14], "%Y%m%d%H%M%S")
@@ -181,7 +184,12 @@ class KeyIndexes:
         for index in dirty:
             if self._is_broken:
                 break
-            if not await self._disk.offload(index.write_and_sync):
+            self._syncing = index
+            try:
+                is_written = await self._disk.offload(index.snapshot().write_and_sync)
+            finally:
+                self._syncing = None
+            if not is_written:
                 self._is_broken = True
                 log.error(events.KEY_INDEX_FAILED, extra={"path": str(index.path), "error": "no room"})
             elif index is not self._files[-1]:
@@ -202,7 +210,7 @@ class KeyIndexes:
                 break
             if index.overlaps(begin_ms, end_ms):
                 found += index.find(hashed, wanted - len(found), begin_ms, end_ms)
-                if index is not self._files[-1]:
+                if index is not self._files[-1] and index is not self._syncing:
                     index.close()
         return sorted(set(found))
 
@@ -212,6 +220,8 @@ class KeyIndexes:
         """Delete leading files whose records are gone, never the last; how many (spec store 19)."""
         dropped = 0
         while len(self._files) > 1 and self._files[0].header.end_log_offset < log_begin:
+            if self._files[0] is self._syncing:
+                break
             index = self._files.pop(0)
             if index in self._unsynced:
                 self._unsynced.remove(index)

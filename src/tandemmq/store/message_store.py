@@ -6,6 +6,7 @@ Source:     spec store; the order of start and stop is section 12.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
@@ -27,6 +28,7 @@ from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
 from tandemmq.store.outcomes import Appended, GetResult, PutStatus
 from tandemmq.store.paths import StorePaths
 from tandemmq.store.reader import GET_BYTES_MAX, Reader
+from tandemmq.store.recorder import StoreFacts, StoreRecorder
 from tandemmq.store.recovery import Recovered, Recovery
 from tandemmq.store.replica_log import ReplicaLog
 from tandemmq.store.replies import Replies, Sends
@@ -60,6 +62,7 @@ class MessageStore:
         self.flushed = Watermark("flushed")
         self.confirmed = Watermark("confirmed")
         self.dispatched = Watermark("dispatched")
+        self.recorder = StoreRecorder()
         self._disk = disk
         self._clock = clock
         self._on_fatal = on_fatal
@@ -69,6 +72,7 @@ class MessageStore:
         self._tasks = TaskScope("store", self._on_task_failed)
         self._admission = Admission()
         self._is_open = False
+        self._segment_task: asyncio.Task[None] | None = None
         self._log = CommitLog(
             SegmentedLog(self._paths.commit_log, options.commit_log_file_bytes, self._files, sparse=False),
             disk,
@@ -91,10 +95,13 @@ class MessageStore:
             options,
             clock=clock,
             admission=self._admission,
+            recorder=self.recorder,
             appended=self.appended,
             flushed=self.flushed,
         )
-        self._replica_log = ReplicaLog(log=self._log, on_written=self._on_raw_written)
+        self._replica_log = ReplicaLog(
+            log=self._log, clock=clock, recorder=self.recorder, on_written=self._on_raw_written
+        )
 
     @classmethod
     async def open(
@@ -182,6 +189,7 @@ class MessageStore:
             queues=self._queues,
             clock=self._clock,
             admission=self._admission,
+            recorder=self.recorder,
             on_written=self._on_written,
             on_refused=self._on_refused,
             stored_at_ms=stored_at_ms,
@@ -192,6 +200,7 @@ class MessageStore:
             disk=self._disk,
             clock=self._clock,
             tasks=self._tasks,
+            recorder=self.recorder,
             appended=self.appended,
             flushed=self.flushed,
             stored_at=self._newest_stored_at,
@@ -248,6 +257,8 @@ class MessageStore:
         self._cleaner.stop()
         await self._flusher.stop()
         await self._table_flusher.stop()
+        if self._segment_task is not None:
+            await asyncio.wait([self._segment_task])
         is_clean = False
         try:
             is_clean = await self._settle()
@@ -311,7 +322,17 @@ class MessageStore:
         return self._replies.acks
 
     def set_role(self, role: BrokerRole) -> None:
-        """Master or slave from now on."""
+        """Master or slave from now on. A slave that becomes master drops a record it has only in part.
+
+        Raises:  OSError when the disk takes no writes; the role is unchanged then.
+        """
+        if self.role is BrokerRole.SLAVE and role is not BrokerRole.SLAVE:
+            end = self._replica_log.cut_partial(self.dispatched.value)
+            for mark in (self.flushed, self.confirmed, self.appended):
+                if mark.value > end:
+                    mark.truncate_to(end)
+            # Queue offsets are assigned behind all that is here, flushed or not.
+            self._dispatcher.advance(end)
         self.role = self._reader.role = role
         self._replies.set_role(role)
         if role is BrokerRole.SLAVE:
@@ -348,16 +369,19 @@ class MessageStore:
 
     def _on_written(self, units: list[Unit], sends: Sends, end: int) -> None:
         self._dispatcher.expect(units, end)
-        self.appended.raise_to(end)
-        self._replies.written(sends)
+        try:
+            self.appended.raise_to(end)
+        finally:
+            # Whatever a follower does wrong, the senders are told.
+            self._replies.written(sends)
         if self._log.wants_segment_ahead():
-            self._tasks.start("make_segment", self._log.make_segment_ahead())
+            self._segment_task = self._tasks.start("make_segment", self._log.make_segment_ahead())
 
     def _on_raw_written(self, end: int) -> None:
         self.appended.raise_to(end)
 
     def _on_refused(self, sends: Sends, status: PutStatus) -> None:
-        self._replies.tell([(on_done, status) for _, on_done, _ in sends])
+        self._replies.end_all(sends, status)
 
     def _newest_stored_at(self) -> int:
         return max(self._appender.stored_at_ms, self._dispatcher.stored_at_ms)
@@ -448,3 +472,16 @@ class MessageStore:
     def queue_keys(self) -> Sequence[tuple[str, int]]:
         """The (topic, queue_id) of every queue that exists."""
         return tuple(self._queues.table)
+
+    def facts(self) -> StoreFacts:
+        """What a metric or a health check wants to know; the rest is in the watermarks and the recorder."""
+        refusal = self._admission.refusal
+        lines = self._replies.lines
+        return StoreFacts(
+            is_failed=self._admission.is_blocked(_FAILED),
+            refusal=None if refusal is None else refusal().remark,
+            log_file_count=len(self._log.log.segments),
+            queue_count=len(self._queues),
+            sends_waiting_for_flush=len(lines) - lines.ack_count,
+            sends_waiting_for_acks=lines.ack_count,
+        )

@@ -22,6 +22,7 @@ from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.flusher import sync_segments
+from tandemmq.store.known_records import BLOCK_COUNT, last_known_record
 from tandemmq.store.recovery_plan import (
     FileHead,
     RecoveryFacts,
@@ -38,7 +39,6 @@ log = logging.getLogger(__name__)
 
 STALE_BYTES_CLEAN = 64 * KIB
 """After a clean stop nothing lies behind the end; a foreign store's stale bytes begin right at it."""
-RECORDS_PER_TURN = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,25 +125,47 @@ class Recovery:
 
     async def _scan_segment(self, base: int, view: memoryview) -> tuple[int, bool]:
         """Where the intact records of one file end, and whether a BLANK leads on to the next file."""
-        units: list[Unit] = []
-        position = base
+        at = 0
         while True:
-            at = position - base
+            # The last of the known records begins the next block, because it may be the last of all.
+            while (known := self._last_known(view, at, base)) > at:
+                at = known
+                await next_turn(self._clock)
+            end, checked = self._scan_block(view, at, base)
+            if checked.outcome is RecordOutcome.BLANK and checked.size == len(view) - end:
+                return base + len(view), True
+            if checked.outcome is not RecordOutcome.OK or end == at:
+                return base + end, False
+            at = end
+            await next_turn(self._clock)
+
+    def _last_known(self, view: memoryview, at: int, base: int) -> int:
+        found = last_known_record(
+            view,
+            at,
+            base,
+            queues=self._queues,
+            indexed_to=self._dispatcher.keys_known_to,
+            check_crc=self._check_crc,
+        )
+        return at if found is None else found
+
+    def _scan_block(self, view: memoryview, at: int, base: int) -> tuple[int, RecordCheck]:
+        """Dispatch a bounded number of records; the position behind them and what lies there or was last."""
+        units: list[Unit] = []
+        while True:
+            position = base + at
             checked = check_record(view, at, log_offset=position, check_crc=self._check_crc)
             if checked.outcome is not RecordOutcome.OK or _is_torn(view, at, checked.size):
                 break
             units.append(self._dispatch(checked, position, view, base))
             self._stored_at_ms = checked.stored_at_ms
             self._last_log_offset = position
-            position += checked.size
-            if len(units) >= RECORDS_PER_TURN:
-                self._dispatcher.add_keys(units)
-                units = []
-                await next_turn(self._clock)
+            at += checked.size
+            if len(units) >= BLOCK_COUNT:
+                break
         self._dispatcher.add_keys(units)
-        if checked.outcome is RecordOutcome.BLANK and checked.size == len(view) - at:
-            return base + len(view), True
-        return position, False
+        return at, checked
 
     def _dispatch(self, checked: RecordCheck, position: int, view: memoryview, base: int) -> Unit:
         queue = None

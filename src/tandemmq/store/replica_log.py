@@ -11,21 +11,45 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tandemmq.errors import DiskFull, LogDiverged, ServiceNotAvailable
-from tandemmq.runtime.ports import Buffer
+from tandemmq.protocol.record import RecordOutcome
+from tandemmq.runtime.ports import Buffer, Clock
 from tandemmq.store.commit_log import CommitLog
+from tandemmq.store.recorder import StoreRecorder
 
 
 class ReplicaLog:
     """Appends raw bytes; `on_written(end)` follows each write."""
 
-    def __init__(self, *, log: CommitLog, on_written: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        *,
+        log: CommitLog,
+        clock: Clock,
+        recorder: StoreRecorder,
+        on_written: Callable[[int], None],
+    ) -> None:
         self._log = log
+        self._clock = clock
+        self._recorder = recorder
         self._on_written = on_written
         self._is_closed = False
 
     def close(self) -> None:
         """Refuse everything from now on."""
         self._is_closed = True
+
+    def cut_partial(self, whole_end: int) -> int:
+        """Take back the beginning of a record that nobody will complete; where the whole ones end.
+
+        Records are whole up to `whole_end` at least. Raises OSError.
+        """
+        end = whole_end
+        while (checked := self._log.check(end)).outcome in (RecordOutcome.OK, RecordOutcome.BLANK):
+            end += checked.size
+        if end < self._log.end:
+            self._log.zero(end, self._log.end - end)
+            self._log.end = end
+        return self._log.end
 
     def append(self, log_offset: int, data: Buffer) -> None:
         """Write the master's bytes from `log_offset` on.
@@ -50,10 +74,12 @@ class ReplicaLog:
             if is_empty and log_offset != end:
                 self._log.begin_at(log_offset)
             self._log.log.open_at(log_offset)
+            begun_at = self._clock.monotonic()
             self._log.write(log_offset, (data,))
         except OSError as error:
             self._zero(log_offset, size)
             raise DiskFull(f"the disk takes no writes: {error.strerror or error}") from error
+        self._recorder.append_batch_s.observe(self._clock.monotonic() - begun_at)
         self._log.end = log_offset + size
         self._on_written(self._log.end)
 

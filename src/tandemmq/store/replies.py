@@ -13,6 +13,7 @@ from tandemmq.store.admission import Admission
 from tandemmq.store.confirm import AckTable, Answers, OnDone, WaitFor, WaitLines, plan_wait
 from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
 from tandemmq.store.outcomes import PutStatus
+from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.watermarks import Watermark
 
 Sends = list[tuple[int, OnDone, bool]]
@@ -30,15 +31,17 @@ class Replies:
         *,
         clock: Clock,
         admission: Admission,
+        recorder: StoreRecorder,
         appended: Watermark,
         flushed: Watermark,
     ) -> None:
         self._options = options
         self._clock = clock
         self._admission = admission
+        self._recorder = recorder
         self._appended = appended
         self._flushed = flushed
-        self._lines = WaitLines()
+        self.lines = WaitLines()
         self._timer: TimerHandle | None = None
         self._timer_at = 0.0
         self._failed: PutStatus | None = None
@@ -58,20 +61,22 @@ class Replies:
                 self._asks_slave = True
         sync_flush = options.flush_mode is FlushMode.SYNC_FLUSH
         self._wait_for = plan_wait(waits=True, sync_flush=sync_flush, ack_count=self._ack_count)
+        self._recorder.ack_wait.forget()
 
     def written(self, sends: Sends) -> None:
         """These sends are in the log; tell those that need not wait, line up the others."""
         ok = PutStatus.PUT_OK
         if self._failed is not None:
-            self.tell([(on_done, self._failed) for _, on_done, _ in sends])
+            self.end_all(sends, self._failed)
             return
         if self._wait_for is WaitFor.NOTHING:
-            self.tell([(on_done, ok) for _, on_done, _ in sends])
+            self.end_all(sends, ok)
             return
         now = self._clock.monotonic()
+        self._watch(sends[-1][0], now)
         ack_deadline = now + self._options.slave_timeout_ms / 1000
         flush_deadline = now + self._options.sync_flush_timeout_ms / 1000
-        add = self._lines.add
+        add = self.lines.add
         has_slave = not self._asks_slave or self._is_slave_near()
         at_once: Answers = []
         for end, on_done, waits in sends:
@@ -82,7 +87,13 @@ class Replies:
             else:
                 at_once.append((on_done, PutStatus.SLAVE_NOT_AVAILABLE))
         self._release()
+        self._count(at_once)
         self.tell(at_once)
+
+    def end_all(self, sends: Sends, status: PutStatus) -> None:
+        """Tell all of them the same."""
+        self._recorder.outcomes[status] += len(sends)
+        self.tell([(on_done, status) for _, on_done, _ in sends])
 
     def fail(self, status: PutStatus) -> None:
         """Nothing can be confirmed any more: every waiting and every later send ends with `status`."""
@@ -90,7 +101,9 @@ class Replies:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.tell(self._lines.fail_all(status))
+        answers = self.lines.fail_all(status)
+        self._recorder.outcomes[status] += len(answers)
+        self.tell(answers)
 
     def tell(self, answers: Answers) -> None:
         """Call them in order; if one raises, the rest is called in the next turn of the loop."""
@@ -111,27 +124,47 @@ class Replies:
     def _on_flushed(self, _flushed: int) -> None:
         self._release()
 
+    def _watch(self, end: int, now: float) -> None:
+        """Measure how long this batch waits."""
+        if self._wait_for is not WaitFor.ACKS:
+            self._recorder.flush_wait.begin(end, now)
+        if self._wait_for is not WaitFor.FLUSH:
+            self._recorder.ack_wait.begin(end, now)
+
     def _release(self) -> None:
-        if not self._lines:
+        recorder = self._recorder
+        if not self.lines and not recorder.ack_wait and not recorder.flush_wait:
             return
+        flushed = self._flushed.value
         acknowledged = self.acks.acknowledged(self._ack_count, log_end=self._appended.value)
-        answers = self._lines.release(flushed=self._flushed.value, acknowledged=acknowledged)
+        now = self._clock.monotonic()
+        recorder.flush_wait.reach(flushed, now)
+        recorder.ack_wait.reach(acknowledged, now)
+        answers = self.lines.release(flushed=flushed, acknowledged=acknowledged)
+        if not answers and not self.lines:
+            return  # only what timed out before was reached
+        recorder.outcomes[PutStatus.PUT_OK] += len(answers)
         self._after_change()
         self.tell(answers)
 
+    def _count(self, answers: Answers) -> None:
+        for _, status in answers:
+            self._recorder.outcomes[status] += 1
+
     def _expire(self) -> None:
         self._timer = None
-        answers = self._lines.expire(self._clock.monotonic())
+        answers = self.lines.expire(self._clock.monotonic())
+        self._count(answers)
         self._after_change()
         self.tell(answers)
 
     def _after_change(self) -> None:
         """Keep the bound on waiting sends, and the timer at the earliest deadline."""
-        if len(self._lines) >= self._options.waiting_sends_max:
+        if len(self.lines) >= self._options.waiting_sends_max:
             self._admission.block(_TOO_MANY, f"[OVERLOAD]{_TOO_MANY}, try another broker", Busy)
         else:
             self._admission.unblock(_TOO_MANY)
-        deadline = self._lines.next_deadline()
+        deadline = self.lines.next_deadline()
         if deadline is None or (self._timer is not None and self._timer_at <= deadline):
             return
         if self._timer is not None:

@@ -184,3 +184,24 @@ async def test_a_promoted_slave_goes_on_with_the_offsets_of_its_master() -> None
     with pytest.raises(ServiceNotAvailable):
         slave.append_raw(0, b"x")
     await master.close()
+
+
+@pytest.mark.parametrize("mode", list(FlushMode))
+async def test_a_promoted_slave_drops_a_record_that_it_has_only_in_part(mode: FlushMode) -> None:
+    rig = Rig(flush_mode=mode, **SLAVE)
+    master = await master_with(Rig(), 5)
+    slave = await rig.open()
+    size = master.max_log_offset // 5
+    copy(master, slave, end=3 * size + 100)
+    slave.set_role(BrokerRole.ASYNC_MASTER)
+    assert slave.max_log_offset == slave.appended.value == 3 * size
+    rig.put(slave, record(b"new"))
+    await rig.clock.pass_time(0)
+    assert slave.dispatched.value == slave.appended.value > 3 * size
+    expected = [*bodies(master)[:1], b"new"]
+    assert bodies(slave) == expected
+    await slave.close()
+    slave = await rig.open(role=BrokerRole.ASYNC_MASTER)
+    assert bodies(slave) == expected
+    await slave.close()
+    await master.close()

@@ -1,0 +1,70 @@
+"""What a store remembers for its metrics: plain numbers that its parts raise once per batch.
+
+Invariants: nothing here is touched per message; a batch that waits is one entry, however many sends are in it.
+At a bound: batches that begin to wait while `BATCHES_WATCHED_MAX` do are not measured.
+Knows not:  who reads it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from tandemmq.store.outcomes import PutStatus
+from tandemmq.telemetry.metrics import DISK_BUCKETS_S, WAIT_BUCKETS_S, WRITE_BUCKETS_S, Histogram
+
+BATCHES_WATCHED_MAX = 4096
+
+
+class WaitTimes:
+    """How long batches wait until a log offset is reached, each from `begin` to `reach`."""
+
+    __slots__ = ("_batches", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = Histogram(WAIT_BUCKETS_S)
+        self._batches: deque[tuple[int, float]] = deque()
+
+    def __len__(self) -> int:
+        """How many batches wait."""
+        return len(self._batches)
+
+    def begin(self, end: int, now: float) -> None:
+        """A batch that ends at `end` waits from now on; ends come in ascending order."""
+        if len(self._batches) < BATCHES_WATCHED_MAX:
+            self._batches.append((end, now))
+
+    def reach(self, offset: int, now: float) -> None:
+        """Everything below `offset` need not wait any more."""
+        batches = self._batches
+        while batches and batches[0][0] <= offset:
+            self.seconds.observe(now - batches.popleft()[1])
+
+    def forget(self) -> None:
+        """Nothing waits any more, and nothing was reached."""
+        self._batches.clear()
+
+
+class StoreRecorder:
+    """Durations of one store, and how its appends ended."""
+
+    __slots__ = ("ack_wait", "append_batch_s", "flush_s", "flush_wait", "outcomes")
+
+    def __init__(self) -> None:
+        self.append_batch_s = Histogram(WRITE_BUCKETS_S)
+        self.flush_s = Histogram(DISK_BUCKETS_S)
+        self.flush_wait = WaitTimes()
+        self.ack_wait = WaitTimes()
+        self.outcomes = dict.fromkeys(PutStatus, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreFacts:
+    """A store at one moment, beside its watermarks. `refusal`: why it takes no sends, None while it does."""
+
+    is_failed: bool
+    refusal: str | None
+    log_file_count: int
+    queue_count: int
+    sends_waiting_for_flush: int
+    sends_waiting_for_acks: int
