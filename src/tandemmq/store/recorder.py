@@ -1,6 +1,7 @@
 """What a store remembers for its metrics: plain numbers that its parts raise once per batch.
 
-Invariants: nothing here is touched per message; a batch that waits is one entry, however many sends are in it.
+Invariants: nothing here is touched per message; a batch that waits is one entry, whatever number of sends it
+            has.
 At a bound: batches that begin to wait while `BATCHES_WATCHED_MAX` do are not measured.
 Knows not:  who reads it.
 """

@@ -1,0 +1,258 @@
+"""The metrics: what each is called and means, and the histogram that parts of a broker keep.
+
+Owns: every name, once. A reader of a broker's state gives `Reading`s of these; `prometheus` writes them down.
+Invariants: names are unique and never change their meaning; units stand in the name; counters end in
+            `_total`; the number of series is bounded (the labels' bounds stand beside them in `bound`).
+Strategy:   nothing is counted per message for the sake of a metric: values are read from the parts when
+            somebody scrapes. Histograms get one observation per batch, fsync or wait of a batch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+TOPIC_SERIES_MAX: Final = 256
+"""Topics with series of their own; what happens beyond is told by `TOPICS_WITHOUT_SERIES`."""
+
+QUEUES_READ_MAX: Final = 65_536
+"""Queues that one scrape looks at, which takes about 10 ms; messages of further ones are in no topic's
+series."""
+
+WRITE_BUCKETS_S: Final = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
+"""A write into the page cache takes 10 us; one that waits for the disk takes milliseconds."""
+
+DISK_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+"""An fsync takes from half a millisecond (a cache with a battery) to seconds (a disk in trouble)."""
+
+WAIT_BUCKETS_S: Final = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.5,
+    1.0,
+    3.0,
+    5.0,
+)
+"""Up to the time-outs of a send: slaveTimeout 3 s, syncFlushTimeout 5 s."""
+
+
+class Kind(Enum):
+    """How a metric behaves over time."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family of series. `bound` says how many there are when it has labels."""
+
+    name: str
+    kind: Kind
+    text: str
+    labels: tuple[str, ...] = ()
+    bound: str = ""
+
+
+class Histogram:
+    """How often a duration fell into which bucket. For the loop's thread only, so without a lock."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        assert list(bounds) == sorted(set(bounds)), bounds
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)  # the last one is above all bounds
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value; a bucket includes its upper bound."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def cumulative(self) -> list[int]:
+        """Per bound, and at the end for infinity, how many values were not above it."""
+        return list(accumulate(self.counts))
+
+
+class Reading(NamedTuple):
+    """One series at the moment of a scrape; `labels` are the values of the metric's labels, in order."""
+
+    metric: Metric
+    value: float | Histogram
+    labels: tuple[str, ...] = ()
+
+
+def _counter(name: str, text: str, *labels: str, bound: str = "") -> Metric:
+    return Metric(name, Kind.COUNTER, text, labels, bound)
+
+
+def _gauge(name: str, text: str, *labels: str, bound: str = "") -> Metric:
+    return Metric(name, Kind.GAUGE, text, labels, bound)
+
+
+def _histogram(name: str, text: str) -> Metric:
+    return Metric(name, Kind.HISTOGRAM, text)
+
+
+_CODES = "response codes"
+_TOPICS = f"{TOPIC_SERIES_MAX} topics"
+_REPLICAS = "connections on the replication port, 256"
+
+BROKER_INFO: Final = _gauge(
+    "tandemmq_broker_info",
+    "1; the labels say which broker this is",
+    "cluster",
+    "broker",
+    "broker_id",
+    "role",
+    "version",
+    bound="1",
+)
+UPTIME: Final = _gauge("tandemmq_broker_uptime_seconds", "since the metrics of this broker were started")
+
+# store
+APPENDED: Final = _gauge("tandemmq_store_appended_offset_bytes", "log offset up to which the log is written")
+FLUSHED: Final = _gauge("tandemmq_store_flushed_offset_bytes", "log offset up to which the log is fsynced")
+CONFIRMED: Final = _gauge("tandemmq_store_confirmed_offset_bytes", "log offset up to which readers may see")
+DISPATCHED: Final = _gauge(
+    "tandemmq_store_dispatched_offset_bytes", "log offset up to which queues and key index are built"
+)
+LOG_MIN: Final = _gauge("tandemmq_store_min_offset_bytes", "log offset of the first byte that is kept")
+LOG_MAX: Final = _gauge("tandemmq_store_max_offset_bytes", "log offset of the next byte")
+DISPATCH_BEHIND: Final = _gauge(
+    "tandemmq_store_dispatch_behind_bytes", "appended but not yet readable: appended - dispatched"
+)
+UNFLUSHED: Final = _gauge(
+    "tandemmq_store_unflushed_bytes", "in the page cache only, lost with the power: appended - flushed"
+)
+LOG_FILES: Final = _gauge("tandemmq_store_log_files", "CommitLog files, one made ahead of need included")
+QUEUES: Final = _gauge("tandemmq_store_queues", "ConsumeQueues")
+WRITEABLE: Final = _gauge(
+    "tandemmq_store_writeable", "1 while sends are taken; 0 on a slave, with a full disk or after a failure"
+)
+DISK_USED: Final = _gauge("tandemmq_disk_used_bytes", "used on the file system of the CommitLog")
+DISK_TOTAL: Final = _gauge("tandemmq_disk_total_bytes", "size of that file system, without root's reserve")
+DISK_RATIO: Final = _gauge("tandemmq_disk_used_ratio", "used share of it, 0..1")
+APPEND_BATCH: Final = _histogram(
+    "tandemmq_store_append_batch_seconds",
+    "write of one batch into the log: all that arrived in one turn of the loop, or a run from the master",
+)
+FLUSH: Final = _histogram("tandemmq_store_flush_seconds", "fsync of the log, the change of threads included")
+FLUSH_WAIT: Final = _histogram(
+    "tandemmq_store_flush_wait_seconds", "from a batch's write to its fsync, while sends wait (SYNC_FLUSH)"
+)
+ACK_WAIT: Final = _histogram(
+    "tandemmq_store_ack_wait_seconds",
+    "from a batch's write to enough slaves' acks, while sends wait for them",
+)
+SENDS_WAITING: Final = _gauge(
+    "tandemmq_sends_waiting", "sends that are written and wait for the disk or for slaves", "wait", bound="2"
+)
+
+# sends, pulls, clients
+SENDS: Final = _counter(
+    "tandemmq_sends_total",
+    "appends by outcome, a batch counts once; the broker's own (retries, delayed messages) are among them",
+    "code",
+    bound=_CODES,
+)
+PULLS: Final = _counter(
+    "tandemmq_pulls_total",
+    "pulls that were answered or refused; a held one counts when it ends",
+    "code",
+    bound=_CODES,
+)
+MESSAGES_IN: Final = _counter("tandemmq_messages_in_total", "messages taken from producers")
+BYTES_IN: Final = _counter("tandemmq_message_in_bytes_total", "their bodies")
+MESSAGES_OUT: Final = _counter("tandemmq_messages_out_total", "messages given to consumers")
+BYTES_OUT: Final = _counter("tandemmq_message_out_bytes_total", "their stored records")
+TOPIC_IN: Final = _counter(
+    "tandemmq_topic_messages_in_total",
+    "messages in the topic's queues since it was made; it survives a restart",
+    "topic",
+    bound=_TOPICS,
+)
+TOPIC_OUT: Final = _counter(
+    "tandemmq_topic_messages_out_total",
+    "messages of the topic given to consumers since the start",
+    "topic",
+    bound=_TOPICS,
+)
+TOPICS_WITHOUT_SERIES: Final = _gauge(
+    "tandemmq_topics_without_series",
+    f"topics beyond the first {TOPIC_SERIES_MAX} with messages: they are in the totals only",
+)
+TOPICS: Final = _gauge("tandemmq_topics", "topics that are configured, the broker's own included")
+GROUPS: Final = _gauge("tandemmq_subscription_groups", "subscription groups that are configured")
+CONSUMER_GROUPS: Final = _gauge("tandemmq_consumer_groups", "consumer groups with a client online")
+HELD_PULLS: Final = _gauge("tandemmq_held_pulls", "pulls that wait for messages")
+CONNECTIONS: Final = _gauge(
+    "tandemmq_connections", "open client connections by listener", "listener", bound="2: main, fast"
+)
+
+# replication
+SLAVE_CONNECTIONS: Final = _gauge("tandemmq_slave_connections", "connections on the replication port")
+SLAVES_IN_SYNC: Final = _gauge(
+    "tandemmq_slaves_in_sync", "slaves that are less than haMaxGapNotInSync behind"
+)
+SLAVE_LAG_BYTES: Final = _gauge(
+    "tandemmq_slave_lag_bytes", "what the slave has not acknowledged", "replica", bound=_REPLICAS
+)
+SLAVE_LAG_SECONDS: Final = _gauge(
+    "tandemmq_slave_lag_seconds",
+    "age of the first message that the slave has not acknowledged; 0 when it has all",
+    "replica",
+    bound=_REPLICAS,
+)
+MASTER_CONNECTED: Final = _gauge(
+    "tandemmq_master_connected", "on a slave: 1 while the master's log is being copied"
+)
+MASTER_SILENCE: Final = _gauge(
+    "tandemmq_master_silence_seconds", "on a slave: since bytes came from the master; absent before the first"
+)
+REPLICA_HALTED: Final = _gauge(
+    "tandemmq_replica_halted", "on a slave: 1 when it stopped copying and a person must act"
+)
+CONFIG_SYNC_AGE: Final = _gauge(
+    "tandemmq_config_sync_age_seconds",
+    "on a slave: since topics, groups and offsets were all as on the master; absent before the first time",
+)
+
+# process
+PROCESS_CPU: Final = _counter("tandemmq_process_cpu_seconds_total", "processor time, user and system")
+PROCESS_MEMORY: Final = _gauge("tandemmq_process_resident_memory_bytes", "memory in use, mapped log included")
+PROCESS_VIRTUAL: Final = _gauge("tandemmq_process_virtual_memory_bytes", "address space")
+PROCESS_START: Final = _gauge("tandemmq_process_start_time_seconds", "start of the process, Unix time")
+PROCESS_FDS: Final = _gauge("tandemmq_process_open_fds", "open file descriptors")
+PROCESS_FDS_MAX: Final = _gauge("tandemmq_process_max_fds", "how many the process may open")
+
+TABLE: Final[tuple[Metric, ...]] = tuple(
+    value for value in list(globals().values()) if isinstance(value, Metric)
+)
+"""Every metric, in the order above, which is also that of a scrape."""
+
+
+def render_table() -> str:
+    """The metrics as a Markdown table, for the documentation."""
+    lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for metric in TABLE:
+        labels = f"{', '.join(metric.labels)} ({metric.bound})" if metric.labels else ""
+        lines.append(f"| `{metric.name}` | {metric.kind.value} | {labels} | {metric.text} |")
+    return "\n".join(lines) + "\n"

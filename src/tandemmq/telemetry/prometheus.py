@@ -1,0 +1,71 @@
+"""Readings as Prometheus' text format, written by the prometheus-client library.
+
+The registry is our own and holds one collector; the library's global one, its locks and its metric objects
+are not used, because every value is read at the scrape. The process's figures come from the library.
+Knows not: what is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from tandemmq.telemetry.metrics import Histogram, Kind, Metric, Reading
+
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+NAMESPACE: Final = "tandemmq"
+
+ReadAll = Callable[[], Iterable[Reading]]
+
+
+class TextExporter(Collector):
+    """Renders what `read_all` reads."""
+
+    def __init__(self, read_all: ReadAll) -> None:
+        self._read_all = read_all
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(namespace=NAMESPACE, registry=self._registry)
+
+    def render(self) -> bytes:
+        """The whole text; whatever `read_all` raises."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Family]:
+        readings: dict[Metric, list[Reading]] = {}
+        for reading in self._read_all():
+            readings.setdefault(reading.metric, []).append(reading)
+        for metric, group in readings.items():
+            yield _family(metric, group)
+
+    def describe(self) -> list[Family]:
+        """Nothing: the library would otherwise read everything once when this is registered."""
+        return []
+
+
+def _family(metric: Metric, readings: list[Reading]) -> Family:
+    if metric.kind is Kind.HISTOGRAM:
+        histograms = HistogramMetricFamily(metric.name, metric.text, labels=metric.labels)
+        for reading in readings:
+            assert isinstance(reading.value, Histogram), metric.name
+            histograms.add_metric(reading.labels, _buckets(reading.value), reading.value.total)
+        return histograms
+    kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    family = kind(metric.name, metric.text, labels=metric.labels)
+    for reading in readings:
+        assert not isinstance(reading.value, Histogram), metric.name
+        assert len(reading.labels) == len(metric.labels), reading
+        family.add_metric(reading.labels, reading.value)
+    return family
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+    return list(zip(bounds, histogram.cumulative(), strict=True))

@@ -1,0 +1,149 @@
+"""The table of metrics, the histogram, and the text that a scrape gives."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandemmq.telemetry import metrics
+from tandemmq.telemetry.metrics import (
+    DISK_BUCKETS_S,
+    TABLE,
+    WAIT_BUCKETS_S,
+    WRITE_BUCKETS_S,
+    Histogram,
+    Kind,
+    Reading,
+    render_table,
+)
+from tandemmq.telemetry.prometheus import TextExporter
+
+NAME = re.compile(r"tandemmq_[a-z]+(_[a-z]+)*")
+
+
+def test_names_are_unique_and_well_formed() -> None:
+    names = [metric.name for metric in TABLE]
+    assert len(names) == len(set(names))
+    assert all(NAME.fullmatch(name) for name in names)
+    assert {metric for metric in vars(metrics).values() if isinstance(metric, metrics.Metric)} == set(TABLE)
+
+
+@pytest.mark.parametrize("metric", TABLE, ids=lambda metric: metric.name)
+def test_names_carry_kind_and_unit(metric: metrics.Metric) -> None:
+    assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+    if metric.kind is Kind.HISTOGRAM:
+        assert metric.name.endswith("_seconds")
+    assert bool(metric.labels) == bool(metric.bound), "labels need a stated bound"
+    assert metric.text
+
+
+def test_documentation_table_has_one_row_per_metric() -> None:
+    rows = render_table().splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == [metric.name for metric in TABLE]
+    assert all(row.count("|") == 5 for row in rows)
+
+
+@pytest.mark.parametrize("bounds", [WRITE_BUCKETS_S, DISK_BUCKETS_S, WAIT_BUCKETS_S])
+def test_bounds_ascend(bounds: tuple[float, ...]) -> None:
+    assert list(bounds) == sorted(set(bounds))
+
+
+def test_bucket_includes_its_upper_bound() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.0, 1.0, 1.5, 2.0, 2.1):
+        histogram.observe(value)
+    assert histogram.counts == [2, 2, 1]
+    assert histogram.cumulative() == [2, 4, 5]
+    assert (histogram.count, histogram.total) == (5, pytest.approx(6.6))
+
+
+@given(st.lists(st.floats(0, 10)))
+def test_buckets_equal_a_naive_count(values: list[float]) -> None:
+    histogram = Histogram(WAIT_BUCKETS_S)
+    for value in values:
+        histogram.observe(value)
+    naive = [sum(value <= bound for value in values) for bound in WAIT_BUCKETS_S]
+    assert histogram.cumulative() == [*naive, len(values)]
+
+
+def scrape(*readings: Reading) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample of the text, by name and labels, without those of the process."""
+    text = TextExporter(lambda: readings).render().decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.startswith("tandemmq_process_")
+    }
+
+
+def test_readings_become_samples() -> None:
+    assert scrape(
+        Reading(metrics.APPENDED, 7),
+        Reading(metrics.TOPIC_IN, 1, ("a",)),
+        Reading(metrics.HELD_PULLS, 3),
+        Reading(metrics.TOPIC_IN, 2, ('b"\\\n',)),
+    ) == {
+        ("tandemmq_store_appended_offset_bytes", ()): 7,
+        ("tandemmq_topic_messages_in_total", (("topic", "a"),)): 1,
+        ("tandemmq_topic_messages_in_total", (("topic", 'b"\\\n'),)): 2,
+        ("tandemmq_held_pulls", ()): 3,
+    }
+
+
+def test_histogram_becomes_cumulative_buckets() -> None:
+    histogram = Histogram((0.5, 1.0))
+    for value in (0.25, 0.75, 4.0):
+        histogram.observe(value)
+    assert scrape(Reading(metrics.FLUSH, histogram)) == {
+        ("tandemmq_store_flush_seconds_bucket", (("le", "0.5"),)): 1,
+        ("tandemmq_store_flush_seconds_bucket", (("le", "1.0"),)): 2,
+        ("tandemmq_store_flush_seconds_bucket", (("le", "+Inf"),)): 3,
+        ("tandemmq_store_flush_seconds_count", ()): 3,
+        ("tandemmq_store_flush_seconds_sum", ()): 5,
+    }
+
+
+def test_types_and_texts_stand_before_the_samples() -> None:
+    text = TextExporter(lambda: [Reading(metrics.MESSAGES_IN, 5)]).render().decode()
+    assert text.startswith(
+        "# HELP tandemmq_messages_in_total messages taken from producers\n"
+        "# TYPE tandemmq_messages_in_total counter\n"
+        "tandemmq_messages_in_total 5.0\n"
+    )
+
+
+def test_process_is_described_under_the_names_of_the_table() -> None:
+    text = TextExporter(list).render().decode()
+    found = {line.split()[0] for line in text.splitlines() if not line.startswith("#")}
+    assert found == {metric.name for metric in TABLE if "_process_" in metric.name}
+    assert len(found) == 6
+
+
+def test_nothing_is_read_before_the_first_scrape() -> None:
+    reads: list[int] = []
+
+    def read() -> list[Reading]:
+        reads.append(1)
+        return []
+
+    exporter = TextExporter(read)
+    assert reads == []
+    exporter.render()
+    assert reads == [1]
+
+
+def test_failing_reader_fails_the_scrape_only() -> None:
+    values = [1, 0]
+
+    def read() -> list[Reading]:
+        return [Reading(metrics.HELD_PULLS, 1 // values.pop())]
+
+    exporter = TextExporter(read)
+    with pytest.raises(ZeroDivisionError):
+        exporter.render()
+    assert b"tandemmq_held_pulls 1.0" in exporter.render()
