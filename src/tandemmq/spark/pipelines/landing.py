@@ -23,7 +23,7 @@ from tandemmq.spark.lake.parquet import ParquetOptions, check_partition_columns
 from tandemmq.spark.options import PropertiesAs, parse_options
 from tandemmq.spark.pipelines.events import Reporter
 from tandemmq.spark.pipelines.runner import Job, Runner, StopFlag, Totals
-from tandemmq.spark.session import build_session
+from tandemmq.spark.session import build_session, warm_up
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,6 +104,7 @@ def run_landing(options: LandingOptions, reporter: Reporter) -> int:
         check_checkpoint(options)
         log_file = options.out / CONTROL_DIR / LOG_FILE
         spark = build_session(f"landing {options.topic}", options.master, log_file=log_file)
+        warm_up(spark)
         try:
             return Runner(_make_job(spark, options), reporter, stop).run()
         finally:
