@@ -73,6 +73,7 @@ class Appender:
         self._dirty: list[tuple[int, int]] = []  # (offset, size) of failed writes that are not zeroed
         self._retry_at = 0.0
         self._is_scheduled = False
+        self._is_halted = False
         self._forget_stage()
 
     def _forget_stage(self) -> None:
@@ -229,12 +230,21 @@ class Appender:
             self._is_scheduled = True
             self._clock.call_soon(self.write_staged)
 
+    def halt(self) -> None:
+        """Write nothing any more: the store has failed."""
+        self._is_halted = True
+
     def write_staged(self) -> None:
         """Write everything staged; runs once per turn of the loop, and at the end of the store's life."""
         self._is_scheduled = False
         if not self._sends:
             return  # also on a slave, whose log grows without us
         groups, units, sends, end = self._groups, self._units, self._sends, self._position
+        if self._is_halted:
+            _take_back_offsets(units)
+            self._forget_stage()
+            self._on_refused(sends, PutStatus.UNKNOWN_ERROR)
+            return
         begun_at = self._clock.monotonic()
         try:
             for offset, buffers in groups:

@@ -60,7 +60,7 @@ class Flusher:
         self._timer: TimerHandle | None = None
         self._thorough_at = clock.monotonic()
         self._is_stopped = False
-        self._is_failed = False
+        self.is_failed = False
         self.flushed_stored_at_ms = 0
 
     def start(self) -> None:
@@ -123,9 +123,9 @@ class Flusher:
 
     def fail(self, error: OSError) -> None:
         """An fsync failed, here or of a derived table: stop for good and say so once."""
-        if self._is_failed:
+        if self.is_failed:
             return
-        self._is_failed = True
+        self.is_failed = True
         self.halt()
         log.critical(events.FLUSH_FAILED, extra={"flushed": self._flushed.value, "error": str(error)})
         self._on_failed(FlushFailed(f"fsync failed, the store must be recovered: {error}"))

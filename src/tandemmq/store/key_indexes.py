@@ -229,6 +229,10 @@ class KeyIndexes:
             dropped += 1
         return dropped
 
+    def halt(self) -> None:
+        """Touch no file any more: the store has failed."""
+        self._is_broken = True
+
     def close(self) -> None:
         """Close the handles; `flush` comes before."""
         if self._timer is not None:

@@ -294,9 +294,12 @@ class MessageStore:
         """Nothing can be trusted any more: touch no file, refuse everything, tell who waits and the owner."""
         self._admission.block(_FAILED, "the store has failed")
         self._replica_log.close()
+        self._appender.halt()
         self._flusher.halt()
         self._table_flusher.halt()
         self._cleaner.stop()
+        if self._indexes is not None:
+            self._indexes.halt()
         self._replies.fail(PutStatus.UNKNOWN_ERROR)
         if self._on_fatal is not None:
             self._on_fatal(error)

@@ -109,6 +109,8 @@ class TableFlusher:
         index_ms = 0
         if is_thorough and self._indexes is not None:
             index_ms = await self._indexes.flush()
+        if self._flusher.is_failed:
+            return False
         is_complete = is_thorough and is_written
         self._checkpoint.raise_times(
             log_ms=self._flusher.flushed_stored_at_ms,

@@ -284,6 +284,40 @@ async def test_a_failed_fsync_stops_the_store_for_good(mode: FlushMode) -> None:
     await store.close()
 
 
+async def test_a_failed_store_touches_no_file_any_more() -> None:
+    rig = Rig(commit_log_file_bytes=65536)
+    store = await rig.open()
+    rig.put(store, record(b"x" * 30_000, keys="k"))
+    faults = broken(rig)
+    faults.fails_sync = True
+    await rig.clock.pass_time(1)
+    assert len(rig.fatal) == 1
+    writes: list[Path] = []
+    faults.arrives = lambda path, offset, size: (writes.append(path), size)[1]
+    await rig.clock.pass_time(130)
+    await store.close()
+    assert writes == []
+
+
+async def test_what_is_staged_when_the_store_fails_is_not_written() -> None:
+    rig = Rig(flush_mode=FlushMode.SYNC_FLUSH)
+    store = await rig.open()
+    faults = broken(rig)
+    staged: list[PutStatus] = []
+
+    def fail_while_something_is_staged(path: Path) -> None:
+        store.append([record(b"second")], staged.append)
+        raise OSError(errno.EIO, "input/output error", str(path))
+
+    faults.on_sync = fail_while_something_is_staged  # type: ignore[method-assign]
+    first = rig.put(store, record(b"first"))
+    end = store.max_log_offset
+    await turns(rig)
+    assert first == staged == [PutStatus.UNKNOWN_ERROR]
+    assert store.max_log_offset == end
+    await store.close()
+
+
 async def test_queue_files_that_take_no_writes_stop_sends_but_lose_nothing() -> None:
     rig = Rig(consume_queue_file_bytes=4000)
     store = await rig.open()
