@@ -1,0 +1,289 @@
+"""The HTTP responder: pages, refusals, and peers that are slow, huge, mad or many."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tandemmq.errors import ConfigError
+from tandemmq.remoting.http import (
+    HttpAnswer,
+    HttpOptions,
+    HttpServer,
+    parse_request,
+    render_answer,
+)
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.memory import ManualClock, MemoryNetwork
+from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.ports import Address
+
+BIG = b"x" * (4 << 20)
+GET = b"GET /page HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def broken() -> HttpAnswer:
+    raise RuntimeError("out of order")
+
+
+PAGES: dict[str, Callable[[], HttpAnswer]] = {
+    "/page": lambda: HttpAnswer(b"hello", "text/x"),
+    "/big": lambda: HttpAnswer(BIG),
+    "/sick": lambda: HttpAnswer(b"no\n", status=503),
+    "/broken": broken,
+}
+
+# Pure
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (b"GET / HTTP/1.1", ("GET", "/")),
+        (b"GET /metrics?name[]=a&b=%20 HTTP/1.1\r\nHost: x:1\r\nAccept: */*", ("GET", "/metrics")),
+        (b"POST /a HTTP/1.0\r\nContent-Length:5", ("POST", "/a")),
+        (b"GET /a HTTP/1.1\r\nX: caf\xc3\xa9\t1", ("GET", "/a")),
+    ],
+)
+def test_request_is_parsed(head: bytes, expected: tuple[str, str]) -> None:
+    assert parse_request(head) == expected
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"GET",
+        b"GET /",
+        b"GET / HTTP/2.0",
+        b"GET  / HTTP/1.1",
+        b"GET metrics HTTP/1.1",
+        b"GET http://a/ HTTP/1.1",
+        b"GET / HTTP/1.1 ",
+        b"GET /\x00 HTTP/1.1",
+        b"GET / HTTP/1.1\r\nno colon",
+        b"GET / HTTP/1.1\r\nHost : a",
+        b"GET / HTTP/1.1\r\n folded: a",
+        b"GET / HTTP/1.1\r\nA: b\x00",
+        b"GET / HTTP/1.1\nHost: a",
+    ],
+)
+def test_other_text_is_no_request(head: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  # no text in it
+        parse_request(head)
+
+
+@given(st.binary(max_size=200))
+@example(b"GET / HTTP/1.1\r\n\r\n")
+def test_garbage_gives_a_request_or_value_error(head: bytes) -> None:
+    try:
+        method, path = parse_request(head)
+    except ValueError:
+        return
+    assert method.isascii()
+    assert path.startswith("/")
+
+
+def test_answer_is_rendered() -> None:
+    assert render_answer(HttpAnswer(b"hi", "text/x")) == (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/x\r\nContent-Length: 2\r\n"
+        b"Cache-Control: no-store\r\nConnection: close\r\n\r\nhi"
+    )
+    assert b"Allow: GET\r\n" in render_answer(HttpAnswer(b"", status=405))
+
+
+@pytest.mark.parametrize("name", ["connections_max", "head_bytes_max", "connection_s_max"])
+def test_bounds_must_be_positive(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        HttpOptions(**{name: 0})
+
+
+# Over sockets
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[HttpServer]:
+    server = HttpServer(
+        PAGES, network=TcpNetwork(), clock=LoopClock(), options=HttpOptions(connections_max=2)
+    )
+    yield server
+    await server.stop()
+    await until_count(server, 0)
+
+
+async def until_count(server: HttpServer, count: int) -> None:
+    async with asyncio.timeout(10):
+        while server.connection_count != count:  # noqa: ASYNC110  # what is awaited has no event
+            await asyncio.sleep(0.002)
+
+
+async def exchange(address: Address, *pieces: bytes) -> bytes:
+    """Everything the server says until it closes; the pieces are sent one by one."""
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection(*address)
+        try:
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+            return await reader.read()
+        finally:
+            writer.close()
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+async def test_page_is_served(server: HttpServer) -> None:
+    address = await server.start("127.0.0.1", 0)
+    head, _, body = (await exchange(address, GET)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\nContent-Type: text/x\r\n")
+    assert body == b"hello"
+
+
+async def test_request_may_come_byte_by_byte(server: HttpServer) -> None:
+    address = await server.start("127.0.0.1", 0)
+    answer = await exchange(address, *(GET[at : at + 1] for at in range(len(GET))))
+    assert status_of(answer) == 200
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        (b"GET /none HTTP/1.1", 404),
+        (b"POST /page HTTP/1.1", 405),
+        (b"HEAD /page HTTP/1.1", 405),
+        (b"GET /page HTTP/3.1", 400),
+        (b"GET /broken HTTP/1.1", 500),
+        (b"GET /sick HTTP/1.1", 503),
+    ],
+)
+async def test_other_requests_are_refused(server: HttpServer, request_line: bytes, status: int) -> None:
+    address = await server.start("127.0.0.1", 0)
+    assert status_of(await exchange(address, request_line + b"\r\n\r\n")) == status
+
+
+async def test_broken_page_leaves_the_others_alone(server: HttpServer) -> None:
+    address = await server.start("127.0.0.1", 0)
+    answer = await exchange(address, b"GET /broken HTTP/1.1\r\n\r\n")
+    assert answer.endswith(b"RuntimeError: out of order\n")
+    assert status_of(await exchange(address, GET)) == 200
+
+
+@pytest.mark.parametrize(
+    "first", [b"\x16\x03\x01\x02\x00\x01", b"\x00", b"get / HTTP/1.1", b"A" * 33, b"\r\n"]
+)
+async def test_what_cannot_be_a_request_is_cut_off_at_once(server: HttpServer, first: bytes) -> None:
+    address = await server.start("127.0.0.1", 0)
+    assert status_of(await exchange(address, first)) == 400
+
+
+async def test_only_one_request_is_answered(server: HttpServer) -> None:
+    address = await server.start("127.0.0.1", 0)
+    assert (await exchange(address, GET + GET)).count(b"HTTP/1.1 200") == 1
+
+
+async def test_large_page_arrives_whole(server: HttpServer) -> None:
+    address = await server.start("127.0.0.1", 0)
+    answer = await exchange(address, b"GET /big HTTP/1.1\r\n\r\n")
+    assert answer.endswith(b"\r\n\r\n" + BIG)
+
+
+async def test_huge_head_is_refused(server: HttpServer) -> None:
+    address = await server.start("127.0.0.1", 0)
+    head = b"GET /page HTTP/1.1\r\nA: "
+    assert status_of(await exchange(address, head + b"a" * (8192 - len(head)))) == 431
+    late = head + b"a" * 8192 + b"\r\n\r\n"
+    try:
+        answer = await exchange(address, late)
+    except ConnectionError:
+        return  # it was closed with bytes of ours unread
+    assert answer == b"" or status_of(answer) == 431
+
+
+async def test_connection_too_many_is_closed(server: HttpServer) -> None:
+    address = await server.start("127.0.0.1", 0)
+    idle = [await asyncio.open_connection(*address) for _ in range(2)]
+    await until_count(server, 2)
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        assert await reader.read() == b""
+    except ConnectionError:
+        pass
+    writer.close()
+    for _, idle_writer in idle:
+        idle_writer.close()
+    await until_count(server, 0)
+    assert status_of(await exchange(address, GET)) == 200
+
+
+async def test_peer_that_goes_away_leaves_nothing(server: HttpServer) -> None:
+    address = await server.start("127.0.0.1", 0)
+    for piece in (b"", b"GET /page HT"):
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(piece)
+        writer.write_eof()
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
+    await until_count(server, 0)
+
+
+async def test_stopping_cuts_off_whoever_is_connected(server: HttpServer) -> None:
+    address = await server.start("127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(b"GET /pa")
+    await until_count(server, 1)
+    async with asyncio.timeout(10):
+        await server.stop()
+        try:
+            assert await reader.read() == b""
+        except ConnectionError:
+            pass
+    writer.close()
+    with pytest.raises(OSError):  # noqa: PT011  # the errno differs
+        await asyncio.open_connection(*address)
+
+
+# Over time
+
+
+async def slow_peer(server: HttpServer, network: MemoryNetwork, clock: ManualClock) -> asyncio.Transport:
+    address = await server.start("127.0.0.1", 0)
+    transport = await network.connect(*address, asyncio.Protocol, 1.0)
+    await clock.pass_time(0)
+    return transport
+
+
+async def test_slow_loris_is_cut_off() -> None:
+    clock = ManualClock()
+    network = MemoryNetwork(clock)
+    server = HttpServer(PAGES, network=network, clock=clock)
+    transport = await slow_peer(server, network, clock)
+    for byte in b"GET /page":
+        assert server.connection_count == 1
+        transport.write(bytes((byte,)))
+        await clock.pass_time(1.0)
+    await clock.pass_time(1.1)
+    assert server.connection_count == 0
+    await server.stop()
+
+
+async def test_reader_of_nothing_is_cut_off() -> None:
+    """A real socket: what the kernel does not take stays in our buffer until the time is over."""
+    options = HttpOptions(connection_s_max=0.3)
+    server = HttpServer(PAGES, network=TcpNetwork(), clock=LoopClock(), options=options)
+    address = await server.start("127.0.0.1", 0)
+    with socket.socket() as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(peer, address)
+        await asyncio.get_running_loop().sock_sendall(peer, b"GET /big HTTP/1.1\r\n\r\n")
+        await until_count(server, 1)
+        await until_count(server, 0)
+    await server.stop()
