@@ -216,20 +216,21 @@ class RangeReader:
             positions = positions[:kept]
         if not self._options.tags and len(positions) != reached - lane.begin:
             report_loss(self._queue, lane.begin, reached - len(positions), header.max_offset, self._options)
-        self._learn_step(reached - lane.begin, lane.stop - lane.begin)
+        self._learn_step(header, lane)
         self.position = reached
         return Chunk(data, positions)
 
-    def _learn_step(self, got: int, asked: int) -> None:
+    def _learn_step(self, header: PullResponse, lane: _Lane) -> None:
+        """Fits the size of the next lanes to how far one answer of this broker reaches."""
         self._is_probed = True
-        if self._options.tags:
-            return
-        if got < asked:
-            self._step = max(got, 1)
+        covered, asked = header.next_offset - lane.begin, lane.stop - lane.begin
+        if covered < asked:
+            self._step = covered
             self._whole_answers = 0
             return
         self._whole_answers += 1
-        if self._whole_answers >= GROW_AFTER and self._step < self._options.pull_batch_size:
+        # Only a filtered pull reaches further than asked: it was cut too small.
+        if covered > asked or self._whole_answers >= GROW_AFTER:
             self._step = min(2 * self._step, self._options.pull_batch_size)
             self._whole_answers = 0
 
@@ -238,7 +239,7 @@ class RangeReader:
         reached = min(header.next_offset, lane.stop)
         if not self._options.tags:
             report_loss(self._queue, lane.begin, reached, header.max_offset, self._options)
-        self._is_probed = True
+        self._learn_step(header, lane)
         self.position = reached
 
     def _is_sent_elsewhere(self, header: PullResponse, broker_id: int) -> bool:

@@ -101,7 +101,7 @@ def test_the_landed_schema(tmp_path: Path) -> None:
 
 def test_the_users_options_win(tmp_path: Path) -> None:
     options = _options(tmp_path, batch_records_max=1000, source=(("packRecords", "7"),))
-    assert options.source_options()["maxRecordsPerPartition"] == "250"
+    assert options.source_options()["maxRecordsPerPartition"] == "313"
     assert options.source_options()["packRecords"] == "7"
 
 

@@ -48,7 +48,7 @@ DEFAULT_COLUMNS = (
 )
 ONCE_RESTARTS_MAX = 3
 TASKS_PER_BATCH = 4
-"""A full batch of one queue is split into so many tasks."""
+"""A full batch of one queue is split into about so many tasks; four equal queues are not split at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class LandingOptions:
             "subscribe": self.topic,
             "startingOffsets": "earliest",
             "maxOffsetsPerTrigger": str(self.batch_records_max),
-            "maxRecordsPerPartition": str(max(1, self.batch_records_max // TASKS_PER_BATCH)),
+            "maxRecordsPerPartition": str(self.batch_records_max // TASKS_PER_BATCH * 5 // 4 + 1),
             **dict(self.source),
         }
 
