@@ -34,10 +34,10 @@ def demo(
         find_java()
         if keep is not None:
             keep.mkdir(parents=True, exist_ok=True)
-            is_ok = _run(rows, keep.resolve(), chaos, console)
+            is_ok = _run(rows, keep.resolve(), console, is_kept=True, is_chaotic=chaos)
         else:
             with tempfile.TemporaryDirectory(prefix="tandemmq-demo-") as name:
-                is_ok = _run(rows, Path(name), chaos, console)
+                is_ok = _run(rows, Path(name), console, is_kept=False, is_chaotic=chaos)
     except (TandemError, OSError) as error:
         console.print(f"DEMO FAILED {error}", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
@@ -45,5 +45,6 @@ def demo(
         raise typer.Exit(1)
 
 
-def _run(rows: int, directory: Path, is_chaotic: bool, console: Console) -> bool:
-    return run_demo(DemoOptions(row_count=rows, directory=directory, is_chaotic=is_chaotic), console)
+def _run(rows: int, directory: Path, console: Console, *, is_kept: bool, is_chaotic: bool) -> bool:
+    options = DemoOptions(row_count=rows, directory=directory, is_kept=is_kept, is_chaotic=is_chaotic)
+    return run_demo(options, console)

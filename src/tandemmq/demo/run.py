@@ -37,10 +37,11 @@ ReadEnds = Callable[[], Awaitable[list[int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """How many rows, where the files go, and whether things are killed on the way."""
+    """How many rows, where the files go (and whether they stay), and whether things are killed on the way."""
 
     row_count: int
     directory: Path
+    is_kept: bool
     is_chaotic: bool
 
 
@@ -208,5 +209,6 @@ def _report(options: DemoOptions, census: Census, published: Published, notes: l
         table.add_row(f"failed send: {failure}", "")
     for note in notes:
         table.add_row(f"chaos: {note}", "")
-    table.add_row(f"files: {options.directory}", "")
+    if options.is_kept:
+        table.add_row(f"files: {options.directory}", "")
     return table
