@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tandemmq.api.calls import CALL_TIMEOUT_S, call
-from tandemmq.errors import RemoteProtocolError, RequestTimeout
+from tandemmq.errors import RemoteProtocolError, RequestRejected, RequestTimeout
 from tandemmq.protocol.bodies.data_version import DataVersion, encode_data_version
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig, decode_group_table
 from tandemmq.protocol.bodies.ha import HaStatus, decode_ha_status
@@ -132,6 +132,17 @@ async def fetch_delay_offsets(
     """How far the delivery of each delay level has got."""
     answer = await call(client, address, RequestCode.GET_ALL_DELAY_OFFSET, timeout_s=timeout_s)
     return decode_delay_offsets(answer.body)
+
+
+async def fetch_timer_check(
+    client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> bytes | None:
+    """How far the delivery of timer messages has got, as the master's file says it; None without timers."""
+    try:
+        answer = await call(client, address, RequestCode.GET_TIMER_CHECK_POINT, timeout_s=timeout_s)
+    except RequestRejected:
+        return None
+    return bytes(answer.body)
 
 
 async def fetch_ha_status(

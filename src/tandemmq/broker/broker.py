@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 
 from tandemmq.api.nameserver import BrokerIdentity, Registered
+from tandemmq.broker.delay.delivery import Delivery
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.parts import Parts
 from tandemmq.broker.registration import Registration
@@ -77,6 +78,7 @@ class Broker:
         self._parts: Parts | None = None
         self._replica: ReplicaRole | None = None
         self._registration: Registration | None = None
+        self._delivery: Delivery | None = None
 
     async def start(self) -> None:
         """Returns when requests are served and every name server was tried once.
@@ -106,6 +108,9 @@ class Broker:
             await self._listen(fast_routes(routes), options.listen_port - FAST_PORT_DISTANCE)
         self.ha_address = await replica.start(options.listen_host, self._ha_port())
         self._start_tasks(parts)
+        if not options.is_slave:
+            self._delivery = self._make_delivery(store)
+            self._delivery.start()
         await self._register(parts, replica)
         log.info(
             events.BROKER_STARTED,
@@ -121,6 +126,8 @@ class Broker:
         for server in reversed(self._servers):
             await server.stop()
         self._servers.clear()
+        if self._delivery is not None:
+            await self._delivery.stop()
         if self._replica is not None:
             await self._replica.stop()
         await self._tables.saver.close()
@@ -128,7 +135,21 @@ class Broker:
         await self._client.close()
         if self.store is not None:
             await self.store.close()
+            if self._delivery is not None:
+                # What was delivered last is safe only now that the log is flushed.
+                self._delivery.settle()
+                await self._tables.saver.close()
         log.info(events.BROKER_STOPPED, extra={"broker": self.options.broker_name})
+
+    def _make_delivery(self, store: MessageStore) -> Delivery:
+        return Delivery(
+            store,
+            delay_offsets=self._tables.delay_offsets,
+            timer_progress=self._tables.timer_progress,
+            has_timers=self.options.timer_wheel_enable,
+            clock=self._clock,
+            on_fatal=self._on_fatal,
+        )
 
     def _make_replica(self, store: MessageStore) -> ReplicaRole:
         return ReplicaRole(

@@ -44,9 +44,9 @@ class BrokerOptions:
     broker_topic_enable: bool = True  # brokerTopicEnable
     trace_topic_enable: bool = False  # traceTopicEnable
     trace_topic_name: str = "RMQ_SYS_TRACE_TOPIC"  # msgTraceTopicName
-    timer_wheel_enable: bool = (
-        False  # timerWheelEnable; false here: arbitrary-time messages are refused, not sent early
-    )
+    timer_wheel_enable: bool = True  # timerWheelEnable
+    timer_delay_s_max: int = 259_200  # timerMaxDelaySec
+    recall_enable: bool = False  # recallMessageEnable
     validate_system_topic_when_update: bool = True  # validateSystemTopicWhenUpdateTopic
     mixed_message_type_enable: bool = False  # enableMixedMessageType
     auto_create_group: bool = True  # autoCreateSubscriptionGroup
@@ -144,6 +144,7 @@ _POSITIVE = (
     "groups_per_client_max",
     "subscriptions_per_group_max",
     "queue_lock_expired_ms",
+    "timer_delay_s_max",
 )
 
 

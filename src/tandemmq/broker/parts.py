@@ -15,6 +15,8 @@ from tandemmq.broker.clients.lock_handlers import LockHandlers
 from tandemmq.broker.clients.notices import Notices
 from tandemmq.broker.clients.producer_table import ProducerTable
 from tandemmq.broker.clients.queue_locks import QueueLocks
+from tandemmq.broker.delay.recall import RecallHandlers
+from tandemmq.broker.delay.timer_rule import TimerLimits
 from tandemmq.broker.offsets.handlers import OffsetHandlers
 from tandemmq.broker.offsets.reset import ResetHandlers
 from tandemmq.broker.options import BrokerOptions
@@ -60,7 +62,8 @@ class Parts:
             count_per_queue_max=options.long_poll_count_per_queue_max,
         )
         creator = TopicCreator(options, topics, groups, clock)
-        delay = DelayRule(store.options.delay_levels_ms)
+        timers = TimerLimits(is_enabled=options.timer_wheel_enable, delay_s_max=options.timer_delay_s_max)
+        delay = DelayRule(store.options.delay_levels_ms, timers)
         queue_locks = QueueLocks(options.queue_lock_expired_ms)
         notices = Notices(options, groups, clock)
         consumers = notices.consumers = ConsumerTable(
@@ -83,6 +86,9 @@ class Parts:
         )
         self.send_back = SendBackHandlers(
             options, store=store, groups=groups, creator=creator, delay=delay, clock=clock, chance=chance
+        )
+        self.recalls = RecallHandlers(
+            options, store=store, topics=topics, delay=delay, limits=timers, clock=clock
         )
         self.pulls = PullHandlers(
             options,

@@ -22,6 +22,7 @@ def build_routes(parts: Parts) -> dict[int, Handler]:
         Code.SEND_MESSAGE_V2: parts.sends.handle_send_v2,
         Code.SEND_BATCH_MESSAGE: parts.sends.handle_send_v2,
         Code.CONSUMER_SEND_MSG_BACK: parts.send_back.handle_send_back,
+        Code.RECALL_MESSAGE: parts.recalls.handle_recall,
         Code.PULL_MESSAGE: parts.pulls.handle_pull,
         Code.LITE_PULL_MESSAGE: parts.pulls.handle_pull,
         Code.QUERY_CONSUMER_OFFSET: parts.offsets.handle_query,

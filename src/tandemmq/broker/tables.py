@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from tandemmq.broker.delay.timer_check import TimerProgress
 from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
@@ -18,6 +19,9 @@ from tandemmq.runtime.ports import Clock, Disk
 
 SAVE_SOON_MS = 100
 """Topics and groups change rarely and matter much: they are saved as soon as a burst of changes is over."""
+
+TIMER_SAVE_MS = 1_000
+"""RocketMQ's timerFlushIntervalMs; after a kill, timer messages of about this time are delivered again."""
 
 
 class Tables:
@@ -40,6 +44,7 @@ class Tables:
             version_step=options.consumer_offset_version_step, key_count_max=options.offset_key_count_max
         )
         self.delay_offsets = DelayOffsetTable(version_step=options.delay_offset_version_step)
+        self.timer_progress = TimerProgress()
         self.topic_file = self._add("topics.json", self.topics.encode, SAVE_SOON_MS)
         self.group_file = self._add("subscriptionGroup.json", self.groups.encode, SAVE_SOON_MS)
         self._offset_file = self._add(
@@ -48,6 +53,7 @@ class Tables:
         self._delay_file = self._add(
             "delayOffset.json", self.delay_offsets.encode, options.delay_offset_flush_ms
         )
+        self._timer_file = self._add("timercheck", self.timer_progress.encode, TIMER_SAVE_MS)
 
     def load(self, *, delay_level_count: int) -> None:
         """Read the files, then add what every broker has from its first start.
@@ -60,12 +66,14 @@ class Tables:
             (self.group_file, self.groups.load),
             (self._offset_file, self.offsets.load),
             (self._delay_file, self.delay_offsets.load),
+            (self._timer_file, self.timer_progress.load),
         ):
             load_table(file.path, load, disk=self._disk)
         self.topics.on_change.append(lambda _names: self.saver.mark(self.topic_file))
         self.groups.on_change.append(partial(self.saver.mark, self.group_file))
         self.offsets.on_change.append(partial(self.saver.mark, self._offset_file))
         self.delay_offsets.on_change.append(partial(self.saver.mark, self._delay_file))
+        self.timer_progress.on_change.append(partial(self.saver.mark, self._timer_file))
         if not self._options.is_slave:
             now_ms = self._clock.now_ms()
             self.topics.add_missing(system_topics(self._options, delay_level_count=delay_level_count), now_ms)
@@ -79,6 +87,7 @@ class Tables:
             groups=self.groups,
             consumer_offsets=self.offsets,
             delay_offsets=self.delay_offsets,
+            timer_progress=self.timer_progress if self._options.timer_wheel_enable else None,
         )
 
     def _add(self, name: str, encode: Callable[[], bytes], delay_ms: int) -> TableFile:

@@ -1,9 +1,9 @@
 """RocketMQ's settings that have no effect here, so that a broker.conf written for Java starts.
 
 Each stands with RocketMQ's own default where that is a fixed value: a file that only repeats a default asks
-for nothing and is not warned about. timerWheelEnable and rejectTransactionMessage stand with what we do
-instead, so that whoever asks for timers or transactions is told. The names and defaults are what the admin
-tool shows of a 5.3.3 broker and name server, and those of spec store 20, semantics 25.2 and replication 17.
+for nothing and is not warned about. rejectTransactionMessage stands with what we do instead, so that whoever
+asks for transactions is told. The names and defaults are what the admin tool shows of a 5.3.3 broker and name
+server, and those of spec store 20, semantics 25.2 and replication 17.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ BROKER_INERT: Final = _parse(
     putConsumeQueueDataByFileChannel=true putMessageFutureThreadPoolNums putMessageTimeout=8000
     putMsgIndexHightWater=600000 putThreadPoolQueueCapacity=10000 queryMessageThreadPoolNums
     queryThreadPoolQueueCapacity=20000 readUnCommitted=false realTimePersistRocksDBConfig=true
-    recallMessageEnable=false recheckReputOffsetFromCq=false recoverConcurrently=false recoverThreadPoolNums
+    recheckReputOffsetFromCq=false recoverConcurrently=false recoverThreadPoolNums
     redeleteHangedFileInterval=120000 rejectTransactionMessage=true replicasPerDiskPartition=1
     replyThreadPoolQueueCapacity=10000 retrieveMessageFromPopRetryTopicV1=true reviveAckWaitMs=180000
     reviveInterval=1000 reviveMaxSlow=3 reviveQueueNum=8 reviveScanTime=10000 rocketmqHome
@@ -116,10 +116,10 @@ BROKER_INERT: Final = _parse(
     syncMasterFlushOffsetWhenStartup=false timerCheckMetricsWhen=05 timerColdDataCheckIntervalMs=60000
     timerCongestNumEachSlot=2147483647 timerEnableCheckMetrics=true timerEnableDisruptor=false
     timerEnableRetryUntilSuccess=false timerFlushIntervalMs=1000 timerGetMessageThreadNum=3
-    timerInterceptDelayLevel=false timerMaxDelaySec=259200 timerMetricSmallThreshold=1000000
+    timerInterceptDelayLevel=false timerMetricSmallThreshold=1000000
     timerPrecisionMs=1000 timerProgressLogIntervalMs=10000 timerPutMessageThreadNum=3
     timerRollWindowSlot=172800 timerSkipUnknownError=false timerStopDequeue=false timerStopEnqueue=false
-    timerWarmEnable=false timerWheelEnable=false topicQueueLockNum=32 transactionCheckInterval=30000
+    timerWarmEnable=false topicQueueLockNum=32 transactionCheckInterval=30000
     transactionCheckMax=15 transactionMetricFlushInterval=3000 transactionOpBatchInterval=3000
     transactionOpMsgMaxSize=4096 transactionTimeOut=6000 transferMsgByHeap=true
     transientStorePoolEnable=false transientStorePoolSize=5 travelCqFileNumWhenGetMessage=1

@@ -88,6 +88,9 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "startAcceptSendRequestTimeStamp": _key(whole(0, 2**63 - 1), "broker.accept_sends_from_ms"),
     "maxMessageSize": _key(whole(1, BODY_BYTES_MAX), "store.message_bytes_max"),
     "messageDelayLevel": _key(DELAY_LEVELS, "store.delay_levels_ms"),
+    "timerWheelEnable": _key(FLAG, "broker.timer_wheel_enable"),
+    "timerMaxDelaySec": _key(whole(1, 10**9), "broker.timer_delay_s_max"),
+    "recallMessageEnable": _key(FLAG, "broker.recall_enable"),
     # Pulls.
     "slaveReadEnable": _key(FLAG, "broker.slave_read_enable"),
     "litePullMessageEnable": _key(FLAG, "broker.lite_pull_enable"),

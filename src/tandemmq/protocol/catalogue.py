@@ -89,6 +89,7 @@ _REPLICAS = _entries(
     (Code.GET_ALL_TOPIC_CONFIG, replica.AllTopicConfigRequest, replica.AllTopicConfigResponse),
     (Code.GET_ALL_CONSUMER_OFFSET, None, None),
     (Code.GET_ALL_DELAY_OFFSET, None, None),
+    (Code.GET_TIMER_CHECK_POINT, None, None),
     (Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, replica.AllGroupConfigRequest, replica.AllGroupConfigResponse),
     (Code.EXCHANGE_BROKER_HA_INFO, replica.ExchangeHaInfoRequest, replica.ExchangeHaInfoResponse),
     (Code.GET_BROKER_HA_STATUS, None, None),
@@ -184,7 +185,7 @@ CATALOGUE: dict[int, Entry] = {
 
 _TRANSACTIONS = "transactions are not served"
 _REPLIES = "request-reply is not served"
-_TIMER = "timer messages are not served; delay levels are"
+_TIMER = "pending timer messages are not counted by topic"
 _REBALANCE = "server-side rebalance is not served; clients then use their own"
 _POP = "pop consumption is not served"
 _SETTINGS = "settings are read at the start and not changed while running"
@@ -202,8 +203,6 @@ UNSUPPORTED: dict[int, str] = {
     Code.SEND_REPLY_MESSAGE: _REPLIES,
     Code.SEND_REPLY_MESSAGE_V2: _REPLIES,
     Code.PUSH_REPLY_MESSAGE_TO_CLIENT: _REPLIES,
-    Code.RECALL_MESSAGE: _TIMER,
-    Code.GET_TIMER_CHECK_POINT: _TIMER,
     Code.GET_TIMER_METRICS: _TIMER,
     Code.QUERY_ASSIGNMENT: _REBALANCE,
     Code.SET_MESSAGE_REQUEST_MODE: _REBALANCE,

@@ -38,10 +38,16 @@ def test_topics_of_a_fresh_broker() -> None:
     assert (topics["TBW102"].read_queue_count, topics["TBW102"].permission) == (8, 7)
     assert topics["SCHEDULE_TOPIC_XXXX"].write_queue_count == 18
     assert topics["DefaultCluster"].permission == 7
-    assert "rmq_sys_wheel_timer" not in topics
-    options = BrokerOptions(auto_create_topic=False, cluster_topic_enable=False, trace_topic_enable=True)
+    assert topics["rmq_sys_wheel_timer"].write_queue_count == 1
+    options = BrokerOptions(
+        auto_create_topic=False,
+        cluster_topic_enable=False,
+        trace_topic_enable=True,
+        timer_wheel_enable=False,
+    )
     topics = {topic.name: topic for topic in system_topics(options, delay_level_count=18)}
     assert "TBW102" not in topics
+    assert "rmq_sys_wheel_timer" not in topics
     assert topics["DefaultCluster"].permission == 1
     assert "RMQ_SYS_TRACE_TOPIC" in topics
     assert "broker-a" in system_topic_names(options)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemmq.broker.send.assembly import find_value, inspect, is_unusual, with_pair
-from tandemmq.errors import MessageIllegal, NotPermitted, RequestRejected
+from tandemmq.broker.send.assembly import Inspected, find_value, inspect, is_unusual, with_pair
+from tandemmq.errors import MessageIllegal, NotPermitted
 from tandemmq.protocol.properties import decode_properties, encode_properties
 
 names = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "xTAGS", "TAGSx", "a"])
@@ -57,7 +57,7 @@ def test_ordinary_messages_are_not_unusual() -> None:
     assert not is_unusual(text_of(TAGS="a", KEYS="k", UNIQ_KEY="u", WAIT="true", a="b"), 0x1 | 0x300)
 
 
-def look(text: str, sys_flag: int = 0, *, is_retry: bool = False) -> tuple[str, int]:
+def look(text: str, sys_flag: int = 0, *, is_retry: bool = False) -> Inspected:
     return inspect(text, sys_flag, delay_level_max=18, is_retry=is_retry)
 
 
@@ -75,15 +75,20 @@ def test_delay_that_is_no_number_is_refused(level: str) -> None:
 
 
 def test_names_of_the_broker_are_taken_out() -> None:
-    text, level = look(text_of(POP_CK="x", a="b") + "__CRC32#\x010123456789\x02__RMQ.TRANSIENT.x\x011\x02")
+    text, level, _ = look(text_of(POP_CK="x", a="b") + "__CRC32#\x010123456789\x02__RMQ.TRANSIENT.x\x011\x02")
     assert (decode_properties(text.encode()), level) == ({"a": "b"}, 0)
 
 
-def test_timer_names_fall_away_beside_a_delay_level_and_are_refused_alone() -> None:
-    text, level = look(text_of(DELAY="2", TIMER_DELAY_SEC="9"))
-    assert (decode_properties(text.encode()), level) == ({"DELAY": "2"}, 2)
-    with pytest.raises(RequestRejected, match="TIMER_DELAY_SEC"):
-        look(text_of(TIMER_DELAY_SEC="9"))
+def test_wishes_for_a_time_fall_away_beside_a_delay_level() -> None:
+    text, level, wishes = look(text_of(DELAY="2", TIMER_DELAY_SEC="9"))
+    assert (decode_properties(text.encode()), level, wishes) == ({"DELAY": "2"}, 2, {})
+
+
+def test_wishes_for_a_time_are_found_and_kept() -> None:
+    text, level, wishes = look(text_of(TIMER_DELAY_SEC="9", TIMER_DEL_UNIQKEY="T+u", a="b"))
+    assert (level, wishes) == (0, {"TIMER_DELAY_SEC": "9", "TIMER_DEL_UNIQKEY": "T+u"})
+    assert decode_properties(text.encode())["TIMER_DELAY_SEC"] == "9"
+    assert look(text_of(TIMER_DELAY_SEC="9", TIMER_OUT_MS="5")).wishes == {}
 
 
 def test_half_messages_are_refused_but_not_their_retries() -> None:
@@ -97,4 +102,4 @@ def test_half_messages_are_refused_but_not_their_retries() -> None:
 def test_flags_that_would_hide_the_message_are_refused(sys_flag: int) -> None:
     with pytest.raises(MessageIllegal, match="sysFlag"):
         look("", sys_flag)
-    assert look("", 0x8) == ("", 0)
+    assert look("", 0x8) == ("", 0, {})

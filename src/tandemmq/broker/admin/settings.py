@@ -67,6 +67,8 @@ def render_settings(options: BrokerOptions, store_options: StoreOptions) -> dict
         "regionId": options.region_id,
         "traceOn": options.trace_on,
         "timerWheelEnable": options.timer_wheel_enable,
+        "timerMaxDelaySec": options.timer_delay_s_max,
+        "recallMessageEnable": options.recall_enable,
         "slaveReadEnable": options.slave_read_enable,
         "longPollingEnable": options.long_polling_enable,
         "shortPollingTimeMills": options.short_polling_ms,

@@ -1,4 +1,4 @@
-"""The slave's side of the config sync: copies the master's four tables, again and again.
+"""The slave's side of the config sync: copies the master's tables, again and again.
 
 Strategy:   the first round as soon as a master is known, then every second, because a topic made a second
             before a master dies matters; a round that takes long is followed by a longer pause, so that
@@ -19,8 +19,10 @@ from tandemmq.api.replica import (
     fetch_consumer_offsets,
     fetch_delay_offsets,
     fetch_groups,
+    fetch_timer_check,
     fetch_topics,
 )
+from tandemmq.broker.delay.timer_check import decode_timer_answer
 from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.errors import TandemError
 from tandemmq.remoting.client import RemotingClient
@@ -87,6 +89,7 @@ class ConfigSync:
             ("consumer_offsets", self._sync_consumer_offsets),
             ("delay_offsets", self._sync_delay_offsets),
             ("groups", self._sync_groups),
+            ("timer_check", self._sync_timer_check),
         )
         for name, sync in items:
             try:
@@ -136,6 +139,15 @@ class ConfigSync:
         held = self._tables.delay_offsets.snapshot()
         if fetched != held:
             self._tables.delay_offsets.replace_all(fetched.offsets, fetched.data_version)
+
+    async def _sync_timer_check(self, master: str) -> None:
+        progress = self._tables.timer_progress
+        if progress is None:
+            return
+        timeout_s = self._options.config_sync_timeout_ms / 1000
+        body = await fetch_timer_check(self._client, master, timeout_s=timeout_s)
+        if body is not None:
+            progress.replace(decode_timer_answer(body), self._clock.now_ms())
 
     async def _pause(self, worked_s: float) -> None:
         delay_s = max(self._options.config_sync_interval_ms / 1000, PAUSE_PER_WORK * worked_s)

@@ -1,4 +1,4 @@
-"""The master's side of the config sync, and the state of replication: codes 21, 43, 45, 201, 907.
+"""The master's side of the config sync, and the state of replication: codes 21, 43, 45, 60, 201, 907.
 
 Every broker serves them, whatever its role; tools ask slaves too. `dataVersion` is always in the body,
 because RocketMQ's slaves fail or rewrite their files without it (spec replication 6.2).
@@ -10,8 +10,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from tandemmq.broker.delay.timer_check import encode_timer_answer
 from tandemmq.broker.replica.paging import plan_page, take_page
 from tandemmq.broker.replica.tables import ReplicaTables
+from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.group import encode_group_table
 from tandemmq.protocol.bodies.ha import HaStatus, encode_ha_status
 from tandemmq.protocol.bodies.offset import encode_consumer_offsets, encode_delay_offsets
@@ -42,6 +44,7 @@ class ReplicaHandlers:
             RequestCode.GET_ALL_DELAY_OFFSET: self.handle_delay_offsets,
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.handle_groups,
             RequestCode.GET_BROKER_HA_STATUS: self.handle_ha_status,
+            RequestCode.GET_TIMER_CHECK_POINT: self.handle_timer_check,
         }
 
     def handle_topics(self, _channel: Channel, command: Command) -> Command:
@@ -81,6 +84,12 @@ class ReplicaHandlers:
 
     def handle_delay_offsets(self, _channel: Channel, command: Command) -> Command:
         return command.reply(body=encode_delay_offsets(self._tables.delay_offsets.snapshot()))
+
+    def handle_timer_check(self, _channel: Channel, command: Command) -> Command:
+        progress = self._tables.timer_progress
+        if progress is None:
+            raise RequestRejected("timer messages are switched off on this broker (timerWheelEnable=false)")
+        return command.reply(body=encode_timer_answer(progress.check, progress.data_version))
 
     def handle_ha_status(self, _channel: Channel, command: Command) -> Command:
         return command.reply(body=encode_ha_status(self._ha_status()))

@@ -1,9 +1,10 @@
-"""The four tables that a slave copies from its master (spec replication 6.2)."""
+"""The tables that a slave copies from its master (spec replication 6.2)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandemmq.broker.delay.timer_check import TimerProgress
 from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.topics.group_table import GroupTable
@@ -18,3 +19,5 @@ class ReplicaTables:
     groups: GroupTable
     consumer_offsets: OffsetTable
     delay_offsets: DelayOffsetTable
+    timer_progress: TimerProgress | None = None
+    """None while timers are switched off."""

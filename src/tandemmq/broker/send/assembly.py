@@ -8,11 +8,12 @@ Source: spec semantics 5, 6.1 and 18; store 4 and 15; remoting 12.4.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from tandemmq.errors import MessageIllegal, NotPermitted, RequestRejected
+from tandemmq.broker.delay.timer_rule import TIMER_DEL_UNIQKEY, WISHES, has_wish
+from tandemmq.errors import MessageIllegal, NotPermitted
 from tandemmq.protocol import properties as names
-from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.properties import decode_properties, encode_properties
 from tandemmq.protocol.sys_flag import (
     INNER_BATCH,
@@ -25,7 +26,6 @@ UNIQ_KEY_MARK = names.UNIQ_KEY + "\x01"
 TAGS_MARK = names.TAGS + "\x01"
 KEYS_MARK = names.KEYS + "\x01"
 
-_TIMER_NAMES = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 _DROPPED_NAMES = ("POP_CK", names.CRC32)
 _DELAY_LEVEL_DIGITS_MAX = 9
 
@@ -45,10 +45,11 @@ def is_unusual(text: str, sys_flag: int) -> bool:
 
 
 class Inspected(NamedTuple):
-    """What a close look found: the cleaned properties and the delay level (0: none)."""
+    """What a close look found: the cleaned properties, the delay level (0: none), the wishes for a time."""
 
     text: str
     delay_level: int
+    wishes: Mapping[str, str] = {}
 
 
 def inspect(text: str, sys_flag: int, *, delay_level_max: int, is_retry: bool) -> Inspected:
@@ -56,8 +57,7 @@ def inspect(text: str, sys_flag: int, *, delay_level_max: int, is_retry: bool) -
 
     `is_retry`: a message that was consumed before (retry count above 0); with a delay level it is no half
     message.
-    Raises:  NotPermitted for a half message, MessageIllegal for what can never be stored, RequestRejected
-             for a time that this broker cannot wait for.
+    Raises:  NotPermitted for a half message, MessageIllegal for what can never be stored.
     """
     pairs = decode_properties(text.encode("utf-8", "replace"))
     level = _delay_level(pairs.get(names.DELAY), delay_level_max)
@@ -71,21 +71,18 @@ def inspect(text: str, sys_flag: int, *, delay_level_max: int, is_retry: bool) -
         raise MessageIllegal(
             "inner batches (sysFlag 0x80, INNER_NUM, INNER_BASE) need a BatchCQ topic; none exists here"
         )
-    if level == 0 and any(name in pairs for name in _TIMER_NAMES):
-        raise RequestRejected(
-            "timer messages are not served by this broker: use DELAY with a delay level instead of "
-            + " or ".join(_TIMER_NAMES),
-            code=ResponseCode.SYSTEM_ERROR,
-        )
+    wishes: dict[str, str] = {}
+    if level == 0 and has_wish(pairs):
+        wishes = {name: pairs[name] for name in (*WISHES, TIMER_DEL_UNIQKEY) if name in pairs}
     kept = {
         name: value
         for name, value in pairs.items()
         if name not in _DROPPED_NAMES and not name.startswith(names.TRANSIENT_PREFIX)
     }
     if level > 0:
-        for name in _TIMER_NAMES:
+        for name in WISHES:
             kept.pop(name, None)
-    return Inspected(encode_properties(kept).decode(), level)
+    return Inspected(encode_properties(kept).decode(), level, wishes)
 
 
 def find_value(text: str, mark: str) -> str:

@@ -8,6 +8,7 @@ the store's own (sizes, role, disk) come last, in `append`.
 
 from __future__ import annotations
 
+from tandemmq.broker.delay.recall_handle import encode_recall_handle
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.send.assembly import (
     KEYS_MARK,
@@ -20,7 +21,7 @@ from tandemmq.broker.send.assembly import (
 )
 from tandemmq.broker.send.batch import make_batch
 from tandemmq.broker.send.delay import DelayRule
-from tandemmq.broker.send.reply import ReplyForm, SendReply, ignore_outcome
+from tandemmq.broker.send.reply import ReplyForm, SendReply, TimerReply, ignore_outcome
 from tandemmq.broker.send.retry import RetryRule
 from tandemmq.broker.send.targets import SendHeader, SendTarget, SendTargets
 from tandemmq.broker.stats import BrokerStats
@@ -189,7 +190,7 @@ class SendHandlers:
             if dlq is not None:
                 target, stored_queue_id = dlq, 0
                 text = with_pair(text, names.DELAY, "-1")
-        text, delay_level = inspect(
+        text, delay_level, wishes = inspect(
             text,
             header.sys_flag,
             delay_level_max=self._delay.level_max,
@@ -198,7 +199,34 @@ class SendHandlers:
         record = self._make_record(channel, command, header, target, stored_queue_id, text)
         if delay_level > 0:
             self._delay.postpone(record, delay_level, self._clock.now_ms())
+        elif wishes:
+            slot_ms = self._delay.plan_timer(wishes, self._clock.now_ms())
+            if slot_ms is not None:
+                self._send_timed(channel, command, record, queue_id, slot_ms)
+                return
         self._append(channel, command, [record], queue_id, record.unique_key)
+
+    def _send_timed(
+        self, channel: Channel, command: Command, record: NewRecord, queue_id: int, slot_ms: int
+    ) -> None:
+        """A message for a time of its own; its answer says how it can be recalled (spec semantics 5.2)."""
+        handle = encode_recall_handle(record.topic, self._options.broker_name, slot_ms + 1, record.unique_key)
+        self._delay.postpone_until(record, slot_ms)
+        if command.flag & FLAG_ONEWAY:
+            self._store.append([record], ignore_outcome)
+        else:
+            reply = TimerReply(
+                self._form,
+                channel,
+                command.opaque,
+                command.serialize_type,
+                queue_id,
+                record.unique_key,
+                recall_handle=handle,
+            )
+            reply.appended = self._store.append([record], reply.done)
+        self._stats.put_count += 1
+        self._stats.put_bytes += len(command.body)
 
     def _send_batch(
         self, channel: Channel, command: Command, header: SendHeader, target: SendTarget, queue_id: int

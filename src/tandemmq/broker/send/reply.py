@@ -150,5 +150,18 @@ class SendReply(msgspec.Struct, gc=False):
         )
 
 
+class TimerReply(SendReply, kw_only=True, gc=False):
+    """The answer to a timed message, which can be recalled by its handle."""
+
+    recall_handle: str
+
+    def done(self, status: PutStatus) -> None:
+        """Answer the sender; the store calls it once."""
+        self._answer(status)
+
+    def _header(self) -> SendResponse:
+        return msgspec.structs.replace(SendReply._header(self), recall_handle=self.recall_handle)
+
+
 def ignore_outcome(status: PutStatus) -> None:
     """For a oneway send: nobody is told (spec remoting 4)."""

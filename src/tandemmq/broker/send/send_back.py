@@ -6,6 +6,7 @@ Source: spec semantics 7.1, remoting 9.6.
 
 from __future__ import annotations
 
+from tandemmq.broker.delay.timer_rule import WISHES
 from tandemmq.broker.guards import require_group
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.send.delay import DelayRule
@@ -98,7 +99,7 @@ class SendBackHandlers:
         pairs.setdefault(names.RETRY_TOPIC, message.topic)
         pairs.setdefault(names.ORIGIN_MESSAGE_ID, message.message_id)
         pairs[names.WAIT] = "false"
-        for name in (names.DELAY, names.REAL_TOPIC, names.REAL_QID, names.TRAN_MSG):
+        for name in (names.DELAY, names.REAL_TOPIC, names.REAL_QID, names.TRAN_MSG, *WISHES):
             pairs.pop(name, None)
         if delay_level > 0:
             pairs[names.DELAY] = str(delay_level)

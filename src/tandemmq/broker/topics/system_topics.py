@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tandemmq.broker.delay.timer_rule import TIMER_TOPIC
 from tandemmq.broker.options import (
     PERMISSION_INHERIT,
     PERMISSION_READ,
@@ -12,7 +13,6 @@ from tandemmq.protocol import topic_names as names
 from tandemmq.protocol.bodies.topic import TopicConfig
 
 READ_WRITE = PERMISSION_READ | PERMISSION_WRITE
-TIMER_TOPIC = "rmq_sys_wheel_timer"
 BENCHMARK_QUEUE_COUNT = 1024
 CLUSTER_QUEUE_COUNT = 16
 REVIVE_QUEUE_COUNT = 8

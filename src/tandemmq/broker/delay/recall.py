@@ -1,0 +1,118 @@
+"""RECALL_MESSAGE (370): a timed message is taken back before its time (spec semantics 18.2).
+
+The recall is itself a timed message that names its target; when their slot comes, neither is delivered. A
+recall that arrives while the slot is being delivered may be too late.
+"""
+
+from __future__ import annotations
+
+from tandemmq.broker.delay.recall_handle import decode_recall_handle
+from tandemmq.broker.delay.timer_rule import (
+    TIMER_DEL_UNIQKEY,
+    TIMER_DELIVER_MS,
+    TimerLimits,
+    cancel_name,
+    slot_of,
+)
+from tandemmq.broker.guards import require_topic
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.send.delay import DelayRule
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.errors import NotPermitted, RequestRejected
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.message_id import encode_host
+from tandemmq.protocol.properties import TAGS, UNIQ_KEY, encode_properties
+from tandemmq.protocol.record import NewRecord, tag_hash_of
+from tandemmq.protocol.requests.send import RecallRequest, RecallResponse
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock
+from tandemmq.store import MessageStore, PutStatus
+
+RECALL_TAG = "_RECALL_TAG_"
+RECALL_BODY = b"0"
+_STORED = (PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT, PutStatus.FLUSH_SLAVE_TIMEOUT)
+
+
+class RecallHandlers:
+    """Handles recalls."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        store: MessageStore,
+        topics: TopicTable,
+        delay: DelayRule,
+        limits: TimerLimits,
+        clock: Clock,
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._topics = topics
+        self._delay = delay
+        self._limits = limits
+        self._clock = clock
+
+    def handle_recall(self, channel: Channel, command: Command) -> Command | None:
+        """Answered with the message's id once the recall is stored."""
+        header = command.decode(RecallRequest)
+        record, unique_key = self._make_recall(channel, header)
+
+        def answer(status: PutStatus) -> None:
+            if command.is_oneway:
+                return
+            if status in _STORED:
+                channel.send(command.reply(0, RecallResponse(message_id=unique_key)))
+            else:
+                remark = f"the recall was not stored: {status.value}"
+                channel.send(command.reply(ResponseCode.SYSTEM_ERROR, remark=remark))
+
+        self._store.append([record], answer)
+        return None
+
+    def _make_recall(self, channel: Channel, header: RecallRequest) -> tuple[NewRecord, str]:
+        """The recall as a timer message, and the id of its target."""
+        options = self._options
+        if options.is_slave:
+            raise RequestRejected(
+                "a slave recalls nothing: ask the master of this broker group",
+                code=ResponseCode.SLAVE_NOT_AVAILABLE,
+            )
+        if not options.recall_enable or not self._limits.is_enabled:
+            raise NotPermitted("recalls are switched off on this broker (recallMessageEnable=false)")
+        require_topic(self._topics, header.topic)
+        handle = decode_recall_handle(header.recall_handle)
+        if handle is None:
+            raise _illegal("the recall handle cannot be read")
+        if handle.topic != header.topic or handle.broker_name != options.broker_name:
+            raise _illegal(
+                f"the recall handle is for the topic {handle.topic} of the broker {handle.broker_name}"
+            )
+        now_ms = self._clock.now_ms()
+        if not now_ms < handle.at_ms < now_ms + self._limits.delay_s_max * 1000:
+            raise _illegal(f"the message's time {handle.at_ms} has passed or lies too far ahead")
+        properties = encode_properties(
+            {
+                TAGS: RECALL_TAG,
+                UNIQ_KEY: handle.unique_key,
+                TIMER_DEL_UNIQKEY: cancel_name(handle.topic, handle.unique_key),
+                TIMER_DELIVER_MS: str(handle.at_ms),
+            }
+        )
+        record = NewRecord(
+            topic=handle.topic,
+            queue_id=0,
+            body=RECALL_BODY,
+            properties=properties,
+            born_at_ms=now_ms,
+            born_host=encode_host(*channel.peer),
+            tag_hash=tag_hash_of(properties),
+            unique_key=handle.unique_key,
+        )
+        self._delay.postpone_until(record, slot_of(handle.at_ms))
+        return record, handle.unique_key
+
+
+def _illegal(remark: str) -> RequestRejected:
+    return RequestRejected(remark, code=ResponseCode.ILLEGAL_OPERATION)
