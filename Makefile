@@ -4,7 +4,7 @@ PY := .venv/bin/python
 TANDEMMQ := .venv/bin/tandemmq
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types contracts check bench-quick setup-demo setup-dev clean
+.PHONY: help demo test lint types contracts check crash bench-quick setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,10 @@ types: setup-dev ## Check types (mypy --strict)
 
 contracts: setup-dev ## Check who may import whom
 	@.venv/bin/lint-imports
+
+SEEDS ?= 1000
+crash: setup-dev ## Crash a simulated store in 1000 random lives and check what is left (SEEDS=n, ARGS="--seed 7 --trace")
+	@$(PY) -m tandemmq.sim.crash --seeds $(SEEDS) $(ARGS)
 
 check: lint types contracts test ## All of the above
 

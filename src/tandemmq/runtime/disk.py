@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -31,11 +32,11 @@ _locked_here: set[str] = set()
 class DiskFile:
     """One open file of fixed length."""
 
-    def __init__(self, path: Path, descriptor: int, size: int, *, is_entry_durable: bool) -> None:
+    def __init__(self, path: Path, descriptor: int, size: int) -> None:
         self._path = path
         self._descriptor = descriptor
         self._size = size
-        self._is_entry_durable = is_entry_durable
+        self._unsynced_directories = [path.parent]
         self._map: mmap.mmap | None = None
         self._view: memoryview | None = None
 
@@ -94,9 +95,13 @@ class DiskFile:
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
-        if not self._is_entry_durable:
-            _sync_directory(self._path.parent)
-            self._is_entry_durable = True
+        while self._unsynced_directories:
+            _sync_directory(self._unsynced_directories[-1])
+            self._unsynced_directories.pop()
+
+    def note_new_directories(self, parents: list[Path]) -> None:
+        """Directories that hold the name of one that was made for this file."""
+        self._unsynced_directories += parents
 
     def advise(self, offset: int, size: int, *, will_need: bool) -> None:
         advice = os.POSIX_FADV_WILLNEED if will_need else os.POSIX_FADV_DONTNEED
@@ -133,9 +138,10 @@ class RealDisk:
 
     def open(self, path: Path) -> DiskFile:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        return DiskFile(path, descriptor, os.fstat(descriptor).st_size, is_entry_durable=True)
+        return DiskFile(path, descriptor, os.fstat(descriptor).st_size)
 
     def create(self, path: Path, size: int, *, sparse: bool = False) -> DiskFile:
+        new_directories = list(itertools.takewhile(lambda parent: not parent.exists(), path.parents))
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -147,7 +153,9 @@ class RealDisk:
             os.close(descriptor)
             path.unlink()
             raise
-        return DiskFile(path, descriptor, size, is_entry_durable=False)
+        file = DiskFile(path, descriptor, size)
+        file.note_new_directories([directory.parent for directory in new_directories])
+        return file
 
     def list(self, directory: Path) -> list[str]:
         try:

@@ -72,7 +72,8 @@ class File(Protocol):
     def sync(self) -> None:
         """Returns when written bytes survive a power cut (fdatasync). Blocks: call it through `Disk.offload`.
 
-        The first sync of a created file also makes its directory entry durable.
+        The first sync through an open file also makes the names in its directory durable: whoever made the
+        file may have ended before its own first sync.
         """
 
     def advise(self, offset: int, size: int, *, will_need: bool) -> None:

@@ -262,19 +262,33 @@ async def test_offload_gives_the_result_or_the_error(disk: Disk) -> None:
         await disk.offload(fail)
 
 
-def test_first_sync_of_a_created_file_also_syncs_its_directory(
+def test_first_sync_through_a_handle_also_syncs_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also of a file that was there: who made it may have been killed before its own first sync."""
     synced: list[Path] = []
     monkeypatch.setattr(disk_module, "_sync_directory", synced.append)
     file = RealDisk().create(tmp_path / "f", 1)
     file.sync()
     file.sync()
     file.close()
+    assert synced == [tmp_path]
     again = RealDisk().open(tmp_path / "f")
     again.sync()
+    again.sync()
     again.close()
-    assert synced == [tmp_path]
+    assert synced == [tmp_path] * 2
+
+
+def test_first_sync_covers_directories_that_were_made_for_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(disk_module, "_sync_directory", synced.append)
+    file = RealDisk().create(tmp_path / "a" / "b" / "f", 1)
+    file.sync()
+    file.close()
+    assert sorted(synced) == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
 
 
 class Faults:

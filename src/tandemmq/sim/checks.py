@@ -1,0 +1,167 @@
+"""What must hold of a store that was just opened: nothing acknowledged lost, nothing invented, tables true.
+
+Strategy:   the log is read through the store and decoded record by record; each must be, byte for byte, a
+            send of the ledger. Tables are compared as files with what the decoded log implies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tandemmq.protocol.record import (
+    Record,
+    RecordError,
+    RecordOutcome,
+    check_record,
+    decode_record,
+    decode_records,
+)
+from tandemmq.sim.disk import SimDisk
+from tandemmq.sim.ledger import Ledger, Send
+from tandemmq.sim.tables import index_faults, queue_faults, queued_records
+from tandemmq.store import GetStatus, MessageStore
+
+GET_COUNT = 32
+
+
+@dataclass(slots=True)
+class Faults:
+    """What a run found, in words; the kinds are those of the last line that a run prints."""
+
+    lost: list[str] = field(default_factory=list)
+    phantom: list[str] = field(default_factory=list)
+    divergent: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)  # anything else: a promise about failures, an exception
+
+    def __bool__(self) -> bool:
+        return bool(self.lost or self.phantom or self.divergent or self.broken)
+
+    def lines(self) -> list[str]:
+        """One per fault."""
+        kinds = (("lost", self.lost), ("phantom", self.phantom))
+        more = (("divergent", self.divergent), ("broken", self.broken))
+        return [f"{kind}: {text}" for kind, texts in (*kinds, *more) for text in texts]
+
+
+@dataclass(slots=True)
+class StoreCheck:
+    """One look at a store that was opened on `disk`. `is_index_complete` False: index writes had failed."""
+
+    store: MessageStore
+    disk: SimDisk
+    ledger: Ledger
+    faults: Faults
+    after_power_cut: bool
+    is_index_complete: bool = True
+
+    def run(self) -> list[Send]:
+        """The sends that the log holds, oldest first."""
+        records = self._decode_log()
+        kept = self._match(records)
+        self._check_required(kept)
+        self._check_tail()
+        # Files that were deleted on purpose may be back; the tables need not know them any more.
+        records = [record for record in records if record.log_offset >= self.ledger.begin]
+        self._check_queues(records)
+        self._check_index(records)
+        return kept
+
+    def _decode_log(self) -> list[Record]:
+        store = self.store
+        records: list[Record] = []
+        position, end = store.min_log_offset, store.max_log_offset
+        while position < end:
+            view = store.log_view(position, end - position)
+            checked = check_record(view, 0, log_offset=position)
+            if checked.outcome is RecordOutcome.BLANK:
+                segment = store.options.commit_log_file_bytes
+                position = position - position % segment + segment
+                continue
+            if checked.outcome is not RecordOutcome.OK:
+                self.faults.broken.append(f"the log at {position} of {end} is {checked.outcome.value}")
+                break
+            records.append(decode_record(view, log_offset=position))
+            position += checked.size
+        return records
+
+    def _match(self, records: list[Record]) -> list[Send]:
+        kept = []
+        for record in records:
+            data = bytes(self.store.log_view(record.log_offset, record.size))
+            candidates = self.ledger.candidates(record.log_offset, after_power_cut=self.after_power_cut)
+            send = next((send for send in candidates if send.data == data), None)
+            if send is None:
+                what = f"{record.topic}/{record.queue_id}, {record.size} bytes"
+                near = ", ".join(map(str, self.ledger.by_offset.get(record.log_offset, [])))
+                self.faults.phantom.append(
+                    f"record at {record.log_offset} ({what}); sent there: {near or '-'}"
+                )
+            else:
+                kept.append(send)
+        return kept
+
+    def _check_required(self, kept: list[Send]) -> None:
+        present = {id(send) for send in kept}
+        required = self.ledger.required(after_power_cut=self.after_power_cut)
+        self.faults.lost += [str(send) for send in required if id(send) not in present]
+
+    def _check_tail(self) -> None:
+        """Zeros from the end on (spec store 21.11), in files of full length."""
+        store = self.store
+        size, end = store.options.commit_log_file_bytes, store.max_log_offset
+        for path, content in self._files(store.options.log_dir).items():
+            base = int(path.name)
+            if len(content) != size:
+                self.faults.broken.append(f"log file {base} has {len(content)} bytes, not {size}")
+            if any(content[max(0, end - base) :]):
+                self.faults.broken.append(f"log file {base} is not zero behind the end {end}")
+
+    def _files(self, directory: Path) -> dict[Path, bytes]:
+        return {
+            path: bytes(node.data) for path, node in self.disk.image.files.items() if path.parent == directory
+        }
+
+    def _check_queues(self, records: list[Record]) -> None:
+        store = self.store
+        queues = queued_records(records)
+        directory = store.options.root / "consumequeue"
+        for key, found in queues.items():
+            files = self._files(directory / key[0] / str(key[1]))
+            contents = {int(path.name): content for path, content in files.items()}
+            self.faults.divergent += queue_faults(key, found, contents)
+            first, end = found[0].queue_offset, found[-1].queue_offset + 1
+            low, high = store.queue_min(*key), store.queue_max(*key)
+            is_older_back = low < first and store.min_log_offset < self.ledger.begin
+            if (low, high) != (first, end) and not (is_older_back and high == end):
+                self.faults.divergent.append(f"{key}: offsets {low}..{high}, in the log {first}..{end}")
+            elif not self._can_read(key, found):
+                self.faults.divergent.append(f"{key}: reading does not give what the log holds")
+        for key in store.queue_keys():
+            is_whole = store.min_log_offset >= self.ledger.begin
+            if is_whole and key not in queues and store.queue_min(*key) != store.queue_max(*key):
+                self.faults.divergent.append(f"{key}: entries without records")
+
+    def _can_read(self, key: tuple[str, int], wanted: list[Record]) -> bool:
+        found: list[Record] = []
+        offset = wanted[0].queue_offset
+        while True:
+            result = self.store.get(*key, offset, count_max=GET_COUNT)
+            if result.status is not GetStatus.FOUND:
+                return found == wanted
+            try:
+                found += [record for view in result.slices for record in decode_records(view)]
+            except RecordError:
+                return False
+            offset = result.next_offset
+
+    def _check_index(self, records: list[Record]) -> None:
+        options = self.store.options
+        faults = index_faults(
+            records,
+            self._files(options.root / "index"),
+            slot_count=options.key_index_slot_count,
+            log_begin=max(self.store.min_log_offset, self.ledger.begin),
+        )
+        if self.is_index_complete:
+            self.faults.divergent += faults

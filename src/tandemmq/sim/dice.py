@@ -1,0 +1,35 @@
+"""Chance of a simulation: the same seed throws the same numbers, on every machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from tandemmq.runtime.chance import SeededRandom
+
+T = TypeVar("T")
+
+
+class Dice(SeededRandom):
+    """A `runtime.ports.Random` with the questions that simulations ask."""
+
+    def happens(self, percent: float) -> bool:
+        """True in `percent` of 100 throws."""
+        return self.below(10_000) < percent * 100
+
+    def between(self, low: int, high: int) -> int:
+        """An integer in low .. high, both included."""
+        return low + self.below(high - low + 1)
+
+    def pick(self, choices: Sequence[T]) -> T:
+        """One of the choices."""
+        return choices[self.below(len(choices))]
+
+    def pick_weighted(self, choices: Sequence[tuple[int, T]]) -> T:
+        """One of the choices, each as often as its weight says."""
+        throw = self.below(sum(weight for weight, _ in choices))
+        for weight, choice in choices:
+            if throw < weight:
+                return choice
+            throw -= weight
+        raise AssertionError(throw)
