@@ -1,0 +1,35 @@
+"""Every Python example of docs/spark.md runs, in order, in one session."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from spark_cluster import Cluster
+from typer.testing import CliRunner
+
+import tandemmq.spark.pipelines.landing
+from tandemmq.spark.command import app
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "spark.md"
+
+
+def test_the_examples_run(spark: Any, cluster: Cluster, tmp_path: Path, monkeypatch: Any) -> None:
+    cluster.send("Orders", 400)
+    # The landing command of the document, in the session that is there.
+    monkeypatch.setattr(tandemmq.spark.pipelines.landing, "build_session", lambda *args, **kwargs: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)
+    text = DOCUMENT.read_text().replace("127.0.0.1:9876", cluster.namesrv).replace("/data/", f"{tmp_path}/")
+    command = next(line.split()[2:] for line in text.splitlines() if line.endswith("--once"))
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "400 rows" in result.output
+    scope: dict[str, Any] = {"spark": spark}
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) >= 7
+    for block in blocks:
+        exec(compile(re.sub(r"spark = build_session.*", "", block), str(DOCUMENT), "exec"), scope)
+    assert scope["table"].num_rows == 400
+    assert sum(row["count"] for row in spark.table("by_tag").collect()) == 400
+    assert spark.read.parquet(f"{tmp_path}/lake").count() == 400
