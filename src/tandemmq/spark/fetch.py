@@ -33,6 +33,7 @@ from tandemmq.spark.offsets import QueueRange, render_queues
 from tandemmq.spark.options import PULL_GROUP, ReadFrom, SourceOptions
 from tandemmq.spark.resolve import report_loss
 from tandemmq.spark.wire import POOL, UNREACHABLE, WireConnection
+from tandemmq.telemetry import events
 from tandemmq.units import MIB
 
 log = logging.getLogger(__name__)
@@ -282,7 +283,7 @@ class RangeReader:
         try:
             found = Cluster(self._options).locate(self._queue)
         except UNREACHABLE as error:
-            log.debug("route.unreachable", extra={"error": str(error)})
+            log.debug(events.ROUTE_UNREACHABLE, extra={"error": str(error)})
             return
         self._replicas = dict(found) or self._replicas
 

@@ -38,6 +38,7 @@ from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_syste
 from tandemmq.spark.offsets import Positions, QueueKey
 from tandemmq.spark.options import ReadFrom, SourceOptions
 from tandemmq.spark.wire import POOL, UNREACHABLE
+from tandemmq.telemetry import events
 
 T = TypeVar("T")
 
@@ -201,7 +202,7 @@ class Cluster:
         codes = self._ask_each(topology, queues, ask, read)
         refused = sorted({code for code in codes.values() if code != ResponseCode.SUCCESS})
         if refused:
-            log.warning("progress.refused", extra={"group": group, "codes": refused})
+            log.warning(events.PROGRESS_REFUSED, extra={"group": group, "codes": refused})
 
     def _topics(self) -> list[str]:
         options = self._options
@@ -260,7 +261,7 @@ class Cluster:
                     with POOL.borrow(address) as connection:
                         answers = connection.request_all(list(chain(*requests)), self._options.pull_timeout_s)
                 except UNREACHABLE as error:
-                    log.debug("replica.unreachable", extra={"broker": broker, "error": str(error)})
+                    log.debug(events.REPLICA_UNREACHABLE, extra={"broker": broker, "error": str(error)})
                     continue
                 pieces = batched(answers, len(requests[0]))
                 try:

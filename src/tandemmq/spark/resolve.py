@@ -13,6 +13,7 @@ from tandemmq.errors import BrokerUnreachable, OffsetOutOfRange
 from tandemmq.spark.metadata import Bounds, Cluster, Topology, require_queues, wait_before
 from tandemmq.spark.offsets import EARLIEST, LATEST, QueueKey, render_queues
 from tandemmq.spark.options import PositionRule, SourceOptions, StartKind
+from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def report_loss(queue: QueueKey, position: int, begin: int, end: int, options: S
     )
     if options.fail_on_data_loss:
         raise OffsetOutOfRange(f"{text}. Set failOnDataLoss=false to go on with what is there.")
-    log.warning("messages.lost", extra={"detail": text})
+    log.warning(events.MESSAGES_LOST, extra={"detail": text})
 
 
 def _place(position: int, bounds: Bounds) -> int:

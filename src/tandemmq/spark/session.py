@@ -74,7 +74,6 @@ def build_session(
         # Progress of the last batches only; the default keeps what a day of small batches adds up to.
         "spark.sql.streaming.numRecentProgressUpdates": "50",
         "spark.sql.streaming.minBatchesToRetain": "20",
-        "spark.task.maxFailures": "4",
     }
     if master.startswith("local"):
         defaults["spark.driver.host"] = "127.0.0.1"

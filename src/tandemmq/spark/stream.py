@@ -41,6 +41,7 @@ from tandemmq.spark.resolve import check_kept, describe_all, resolve_start
 from tandemmq.spark.slave_ends import SlaveEnds
 from tandemmq.spark.task import TaskRanges, make_tasks
 from tandemmq.spark.wire import UNREACHABLE
+from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
                 self._describe(cluster.leave_out_slow(cluster.describe()))
             except UNREACHABLE as error:
                 # The tasks ask for themselves, and with more patience.
-                log.debug("route.unreachable", extra={"error": str(error)})
+                log.debug(events.ROUTE_UNREACHABLE, extra={"error": str(error)})
         return make_tasks(ranges, self._topology.replicas, self._options)
 
     def read(self, partition: TaskRanges) -> Iterator[Any]:
@@ -143,7 +144,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             topology, bounds = describe_all(cluster, options, may_be_absent=True)
             begin = resolve_start(cluster, topology, bounds, options)
         else:
-            topology = cluster.describe()
+            topology = self._describe_again(cluster)
             bounds = cluster.read_bounds(topology)
             begin = {queue: at.begin for queue, at in bounds.items() if queue not in offset.positions}
             for queue, position in offset.positions.items():
@@ -156,6 +157,16 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             begin = {queue: at for queue, at in begin.items() if queue in self._target}
             return begin, self._target
         return begin, self._plan_ends(cluster, topology, bounds)
+
+    def _describe_again(self, cluster: Cluster) -> Topology:
+        """What the name servers say now; what they said last while none of them answers."""
+        try:
+            return cluster.describe()
+        except UNREACHABLE as error:
+            if not self._topology.queues:
+                raise
+            log.warning(events.ROUTE_UNREACHABLE, extra={"error": str(error)})
+            return self._topology
 
     def _describe(self, topology: Topology) -> None:
         self._topology = topology

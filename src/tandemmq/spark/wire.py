@@ -25,6 +25,9 @@ from tandemmq.units import KIB, MIB
 CONNECT_TIMEOUT_S = 3.0
 RECEIVE_BYTES = 512 * KIB
 RECEIVE_BUFFER_BYTES = 4 * MIB
+IN_FLIGHT_MAX = 256
+"""Requests sent before their answers are read: a broker whose answers nobody reads stops reading requests."""
+
 IDLE_CONNECTIONS_MAX = 4
 """Kept per address; a task uses one at a time."""
 
@@ -82,9 +85,13 @@ class WireConnection:
         return self.request_all([command], timeout_s)[0]
 
     def request_all(self, commands: Sequence[Command], timeout_s: float) -> list[Command]:
-        """The answers in the order of the requests, all under way at once."""
+        """The answers in the order of the requests, many under way at once."""
         deadline = time.monotonic() + timeout_s
-        return [self.receive(opaque, deadline) for opaque in self.send(commands)]
+        answers: list[Command] = []
+        for at in range(0, len(commands), IN_FLIGHT_MAX):
+            numbers = self.send(commands[at : at + IN_FLIGHT_MAX])
+            answers += [self.receive(number, deadline) for number in numbers]
+        return answers
 
     @property
     def is_clean(self) -> bool:

@@ -79,6 +79,13 @@ SLAVE_TOO_OLD: Final = "slave.found_too_old"
 # runtime
 TASK_FAILED: Final = "task.failed"
 
+# spark
+LAKE_COMMIT_FAILED: Final = "lake_commit.failed"
+MESSAGES_LOST: Final = "messages.found_lost"
+PROGRESS_REFUSED: Final = "progress.refused"
+REPLICA_UNREACHABLE: Final = "replica.became_unreachable"
+ROUTE_UNREACHABLE: Final = "route.became_unreachable"
+
 # store
 DISK_BECAME_FREE: Final = "disk.became_free"
 DISK_BECAME_FULL: Final = "disk.became_full"

@@ -13,6 +13,7 @@ from tandemmq.protocol.record import decode_record
 from tandemmq.spark.fetch import RangeReader
 from tandemmq.spark.offsets import QueueKey, QueueRange
 from tandemmq.spark.options import parse_options
+from tandemmq.telemetry import events
 
 QUEUE = QueueKey("T", "b", 0)
 
@@ -115,7 +116,7 @@ def test_deleted_messages_are_skipped_when_losses_are_allowed(
     net.add_master(T_0=FakeQueue(50, 100))
     with caplog.at_level(logging.WARNING):
         assert _offsets(_reader(net, 10, 100, failOnDataLoss="false")) == list(range(50, 100))
-    assert "messages.lost" in caplog.text
+    assert events.MESSAGES_LOST in caplog.text
 
 
 def test_a_slave_alone_never_proves_a_loss(net: FakeNet) -> None:

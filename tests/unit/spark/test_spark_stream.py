@@ -135,6 +135,19 @@ def test_brokers_that_are_away_leave_positions_as_they_are(net: FakeNet) -> None
     assert reader.latestOffset(start, ALL) is start
 
 
+def test_name_servers_that_are_away_do_not_stop_a_running_stream(net: FakeNet) -> None:
+    queue = FakeQueue(0, 5)
+    net.add_master(T_0=queue)
+    reader = _stream(startingOffsets="earliest")
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    net.is_name_server_down = True
+    queue.end = 9
+    end = reader.latestOffset(start, ALL)
+    assert _rows(reader, reader.partitions(start, end)) == [(0, n) for n in range(5, 9)]
+    with pytest.raises(BrokerUnreachable, match="no name server answers"):
+        _stream().latestOffset(start, ALL)
+
+
 def test_the_first_batch_needs_every_broker_of_the_topic(net: FakeNet) -> None:
     net.add_master(T_0=FakeQueue(0, 5))
     net.add_master("c", T_0=FakeQueue(0, 5)).is_down = True

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import StagedFile, commit_batch, discard_files
+from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
             commit_batch(self._root, batchId, done[0].query_id, files)
         except (OSError, ConfigError):
             # Spark's exception says only that writing failed; the cause must be said here (SP-47).
-            log.exception("lake.commit_failed", extra={"batch": batchId, "path": str(self._root)})
+            log.exception(events.LAKE_COMMIT_FAILED, extra={"batch": batchId, "path": str(self._root)})
             raise
 
     def abort(self, messages: Sequence[TaskFiles | None], batchId: int) -> None:

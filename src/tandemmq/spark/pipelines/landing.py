@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,7 +108,9 @@ def run_landing(options: LandingOptions, reporter: Reporter) -> int:
         try:
             return Runner(_make_job(spark, options), reporter, stop).run()
         finally:
-            spark.stop()
+            # A Java that died is reported by the runner and cannot be stopped any more.
+            with suppress(Exception):
+                spark.stop()
 
 
 def check_landing(options: LandingOptions) -> None:

@@ -114,9 +114,11 @@ class Runner:
     def _run_once(self) -> str | None:
         """Runs the query until it ends; the text of its failure, None for a good end."""
         try:
-            query = self._job.start()
-        except Exception as error:  # noqa: BLE001  (Spark's own failures have many classes; the text tells)
+            return self._follow(self._job.start())
+        except Exception as error:  # noqa: BLE001  (failures of Spark, py4j and a dead Java share no class)
             return str(error)
+
+    def _follow(self, query: Any) -> str | None:
         self._reporter.report(
             Started(
                 topic=self._job.topic,
