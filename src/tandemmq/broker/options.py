@@ -8,6 +8,7 @@ options; here `broker_id` says the same (0 master, above 0 slave) and `Broker` r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from tandemmq.errors import ConfigError
 
@@ -15,6 +16,13 @@ PERMISSION_READ = 4
 PERMISSION_WRITE = 2
 PERMISSION_INHERIT = 1
 PERMISSION_MAX = 7
+
+
+class MetricsExporter(Enum):
+    """How the broker tells its metrics (metricsExporterType)."""
+
+    DISABLE = "DISABLE"
+    PROM = "PROM"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +44,9 @@ class BrokerOptions:
     name_servers: tuple[str, ...] = ()  # namesrvAddr, split at ';'
     register_period_ms: int = 30_000  # registerNameServerPeriod, clamped to 10 s .. 60 s
     register_timeout_ms: int = 24_000  # registerBrokerTimeoutMills
+    metrics_exporter: MetricsExporter = MetricsExporter.DISABLE  # metricsExporterType
+    metrics_host: str = ""  # metricsPromExporterHost; empty: listen_host
+    metrics_port: int = 5557  # metricsPromExporterPort; 0 picks a free one
 
     # Topics and groups.
     auto_create_topic: bool = True  # autoCreateTopicEnable
@@ -97,6 +108,7 @@ class BrokerOptions:
         _check_range("broker_permission", self.broker_permission, 0, PERMISSION_MAX)
         _check_range("listen_port", self.listen_port, 0, 65_535)
         _check_range("ha_listen_port", self.ha_listen_port, 0, 65_535)
+        _check_range("metrics_port", self.metrics_port, 0, 65_535)
         for name in _POSITIVE:
             _check_range(name, getattr(self, name), 1, 2**53)
         if self.fast_listen and self.listen_port in (1, 2):

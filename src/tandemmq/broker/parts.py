@@ -66,7 +66,7 @@ class Parts:
         delay = DelayRule(store.options.delay_levels_ms, timers)
         queue_locks = QueueLocks(options.queue_lock_expired_ms)
         notices = Notices(options, groups, clock)
-        consumers = notices.consumers = ConsumerTable(
+        consumers = self.consumers = notices.consumers = ConsumerTable(
             groups_per_client_max=options.groups_per_client_max, on_change=notices.on_change
         )
         producers = ProducerTable(groups_per_client_max=options.groups_per_client_max)

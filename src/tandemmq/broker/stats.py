@@ -1,15 +1,39 @@
 """Counters of one broker, and rates over the last 10 s, 1 min and 10 min. Pure; time is passed in.
 
-Handlers add to the counters; `sample` is called every `SAMPLE_PERIOD_S`. Source: spec semantics 22.
+Handlers add to the counters; `sample` is called every `SAMPLE_PERIOD_S`. Only what must be is counted per
+message; refusals and the ends of pulls are counted by response code. Source: spec semantics 22.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from typing import NamedTuple
 
 SAMPLE_PERIOD_S = 10
 WINDOWS_S = (10, 60, 600)
+TOPICS_COUNTED_MAX = 4_096
+
+
+class TopicCounts:
+    """Messages by topic; a topic that comes when `TOPICS_COUNTED_MAX` are counted is left out."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def add(self, topic: str, count: int) -> None:
+        counts = self.counts
+        before = counts.get(topic)
+        if before is not None:
+            counts[topic] = before + count
+        elif len(counts) < TOPICS_COUNTED_MAX:
+            counts[topic] = count
+
+    def keep(self, topics: Container[str]) -> None:
+        """Forget the topics that are not among these any more."""
+        self.counts = {topic: count for topic, count in self.counts.items() if topic in topics}
 
 
 class Counters(NamedTuple):
@@ -33,22 +57,37 @@ class BrokerStats:
         "got_bytes",
         "got_count",
         "missed_count",
+        "pull_endings",
         "put_bytes",
         "put_count",
-        "refused_count",
+        "send_refusals",
+        "topics_out",
     )
 
     def __init__(self, now_s: float) -> None:
         self.put_count = 0  # messages handed to the store
         self.put_bytes = 0
-        self.refused_count = 0  # sends answered with an error
+        self.send_refusals: dict[int, int] = {}  # sends answered before they came to the store, by code
         self.got_count = 0  # messages sent to consumers
         self.got_bytes = 0
         self.found_count = 0  # pulls that found something
         self.missed_count = 0
+        self.pull_endings: dict[int, int] = {}  # pulls that got no messages, by code
+        self.topics_out = TopicCounts()
         self._samples: deque[Counters] = deque(
             [self._now(now_s)], maxlen=WINDOWS_S[-1] // SAMPLE_PERIOD_S + 1
         )
+
+    @property
+    def refused_count(self) -> int:
+        """Sends answered with an error."""
+        return sum(self.send_refusals.values())
+
+    def note_send_refusal(self, code: int) -> None:
+        self.send_refusals[code] = self.send_refusals.get(code, 0) + 1
+
+    def note_pull_ending(self, code: int) -> None:
+        self.pull_endings[code] = self.pull_endings.get(code, 0) + 1
 
     def sample(self, now_s: float) -> None:
         self._samples.append(self._now(now_s))

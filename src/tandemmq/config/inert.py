@@ -82,9 +82,9 @@ BROKER_INERT: Final = _parse(
     maxReconnectIntervalTimeSeconds=60 maxRecoveryCommitlogFiles=30 maxSlaveResendLength=268435456
     maxStatsIdleTimeInMinutes=-1 maxTopicLength=127 memTableFlushIntervalMs=3600000 messageIndexSafe=false
     messageStorePlugIn= metricGrpcExporterIntervalInMills=60000 metricGrpcExporterTimeOutInMills=3000
-    metricLoggingExporterIntervalInMills=10000 metricsExporterType=DISABLE metricsGrpcExporterHeader=
+    metricLoggingExporterIntervalInMills=10000 metricsGrpcExporterHeader=
     metricsGrpcExporterTarget= metricsInDelta=false metricsLabel= metricsOtelCardinalityLimit=50000
-    metricsPromExporterHost= metricsPromExporterPort=5557 migrateAuthFromV1Enabled notifyBrokerRoleChanged
+    migrateAuthFromV1Enabled notifyBrokerRoleChanged
     notifyMinBrokerIdChanged osPageCacheBusyTimeOutMills=1000 popCkMaxBufferSize=200000
     popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000
     popConsumerFSServiceInit=true popConsumerKVServiceEnable=false popConsumerKVServiceInit=false

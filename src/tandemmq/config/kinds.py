@@ -98,6 +98,10 @@ def _parse_ip(text: str) -> str:
     return str(ip_address(text))
 
 
+def _parse_optional_ip(text: str) -> str:
+    return _parse_ip(text) if text else ""
+
+
 def _parse_address(text: str) -> str:
     matched = _ADDRESS.fullmatch(text)
     if matched is None or not 1 <= int(matched[2]) <= 65535:
@@ -137,6 +141,7 @@ NAME: Final = Kind("1 to 127 of the characters %, |, -, _, digits and ASCII lett
 DIRECTORY: Final = Kind("one directory (lists with a comma are not supported)", _parse_directory)
 FILE: Final = Kind("the path of a file", _parse_file)
 IP: Final = Kind("a numeric IPv4 or IPv6 address", _parse_ip)
+OPTIONAL_IP: Final = Kind("a numeric IPv4 or IPv6 address, or empty", _parse_optional_ip)
 ADDRESS: Final = Kind("host:port, or empty", _parse_optional_address)
 ADDRESSES: Final = Kind("host:port, several separated by ;", _parse_addresses)
 HOURS: Final = Kind("hours from 00 to 23, several separated by ;", _parse_hours)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tandemmq.broker.options import MetricsExporter
 from tandemmq.config.kinds import (
     ADDRESS,
     ADDRESSES,
@@ -23,6 +24,7 @@ from tandemmq.config.kinds import (
     IP,
     LIST,
     NAME,
+    OPTIONAL_IP,
     PORT,
     POSITIVE,
     POSITIVE_LONG,
@@ -71,6 +73,9 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "namesrvAddr": _key(ADDRESSES, "broker.name_servers"),
     "registerNameServerPeriod": _key(POSITIVE, "broker.register_period_ms"),
     "registerBrokerTimeoutMills": _key(POSITIVE, "broker.register_timeout_ms"),
+    "metricsExporterType": _key(choice(MetricsExporter), "broker.metrics_exporter"),
+    "metricsPromExporterHost": _key(OPTIONAL_IP, "broker.metrics_host"),
+    "metricsPromExporterPort": _key(PORT, "broker.metrics_port"),
     # Topics and groups.
     "autoCreateTopicEnable": _key(FLAG, "broker.auto_create_topic"),
     "defaultTopicQueueNums": _key(whole(1, 65536), "broker.default_topic_queue_count"),

@@ -125,7 +125,6 @@ BROKER_INFO: Final = _gauge(
     "version",
     bound="1",
 )
-UPTIME: Final = _gauge("tandemmq_broker_uptime_seconds", "since the metrics of this broker were started")
 
 # store
 APPENDED: Final = _gauge("tandemmq_store_appended_offset_bytes", "log offset up to which the log is written")

@@ -77,11 +77,19 @@ class PullHandlers:
 
     def handle_pull(self, channel: Channel, command: Command) -> Command | None:
         """PULL_MESSAGE (11), LITE_PULL_MESSAGE (361)."""
+        try:
+            return self._pull(channel, command)
+        except RequestRejected as error:
+            self._stats.note_pull_ending(error.code)
+            raise
+
+    def _pull(self, channel: Channel, command: Command) -> Command | None:
         header = command.decode(PullRequest)
         now_ms = self._clock.now_ms()
         try:
             admitted = self._admission.admit(channel, command.code, header, now_ms)
         except PullForbidden as error:
+            self._stats.note_pull_ending(error.code)
             return command.reply(
                 error.code, ForbiddenResponse(forbidden_type=error.forbidden_type), remark=error.remark
             )
@@ -135,16 +143,19 @@ class PullHandlers:
         stats = self._stats
         if plan.code != _SUCCESS:
             stats.missed_count += 1
+            stats.note_pull_ending(plan.code)
             pull.channel.send(reply)
             return
         stats.found_count += 1
         stats.got_count += result.count
+        stats.topics_out.add(header.topic, result.count)
         stats.got_bytes += result.bytes
         pull.channel.send_frame(encode_frame_head(reply, result.bytes), *result.slices)
 
     def _answer_reset(self, pull: Pull, offset: int) -> Command:
         """The group was reset by an operator: the client is sent to the new offset (spec semantics 8.2)."""
         header = pull.header
+        self._stats.note_pull_ending(ResponseCode.PULL_OFFSET_MOVED)
         response = PullResponse(
             suggested_broker_id=pull.admitted.group.broker_id if self._options.slave_read_enable else 0,
             next_offset=offset,
@@ -176,9 +187,11 @@ class PullHandlers:
         try:
             result, plan = self._read(pull, held.offset)
         except RequestRejected as error:
+            self._stats.note_pull_ending(error.code)
             pull.channel.send(pull.command.reply(error.code, remark=error.remark))
             return
         except (StoreError, OSError) as error:
+            self._stats.note_pull_ending(ResponseCode.SYSTEM_ERROR)
             log.warning(events.PULL_FAILED, extra={"topic": pull.header.topic, "reason": str(error)})
             pull.channel.send(pull.command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the store: {error}"))
             return

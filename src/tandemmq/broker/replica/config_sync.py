@@ -59,6 +59,8 @@ class ConfigSync:
         self._can_skip_topics = self._can_skip_groups = False
         self.round_count = 0
         """Rounds in which every item arrived."""
+        self.synced_at: float | None = None
+        """When the last of them ended, by the monotonic clock."""
 
     @property
     def master(self) -> str | None:
@@ -101,6 +103,7 @@ class ConfigSync:
         if self._failing:
             return False
         self.round_count += 1
+        self.synced_at = self._clock.monotonic()
         return True
 
     async def _sync_topics(self, master: str) -> None:

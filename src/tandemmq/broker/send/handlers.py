@@ -248,5 +248,5 @@ class SendHandlers:
         self._append(channel, command, records, queue_id, unique_key)
 
     def _refuse(self, command: Command, error: RequestRejected) -> Command:
-        self._stats.refused_count += 1
+        self._stats.note_send_refusal(error.code)
         return command.reply(error.code, remark=error.remark, fields=self._form.fields)
