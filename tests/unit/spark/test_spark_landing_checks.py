@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+import tandemmq.spark.pipelines.landing
 import tandemmq.spark.session
 from tandemmq.errors import ConfigError
 from tandemmq.spark.command import app
 from tandemmq.spark.lake.files import claim_lake
+from tandemmq.spark.pipelines.events import JsonReporter
 from tandemmq.spark.pipelines.landing import (
     LakeMeter,
     LandingOptions,
     check_checkpoint,
     check_landing,
     hold_directory,
+    run_landing,
 )
-from tandemmq.spark.pipelines.runner import Totals
+from tandemmq.spark.pipelines.runner import Job, Totals
 from tandemmq.spark.session import hush_pandas, share_python_path
 
 
@@ -140,3 +146,42 @@ def test_workers_can_import_the_package_and_do_not_warn(monkeypatch: pytest.Monk
     hush_pandas()
     rules = os.environ["PYTHONWARNINGS"].split(",")
     assert rules == ["error::ResourceWarning", "ignore:PySpark does not yet fully support pandas"]
+
+
+def test_an_interrupt_still_stops_in_order_after_spark_took_the_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def build_session(*args: object, **kwargs: object) -> SimpleNamespace:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return SimpleNamespace(stop=lambda: None)
+
+    query = SimpleNamespace(
+        isActive=True,
+        lastProgress=None,
+        status={"isTriggerActive": False},
+        stop=lambda: None,
+        exception=lambda: None,
+    )
+
+    def start() -> SimpleNamespace:
+        signal.raise_signal(signal.SIGINT)
+        return query
+
+    nothing = Totals(rows=0, size_bytes=0)
+    job = Job(
+        topic="T",
+        out="",
+        start=start,
+        measure_batch=lambda batch_id: nothing,
+        measure_all=lambda: nothing,
+        restarts_max=None,
+    )
+    monkeypatch.setattr(tandemmq.spark.pipelines.landing, "build_session", build_session)
+    monkeypatch.setattr(tandemmq.spark.pipelines.landing, "warm_up", lambda spark: None)
+    monkeypatch.setattr(tandemmq.spark.pipelines.landing, "_make_job", lambda spark, options: job)
+    stream = io.StringIO()
+    assert run_landing(_options(tmp_path), JsonReporter(stream)) == 0
+    assert json.loads(stream.getvalue().splitlines()[-1])["reason"] == "signal"
+    assert signal.getsignal(signal.SIGINT) == before

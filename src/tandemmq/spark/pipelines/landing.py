@@ -106,7 +106,9 @@ def run_landing(options: LandingOptions, reporter: Reporter) -> int:
         spark = build_session(f"landing {options.topic}", options.master, log_file=log_file)
         warm_up(spark)
         try:
-            return Runner(_make_job(spark, options), reporter, stop).run()
+            # Spark took SIGINT for itself when the session began.
+            with stop.listening():
+                return Runner(_make_job(spark, options), reporter, stop).run()
         finally:
             # A Java that died is reported by the runner and cannot be stopped any more.
             with suppress(Exception):

@@ -116,7 +116,9 @@ class Runner:
         try:
             return self._follow(self._job.start())
         except Exception as error:  # noqa: BLE001  (failures of Spark, py4j and a dead Java share no class)
-            return str(error)
+            # A dead Java gives errors of py4j that only name the call that met them.
+            is_java_gone = type(error).__name__.startswith("Py4J")
+            return f"Spark's Java process does not answer any more ({error})" if is_java_gone else str(error)
 
     def _follow(self, query: Any) -> str | None:
         self._reporter.report(
