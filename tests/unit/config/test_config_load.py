@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tandemmq.broker.options import MetricsExporter
 from tandemmq.config.inert import BROKER_INERT, NAMESERVER_INERT
 from tandemmq.config.load import BrokerConfig, Machine, load_broker, load_name_server, read_settings
 from tandemmq.config.names import ALIASES, BROKER_KEYS, NAMESERVER_KEYS, REFUSED
@@ -89,6 +90,22 @@ def test_settings_reach_their_parts() -> None:
     assert (replication.heartbeat_interval_ms, replication.silence_ms_max) == (10, 50)
     assert replication.in_sync_gap_bytes_max == store.replica_gap_bytes_max == 77
     assert replication.first_transfer is FirstTransfer.FIRST_FILE
+
+
+def test_metrics_exporter_is_off_unless_asked_for() -> None:
+    off = load("metricsExporterType=DISABLE", "metricsPromExporterHost=", "metricsPromExporterPort=5557")
+    assert off.broker == load().broker
+    assert off.broker.metrics_exporter is MetricsExporter.DISABLE
+    broker = load(
+        "metricsExporterType=prom", "metricsPromExporterHost=127.0.0.1", "metricsPromExporterPort=0"
+    ).broker
+    assert broker.metrics_exporter is MetricsExporter.PROM
+    assert (broker.metrics_host, broker.metrics_port) == ("127.0.0.1", 0)
+
+
+def test_other_metrics_exporters_are_refused() -> None:
+    with pytest.raises(ConfigError, match="metricsExporterType=OTLP_GRPC: must be one of DISABLE, PROM"):
+        load("metricsExporterType=OTLP_GRPC")
 
 
 def test_slave_can_take_the_largest_record_of_its_limits() -> None:
