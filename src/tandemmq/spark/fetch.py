@@ -28,7 +28,7 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record_scan import read_columns, scan_boundaries
 from tandemmq.protocol.requests.pull import PULL_HAS_SUBSCRIPTION, PullRequest, PullResponse
-from tandemmq.spark.metadata import MASTER_ID, Cluster, wait_before
+from tandemmq.spark.metadata import MASTER_ID, Cluster, order_replicas, wait_before
 from tandemmq.spark.offsets import QueueRange, render_queues
 from tandemmq.spark.options import PULL_GROUP, ReadFrom, SourceOptions
 from tandemmq.spark.resolve import report_loss
@@ -256,10 +256,10 @@ class RangeReader:
 
     def _order(self) -> list[int]:
         """Broker ids in the order in which they are asked in this round."""
-        ids = sorted(self._replicas)
-        if self._options.read_from is ReadFrom.PREFER_SLAVE:
-            return sorted(ids, key=lambda broker_id: broker_id == MASTER_ID)
-        return sorted(ids, key=lambda broker_id: broker_id != self._preferred)
+        is_slave_first = self._options.read_from is ReadFrom.PREFER_SLAVE
+        first = None if is_slave_first else self._preferred
+        ordered = order_replicas(self._replicas, is_slave_first, first=first)
+        return [broker_id for broker_id, _ in ordered]
 
     def _skip_deleted(self) -> None:
         """After a round in which all answered: what lies below the master's oldest message is deleted."""

@@ -276,12 +276,20 @@ class Cluster:
         return results
 
 
-def order_replicas(addresses: Mapping[int, str], prefer_slave: bool) -> list[tuple[int, str]]:
-    """Replicas in the order in which they are asked: by id, the master first or last."""
-    ordered = sorted(addresses.items())
-    if prefer_slave:
-        ordered.sort(key=lambda item: item[0] == MASTER_ID)
-    return ordered
+def order_replicas(
+    addresses: Mapping[int, str], prefer_slave: bool, *, first: int | None = None
+) -> list[tuple[int, str]]:
+    """Replicas in the order in which they are asked: by id, `first` before all, or the master last.
+
+    One that did not answer a moment ago comes after all others.
+    """
+
+    def rank(item: tuple[int, str]) -> tuple[bool, bool, bool, int]:
+        broker_id, address = item
+        is_last = prefer_slave and broker_id == MASTER_ID
+        return POOL.is_suspect(address), is_last, broker_id != first, broker_id
+
+    return sorted(addresses.items(), key=rank)
 
 
 def require_queues(topology: Topology, options: SourceOptions) -> None:

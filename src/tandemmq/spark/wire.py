@@ -31,6 +31,11 @@ IN_FLIGHT_MAX = 256
 IDLE_CONNECTIONS_MAX = 4
 """Kept per address; a task uses one at a time."""
 
+SUSPECT_S = 15.0
+
+UNREACHABLE = (BrokerUnreachable, RequestTimeout, RemoteProtocolError)
+"""After one of these another replica, or a later attempt, may answer."""
+
 
 class WireConnection:
     """One TCP connection to a broker or name server; not shared between threads."""
@@ -126,6 +131,11 @@ class ConnectionPool:
     def __init__(self) -> None:
         self._process = os.getpid()
         self._idle: dict[str, list[WireConnection]] = {}
+        self._suspect_until: dict[str, float] = {}
+
+    def is_suspect(self, address: str) -> bool:
+        """It did not answer a moment ago: ask another replica first, or every read waits for a dead one."""
+        return time.monotonic() < self._suspect_until.get(address, 0.0)
 
     @contextmanager
     def borrow(self, address: str) -> Iterator[WireConnection]:
@@ -133,17 +143,19 @@ class ConnectionPool:
 
         Raises:  BrokerUnreachable when there is none and none can be made.
         """
-        connection = self._take_idle(address) or WireConnection(address)
+        connection: WireConnection | None = None
         is_kept = False
         try:
+            connection = self._take_idle(address) or WireConnection(address)
             yield connection
             is_kept = connection.is_clean
+            self._suspect_until.pop(address, None)
+        except UNREACHABLE:
+            self._suspect_until[address] = time.monotonic() + SUSPECT_S
+            raise
         finally:
-            idle = self._idle.setdefault(address, [])
-            if is_kept and len(idle) < IDLE_CONNECTIONS_MAX:
-                idle.append(connection)
-            else:
-                connection.close()
+            if connection is not None:
+                self._put_back(connection, is_kept=is_kept)
 
     def close(self) -> None:
         """Closes what is idle."""
@@ -151,6 +163,13 @@ class ConnectionPool:
             for connection in connections:
                 connection.close()
         self._idle.clear()
+
+    def _put_back(self, connection: WireConnection, *, is_kept: bool) -> None:
+        idle = self._idle.setdefault(connection.address, [])
+        if is_kept and len(idle) < IDLE_CONNECTIONS_MAX:
+            idle.append(connection)
+        else:
+            connection.close()
 
     def _take_idle(self, address: str) -> WireConnection | None:
         if self._process != os.getpid():
@@ -167,6 +186,3 @@ class ConnectionPool:
 
 POOL = ConnectionPool()
 """The pool of this process: module state survives between the tasks of an executor (spec spark SP-12)."""
-
-UNREACHABLE = (BrokerUnreachable, RequestTimeout, RemoteProtocolError)
-"""After one of these another replica, or a later attempt, may answer."""

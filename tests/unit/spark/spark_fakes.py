@@ -192,7 +192,10 @@ class FakeNet:
     queue_counts: dict[str, dict[str, int]] = field(default_factory=dict)
     """Topic -> broker name -> number of queues."""
     is_name_server_down: bool = False
-    route_requests: int = 0
+    suspects: set[str] = field(default_factory=set)
+
+    def is_suspect(self, address: str) -> bool:
+        return address in self.suspects
 
     def add_master(self, name: str = "b", **queues: FakeQueue) -> FakeBroker:
         """A master at `NAME-0:1`; queues are given as `T_0=FakeQueue(...)`."""
@@ -223,7 +226,6 @@ class FakeNet:
         yield FakeConnection(self, broker)
 
     def route(self, command: Command) -> Command:
-        self.route_requests += 1
         if command.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
             names = ",".join(f'"{topic}"' for topic in self.queue_counts)
             return command.reply(0, body=b'{"topicList":[%s]}' % names.encode())

@@ -146,6 +146,17 @@ def test_a_broker_that_comes_back_under_another_address_is_found(net: FakeNet) -
     assert _offsets(reader) == list(range(100))
 
 
+def test_a_replica_that_did_not_answer_a_moment_ago_is_asked_last(net: FakeNet) -> None:
+    master = net.add_master(T_0=FakeQueue(0, 100))
+    slave = net.add_slave(T_0=FakeQueue(0, 100))
+    net.suspects = {"b-1:1"}
+    assert len(_offsets(_reader(net, 0, 100, readFrom="prefer-slave"))) == 100
+    assert (bool(master.pulls), bool(slave.pulls)) == (True, False)
+    net.suspects = {"b-0:1"}
+    assert len(_offsets(_reader(net, 0, 100, readFrom="master"))) == 100
+    assert slave.pulls
+
+
 def test_a_busy_slave_is_passed_over(net: FakeNet) -> None:
     net.add_master(T_0=FakeQueue(0, 100))
     net.add_slave(T_0=FakeQueue(0, 100)).refuse_pulls_with = ResponseCode.SYSTEM_BUSY

@@ -131,6 +131,20 @@ def test_the_pool_drops_what_is_not_clean(peers: Peers) -> None:
     pool.close()
 
 
+def test_who_did_not_answer_is_suspect_until_it_answers(peers: Peers) -> None:
+    pool = ConnectionPool()
+    peers.is_refusing = True
+    with pytest.raises(BrokerUnreachable), pool.borrow("host:1"):
+        pass
+    assert pool.is_suspect("host:1")
+    assert not pool.is_suspect("host:2")
+    peers.is_refusing = False
+    with pool.borrow("host:1"):
+        pass
+    assert not pool.is_suspect("host:1")
+    pool.close()
+
+
 def test_a_forked_process_starts_without_connections(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = ConnectionPool()
     with pool.borrow("host:1") as first:
