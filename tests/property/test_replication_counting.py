@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tandemmq.replication.core.replicas import Connection, ReplicaDirectory
@@ -22,7 +22,19 @@ STEPS = st.lists(
 )
 
 
+REDIAL_OF_THE_FULLER = [
+    ("redial", 1),
+    ("redial", 0),
+    ("send", 0),
+    ("copy", 1),
+    ("send", 0),
+    ("copy", 0),
+    ("redial", 0),
+]
+
+
 @given(STEPS)
+@example(REDIAL_OF_THE_FULLER)
 def test_no_slave_is_counted_twice(steps: list[tuple[str, int]]) -> None:
     directory = ReplicaDirectory()
     followers = [Follower() for _ in range(3)]

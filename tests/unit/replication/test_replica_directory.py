@@ -38,7 +38,9 @@ def test_second_slave_on_a_host_counts_once_the_first_acknowledges_later_bytes()
     directory = ReplicaDirectory()
     first = connect(directory, sent=100)
     second = connect(directory, sent=0)
-    assert acknowledge(directory, second, 50) is False
+    assert (
+        acknowledge(directory, second, 50) is True
+    )  # it counts for the first, as long as it may be the same
     assert directory.positions() == {"h": 50}
     assert acknowledge(directory, first, 101) is True
     assert directory.positions() == {"h": 101, "h#2": 50}
@@ -57,6 +59,16 @@ def test_newcomer_may_be_any_doubtful_one_until_all_are_proved_alive() -> None:
     assert third.id == second.id
     acknowledge(directory, second, 12)
     assert directory.positions() == {"h": 12, "h#2": 12, "h#3": 11}
+
+
+def test_newcomer_counts_for_the_fullest_of_those_that_it_may_be() -> None:
+    directory = ReplicaDirectory()
+    first, second = connect(directory), connect(directory)
+    acknowledge(directory, first, 10)
+    acknowledge(directory, second, 20)
+    third = connect(directory, sent=20)  # the second slave again, its old connection not known dead
+    acknowledge(directory, third, 20)
+    assert sorted(directory.positions().values()) == [10, 20]
 
 
 def test_chain_of_reconnects_leaves_one_replica() -> None:

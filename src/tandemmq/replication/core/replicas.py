@@ -4,6 +4,8 @@ A slave is known by its host. It has one connection at a time, so a second conne
 the same slave come back while its old connection has not been noticed dead, or another slave on that host.
 Until that is certain both share one ReplicaId and count as one; this can only delay a synchronous send,
 never confirm it wrongly.
+Which of several doubtful connections the newcomer continues is not known either, so what it holds counts for
+the one that holds most: whoever the newcomer is, no slave is counted twice then.
 What settles it: a connection that acknowledges a byte which was sent to it after the newcomer spoke is alive,
 so the newcomer is somebody else. Counting sockets instead would let one slave acknowledge twice.
 """
@@ -46,16 +48,16 @@ class ReplicaDirectory:
         self._place(connection)
 
     def acknowledge(self, connection: Connection, log_offset: int) -> bool:
-        """Note an acknowledgement; True when it settled a doubt, so that ids may have changed."""
+        """Note an acknowledgement; True when ids or positions of others may have changed with it."""
         connection.acknowledged = log_offset
         mark = connection.alive_above
-        if mark is None or log_offset <= mark:
-            return False
-        connection.alive_above = None
-        for other in self._connections:
-            if other.twin is connection:
-                self._place(other)
-        return True
+        if mark is not None and log_offset > mark:
+            connection.alive_above = None
+            for other in self._connections:
+                if other.twin is connection:
+                    self._place(other)
+            return True
+        return connection.twin is not None or mark is not None
 
     def leave(self, connection: Connection) -> None:
         """The connection ended; a newcomer that shared its id keeps the id for itself."""
@@ -69,17 +71,30 @@ class ReplicaDirectory:
             self._place(other)
 
     def positions(self) -> dict[ReplicaId, int]:
-        """What each replica is known to hold: the highest acknowledgement among the connections that share
-        its id."""
+        """What each replica is known to hold, at the least: however the doubts end, as many slaves hold it."""
         positions: dict[ReplicaId, int] = {}
         for connection in self._connections:
             assert connection.id is not None
-            held = positions.get(connection.id, 0)
-            positions[connection.id] = max(held, connection.acknowledged)
+            if connection.twin is None:
+                positions[connection.id] = connection.acknowledged
+        for connection in self._connections:
+            if connection.twin is not None:
+                fullest = max(self._candidates(connection), key=lambda other: other.acknowledged)
+                assert fullest.id is not None
+                positions[fullest.id] = max(positions[fullest.id], connection.acknowledged)
         return positions
 
     def position(self, replica: ReplicaId) -> int:
-        return max((c.acknowledged for c in self._connections if c.id == replica), default=0)
+        return self.positions().get(replica, 0)
+
+    def _candidates(self, connection: Connection) -> list[Connection]:
+        """The older connections with ids of their own of which one may be the same slave."""
+        older = self._connections[: self._connections.index(connection)]
+        return [
+            other
+            for other in older
+            if other.host == connection.host and other.twin is None and other.alive_above is not None
+        ]
 
     def _place(self, connection: Connection) -> None:
         """Let the connection share the id of the oldest doubtful one before it, or have an id of its own."""
