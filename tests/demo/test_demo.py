@@ -27,7 +27,8 @@ def test_nothing_is_lost_when_slave_and_pipeline_are_killed(tmp_path: Path) -> N
     assert "slave killed with SIGKILL" in text
     assert "Spark pipeline killed with SIGKILL" in text
     assert (tmp_path / "demo" / "delays.png").stat().st_size > 10_000
-    assert not list((tmp_path / "demo").glob("**/*.tmp"))
+    left = [path for path in (tmp_path / "demo").glob("**/*.tmp") if "_checkpoint" not in path.parts]
+    assert left == []  # what lies in the checkpoint is Spark's
 
 
 @pytest.mark.parametrize(
