@@ -273,13 +273,13 @@ def _local_address() -> str:
 _OTHERS: Final = {
     "demo": (
         "tandemmq.demo.command",
-        "demo",
+        "spark",
         "Run a whole cluster and a Spark job over real data, and check the result.",
     ),
     "pipeline": ("tandemmq.spark.command", "spark", "Run a Spark pipeline over topics."),
-    "bench": ("tandemmq.bench.command", "demo", "Measure what a broker costs per message."),
+    "bench": ("tandemmq.bench.command", "", "Measure what a broker costs per message."),
 }
-"""Command -> module, the extra that it needs, its line of help."""
+"""Command -> module, the extra that it needs ("" for none), its line of help."""
 
 
 def _load_other(name: str) -> Any:
@@ -293,7 +293,8 @@ def _load_other(name: str) -> Any:
         missing = error.name or "a module"
         if missing.startswith("tandemmq"):
             _fail(f"the command {name} is not part of this installation ({missing} is missing)")
-        _fail(f"the command {name} needs {missing}: install it with pip install 'tandemmq[{extra}]'")
+        package = f"tandemmq[{extra}]" if extra else "tandemmq"
+        _fail(f"the command {name} needs {missing}: install it with pip install '{package}'")
     found = getattr(module, "app", None)
     if found is None:
         found = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -67,6 +67,10 @@ class BlockingAdmin(Facade[Admin]):
         """What each queue of the topic holds."""
         return self._call(self._running.topic_offsets(topic))
 
+    def offsets_at(self, topic: str, time_ms: int) -> dict[MessageQueue, QueueOffset]:
+        """Per queue the first message stored at or after a time."""
+        return self._call(self._running.offsets_at(topic, time_ms))
+
     def message_count(self, topic: str) -> int:
         """How many messages the topic holds now."""
         return self._call(self._running.message_count(topic))
@@ -79,6 +83,10 @@ class BlockingAdmin(Facade[Admin]):
         """How many messages of the topic the group has not finished."""
         return self._call(self._running.lag(group, topic))
 
+    def set_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """Store where a group that is not running goes on in one queue."""
+        self._call(self._running.set_offset(group, queue, offset))
+
     def reset_offsets(self, group: str, topic: str, time_ms: int) -> dict[MessageQueue, int]:
         """Let a group go on from a time."""
         return self._call(self._running.reset_offsets(group, topic, time_ms))
@@ -86,6 +94,10 @@ class BlockingAdmin(Facade[Admin]):
     def find_by_key(self, topic: str, key: str, *, count_max: int = 32) -> list[Record]:
         """Messages that carry the key."""
         return self._call(self._running.find_by_key(topic, key, count_max=count_max))
+
+    def find_by_unique_key(self, topic: str, unique_key: str) -> list[Record]:
+        """The message with the producer's id; several when a send was repeated."""
+        return self._call(self._running.find_by_unique_key(topic, unique_key))
 
     def find_by_id(self, message_id: str) -> Record | None:
         """The message of a broker's message id."""

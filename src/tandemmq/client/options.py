@@ -56,7 +56,8 @@ class ClientOptions:
 class ProducerOptions:
     """How a producer sends.
 
-    timeout_s                 one send with all its retries
+    timeout_s                 one send with all its retries; above the 3 s that a synchronous master waits for
+                              its slave, so that its answer arrives
     retry_count_max           further attempts after the first, on retriable errors, at another broker when
                               there is one
     retry_when_not_stored_ok  also retry FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT and SLAVE_NOT_AVAILABLE. The
@@ -73,7 +74,7 @@ class ProducerOptions:
     """
 
     client: ClientOptions = field(default_factory=ClientOptions)
-    timeout_s: float = 3.0
+    timeout_s: float = 5.0
     retry_count_max: int = 2
     retry_when_not_stored_ok: bool = False
     compress_from_bytes: int = 4 * KIB

@@ -96,7 +96,8 @@ class RouteCache:
         view = None if template is None else build_template_view(topic, template, template_queue_count)
         if view is None or not view.publish_queues:
             servers = ";".join(self._name_servers.addresses)
-            raise NoRoute(f"topic {topic!r} does not exist and no broker creates topics ({servers})")
+            reason = f"no live broker has it, and none creates topics (name servers: {servers})"
+            raise NoRoute(f"topic {topic!r}: {reason}")
         self._views.setdefault(topic, view)
         return view
 
