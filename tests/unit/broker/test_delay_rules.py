@@ -21,7 +21,7 @@ from tandemmq.broker.delay.timer_check import (
     encode_timer_file,
 )
 from tandemmq.broker.delay.timer_rule import TimerLimits, plan_timer, read_timer, slot_of, slots_over
-from tandemmq.broker.delay.timer_wheel import TimerKey
+from tandemmq.broker.delay.timer_wheel import CANCELLING, TimerKey
 from tandemmq.errors import MessageIllegal, RemoteProtocolError, RequestRejected
 from tandemmq.protocol.bodies.data_version import DataVersion
 from tandemmq.protocol.properties import decode_properties, encode_properties
@@ -218,7 +218,7 @@ def test_stored_timer_message_is_read() -> None:
     assert (timed.key, timed.is_roll, timed.cancels) == (TimerKey(17_000, 3), False, "")
     timed = read_timer(stored(properties={"TIMER_OUT_MS": "17000", "TIMER_DEL_UNIQKEY": "T+u"}))
     assert timed is not None
-    assert (timed.key, timed.cancels) == (TimerKey(17_000, 3), "T+u")
+    assert (timed.key, timed.cancels) == (TimerKey(17_000, CANCELLING + 3), "T+u")
     assert read_timer(stored(properties={})) is None
     assert read_timer(stored(properties={"TIMER_OUT_MS": "-1"})) is None
 

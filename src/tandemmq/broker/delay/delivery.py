@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from tandemmq.broker.delay.level_delivery import LevelDelivery
 from tandemmq.broker.delay.timer_check import TimerProgress
 from tandemmq.broker.delay.timer_delivery import TimerDelivery
-from tandemmq.broker.delay.timer_rule import TIMER_TOPIC
+from tandemmq.broker.delay.timer_rule import ROLL_AFTER_MS, TIMER_TOPIC
+from tandemmq.broker.delay.timer_wheel import COUNT_MAX
 from tandemmq.broker.delay.writer import Writer
 from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
@@ -38,6 +39,8 @@ class Delivery:
         delay_offsets: DelayOffsetTable,
         timer_progress: TimerProgress,
         has_timers: bool,
+        timer_count_max: int = COUNT_MAX,
+        roll_after_ms: int = ROLL_AFTER_MS,
         clock: Clock,
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
@@ -45,6 +48,8 @@ class Delivery:
         self._delay_offsets = delay_offsets
         self._timer_progress = timer_progress
         self._has_timers = has_timers
+        self._timer_count_max = timer_count_max
+        self._roll_after_ms = roll_after_ms
         self._clock = clock
         self._on_fatal = on_fatal
         self._scope: TaskScope | None = None
@@ -70,7 +75,14 @@ class Delivery:
         )
         self._tasks = [scope.start("levels", self._levels.run())]
         if self._has_timers:
-            self._timers = TimerDelivery(self._store, self._timer_progress, writer=writer, clock=self._clock)
+            self._timers = TimerDelivery(
+                self._store,
+                self._timer_progress,
+                writer=writer,
+                clock=self._clock,
+                count_max=self._timer_count_max,
+                roll_after_ms=self._roll_after_ms,
+            )
             self._tasks.append(scope.start("timers", self._timers.run()))
         log.info(events.DELIVERY_STARTED, extra={"has_timers": self._has_timers})
 

@@ -17,7 +17,7 @@ from tandemmq.protocol.bodies.data_version import DataVersion
 
 FILE_BYTES = 4096
 _COMMON = struct.Struct(">7q")  # next slot, timerlog position, two queue offsets, version
-_OWN = struct.Struct(">8sqq")  # mark, read offset, offset of the next message within its slot
+_OWN = struct.Struct(">8sqq")  # mark, read offset, rank of the next message within its slot
 _MARK = b"TandemMQ"
 _FIRST_KEY = TimerKey(0, 0)
 SHORT_BYTES = 32
@@ -39,9 +39,9 @@ class TimerCheck:
 
 def encode_timer_file(check: TimerCheck, version: DataVersion) -> bytes:
     """The content of config/timercheck."""
-    slot_ms, offset = check.next_key
+    slot_ms, rank = check.next_key
     common = _COMMON.pack(slot_ms, 0, check.low_offset, check.low_offset, *_version(version))
-    return (common + _OWN.pack(_MARK, check.read_offset, offset)).ljust(FILE_BYTES, b"\0")
+    return (common + _OWN.pack(_MARK, check.read_offset, rank)).ljust(FILE_BYTES, b"\0")
 
 
 def decode_timer_file(data: bytes) -> TimerCheck:
@@ -52,11 +52,11 @@ def decode_timer_file(data: bytes) -> TimerCheck:
     if len(data) < _COMMON.size + _OWN.size:
         raise RemoteProtocolError(f"timercheck has {len(data)} bytes, {FILE_BYTES} are expected")
     slot_ms, _, queue_offset, _, *_ = _COMMON.unpack_from(data)
-    mark, read_offset, offset = _OWN.unpack_from(data, _COMMON.size)
+    mark, read_offset, rank = _OWN.unpack_from(data, _COMMON.size)
     if mark != _MARK:
         # RocketMQ's: pending messages may lie anywhere below its offset.
         return TimerCheck(TimerKey(max(0, slot_ms), 0), max(0, queue_offset), 0)
-    return TimerCheck(TimerKey(slot_ms, offset), read_offset, queue_offset)
+    return TimerCheck(TimerKey(slot_ms, rank), read_offset, queue_offset)
 
 
 def encode_timer_answer(check: TimerCheck, version: DataVersion) -> bytes:

@@ -70,7 +70,7 @@ class TimerDelivery:
         self._low_at_s = 0.0
         self._begin(progress.check)
         first = self._base.next_key
-        self._front = TimerKey(first.slot_ms, first.queue_offset - 1)  # nothing delivered lies behind it
+        self._front = TimerKey(first.slot_ms, first.rank - 1)  # nothing delivered lies behind it
 
     def _begin(self, check: TimerCheck) -> None:
         """Read the topic from the first pending message on, leaving out what `check` calls done."""
@@ -208,9 +208,11 @@ class TimerDelivery:
             self._low_at_s = steady_s + LOW_PERIOD_S
             first = self._wheel.first_offset()
             low = self._scan_offset if first is None else first
-        next_key = self._wheel.next_key() or self._wheel.horizon
-        if next_key is None:
-            next_key = TimerKey(max(self._front.slot_ms + PRECISION_MS, self._base.next_key.slot_ms), 0)
+        # Close behind what was delivered: were it far ahead, whatever is sent next would count as late.
+        next_key = TimerKey(self._front.slot_ms + PRECISION_MS, 0)
+        pending = self._wheel.next_key() or self._wheel.horizon
+        if pending is not None:
+            next_key = min(next_key, pending)
         check = TimerCheck(next_key, self._scan_offset, low)
         if check != self._base:
             self._base = check

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tandemmq.broker.delay.timer_wheel import TimerKey
+from tandemmq.broker.delay.timer_wheel import CANCELLING, TimerKey
 from tandemmq.errors import ConfigError, MessageIllegal, RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.properties import find_property
@@ -116,7 +116,8 @@ def read_timer(record: Record, roll_after_ms: int = ROLL_AFTER_MS) -> Timed | No
     slot_ms = int(raw)
     cancels = find_property(record.raw_properties, TIMER_DEL_UNIQKEY.encode())
     if cancels is not None:
-        return Timed(TimerKey(slot_ms, record.queue_offset), False, str(cancels, "utf-8", "replace"))
+        key = TimerKey(slot_ms, CANCELLING + record.queue_offset)
+        return Timed(key, False, str(cancels, "utf-8", "replace"))
     roll_slot_ms = slot_of(record.stored_at_ms + roll_after_ms)
     is_roll = roll_slot_ms < slot_ms
     return Timed(TimerKey(min(slot_ms, roll_slot_ms), record.queue_offset), is_roll, "")

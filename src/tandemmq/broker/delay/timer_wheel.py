@@ -12,18 +12,29 @@ Bound:      about 100 bytes for a message and 200 for a cancellation, so 100,000
 from __future__ import annotations
 
 import heapq
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import NamedTuple
 
 COUNT_MAX = 100_000
 
 
+CANCELLING = 1 << 62
+"""Added to the queue offset of a cancellation: it comes last in its slot, so that it is pending, and read
+again when need be, as long as what it cancels may be pending.
+"""
+
+
 class TimerKey(NamedTuple):
-    """The place of a timer message in the order of delivery."""
+    """The place of a timer message in the order of delivery: by slot, then by rank."""
 
     slot_ms: int
-    queue_offset: int
+    rank: int
+
+    @property
+    def queue_offset(self) -> int:
+        """Where the message lies in the timer topic."""
+        return self.rank & ~CANCELLING
 
 
 class TimerWheel:
@@ -32,7 +43,7 @@ class TimerWheel:
     def __init__(self, count_max: int = COUNT_MAX) -> None:
         assert count_max > 0
         self._count_max = count_max
-        self._slots: dict[int, list[int]] = {}  # queue offsets, ascending
+        self._slots: dict[int, list[int]] = {}  # ranks, ascending
         self._cancelled: dict[int, set[str]] = {}
         self._heap: list[int] = []  # every slot of _slots, and slots that are gone
         self._count = 0
@@ -47,12 +58,12 @@ class TimerWheel:
         if self.horizon is not None and key >= self.horizon:
             self._note_far(key.queue_offset)
             return
-        offsets = self._slots.get(key.slot_ms)
-        if offsets is None:
-            self._slots[key.slot_ms] = [key.queue_offset]
+        ranks = self._slots.get(key.slot_ms)
+        if ranks is None:
+            self._slots[key.slot_ms] = [key.rank]
             heapq.heappush(self._heap, key.slot_ms)
         else:
-            insort(offsets, key.queue_offset)
+            insort(ranks, key.rank)
         self._count += 1
         if self._count > self._count_max:
             self._forget_farthest()
@@ -60,7 +71,7 @@ class TimerWheel:
     def cancel(self, slot_ms: int, name: str) -> None:
         """The message called `name` is not to be delivered when its slot comes.
 
-        A cancellation is a pending message too, added with `add`, so that its queue offset is kept in view.
+        A cancellation is a pending message too: add it with its CANCELLING key.
         """
         if self.horizon is not None and slot_ms > self.horizon.slot_ms:
             return  # read again together with its slot
@@ -88,18 +99,18 @@ class TimerWheel:
         first = self.next_key()
         if first is None or first.slot_ms >= slot_ms_end:
             return []
-        return [TimerKey(first.slot_ms, offset) for offset in self._slots[first.slot_ms][:count_max]]
+        return [TimerKey(first.slot_ms, rank) for rank in self._slots[first.slot_ms][:count_max]]
 
     def remove(self, keys: list[TimerKey]) -> None:
         """These were delivered; `keys` is what `peek` gave, with nothing added in between."""
         if not keys:
             return
         slot_ms = keys[0].slot_ms
-        offsets = self._slots[slot_ms]
-        assert offsets[: len(keys)] == [key.queue_offset for key in keys]
-        del offsets[: len(keys)]
+        ranks = self._slots[slot_ms]
+        assert ranks[: len(keys)] == [key.rank for key in keys]
+        del ranks[: len(keys)]
         self._count -= len(keys)
-        if not offsets:
+        if not ranks:
             del self._slots[slot_ms]
 
     def forget_cancelled_below(self, slot_ms: int) -> None:
@@ -114,27 +125,27 @@ class TimerWheel:
 
     def first_offset(self) -> int | None:
         """The lowest queue offset of a pending message, held or not; None when none is pending."""
-        held = min((offsets[0] for offsets in self._slots.values()), default=None)
+        held = min(map(_lowest_offset, self._slots.values()), default=None)
         known = [offset for offset in (held, self._far_offset) if offset is not None]
         return min(known, default=None)
 
-    def keys(self) -> Iterator[TimerKey]:
+    def held(self) -> Iterator[TimerKey]:
         """Everything held, in order."""
         for slot_ms in sorted(self._slots):
-            for offset in self._slots[slot_ms]:
-                yield TimerKey(slot_ms, offset)
+            for rank in self._slots[slot_ms]:
+                yield TimerKey(slot_ms, rank)
 
     def _forget_farthest(self) -> None:
         """Keep half, so that it is not done for each message."""
         keep = self._count_max // 2
         for slot_ms in sorted(self._slots, reverse=True):
-            offsets = self._slots[slot_ms]
-            cut = max(0, len(offsets) - (self._count - keep))
-            self._note_far(offsets[cut])
-            self.horizon = TimerKey(slot_ms, offsets[cut])
-            self._count -= len(offsets) - cut
+            ranks = self._slots[slot_ms]
+            cut = max(0, len(ranks) - (self._count - keep))
+            self._note_far(_lowest_offset(ranks, cut))
+            self.horizon = TimerKey(slot_ms, ranks[cut])
+            self._count -= len(ranks) - cut
             if cut:
-                del offsets[cut:]
+                del ranks[cut:]
             else:
                 del self._slots[slot_ms]
             if self._count <= keep:
@@ -147,3 +158,10 @@ class TimerWheel:
     def _note_far(self, queue_offset: int) -> None:
         if self._far_offset is None or queue_offset < self._far_offset:
             self._far_offset = queue_offset
+
+
+def _lowest_offset(ranks: list[int], start: int = 0) -> int:
+    """The lowest queue offset among ranks from `start` on, of which there is at least one."""
+    lowest = ranks[start] & ~CANCELLING
+    cancelling = bisect_left(ranks, CANCELLING, start)
+    return min(lowest, ranks[cancelling] - CANCELLING) if cancelling < len(ranks) else lowest

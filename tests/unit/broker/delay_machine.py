@@ -1,0 +1,155 @@
+"""A machine that delivers delayed messages: its disk, its clock, and a broker's store and tables on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tandemmq.broker.delay.delivery import Delivery
+from tandemmq.broker.delay.timer_rule import ROLL_AFTER_MS, TimerLimits
+from tandemmq.broker.delay.timer_wheel import COUNT_MAX
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.send.delay import DelayRule
+from tandemmq.broker.tables import Tables
+from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.record import NewRecord, Record, decode_records
+from tandemmq.runtime.memory import ManualClock, MemoryDisk
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.store import GetStatus, MessageStore, StoreOptions
+from tandemmq.units import EpochMs
+
+ROOT = Path("/broker")
+HOST = b"\x0a\x00\x00\x01\x00\x00\xd4\x31"
+DELAYS_MS = (1_000, 5_000, 10_000, 30_000)
+
+
+class SkewedClock(ManualClock):
+    """A clock whose wall time can be set."""
+
+    skew_ms = 0
+
+    def now_ms(self) -> EpochMs:
+        return EpochMs(super().now_ms() + self.skew_ms)
+
+
+class Machine:
+    """`start`, then `stop`, `kill` or `power_cut`, as often as wanted."""
+
+    def __init__(
+        self, *, count_max: int = COUNT_MAX, roll_after_ms: int = ROLL_AFTER_MS, **store_changes: object
+    ) -> None:
+        self.count_max = count_max
+        self.roll_after_ms = roll_after_ms
+        self.disk = MemoryDisk()
+        self.clock = SkewedClock()
+        self.store_changes = store_changes
+        self.store: MessageStore | None = None
+        self.delivery: Delivery | None = None
+
+    async def start(self, *, delivers: bool = True) -> None:
+        settings: dict[str, object] = {
+            "commit_log_file_bytes": 64 * 1024,
+            "consume_queue_file_bytes": 4_000,
+            "key_index_enable": False,
+            "delay_levels_ms": DELAYS_MS,
+            **self.store_changes,
+        }
+        options = BrokerOptions()
+        store_options = StoreOptions(root=ROOT, **settings)  # type: ignore[arg-type]  # real fields
+        self.store = await MessageStore.open(store_options, disk=self.disk, clock=self.clock)
+        self.tables = Tables(options, ROOT / "config", disk=self.disk, clock=self.clock)
+        self.tables.load(delay_level_count=len(store_options.delay_levels_ms))
+        self.scope = TaskScope("test")
+        self.scope.start("saver", self.tables.saver.run())
+        self.rule = DelayRule(store_options.delay_levels_ms, TimerLimits())
+        self.delivery = Delivery(
+            self.store,
+            delay_offsets=self.tables.delay_offsets,
+            timer_progress=self.tables.timer_progress,
+            has_timers=True,
+            timer_count_max=self.count_max,
+            roll_after_ms=self.roll_after_ms,
+            clock=self.clock,
+        )
+        if delivers:
+            self.delivery.start()
+        await self.clock.pass_time(0)
+
+    async def stop(self) -> None:
+        """As `Broker.stop` does it."""
+        assert self.store is not None
+        assert self.delivery is not None
+        await self.delivery.stop()
+        await self.tables.saver.close()
+        await self.scope.close()
+        await self.store.close()
+        self.delivery.settle()
+        await self.tables.saver.close()
+        self._forget_timers()
+
+    async def kill(self) -> None:
+        """The process dies; what it wrote stays in the page cache."""
+        assert self.store is not None
+        assert self.delivery is not None
+        assert self.delivery._scope is not None
+        await self.delivery._scope.close()
+        await self.scope.close()
+        await self.store._tasks.close()
+        self.disk._locks.clear()
+        self._forget_timers()
+
+    async def power_cut(self) -> None:
+        """The machine dies: what was not synced goes too."""
+        await self.kill()
+        self.disk.power_cut()
+
+    def _forget_timers(self) -> None:
+        now_ms, skew_ms = ManualClock.now_ms(self.clock), self.clock.skew_ms
+        self.clock = SkewedClock(now_ms=now_ms)
+        self.clock.skew_ms = skew_ms
+
+    def delay(self, name: str, level: int, *, topic: str = "T") -> None:
+        """Send a message for a delay level."""
+        record = self._record(name, topic, {"DELAY": str(level)})
+        self.rule.postpone(record, min(level, self.rule.level_max), self.clock.now_ms())
+        self._append(record)
+
+    def time(self, name: str, wishes: Mapping[str, str], *, topic: str = "T") -> None:
+        """Send a message for a time of its own; one that is due already is stored at once."""
+        record = self._record(name, topic, wishes)
+        slot_ms = self.rule.plan_timer(wishes, self.clock.now_ms())
+        if slot_ms is not None:
+            self.rule.postpone_until(record, slot_ms)
+        self._append(record)
+
+    def _record(self, name: str, topic: str, pairs: Mapping[str, str]) -> NewRecord:
+        properties = encode_properties({"UNIQ_KEY": name, **pairs})
+        return NewRecord(
+            topic=topic,
+            queue_id=0,
+            body=name.encode(),
+            properties=properties,
+            born_at_ms=self.clock.now_ms(),
+            born_host=HOST,
+            unique_key=name,
+        )
+
+    def _append(self, record: NewRecord) -> None:
+        assert self.store is not None
+        self.store.append([record], lambda _status: None)
+        self.store._appender.write_staged()
+
+    def delivered(self, topic: str = "T", queue_id: int = 0) -> list[Record]:
+        """Every message of one of the topic's queues."""
+        assert self.store is not None
+        found: list[Record] = []
+        at = 0
+        while True:
+            got = self.store.get(topic, queue_id, at, count_max=32)
+            if got.status is not GetStatus.FOUND:
+                return found
+            found += [record for view in got.slices for record in decode_records(view)]
+            at = got.next_offset
+
+    def names(self, topic: str = "T") -> list[str]:
+        return [record.body.decode() for record in self.delivered(topic)]

@@ -1,0 +1,275 @@
+"""Delivery of delay levels on a machine in memory: never early, in order, nothing lost (spec store 15)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from delay_machine import ROOT, Machine
+
+from tandemmq.errors import Busy
+from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.record import NewRecord
+from tandemmq.store import FlushMode
+from tandemmq.units import ReplicaId
+
+
+async def test_message_comes_when_its_delay_is_over_and_not_before() -> None:
+    machine = Machine()
+    await machine.start()
+    machine.delay("a", 2)
+    await machine.clock.pass_time(4.99)
+    assert machine.names() == []
+    await machine.clock.pass_time(0.02)
+    assert machine.names() == ["a"]
+    await machine.clock.pass_time(60)
+    assert machine.names() == ["a"]
+    await machine.stop()
+
+
+async def test_idle_delivery_has_no_timer_running() -> None:
+    machine = Machine()
+    await machine.start()
+    machine.delay("a", 1)
+    await machine.clock.pass_time(30)
+    before = len(machine.clock._timers)
+    await machine.clock.pass_time(30)
+    assert machine.names() == ["a"]
+    assert len(machine.clock._timers) <= before
+    await machine.stop()
+
+
+async def test_levels_do_not_wait_for_each_other() -> None:
+    machine = Machine()
+    await machine.start()
+    machine.delay("slow", 3)
+    machine.delay("quick 1", 1)
+    await machine.clock.pass_time(0.5)
+    machine.delay("quick 2", 1)
+    await machine.clock.pass_time(0.6)
+    assert machine.names() == ["quick 1"]
+    await machine.clock.pass_time(20)
+    assert machine.names() == ["quick 1", "quick 2", "slow"]
+    await machine.stop()
+
+
+async def test_message_that_waited_through_a_stop_comes_at_its_time() -> None:
+    machine = Machine()
+    await machine.start()
+    machine.delay("a", 3)
+    await machine.clock.pass_time(4)
+    await machine.stop()
+    await machine.start()
+    await machine.clock.pass_time(5.9)
+    assert machine.names() == []
+    await machine.clock.pass_time(0.2)
+    assert machine.names() == ["a"]
+    await machine.stop()
+
+
+async def test_nothing_comes_twice_after_a_clean_stop_at_any_moment() -> None:
+    for moment in range(30):
+        machine = Machine()
+        await machine.start()
+        for number in range(20):
+            machine.delay(f"{number}", 1 + number % 2)
+            await machine.clock.pass_time(0.1)
+        await machine.clock.pass_time(moment * 0.2)
+        await machine.stop()
+        await machine.start()
+        await machine.clock.pass_time(20)
+        names = machine.names()
+        assert sorted(names, key=int) == [f"{number}" for number in range(20)], moment
+        await machine.stop()
+
+
+@pytest.mark.parametrize("cut", ["kill", "power_cut"])
+@pytest.mark.parametrize("flush_mode", list(FlushMode))
+async def test_nothing_is_lost_however_the_machine_dies(cut: str, flush_mode: FlushMode) -> None:
+    for moment in range(12):
+        machine = Machine(flush_mode=flush_mode)
+        await machine.start()
+        for number in range(20):
+            machine.delay(f"{number}", 1 + number % 2)
+            await machine.clock.pass_time(0.05)
+        await machine.clock.pass_time(20 if moment == 11 else moment * 0.6)
+        store = machine.store
+        assert store is not None
+        safe = store.flushed.value if cut == "power_cut" else store.appended.value
+        sent = [
+            record.body.decode()
+            for queue_id in range(2)
+            for record in machine.delivered("SCHEDULE_TOPIC_XXXX", queue_id)
+            if record.log_offset + record.size <= safe
+        ]
+        await (machine.kill() if cut == "kill" else machine.power_cut())
+        await machine.start()
+        await machine.clock.pass_time(20)
+        assert set(sent) <= set(machine.names()), moment
+        await machine.stop()
+
+
+async def test_progress_is_saved_while_running() -> None:
+    machine = Machine()
+    await machine.start()
+    for number in range(5):
+        machine.delay(f"{number}", 1)
+    await machine.clock.pass_time(40)
+    saved = json.loads(machine.disk.read_bytes(ROOT / "config" / "delayOffset.json"))
+    assert saved["offsetTable"] == {"1": 5}
+    await machine.kill()
+    await machine.start()
+    await machine.clock.pass_time(5)
+    assert len(machine.names()) == 5
+    await machine.stop()
+
+
+async def test_progress_waits_for_a_slave_that_is_in_sync() -> None:
+    machine = Machine()
+    await machine.start()
+    store = machine.store
+    assert store is not None
+    machine.delay("a", 1)
+    store.acks.report(ReplicaId("slave"), store.appended.value)
+    await machine.clock.pass_time(30)
+    assert machine.names() == ["a"]
+    assert machine.tables.delay_offsets.get(1) is None
+    store.acks.report(ReplicaId("slave"), store.appended.value)
+    await machine.clock.pass_time(2)
+    assert machine.tables.delay_offsets.get(1) == 1
+    await machine.stop()
+
+
+@pytest.mark.parametrize("skew_ms", [-3_600_000, -500, 700])
+async def test_clock_that_jumps_makes_no_message_early_and_none_an_hour_late(skew_ms: int) -> None:
+    machine = Machine()
+    await machine.start()
+    machine.delay("before", 2)
+    await machine.clock.pass_time(1)
+    machine.clock.skew_ms = skew_ms
+    machine.delay("after", 2)
+    await machine.clock.pass_time(3.2)
+    assert machine.names() == []
+    await machine.clock.pass_time(2.0)
+    assert "before" in machine.names()
+    await machine.clock.pass_time(2.0)
+    assert machine.names() == ["before", "after"]
+    await machine.stop()
+
+
+async def test_clock_that_was_set_back_while_stopped_holds_nothing_for_long() -> None:
+    machine = Machine()
+    await machine.start()
+    machine.delay("a", 2)
+    await machine.stop()
+    machine.clock.skew_ms = -3_600_000
+    await machine.start()
+    await machine.clock.pass_time(4.9)
+    assert machine.names() == []
+    await machine.clock.pass_time(1.2)
+    assert machine.names() == ["a"]
+    await machine.stop()
+
+
+async def test_clock_that_jumps_ahead_is_noticed_within_a_second() -> None:
+    machine = Machine()
+    await machine.start()
+    machine.delay("a", 4)
+    await machine.clock.pass_time(2)
+    machine.clock.skew_ms = 30_000
+    await machine.clock.pass_time(1.1)
+    assert machine.names() == ["a"]
+    await machine.stop()
+
+
+async def test_changed_levels_hold_for_messages_that_wait() -> None:
+    machine = Machine()
+    await machine.start()
+    machine.delay("second", 2)
+    machine.delay("fourth", 4)
+    await machine.stop()
+    machine.store_changes["delay_levels_ms"] = (1_000, 20_000)
+    await machine.start()
+    await machine.clock.pass_time(19)
+    assert machine.names() == []
+    await machine.clock.pass_time(2)
+    # The fourth level is gone: what waited there counts as the highest level that is left.
+    assert sorted(machine.names()) == ["fourth", "second"]
+    await machine.stop()
+
+
+async def test_store_that_refuses_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    await machine.start()
+    store = machine.store
+    assert store is not None
+    machine.delay("a", 1)
+    machine.delay("b", 1)
+    append = store.append
+
+    def refuse(*_: object) -> None:
+        raise Busy("not now")
+
+    monkeypatch.setattr(store, "append", refuse)
+    await machine.clock.pass_time(5)
+    assert machine.names() == []
+    monkeypatch.setattr(store, "append", append)
+    await machine.clock.pass_time(1)
+    assert machine.names() == ["a", "b"]
+    await machine.stop()
+
+
+async def test_message_that_cannot_be_brought_back_does_not_hold_up_the_rest() -> None:
+    machine = Machine()
+    await machine.start()
+    store = machine.store
+    assert store is not None
+    odd = NewRecord(
+        topic="SCHEDULE_TOPIC_XXXX",
+        queue_id=0,
+        body=b"odd",
+        properties=encode_properties({"DELAY": "1"}),
+        born_at_ms=0,
+        born_host=b"\0" * 8,
+    )
+    machine._append(odd)
+    odd.properties = encode_properties({"DELAY": "1", "REAL_TOPIC": "é" * 500, "REAL_QID": "0"})
+    machine._append(odd)
+    machine.delay("a", 1)
+    await machine.clock.pass_time(3)
+    assert machine.names() == ["a"]
+    await machine.stop()
+
+
+async def test_start_and_stop_follow_the_role() -> None:
+    machine = Machine()
+    await machine.start(delivers=False)
+    machine.delay("a", 1)
+    await machine.clock.pass_time(5)
+    assert machine.names() == []
+    assert machine.delivery is not None
+    machine.delivery.start()
+    machine.delivery.start()
+    await machine.clock.pass_time(0.5)
+    assert machine.names() == ["a"]
+    await machine.delivery.stop()
+    machine.delay("b", 1)
+    await machine.clock.pass_time(5)
+    assert machine.names() == ["a"]
+    machine.delivery.settle()
+    machine.delivery.start()
+    await machine.clock.pass_time(1)
+    # Within one process what was not flushed yet may come again, as after a kill.
+    assert set(machine.names()) == {"a", "b"}
+    await machine.stop()
+
+
+async def test_levels_are_those_of_the_store() -> None:
+    machine = Machine()
+    await machine.start()
+    machine.delay("cut", 99)
+    await machine.clock.pass_time(29)
+    assert machine.names() == []
+    await machine.clock.pass_time(2)
+    assert machine.names() == ["cut"]
+    await machine.stop()
