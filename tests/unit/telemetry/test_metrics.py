@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -45,6 +46,12 @@ def test_documentation_table_has_one_row_per_metric() -> None:
     rows = render_table().splitlines()[2:]
     assert [row.split("`")[1] for row in rows] == [metric.name for metric in TABLE]
     assert all(row.count("|") == 5 for row in rows)
+
+
+def test_documentation_has_the_table_as_it_is() -> None:
+    """After a change: put `render_table()` into docs/operations.md."""
+    document = Path(__file__).parents[3] / "docs" / "operations.md"
+    assert render_table() in document.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("bounds", [WRITE_BUCKETS_S, DISK_BUCKETS_S, WAIT_BUCKETS_S])
