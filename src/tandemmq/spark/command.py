@@ -100,7 +100,7 @@ def landing(
 
 def _make_reporter(kind: ProgressKind) -> Reporter:
     if kind is ProgressKind.JSON:
-        return JsonReporter(sys.stdout)
+        return JsonReporter(sys.stdout, sys.stderr)
     return TextReporter(Console()) if kind is ProgressKind.TEXT else SilentReporter()
 
 

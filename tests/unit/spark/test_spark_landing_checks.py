@@ -182,6 +182,6 @@ def test_an_interrupt_still_stops_in_order_after_spark_took_the_signal(
     monkeypatch.setattr(tandemmq.spark.pipelines.landing, "warm_up", lambda spark: None)
     monkeypatch.setattr(tandemmq.spark.pipelines.landing, "_make_job", lambda spark, options: job)
     stream = io.StringIO()
-    assert run_landing(_options(tmp_path), JsonReporter(stream)) == 0
+    assert run_landing(_options(tmp_path), JsonReporter(stream, stream)) == 0
     assert json.loads(stream.getvalue().splitlines()[-1])["reason"] == "signal"
     assert signal.getsignal(signal.SIGINT) == before

@@ -246,10 +246,10 @@ DONE = BatchDone(
 
 
 def test_json_lines_for_programs() -> None:
-    stream = io.StringIO()
-    reporter = JsonReporter(stream)
+    stream, errors = io.StringIO(), io.StringIO()
+    reporter = JsonReporter(stream, errors)
     reporter.report(DONE)
-    reporter.report(Stopped(reason="done", rows_total=5000, bytes_total=1))
+    reporter.report(Stopped(reason="error", rows_total=5000, bytes_total=1, error="no disk"))
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert lines[0] == {
         "event": "batch",
@@ -263,6 +263,7 @@ def test_json_lines_for_programs() -> None:
         "rate": 2000,
     }
     assert lines[1]["event"] == "stopped"
+    assert errors.getvalue() == "error: no disk\n"
 
 
 def test_a_line_per_event_where_there_is_no_terminal() -> None:

@@ -70,17 +70,24 @@ class Reporter(Protocol):
 
 
 class JsonReporter:
-    """One JSON object per line, flushed at once; the key `event` names its kind."""
+    """One JSON object per line, flushed at once; the key `event` names its kind.
 
-    def __init__(self, stream: TextIO) -> None:
+    What ended the pipeline by force also goes to `errors` as a line for people.
+    """
+
+    def __init__(self, stream: TextIO, errors: TextIO) -> None:
         self._stream = stream
+        self._errors = errors
 
     def report(self, event: Event) -> None:
         self._stream.write(json.dumps({"event": _NAMES[type(event)], **asdict(event)}) + "\n")
         self._stream.flush()
+        if isinstance(event, Stopped) and event.error:
+            self._errors.write(f"error: {event.error}\n")
+            self._errors.flush()
 
     def close(self) -> None:
-        """Nothing to close: the stream is the caller's."""
+        """Nothing to close: the streams are the caller's."""
 
 
 class SilentReporter:
