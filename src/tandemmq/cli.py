@@ -278,6 +278,7 @@ _OTHERS: Final = {
     ),
     "pipeline": ("tandemmq.spark.command", "spark", "Run a Spark pipeline over topics."),
     "bench": ("tandemmq.bench.command", "", "Measure what a broker costs per message."),
+    "store": ("tandemmq.store_command", "", "Check or repair a store directory."),
 }
 """Command -> module, the extra that it needs ("" for none), its line of help."""
 

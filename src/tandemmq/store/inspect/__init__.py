@@ -1,0 +1,22 @@
+"""Looks at a store directory without opening it as a store: checks it, builds its derived files again."""
+
+from __future__ import annotations
+
+from tandemmq.store.inspect.check import InspectOptions, StoreReport, check_store
+from tandemmq.store.inspect.findings import Finding, Findings, Part, Severity
+from tandemmq.store.inspect.index_check import IndexLayout
+from tandemmq.store.inspect.repair import RepairOptions, RepairReport, repair_store
+
+__all__ = [
+    "Finding",
+    "Findings",
+    "IndexLayout",
+    "InspectOptions",
+    "Part",
+    "RepairOptions",
+    "RepairReport",
+    "Severity",
+    "StoreReport",
+    "check_store",
+    "repair_store",
+]

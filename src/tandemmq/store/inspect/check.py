@@ -1,0 +1,245 @@
+"""Checks a whole store directory without changing anything in it.
+
+Strategy: the log is walked once, and the ConsumeQueues are compared with it on the way; key index, checkpoint
+          and config are judged afterwards, when it is known where the log ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS
+from tandemmq.store.inspect.entries import EntryReader
+from tandemmq.store.inspect.files import (
+    OffsetFiles,
+    list_offset_files,
+    require_store,
+    shared_lock,
+    usual_size,
+)
+from tandemmq.store.inspect.findings import Findings, Part
+from tandemmq.store.inspect.index_check import IndexCheck, IndexLayout, guess_layout, list_index_files
+from tandemmq.store.inspect.key_hashes import KeyHashes
+from tandemmq.store.inspect.log_walk import LogWalk
+from tandemmq.store.inspect.queue_check import Key, QueueCheck
+from tandemmq.store.inspect.queue_files import QueueFiles, list_queues
+from tandemmq.store.inspect.state_check import (
+    check_abort,
+    check_checkpoint,
+    check_config,
+    check_consumer_offsets,
+    known_topics,
+)
+from tandemmq.store.inspect.topics import TopicNumbers
+from tandemmq.store.key_index import ENTRY_BYTES, HEADER
+from tandemmq.store.options import QUEUE_UNIT_BYTES
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being read, how many bytes of it are done, and of how many."""
+
+
+def no_progress(_what: str, _done: int, _total: int) -> None:
+    """Nobody looks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectOptions:
+    """What the files do not tell. `index_layout` None: guessed from the files' length."""
+
+    root: Path
+    commit_log_dir: Path | None = None
+    check_crc: bool = True
+    delays_ms: tuple[int, ...] = DELAY_LEVELS_MS
+    index_layout: IndexLayout | None = None
+
+    @property
+    def log_dir(self) -> Path:
+        return self.commit_log_dir or self.root / "commitlog"
+
+
+@dataclass(slots=True, kw_only=True)
+class StoreReport:
+    """What was looked at and what was found."""
+
+    findings: Findings
+    log_files: int = 0
+    log_bytes: int = 0
+    log_begin: int = 0
+    log_end: int = 0
+    record_count: int = 0
+    queue_count: int = 0
+    entry_count: int = 0
+    index_files: int = 0
+    index_entries: int = 0
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.findings.damage_count
+
+
+def check_store(options: InspectOptions, on_progress: Progress = no_progress) -> StoreReport:
+    """Everything that is wrong with the store.
+
+    Raises:  StoreLocked when a broker runs on it; StoreError when there is no store; OSError for a file that
+             cannot be read.
+    """
+    require_store(options.root, options.log_dir)
+    with shared_lock(options.root / "lock"):
+        return _Check(options, on_progress).run()
+
+
+class _Check:
+    """One check of one directory."""
+
+    def __init__(self, options: InspectOptions, on_progress: Progress) -> None:
+        self._options = options
+        self._on_progress = on_progress
+        self._findings = Findings()
+        self._report = StoreReport(findings=self._findings)
+        self._log: OffsetFiles = list_offset_files(options.log_dir)
+
+    def run(self) -> StoreReport:
+        root, findings = self._options.root, self._findings
+        has_abort = check_abort(root / "abort", findings)
+        config = check_config(root / "config", findings)
+        self._check_names()
+        queues = list_queues(root / "consumequeue")
+        self._check_queue_files(queues)
+        queue_check = QueueCheck(
+            queues,
+            root / "consumequeue",
+            findings,
+            has_abort=has_abort,
+            known_topics=known_topics(config),
+        )
+        walk = self._walk(queue_check)
+        keys = KeyHashes(self._log)
+        queue_check.finish(walk, keys.record_at)
+        report_log_damage(walk, findings, has_abort=has_abort)
+        self._check_index(walk, keys, has_abort=has_abort)
+        check_checkpoint(root / "checkpoint", walk, findings)
+        check_consumer_offsets(root / "config", config, queue_check.ends(), findings)
+        self._note_unchecked()
+        self._report.queue_count = len(queue_check.ends())
+        self._report.entry_count = queue_check.entry_count
+        return self._report
+
+    def _walk(self, queue_check: QueueCheck) -> LogWalk:
+        topics = TopicNumbers()
+        total = sum(file.size for file in self._log.files)
+        done = 0
+
+        def advance(size: int) -> None:
+            nonlocal done
+            done += size
+            self._on_progress("CommitLog", done, total)
+
+        walk = LogWalk(
+            self._log.files,
+            topics=topics,
+            findings=self._findings,
+            check_crc=self._options.check_crc,
+            on_progress=advance,
+        )
+        entries = EntryReader(topics.names, self._options.delays_ms)
+        for run in walk.runs():
+            for rows in entries.read(run):
+                queue_check.take(rows)
+        if entries.inner_batch_count:
+            reason = f"not checked: {entries.inner_batch_count} records have entries in batchconsumequeue"
+            self._findings.note(Part.QUEUE, self._options.root / "batchconsumequeue", reason)
+        report = self._report
+        report.log_files, report.log_bytes = len(self._log.files), total
+        report.log_begin, report.log_end = walk.begin, walk.intact_end
+        report.record_count = walk.record_count
+        return walk
+
+    def _check_names(self) -> None:
+        size = usual_size(self._log.files)
+        for path in self._log.strangers:
+            self._findings.note(Part.LOG, path, "the name is no offset; RocketMQ does not start with it")
+        for index, file in enumerate(self._log.files):
+            if file.size != size:
+                is_unused = file.size == 0 and index == len(self._log.files) - 1
+                reason = f"the file must have {size} bytes, it has {file.size}"
+                self._findings.report(Part.LOG, file.path, reason, is_expected=is_unused, offset=file.size)
+            elif size and file.base % size:
+                reason = f"the name is no multiple of the file size {size}"
+                self._findings.damage(Part.LOG, file.path, reason)
+        if not self._log.files:
+            self._findings.note(Part.LOG, self._log.directory, "there are no log files")
+
+    def _check_queue_files(self, queues: dict[Key, QueueFiles]) -> None:
+        size = usual_size([file for queue in queues.values() for file in queue.all.files])
+        for queue in queues.values():
+            facts = {"topic": queue.key[0], "queue_id": queue.key[1]}
+            end = -1
+            for file in queue.all.files:
+                if file.size != size or size % QUEUE_UNIT_BYTES:
+                    reason = f"the file must have {size} bytes, it has {file.size}"
+                    self._findings.damage(Part.QUEUE, file.path, reason, offset=file.size, **facts)
+                elif end not in (-1, file.base):
+                    reason = "the file does not follow the one before it"
+                    self._findings.damage(Part.QUEUE, file.path, reason, **facts)
+                end = file.base + size
+
+    def _check_index(self, walk: LogWalk, keys: KeyHashes, *, has_abort: bool) -> None:
+        paths = list_index_files(self._options.root / "index")
+        if not paths:
+            return
+        layout = self._options.index_layout or guess_layout(paths[0].stat().st_size)
+        if layout is None:
+            reason = "not checked: the numbers of slots and entries must be told for a file of this length"
+            self._findings.note(Part.INDEX, paths[0], reason)
+            return
+        check = IndexCheck(layout, keys, self._findings, log_begin=walk.begin, log_end=walk.intact_end)
+        total = sum(_index_bytes(path) for path in paths)
+        done = 0
+
+        def advance(size: int) -> None:
+            nonlocal done
+            done += size
+            self._on_progress("key index", done, total)
+
+        for path in paths:
+            check.check(path, is_expected=has_abort and path == paths[-1], on_progress=advance)
+        self._report.index_files, self._report.index_entries = len(paths), check.entry_count
+
+    def _note_unchecked(self) -> None:
+        for name in ("batchconsumequeue", "consumequeue_ext", "timerlog", "compaction"):
+            path = self._options.root / name
+            if path.is_dir() and any(path.iterdir()):
+                self._findings.note(Part.QUEUE, path, "not checked: only RocketMQ writes these files")
+
+
+def _index_bytes(path: Path) -> int:
+    with open(path, "rb") as file:
+        header = file.read(HEADER.size)
+    return ENTRY_BYTES * max(0, HEADER.unpack(header)[5] - 1) if len(header) == HEADER.size else 0
+
+
+def report_log_damage(walk: LogWalk, findings: Findings, *, has_abort: bool) -> None:
+    """The damaged ranges of the log as findings.
+
+    An unfinished record at the end is what a crash leaves; the next start cuts it off. A whole one whose
+    checksum is wrong is damage all the same.
+    """
+    for damage in walk.damages:
+        is_expected = damage.is_tail and not damage.is_whole and (has_abort or damage.is_stale)
+        reason = damage.reason
+        if damage.is_tail and damage.lost is None:
+            reason += "; nothing intact follows, so the next start of a broker ends the log here"
+        findings.report(
+            Part.LOG,
+            damage.file.path,
+            reason,
+            is_expected=is_expected,
+            offset=damage.begin,
+            size_bytes=damage.end - damage.begin,
+            log_offset=damage.log_offset,
+            topic=damage.topic,
+            queue_id=damage.queue_id,
+            queue_offset=damage.queue_offset,
+        )

@@ -1,0 +1,208 @@
+"""Checks key index files: header, slots, chains, and that each entry's record has a key with its hash.
+
+Strategy: entries are read in blocks; the slots that they must give are built on the way, as a broker would
+          fill them, and compared with the file's. Records are looked up many at once.
+Source:   spec store 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tandemmq.store.inspect.files import read_range
+from tandemmq.store.inspect.findings import Findings, Part
+from tandemmq.store.inspect.key_hashes import KeyHashes
+from tandemmq.store.inspect.log_walk import Progress
+from tandemmq.store.key_index import ENTRY, ENTRY_BYTES, HEADER, SLOT_BYTES, IndexHeader
+
+NAME_DIGITS = 17
+ENTRIES_PER_BLOCK = 16_384
+SLOTS_PER_ENTRY_DEFAULT = 4
+"""RocketMQ's defaults are four entries per slot; other files need to be told."""
+
+Ints = NDArray[np.int64]
+
+
+class IndexLayout(msgspec.Struct, frozen=True):
+    """How many slots and entries the files of a store have."""
+
+    slot_count: int
+    entry_count: int
+
+    @property
+    def size_bytes(self) -> int:
+        return HEADER.size + SLOT_BYTES * self.slot_count + ENTRY_BYTES * self.entry_count
+
+    @property
+    def entries_at(self) -> int:
+        return HEADER.size + SLOT_BYTES * self.slot_count
+
+
+def guess_layout(size_bytes: int) -> IndexLayout | None:
+    """The layout of a file of this length, if it has four entries per slot as by default."""
+    per_slot = SLOT_BYTES + SLOTS_PER_ENTRY_DEFAULT * ENTRY_BYTES
+    slot_count, rest = divmod(size_bytes - HEADER.size, per_slot)
+    if rest or slot_count <= 0:
+        return None
+    return IndexLayout(slot_count, SLOTS_PER_ENTRY_DEFAULT * slot_count)
+
+
+def list_index_files(directory: Path) -> list[Path]:
+    """The files of the index, oldest first."""
+    paths = sorted(directory.iterdir()) if directory.is_dir() else []
+    return [path for path in paths if len(path.name) == NAME_DIGITS and path.name.isdigit()]
+
+
+class IndexCheck:
+    """One file after the other; `is_expected`: a crash explains what is stale in the last one."""
+
+    def __init__(
+        self, layout: IndexLayout, keys: KeyHashes, findings: Findings, *, log_begin: int, log_end: int
+    ) -> None:
+        self._layout = layout
+        self._keys = keys
+        self._findings = findings
+        self._log_begin = log_begin
+        self._log_end = log_end
+        self.entry_count = 0
+
+    def check(self, path: Path, *, is_expected: bool, on_progress: Progress) -> None:
+        """Report what is wrong with one file."""
+        size = path.stat().st_size
+        if size != self._layout.size_bytes:
+            reason = f"the file must have {self._layout.size_bytes} bytes, it has {size}"
+            self._findings.damage(Part.INDEX, path, reason)
+            return
+        header = IndexHeader(*HEADER.unpack(read_range(path, 0, HEADER.size)))
+        header.next_entry = max(1, header.next_entry)
+        if header.next_entry > self._layout.entry_count:
+            reason = f"the header counts {header.next_entry - 1} entries of {self._layout.entry_count - 1}"
+            self._findings.damage(Part.INDEX, path, reason, size_bytes=HEADER.size)
+            return
+        one = _OneFile(self._layout, path, header, self._findings, is_expected=is_expected)
+        for first in range(1, header.next_entry, ENTRIES_PER_BLOCK):
+            count = min(ENTRIES_PER_BLOCK, header.next_entry - first)
+            entries = one.take_block(first, count)
+            self._compare_keys(one, first, entries)
+            on_progress(count * ENTRY_BYTES)
+        self.entry_count += header.next_entry - 1
+        one.finish()
+
+    def _compare_keys(self, one: _OneFile, first: int, entries: NDArray[np.void]) -> None:
+        log_offsets = entries["log_offset"].astype(np.int64)
+        is_ahead = log_offsets >= self._log_end
+        one.report_entries(first, is_ahead, "point behind the log's end", is_expected=one.is_expected)
+        rows = np.flatnonzero((log_offsets >= self._log_begin) & ~is_ahead)
+        if not len(rows):
+            return
+        has_record, has_key = self._keys.match(log_offsets[rows], entries["hash"][rows].astype(np.int64))
+        is_lost = np.zeros(len(entries), dtype=np.bool_)
+        is_lost[rows[~has_record]] = True
+        one.report_entries(first, is_lost, "point to no record")
+        is_wrong = np.zeros(len(entries), dtype=np.bool_)
+        is_wrong[rows[has_record & ~has_key]] = True
+        one.report_entries(first, is_wrong, "point to a record without such a key")
+
+
+class _OneFile:
+    """The header, slots and chains of one file, entry block by entry block."""
+
+    def __init__(
+        self, layout: IndexLayout, path: Path, header: IndexHeader, findings: Findings, *, is_expected: bool
+    ) -> None:
+        self._layout = layout
+        self._path = path
+        self._header = header
+        self._findings = findings
+        self.is_expected = is_expected
+        self._slots = np.zeros(layout.slot_count, dtype=np.int32)
+        self._ends: list[int] = []  # log offsets of the first and the last entry
+
+    def take_block(self, first: int, count: int) -> NDArray[np.void]:
+        """Entries `first` on, after comparing their chains."""
+        at = self._layout.entries_at + ENTRY_BYTES * first
+        entries: NDArray[np.void] = np.frombuffer(
+            read_range(self._path, at, count * ENTRY_BYTES), dtype=ENTRY
+        )
+        log_offsets = entries["log_offset"].astype(np.int64)
+        before = self._ends[-1] if self._ends else -1
+        falls = np.diff(log_offsets, prepend=before) < 0
+        self.report_entries(first, falls, "point before the entry in front of them")
+        self._ends = [self._ends[0] if self._ends else int(log_offsets[0]), int(log_offsets[-1])]
+        hashes = entries["hash"].astype(np.int64)
+        self.report_entries(first, hashes < 0, "have a negative hash")
+        numbers = np.arange(first, first + count, dtype=np.int32)
+        previous = self._chain(np.abs(hashes) % self._layout.slot_count, numbers)
+        self.report_entries(first, entries["previous"] != previous, "break their chain")
+        return entries
+
+    def _chain(self, places: Ints, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The older entry of each entry's chain; `_slots` then holds the newest of each."""
+        order = np.argsort(places, kind="stable")
+        ordered = places[order]
+        is_first = np.ones(len(order), dtype=np.bool_)
+        is_first[1:] = ordered[1:] != ordered[:-1]
+        previous = np.empty(len(order), dtype=np.int32)
+        previous[order[1:]] = numbers[order[:-1]]
+        previous[order[is_first]] = self._slots[ordered[is_first]]
+        self._slots[ordered] = numbers[order]  # of several values for a place numpy keeps the last
+        return previous
+
+    def report_entries(
+        self, first: int, is_bad: NDArray[np.bool_], what: str, *, is_expected: bool = False
+    ) -> None:
+        """Report the marked entries, neighbours together."""
+        bad = np.flatnonzero(is_bad)
+        if not len(bad):
+            return
+        for run in np.split(bad, np.flatnonzero(np.diff(bad) > 1) + 1):
+            number, count = first + int(run[0]), len(run)
+            self._findings.report(
+                Part.INDEX,
+                self._path,
+                f"entries {number} to {number + count - 1} {what}",
+                is_expected=is_expected,
+                offset=self._layout.entries_at + ENTRY_BYTES * number,
+                size_bytes=count * ENTRY_BYTES,
+            )
+
+    def finish(self) -> None:
+        """Compare the slots and the header with what the entries give."""
+        raw = read_range(self._path, HEADER.size, SLOT_BYTES * self._layout.slot_count)
+        slots = np.frombuffer(raw, dtype=">i4")
+        bad = np.flatnonzero(slots != self._slots)
+        if len(bad):
+            self._findings.report(
+                Part.INDEX,
+                self._path,
+                f"{len(bad)} slots do not name the newest entry of their chain",
+                is_expected=self.is_expected,
+                offset=HEADER.size + SLOT_BYTES * int(bad[0]),
+                size_bytes=SLOT_BYTES * int(bad[-1] - bad[0] + 1),
+            )
+        header = self._header
+        if header.next_entry == 1:
+            return
+        used = int(np.count_nonzero(self._slots))
+        facts: Sequence[tuple[str, Callable[[], bool]]] = (
+            (f"counts {header.used_slot_count} used slots of {used}", lambda: header.used_slot_count != used),
+            ("ends before it begins", lambda: header.end_ms < header.begin_ms),
+            (
+                "names another first or last record than its entries",
+                lambda: [header.begin_log_offset, header.end_log_offset] != self._ends,
+            ),
+        )
+        for reason, is_wrong in facts:
+            if is_wrong():
+                self._findings.report(
+                    Part.INDEX,
+                    self._path,
+                    f"the header {reason}",
+                    is_expected=self.is_expected,
+                    size_bytes=HEADER.size,
+                )

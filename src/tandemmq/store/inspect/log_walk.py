@@ -1,0 +1,282 @@
+"""Walks every file of a CommitLog: hands out runs of whole records, collects what is damaged.
+
+Invariants: each byte of the log is in a run, in a BLANK, behind the end, or in a `Damage`; foreign bytes
+            never raise. Behind damage the walk goes on at the next record that says that it lies there.
+Strategy:   boundaries are walked by size and magic, everything else is judged in numpy columns; only damage
+            is looked at one by one.
+Knows not:  ConsumeQueues and key indexes: they take the runs.
+Source:     spec store 3, 3.2, 3.3.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandemmq.protocol.record_check import check_record, has_good_seal, parse_record
+from tandemmq.protocol.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RecordOutcome
+from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
+from tandemmq.store.inspect.damage import Damage, describe_damage
+from tandemmq.store.inspect.files import OffsetFile, map_file
+from tandemmq.store.inspect.findings import Findings, Part
+from tandemmq.store.inspect.property_scan import PropertyScan
+from tandemmq.store.inspect.rows import take_rows
+from tandemmq.store.inspect.topics import UNREADABLE, TopicNumbers
+from tandemmq.units import MIB
+
+RECORDS_PER_RUN = 8192
+CLOCK_STEP_MS_MAX = 3_600_000
+"""A store time that falls by less is a clock that was set back, by more a damaged field."""
+SEAL_AT = 20
+_SEAL_NAME = int.from_bytes(b"__CRC32#", "big")
+_MAGICS = {magic: (magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)}
+_ZEROS = bytes(MIB)
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes done since the last call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Whole records of one file; `topic` holds numbers of `TopicNumbers`.
+
+    Where `is_intact` is False the body does not match its checksum; all other fields fit together.
+    """
+
+    file: OffsetFile
+    view: memoryview
+    columns: RecordColumns
+    topic: NDArray[np.int64]
+    is_intact: NDArray[np.bool_]
+
+    @cached_property
+    def properties(self) -> PropertyScan:
+        """The records' properties, read when first asked for."""
+        return PropertyScan(self.view, self.columns)
+
+
+class LogWalk:
+    """One walk; the attributes describe the log once `runs` is exhausted."""
+
+    def __init__(
+        self,
+        files: Sequence[OffsetFile],
+        *,
+        topics: TopicNumbers,
+        findings: Findings,
+        check_crc: bool = True,
+        on_progress: Progress = lambda _: None,
+    ) -> None:
+        self._files = files
+        self._topics = topics
+        self._findings = findings
+        self._check_crc = check_crc
+        self._on_progress = on_progress
+        self.damages: list[Damage] = []
+        self.begin = files[0].base if files else 0
+        self.intact_end = self.begin  # where the last intact record, or the BLANK behind it, ends
+        self.last_record_at = -1
+        self.stored_at_ms = 0  # of the newest intact record
+        self.record_count = 0
+        self._reported = 0  # bytes of the present file that `on_progress` was told of
+
+    def runs(self) -> Iterator[Run]:
+        """The records in the order of the log."""
+        used = used_count(self._files)
+        for file in self._files[used:]:
+            if file.size:
+                self._findings.note(Part.LOG, file.path, "the file is prepared and not used yet")
+            self._on_progress(file.size)
+        end = self.begin
+        for index, file in enumerate(self._files[:used]):
+            if file.base != end:
+                self._lost_files(file, end)
+            end = file.end
+            yield from self._walk_file(file, is_last=index == used - 1)
+        for damage in self.damages:
+            damage.is_tail = damage.log_offset >= self.intact_end
+
+    def _lost_files(self, file: OffsetFile, end: int) -> None:
+        verb = "missing" if file.base > end else "there twice"
+        low, high = sorted((end, file.base))
+        reason = f"bytes {low} to {high} of the log are {verb}: the file does not follow the one before it"
+        self.damages.append(Damage(file=file, begin=0, end=0, reason=reason, lost=(low, high)))
+
+    def _walk_file(self, file: OffsetFile, *, is_last: bool) -> Iterator[Run]:
+        if not file.size:
+            return
+        mapped = map_file(file.path)
+        mapped.madvise(mmap.MADV_SEQUENTIAL)
+        view = memoryview(mapped)
+        position = 0
+        while position < len(view):
+            bounds = scan_boundaries(view, position, count_max=RECORDS_PER_RUN)
+            columns = read_columns(view, bounds, log_offset=file.base)
+            whole = columns
+            if columns.valid_count < len(columns):
+                whole = take_rows(columns, slice(columns.valid_count))
+            if len(whole):
+                run = self._judge(file, view, whole)
+                position = int(whole.position[-1] + whole.size[-1])
+                self.record_count += len(whole)
+                self._on_progress(position - self._reported)
+                self._reported = position
+                yield run
+            if len(whole) == len(columns):
+                if bounds.outcome is RecordOutcome.OK:
+                    continue
+                if self._is_finished(file, view, position, is_last=is_last):
+                    break
+            position = self._skip_damage(file, mapped, view, position, is_last=is_last)
+        self._on_progress(file.size - self._reported)
+        self._reported = 0
+
+    # Whole records.
+
+    def _judge(self, file: OffsetFile, view: memoryview, columns: RecordColumns) -> Run:
+        """The run of these records, and damage where a checksum, topic or store time is wrong."""
+        topic = self._topics.read(view, columns)
+        is_intact = columns.is_valid.copy()
+        if self._check_crc:
+            is_intact = verify_bodies(view, columns)
+            is_intact &= _good_seals(view, columns)
+        for row in np.flatnonzero(~is_intact | (topic == UNREADABLE)).tolist():
+            is_unreadable = topic[row] == UNREADABLE
+            begin = int(columns.position[row])
+            self.damages.append(
+                Damage(
+                    file=file,
+                    begin=begin,
+                    end=begin + int(columns.size[row]),
+                    reason=(RecordOutcome.BAD_TOPIC if is_unreadable else RecordOutcome.BAD_CRC).value,
+                    topic=None if is_unreadable else self._topics.names[topic[row]],
+                    queue_id=int(columns.queue_id[row]),
+                    queue_offset=int(columns.queue_offset[row]),
+                    is_whole=True,
+                )
+            )
+        self._check_times(file, columns)
+        good = np.flatnonzero(is_intact & (topic != UNREADABLE))
+        if len(good):
+            last = int(good[-1])
+            self.last_record_at = int(columns.log_offset[last])
+            self.intact_end = self.last_record_at + int(columns.size[last])
+            self.stored_at_ms = int(columns.stored_at_ms[last])
+        if (topic == UNREADABLE).any():
+            kept = np.flatnonzero(topic != UNREADABLE)
+            columns, topic, is_intact = take_rows(columns, kept), topic[kept], is_intact[kept]
+        return Run(file=file, view=view, columns=columns, topic=topic, is_intact=is_intact)
+
+    def _check_times(self, file: OffsetFile, columns: RecordColumns) -> None:
+        first = self.stored_at_ms if self.record_count else columns.stored_at_ms[0]
+        steps = np.diff(columns.stored_at_ms, prepend=first)
+        for row in np.flatnonzero(steps < 0).tolist():
+            step = -int(steps[row])
+            self._findings.report(
+                Part.LOG,
+                file.path,
+                f"the record was stored {step} ms before the one in front of it",
+                is_expected=step <= CLOCK_STEP_MS_MAX,
+                offset=int(columns.position[row]),
+                size_bytes=int(columns.size[row]),
+                log_offset=int(columns.log_offset[row]),
+            )
+
+    # What follows the records.
+
+    def _is_finished(self, file: OffsetFile, view: memoryview, position: int, *, is_last: bool) -> bool:
+        """True when the file ends here as it should: with a BLANK, or with zeros at the end of the log."""
+        found = check_record(view, position, log_offset=file.base + position, check_crc=False)
+        remaining = len(view) - position
+        if found.outcome is RecordOutcome.BLANK and found.size == remaining:
+            self.intact_end = file.end
+            if data_end(view, position + 8) > position + 8:
+                reason = "behind the BLANK lie bytes that are not zero; nothing reads them"
+                self._findings.note(Part.LOG, file.path, reason, offset=position, size_bytes=remaining)
+            return True
+        if not is_last or data_end(view, position) > position:
+            return False
+        self._check_last(file, view)
+        return True
+
+    def _check_last(self, file: OffsetFile, view: memoryview) -> None:
+        """A power cut can tear the last record where no checksum covers it: in its properties."""
+        begin = self.last_record_at - file.base
+        parsed = parse_record(view, begin) if begin >= 0 else None
+        if isinstance(parsed, tuple) and parsed[3].endswith(b"\0"):
+            head, _, topic, _ = parsed
+            damage = Damage(
+                file=file, begin=begin, end=begin + head[0], reason="the record's properties end in zeros"
+            )
+            damage.topic, damage.queue_id, damage.queue_offset = topic, head[3], head[5]
+            self.damages.append(damage)
+            self.intact_end = self.last_record_at
+
+    def _skip_damage(
+        self, file: OffsetFile, mapped: mmap.mmap, view: memoryview, position: int, *, is_last: bool
+    ) -> int:
+        """Take down the damage at `position`; where the walk goes on, the file's end when nowhere."""
+        newest_ms = self.stored_at_ms if is_last else 0
+        end, is_stale = _next_sound(mapped, view, file, position, newest_ms=newest_ms)
+        shown_end = end if end < len(view) or not is_last else data_end(view, position)
+        self.damages.append(describe_damage(file, view, position, shown_end, is_stale=is_stale))
+        return end
+
+
+def _next_sound(
+    mapped: mmap.mmap, view: memoryview, file: OffsetFile, begin: int, *, newest_ms: int
+) -> tuple[int, bool]:
+    """The next record or BLANK behind `begin` that says that it lies there, else the file's end.
+
+    Records stored before `newest_ms` are left-overs from behind an earlier end of the log, which RocketMQ
+    does not zero; then the second value is True.
+    """
+    is_stale = False
+    found = {magic: mapped.find(raw, begin + 5) for magic, raw in _MAGICS.items()}
+    while any(at >= 0 for at in found.values()):
+        magic = min((at, magic) for magic, at in found.items() if at >= 0)[1]
+        at = found[magic] - 4
+        record = check_record(view, at, log_offset=file.base + at, check_crc=False)
+        if record.outcome is RecordOutcome.OK:
+            if record.stored_at_ms >= newest_ms:
+                return at, False
+            is_stale = True
+        elif record.outcome is RecordOutcome.BLANK and record.size == len(view) - at and not is_stale:
+            return at, False
+        found[magic] = mapped.find(_MAGICS[magic], at + 5)
+    return len(view), is_stale
+
+
+def used_count(files: Sequence[OffsetFile]) -> int:
+    """How many files hold data: those at the end that are all zero were only prepared."""
+    count = len(files)
+    while count:
+        size = files[count - 1].size
+        if size and data_end(memoryview(map_file(files[count - 1].path)), 0):
+            break
+        count -= 1
+    return count
+
+
+def data_end(view: memoryview, begin: int) -> int:
+    """Behind the last byte from `begin` on that is not zero; `begin` when all are."""
+    for start in range(begin + (len(view) - begin) // MIB * MIB, begin - 1, -MIB):
+        part = bytes(view[start : start + MIB])
+        if part != _ZEROS[: len(part)]:
+            return start + len(part.rstrip(b"\0"))
+    return begin
+
+
+def _good_seals(view: memoryview, columns: RecordColumns) -> NDArray[np.bool_]:
+    """False where a record ends with a checksum over all of it that does not match."""
+    result = np.ones(len(columns), dtype=np.bool_)
+    words: NDArray[np.uint64] = np.ndarray((len(view) - 7,), ">u8", buffer=view, strides=(1,))
+    is_sealed = words[columns.position + columns.size - SEAL_AT] == _SEAL_NAME
+    for row in np.flatnonzero(is_sealed).tolist():
+        result[row] = has_good_seal(view, int(columns.position[row]), int(columns.size[row]))
+    return result

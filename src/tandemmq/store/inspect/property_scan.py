@@ -1,0 +1,131 @@
+"""Values of one property in many records at once, and their Java hashes.
+
+Invariants: the same values as `find_property` gives: of several non-empty ones the last.
+Strategy:   the properties of a run are joined; names are found by their separators in arrays. Hashes are sums
+            of bytes times powers of 31; only values that are not ASCII are decoded one by one.
+Source:     spec store 3 (properties string), 5 (tagsCode), 8 (keyHash).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandemmq.protocol.java_hash import java_hash
+from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX
+from tandemmq.protocol.record_scan import RecordColumns
+from tandemmq.store.key_index import fold_hashes
+
+Ints = NDArray[np.int64]
+
+_PAIR_END, _NAME_END, _SPACE, _ASCII_MAX = 2, 1, 32, 127
+_POWERS = np.cumprod(np.full(PROPERTIES_BYTES_MAX + 1, 31, dtype=np.uint32), dtype=np.uint32)
+_POWERS = np.concatenate((np.ones(1, dtype=np.uint32), _POWERS))
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Texts by record: bytes `begin` to `end` of the joined properties, ascending, at most one per place."""
+
+    row: Ints
+    begin: Ints
+    end: Ints
+
+
+class PropertyScan:
+    """The properties of the records of one run; all must be valid."""
+
+    def __init__(self, view: memoryview, columns: RecordColumns) -> None:
+        starts = columns.properties_position
+        ends = (starts + columns.properties_size).tolist()
+        self._raw = b"".join([view[start:end] for start, end in zip(starts.tolist(), ends, strict=True)])
+        self._data = np.frombuffer(self._raw, dtype=np.uint8)
+        self._starts = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(columns.properties_size)))
+        self._marks = np.flatnonzero(self._data == _NAME_END)
+        self._ends = np.append(np.flatnonzero(self._data == _PAIR_END), len(self._data))
+
+    def find(self, name: bytes) -> Values:
+        """The value of property `name` in each record that has one."""
+        data, at = self._data, self._marks[self._marks >= len(name)]
+        for index in range(len(name)):
+            at = at[data[at - len(name) + index] == name[index]]
+        row = np.searchsorted(self._starts, at, side="right") - 1
+        name_at = at - len(name)
+        is_first = name_at == self._starts[row]
+        is_whole = is_first | ((name_at > self._starts[row]) & (data[name_at - 1] == _PAIR_END))
+        at, row = at[is_whole], row[is_whole]
+        begin = at + 1
+        end = np.minimum(self._ends[np.searchsorted(self._ends, begin)], self._starts[row + 1])
+        kept = np.flatnonzero(end > begin)
+        kept = kept[np.flatnonzero(np.diff(row[kept], append=-1))]
+        return Values(row[kept], begin[kept], end[kept])
+
+    def pieces(self, values: Values) -> Values:
+        """The values split at single spaces, without empty pieces."""
+        spaces = np.flatnonzero(self._data == _SPACE)
+        owner = np.searchsorted(values.begin, spaces, side="right") - 1
+        is_inside = owner >= 0
+        is_inside[is_inside] = spaces[is_inside] < values.end[owner[is_inside]]
+        spaces, owner = spaces[is_inside], owner[is_inside]
+        if not len(spaces):
+            return values
+        begin = np.sort(np.concatenate((values.begin, spaces + 1)))
+        end = np.sort(np.concatenate((values.end, spaces)))
+        row = np.sort(np.concatenate((values.row, values.row[owner])))
+        kept = end > begin
+        return Values(row[kept], begin[kept], end[kept])
+
+    def hashes(self, values: Values, prefixes: Sequence[str] = ("",), prefix: Ints | None = None) -> Ints:
+        """The Java hash of each value, signed; behind `prefixes[prefix[i]]` when given."""
+        count = len(values.row)
+        if not count:
+            return np.zeros(0, dtype=np.int64)
+        lengths = values.end - values.begin
+        total = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
+        within = np.arange(total[-1]) - np.repeat(total[:-1], lengths)
+        units = self._data[np.repeat(values.begin, lengths) + within]
+        weights = _POWERS[np.repeat(lengths - 1, lengths) - within]
+        sums = np.add.reduceat(units * weights, total[:-1], dtype=np.uint32)
+        if prefix is not None:
+            heads = np.array([java_hash(text) & 0xFFFFFFFF for text in prefixes], dtype=np.uint32)
+            sums = sums + heads[prefix] * _POWERS[lengths]
+        result: Ints = sums.view(np.int32).astype(np.int64)
+        is_wide = np.logical_or.reduceat(units > _ASCII_MAX, total[:-1])
+        for index in np.flatnonzero(is_wide).tolist():
+            raw = self._raw[int(values.begin[index]) : int(values.end[index])]
+            head = "" if prefix is None else prefixes[int(prefix[index])]
+            result[index] = java_hash(head + str(raw, "utf-8", "replace"))
+        return result
+
+    def texts(self, values: Values) -> list[bytes]:
+        """The values one by one."""
+        raw = self._raw
+        return [raw[a:b] for a, b in zip(values.begin.tolist(), values.end.tolist(), strict=True)]
+
+    def tag_hashes(self) -> Ints:
+        """The hash of TAGS of every record, 0 without."""
+        values = self.find(b"TAGS")
+        result = np.zeros(len(self._starts) - 1, dtype=np.int64)
+        result[values.row] = self.hashes(values)
+        return result
+
+    def key_hashes(
+        self, topics: Sequence[str], topic: Ints, is_keyed: NDArray[np.bool_]
+    ) -> tuple[Ints, Ints]:
+        """The hash of every key in the order of an index, and the row of its record.
+
+        `topics[topic[row]]` is the record's topic; records that are not `is_keyed` are left out.
+        """
+        prefixes = [name + "#" for name in topics]
+        rows, hashes = [], []
+        for values in (self.find(b"UNIQ_KEY"), self.pieces(self.find(b"KEYS"))):
+            kept = is_keyed[values.row]
+            values = Values(values.row[kept], values.begin[kept], values.end[kept])
+            rows.append(values.row)
+            hashes.append(self.hashes(values, prefixes, topic[values.row]))
+        row = np.concatenate(rows)
+        order = np.argsort(row, kind="stable")  # of one record the unique key comes first
+        return fold_hashes(np.concatenate(hashes)[order].astype(np.int32)), row[order]

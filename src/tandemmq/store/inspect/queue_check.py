@@ -1,0 +1,242 @@
+"""Compares ConsumeQueues with the records of the log.
+
+Invariants: a record's entry must say where it lies, how long it is and its tag; an entry that no record of
+            its queue accounts for must be a filler, or of a record that has expired.
+Strategy:   each run's entries are compared with the files' in arrays; which entries were accounted for is
+            remembered as intervals, and the others are judged at the end, when the log's ends and damages
+            are known.
+Source:     spec store 5, 6, 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandemmq.store.consume_queues import SCHEDULE_TOPIC
+from tandemmq.store.inspect.entries import QueueRows
+from tandemmq.store.inspect.findings import Findings, Part
+from tandemmq.store.inspect.log_walk import LogWalk
+from tandemmq.store.inspect.queue_files import Entries, QueueFiles
+from tandemmq.store.inspect.queue_leftovers import Leftovers, RecordAt
+from tandemmq.store.options import QUEUE_UNIT_BYTES
+
+Key = tuple[str, int]
+
+EXT_ADDRESS_MAX = -(2**31) - 1
+"""A tag at or below this is an address into `consumequeue_ext`, which only RocketMQ writes (spec store 7)."""
+LIGHT_QUEUE = "%LMQ%"
+_WRONG_OFFSET, _WRONG_SIZE, _WRONG_TAG, _EMPTY = 1, 2, 4, 8
+_FAULTS = {
+    _WRONG_OFFSET: "points to another place of the log than its record's",
+    _WRONG_SIZE: "has another size than its record",
+    _WRONG_TAG: "has another tag hash than its record",
+    _EMPTY: "is missing",
+}
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known of one queue so far."""
+
+    files: QueueFiles | None
+    next_offset: int = -1
+    previous_at: int = -1  # where the newest record of the queue lies
+    covered: list[tuple[int, int]] = field(default_factory=list)
+    faults: list[tuple[int, int, int]] = field(default_factory=list)  # (first, end, what)
+    jumps: list[tuple[int, int, int, int]] = field(default_factory=list)  # offsets and places around a gap
+    behind: tuple[int, int] | None = None  # queue offset and log offset of the first record without entry
+
+    def cover(self, begin: int, end: int) -> None:
+        if self.covered and self.covered[-1][1] == begin:
+            self.covered[-1] = (self.covered[-1][0], end)
+        else:
+            self.covered.append((begin, end))
+
+    def add_fault(self, begin: int, end: int, what: int) -> None:
+        if self.faults and self.faults[-1][1:] == (begin, what):
+            self.faults[-1] = (self.faults[-1][0], end, what)
+        else:
+            self.faults.append((begin, end, what))
+
+
+class QueueCheck:
+    """All queues of one store.
+
+    `has_abort`: the store was not closed, so queues may lag behind the log or be ahead of it: the next start
+    puts that right.
+    """
+
+    def __init__(
+        self,
+        queues: Mapping[Key, QueueFiles],
+        directory: Path,
+        findings: Findings,
+        *,
+        has_abort: bool,
+        known_topics: frozenset[str] | None,
+    ) -> None:
+        self._queues = queues
+        self._directory = directory
+        self._findings = findings
+        self._has_abort = has_abort
+        self._known_topics = known_topics
+        self._states = {key: _State(files) for key, files in queues.items()}
+        self.entry_count = 0
+
+    def ends(self) -> dict[Key, int]:
+        """The queue offset behind the newest record of each queue."""
+        return {key: max(state.next_offset, 0) for key, state in self._states.items()}
+
+    # During the walk.
+
+    def take(self, rows: QueueRows) -> None:
+        """Compare the entries of these records."""
+        state = self._states.get(rows.key)
+        if state is None:
+            state = self._states[rows.key] = _State(None)
+        self.entry_count += len(rows.queue_offset)
+        offsets = rows.queue_offset
+        starts = (np.flatnonzero(np.diff(offsets) != 1) + 1).tolist()
+        for begin, end in zip([0, *starts], [*starts, len(offsets)], strict=True):
+            self._take_dense(state, rows.part(begin, end))
+
+    def _take_dense(self, state: _State, rows: QueueRows) -> None:
+        """Records whose queue offsets follow each other."""
+        first = int(rows.queue_offset[0])
+        if state.next_offset >= 0 and first != state.next_offset:
+            if first == 0:
+                self._restart(state, rows)
+            else:
+                place = int(rows.log_offset[0])
+                state.jumps.append((state.next_offset, first, state.previous_at, place))
+        state.next_offset = max(first, 0) + len(rows.queue_offset)
+        state.previous_at = int(rows.log_offset[-1])
+        if first >= 0:
+            self._compare(state, first, rows)
+
+    def _restart(self, state: _State, rows: QueueRows) -> None:
+        """The topic was deleted and made again; entries of its former life are gone for good."""
+        state.faults.clear()
+        state.jumps.clear()
+        state.covered.clear()
+        state.behind = None
+        topic, queue_id = rows.key
+        reason = "the queue begins anew here, as after its topic was deleted and made again"
+        facts = {"topic": topic, "queue_id": queue_id, "log_offset": int(rows.log_offset[0])}
+        self._findings.note(Part.QUEUE, self._path(state, rows.key), reason, **facts)
+
+    def _path(self, state: _State, key: Key) -> Path:
+        return self._directory / key[0] / str(key[1]) if state.files is None else state.files.directory
+
+    def _compare(self, state: _State, first: int, rows: QueueRows) -> None:
+        files = state.files
+        count = len(rows.queue_offset)
+        present = 0 if files is None else max(0, min(count, files.end - first))
+        if present < count and state.behind is None:
+            state.behind = (first + present, int(rows.log_offset[present]))
+        if not present or files is None:
+            return
+        entries = files.read(first, present)
+        state.cover(first, first + present)
+        faults = _find_faults(entries, rows.part(0, present))
+        bad = np.flatnonzero(faults)
+        if len(bad):
+            breaks = np.flatnonzero((np.diff(bad) > 1) | (np.diff(faults[bad]) != 0)) + 1
+            for run in np.split(bad, breaks):
+                state.add_fault(first + int(run[0]), first + int(run[-1]) + 1, int(faults[run[0]]))
+
+    # After the walk.
+
+    def finish(self, walk: LogWalk, record_at: RecordAt) -> None:
+        """Report every queue."""
+        for key, state in self._states.items():
+            self._report_jumps(key, state, walk)
+            self._report_faults(key, state)
+            self._report_behind(key, state)
+            if state.files is not None and key[0].startswith(LIGHT_QUEUE):
+                reason = "not checked: a light queue has entries for records of other topics"
+                facts = {"topic": key[0], "queue_id": key[1]}
+                self._findings.note(Part.QUEUE, state.files.directory, reason, **facts)
+            elif state.files is not None:
+                rest = Leftovers(state.files, walk, record_at, has_abort=self._has_abort)
+                for begin, end, reason, is_expected in rest.judge(state.covered):
+                    self._report(state, begin, end, reason, is_expected=is_expected)
+
+    def _report_jumps(self, key: Key, state: _State, walk: LogWalk) -> None:
+        for expected, found, before, after in state.jumps:
+            is_explained = found > expected and any(
+                before < damage.log_end and damage.log_offset < after for damage in walk.damages
+            )
+            if is_explained:
+                continue
+            reason = f"a record has queue offset {found} where {expected} follows"
+            facts = {"topic": key[0], "queue_id": key[1], "queue_offset": found, "log_offset": after}
+            self._findings.damage(Part.QUEUE, self._path(state, key), reason, **facts)
+
+    def _report_faults(self, key: Key, state: _State) -> None:
+        for begin, end, what in state.faults:
+            reasons = [text for bit, text in _FAULTS.items() if what & bit]
+            is_about_delays = key[0] == SCHEDULE_TOPIC and what == _WRONG_TAG
+            if is_about_delays:
+                reasons = ["is due at another time than by these delay levels"]
+            self._report(state, begin, end, " and ".join(reasons), is_expected=is_about_delays)
+
+    def _report_behind(self, key: Key, state: _State) -> None:
+        if state.behind is None:
+            return
+        first, log_offset = state.behind
+        count = state.next_offset - first
+        is_known = self._known_topics is None or key[0] in self._known_topics
+        if state.files is None and not is_known:
+            reason = f"no queue for {count} records: config/topics.json does not know the topic (deleted?)"
+            is_expected = True
+        else:
+            what = "has no files" if state.files is None else "is behind the log"
+            reason = f"the queue {what}: {count} records without entry"
+            is_expected = self._has_abort
+        path, at = (self._path(state, key), 0) if state.files is None else state.files.place(first)
+        self._findings.report(
+            Part.QUEUE,
+            path,
+            reason,
+            is_expected=is_expected,
+            offset=at,
+            size_bytes=count * QUEUE_UNIT_BYTES,
+            topic=key[0],
+            queue_id=key[1],
+            queue_offset=first,
+            log_offset=log_offset,
+        )
+
+    def _report(self, state: _State, begin: int, end: int, what: str, *, is_expected: bool = False) -> None:
+        assert state.files is not None
+        path, at = state.files.place(begin)
+        count = end - begin
+        subject = "the entry" if count == 1 else f"each of {count} entries"
+        self._findings.report(
+            Part.QUEUE,
+            path,
+            f"{subject} {what}",
+            is_expected=is_expected,
+            offset=at,
+            size_bytes=count * QUEUE_UNIT_BYTES,
+            topic=state.files.key[0],
+            queue_id=state.files.key[1],
+            queue_offset=begin,
+        )
+
+
+def _find_faults(entries: Entries, rows: QueueRows) -> NDArray[np.int64]:
+    """Per entry the bits of what is wrong with it; 0 when it is right."""
+    tag = entries["tag_hash"]
+    faults = (entries["log_offset"] != rows.log_offset) * _WRONG_OFFSET
+    faults |= (entries["size"] != rows.size) * _WRONG_SIZE
+    faults |= ((tag != rows.tag_hash) & (tag > EXT_ADDRESS_MAX)) * _WRONG_TAG
+    is_empty = (entries["log_offset"] == 0) & (entries["size"] == 0) & (tag == 0)
+    result: NDArray[np.int64] = np.where(is_empty, _EMPTY, faults)
+    return result

@@ -1,0 +1,185 @@
+"""Builds ConsumeQueues and key index anew from runs of records, in directories beside the old ones.
+
+Invariants: the same bytes as a broker that recovers the log without these files would write: its own classes
+            write them. Nothing of the old files is touched.
+Source:     spec store 5, 8.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+
+from tandemmq.runtime.ports import Disk
+from tandemmq.store.consume_queue import FILLER_SIZE
+from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.inspect.entries import QueueRows
+from tandemmq.store.inspect.index_check import NAME_DIGITS, IndexLayout
+from tandemmq.store.inspect.key_hashes import has_keys
+from tandemmq.store.inspect.log_walk import Run
+from tandemmq.store.inspect.queue_files import QueueFiles
+from tandemmq.store.key_index import KeyIndex
+from tandemmq.store.options import QUEUE_UNIT_BYTES, StoreOptions
+from tandemmq.store.paths import StorePaths
+from tandemmq.store.segment import OpenFiles
+
+Key = tuple[str, int]
+
+
+class QueueBuilder:
+    """New ConsumeQueues below `directory`."""
+
+    def __init__(self, directory: Path, file_bytes: int, disk: Disk) -> None:
+        options = StoreOptions(root=directory.parent, consume_queue_file_bytes=file_bytes)
+        paths = StorePaths(options)
+        paths.consume_queues = directory
+        self._files = OpenFiles(disk, options.open_file_count_max)
+        self.queues = ConsumeQueues(options, paths, disk, self._files)
+        self.restarted: list[Key] = []
+
+    def add(self, run: Run, rows: QueueRows) -> None:
+        """The entries of these records, but those that are damaged; fillers stand in their place."""
+        is_intact = run.is_intact[rows.row]
+        queue = self.queues.get_or_create(rows.key)
+        for queue_offset, log_offset, size, tag_hash, is_good in zip(
+            rows.queue_offset.tolist(),
+            rows.log_offset.tolist(),
+            rows.size.tolist(),
+            rows.tag_hash.tolist(),
+            is_intact.tolist(),
+            strict=True,
+        ):
+            if not is_good or queue_offset < 0:
+                continue
+            if queue_offset == 0 and queue.max_offset:
+                # The topic was deleted and made again: only its new life has messages that can be reached.
+                self.restarted.append(rows.key)
+                self.queues.table.pop(rows.key).remove()
+                queue = self.queues.get_or_create(rows.key)
+            queue.put_at(queue_offset, log_offset, size, tag_hash)
+
+    def keep(self, old: QueueFiles, log_begin: int) -> bool:
+        """Carry over a queue without records, so that its offsets go on; True when something was kept.
+
+        Only entries of expired records, and those before them, are worth it.
+        """
+        end = _expired_end(old, log_begin)
+        if end <= old.first:
+            return False
+        queue = self.queues.get_or_create(old.key)
+        first = max(old.first, _last_file_start(old, end))
+        for at, entries in old.blocks(first, end):
+            for index, entry in enumerate(entries.tolist()):
+                if queue.max_offset == 0 and at + index > 0:
+                    queue.put_at(at + index, *entry)
+                elif entry[1] == FILLER_SIZE:
+                    queue.put(0, FILLER_SIZE, 0)
+                else:
+                    queue.put(*entry)
+        return True
+
+    def finish(self, log_end: int) -> None:
+        """Everything is written and synced. Raises OSError."""
+        for queue in self.queues:
+            queue.write()
+            if queue.end_log_offset > log_end:
+                queue.truncate(log_end)
+            for segment in queue.unsynced_segments()[0]:
+                segment.file.sync()
+
+    def close(self) -> None:
+        """Close the handles, finished or not."""
+        self._files.close()
+
+
+def _expired_end(old: QueueFiles, log_begin: int) -> int:
+    """The queue offset behind the last entry of an expired record."""
+    end = old.first
+    for first, entries in old.blocks(old.first, old.end):
+        record_end = entries["log_offset"].astype(np.int64) + entries["size"]
+        is_expired = (entries["size"] > 0) & (entries["log_offset"] >= 0) & (record_end <= log_begin)
+        if is_expired.any():
+            end = first + int(np.flatnonzero(is_expired)[-1]) + 1
+    return end
+
+
+def _last_file_start(old: QueueFiles, end: int) -> int:
+    """The queue offset with which the file of the last kept entry begins."""
+    file = old.all.find((end - 1) * QUEUE_UNIT_BYTES)
+    return old.first if file is None else file.base // QUEUE_UNIT_BYTES
+
+
+class IndexBuilder:
+    """New key index files in `directory`, named like the `old` ones as far as those go."""
+
+    def __init__(self, directory: Path, layout: IndexLayout, old: Sequence[Path], disk: Disk) -> None:
+        self._directory = directory
+        self._layout = layout
+        self._names = [path.name for path in old]
+        self._disk = disk
+        self.files: list[KeyIndex] = []
+        self.key_count = 0
+
+    def add(self, run: Run, topics: Sequence[str]) -> None:
+        """The keys of the run's intact records. Raises OSError."""
+        is_keyed = has_keys(run.columns) & run.is_intact
+        hashes, rows = run.properties.key_hashes(topics, run.topic, is_keyed)
+        log_offsets = run.columns.log_offset[rows]
+        stored_at_ms = run.columns.stored_at_ms[rows]
+        done = 0
+        while done < len(hashes):
+            index = self._current(int(stored_at_ms[done]))
+            done += index.put_many(hashes[done:], log_offsets[done:], stored_at_ms[done:])
+        self.key_count += len(hashes)
+
+    def _current(self, stored_at_ms: int) -> KeyIndex:
+        last = self.files[-1] if self.files else None
+        if last is not None and not last.is_full:
+            return last
+        if last is not None:
+            _settle(last)
+        path = self._directory / self._new_name(stored_at_ms)
+        index = KeyIndex(path, self._layout.slot_count, self._layout.entry_count, self._disk)
+        index.create(None if last is None else last.header)
+        self.files.append(index)
+        return index
+
+    def _new_name(self, stored_at_ms: int) -> str:
+        newest = self.files[-1].path.name if self.files else ""
+        if self._names:
+            name = self._names.pop(0)
+            if name > newest:
+                return name
+        moment = datetime.fromtimestamp(stored_at_ms / 1000)
+        if newest:
+            after = datetime.strptime(newest[:14], "%Y%m%d%H%M%S") + timedelta(
+                milliseconds=int(newest[14:NAME_DIGITS]) + 1
+            )
+            moment = max(moment, after)
+        return moment.strftime("%Y%m%d%H%M%S") + f"{moment.microsecond // 1000:03d}"
+
+    def finish(self, log_end: int) -> int:
+        """Everything is written and synced; the store time of the newest key, 0 without keys."""
+        if not self.files:
+            return 0
+        last = self.files[-1]
+        if last.header.end_log_offset >= log_end:
+            last.cut(log_end)
+        _settle(last)
+        return last.header.end_ms
+
+    def close(self) -> None:
+        """Close the handles, finished or not."""
+        for index in self.files:
+            index.close()
+
+
+def _settle(index: KeyIndex) -> None:
+    if not index.snapshot().write_and_sync():
+        raise OSError(errno.ENOSPC, "no room for the key index", str(index.path))
+    index.drop_slots()
+    index.close()

@@ -1,0 +1,280 @@
+"""`tandemmq store`: checks a store directory that no broker runs on, or builds its derived files anew.
+
+Exit codes: 0 clean or repaired, 1 damaged (repair: refused because of it), 2 the directory cannot be read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from tandemmq.errors import StoreError, TandemError
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.disk import RealDisk
+
+if TYPE_CHECKING:
+    from tandemmq.store.inspect import Finding, InspectOptions, RepairReport, StoreReport
+    from tandemmq.store.options import StoreOptions
+
+T = TypeVar("T")
+
+EXIT_DAMAGED = 1
+EXIT_UNREADABLE = 2
+FINDINGS_SHOWN = 200
+"""A terminal takes no more; `--json` has all that were kept."""
+
+app = typer.Typer(
+    name="store",
+    help="Check or repair a store directory.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Root = Annotated[Path, typer.Argument(help="The store's directory.", metavar="DIR")]
+CommitLogDir = Annotated[
+    Path | None, typer.Option("--commitlog", help="The CommitLog, if it lies elsewhere.", metavar="DIR")
+]
+BrokerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "-c",
+        "--config",
+        help="The broker's properties file: for index sizes and delay levels that are not the defaults.",
+        metavar="FILE",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def check(
+    directory: Root,
+    commit_log: CommitLogDir = None,
+    config: BrokerFile = None,
+    crc: Annotated[bool, typer.Option(help="Compare bodies with their checksums.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Read a store without changing anything and report every damaged range."""
+    from tandemmq.store.inspect import check_store
+
+    clock = LoopClock()
+    begun = clock.monotonic()
+    settings = _settings(config)
+    options = _inspect_options(directory, commit_log, settings, check_crc=crc)
+    report = _guarded(lambda on_progress: check_store(options, on_progress))
+    seconds = max(clock.monotonic() - begun, 1e-9)
+    if as_json:
+        typer.echo(json.dumps(_check_values(report, seconds), indent=2))
+    else:
+        _print_check(report, directory, seconds)
+    raise typer.Exit(0 if report.is_clean else EXIT_DAMAGED)
+
+
+@app.command()
+def repair(
+    directory: Root,
+    commit_log: CommitLogDir = None,
+    config: BrokerFile = None,
+    accept_damage: Annotated[
+        bool, typer.Option("--accept-damage", help="Go on although records inside the log are lost.")
+    ] = False,
+    index: Annotated[
+        bool | None, typer.Option("--index/--no-index", help="Build a key index. [default: if there is one]")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build ConsumeQueues, key index and checkpoint anew from the CommitLog, which is not touched."""
+    from tandemmq.store.inspect import RepairOptions, repair_store
+
+    settings = _settings(config)
+    if index is None and settings is not None and not settings.key_index_enable:
+        index = False
+    options = RepairOptions(
+        inspect=_inspect_options(directory, commit_log, settings, check_crc=True),
+        accepts_damage=accept_damage,
+        has_index=index,
+        queue_file_bytes=None if settings is None else settings.consume_queue_file_bytes,
+    )
+    report = _guarded(lambda on_progress: repair_store(options, RealDisk(), on_progress))
+    if as_json:
+        typer.echo(json.dumps(_repair_values(report), indent=2))
+    else:
+        _print_repair(report, directory)
+    raise typer.Exit(EXIT_DAMAGED if report.is_refused else 0)
+
+
+# Options.
+
+
+def _settings(config: Path | None) -> StoreOptions | None:
+    """What the broker's file says about its store."""
+    if config is None:
+        return None
+    from tandemmq.config.load import Machine, load_broker, read_settings
+
+    machine = Machine(
+        host_name="broker", address="127.0.0.1", memory_bytes=1 << 30, home=Path.home(), name_servers=""
+    )
+    try:
+        return load_broker(read_settings(config, []), machine).store
+    except TandemError as error:
+        _fail(str(error))
+
+
+def _inspect_options(
+    root: Path, commit_log: Path | None, settings: StoreOptions | None, *, check_crc: bool
+) -> InspectOptions:
+    from tandemmq.store.inspect import IndexLayout, InspectOptions
+
+    if settings is None:
+        return InspectOptions(root=root, commit_log_dir=commit_log, check_crc=check_crc)
+    return InspectOptions(
+        root=root,
+        commit_log_dir=commit_log or settings.commit_log_dir,
+        check_crc=check_crc,
+        delays_ms=settings.delay_levels_ms,
+        index_layout=IndexLayout(settings.key_index_slot_count, settings.key_index_entry_count),
+    )
+
+
+# Running.
+
+
+def _guarded(work: Callable[[Callable[[str, int, int], None]], T]) -> T:
+    """The result, with a bar on a terminal; one sentence and exit code 2 when the store cannot be read."""
+    try:
+        with _progress_bar() as on_progress:
+            return work(on_progress)
+    except StoreError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
+def _fail(sentence: str) -> NoReturn:
+    typer.echo(f"tandemmq: {sentence}", err=True)
+    raise typer.Exit(EXIT_UNREADABLE)
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        tasks: dict[str, Any] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], completed=done)
+
+        yield show
+
+
+# Printing.
+
+
+def _numbers(report: StoreReport | RepairReport) -> dict[str, Any]:
+    return {name: value for name, value in _fields(report).items() if isinstance(value, (int, list))}
+
+
+def _fields(report: StoreReport | RepairReport) -> dict[str, Any]:
+    """The report's fields; findings are rendered by themselves."""
+    return {name: getattr(report, name) for name in report.__slots__}
+
+
+def _check_values(report: StoreReport, seconds: float) -> dict[str, Any]:
+    findings = report.findings
+    return {
+        "is_clean": report.is_clean,
+        "damage_count": findings.damage_count,
+        "note_count": findings.note_count,
+        "seconds": round(seconds, 3),
+        **_numbers(report),
+        "findings": [finding.as_dict() for finding in findings.listed],
+    }
+
+
+def _repair_values(report: RepairReport) -> dict[str, Any]:
+    return {**_numbers(report), "findings": [finding.as_dict() for finding in report.findings.listed]}
+
+
+def _print_check(report: StoreReport, root: Path, seconds: float) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table(title=escape(f"Store {root}"), title_justify="left")
+    table.add_column("part")
+    table.add_column("looked at")
+    table.add_column("damaged", justify="right")
+    table.add_column("notes", justify="right")
+    looked_at = {
+        "CommitLog": f"{report.log_files} files, {report.record_count:,} records, "
+        f"offsets {report.log_begin:,} to {report.log_end:,}",
+        "ConsumeQueue": f"{report.queue_count} queues, {report.entry_count:,} entries",
+        "key index": f"{report.index_files} files, {report.index_entries:,} entries",
+        "checkpoint": "",
+        "marks": "",
+        "config": "",
+    }
+    for part, text in looked_at.items():
+        found = [finding for finding in report.findings.listed if finding.part.value == part]
+        damaged = sum(finding.severity.value == "damage" for finding in found)
+        table.add_row(part, text, str(damaged), str(len(found) - damaged))
+    _print_findings(console, report.findings.listed, report.findings.unlisted_count)
+    console.print(table)
+    rate = report.log_bytes / seconds / 1e6
+    console.print(f"{report.log_bytes:,} bytes of log in {seconds:.1f} s, {rate:,.0f} MB/s")
+    console.print("clean" if report.is_clean else f"damaged: {report.findings.damage_count} ranges")
+
+
+def _print_findings(console: Console, findings: list[Finding], unlisted_count: int) -> None:
+    # Damage first: notes must not push it off the screen.
+    ordered = sorted(findings, key=lambda finding: finding.severity.value)
+    for finding in ordered[:FINDINGS_SHOWN]:
+        console.print(escape(_line(finding)))
+    rest = len(ordered[FINDINGS_SHOWN:]) + unlisted_count
+    if rest:
+        console.print(f"... and {rest} more")
+
+
+def _line(finding: Finding) -> str:
+    """One finding as a person reads it: where, whose, what."""
+    place = str(finding.path)
+    if finding.size_bytes:
+        place += f" bytes {finding.offset} to {finding.offset + finding.size_bytes}"
+    elif finding.offset:
+        place += f" at byte {finding.offset}"
+    owner = []
+    if finding.topic is not None:
+        owner.append(f"topic {finding.topic}, queue {finding.queue_id}")
+    if finding.queue_offset is not None:
+        owner.append(f"queue offset {finding.queue_offset}")
+    if finding.log_offset is not None:
+        owner.append(f"log offset {finding.log_offset}")
+    facts = f" ({', '.join(owner)})" if owner else ""
+    return f"{finding.severity.value}: {place}: {finding.reason}{facts}"
+
+
+def _print_repair(report: RepairReport, root: Path) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    _print_findings(console, report.findings.listed, report.findings.unlisted_count)
+    for warning in report.warnings:
+        console.print(escape(f"warning: {warning}"))
+    if report.is_refused:
+        console.print("refused: the CommitLog is damaged in its middle; nothing was changed")
+        console.print("--accept-damage builds the files from what can still be read")
+        return
+    for change in report.changes:
+        console.print(escape(change))
+    read = f"{report.record_count:,} records, {report.queue_count} queues, {report.key_count:,} keys"
+    verdict = "repaired" if report.changes else "nothing to change"
+    console.print(escape(f"{verdict}: {root} ({read})"))
