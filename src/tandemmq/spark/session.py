@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 DRIVER_MEMORY = "1g"
 
 _JVM_OPTIONS = (
-    # Most of the work is done in Python. With the quick compiler alone Java needs 9 instead of 15 s of CPU up to
-    # the first result, and 15 % more for each row afterwards (2 cores, Java 17).
+    # Most of the work is done in Python. With the quick compiler alone Java needs 9 instead of 15 s of CPU up
+    # to the first result, and 15 % more for each row afterwards (2 cores, Java 17).
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
     "-Xshare:auto",
