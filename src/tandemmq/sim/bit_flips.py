@@ -1,8 +1,8 @@
 """Bits that turn over on the platter: whatever recovery and reading give back must be what was sent.
 
 A record's checksum covers its body only (spec store 3), so bits are flipped where damage can be noticed: in
-bodies, and in the fields of the head that must agree with the place and the length of the record. Losing
-records behind the damage is allowed here; giving out a damaged one is not.
+bodies, and in what says how long a record is. Losing records behind the damage is allowed
+here; giving out a damaged one is not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tandemmq.store import FlushMode, GetStatus, MessageStore, PutStatus
 
 RECORDS = 60
 ROUNDS = 6
-_HEAD_FIELDS = ((0, 12), (28, 36), (84, 88))  # size, magic, checksum; log offset; body length
+_HEAD_FIELDS = ((0, 8), (84, 88))  # size, magic; body length
 
 
 @dataclass(slots=True)

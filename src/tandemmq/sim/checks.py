@@ -161,6 +161,7 @@ class StoreCheck:
             records,
             self._files(options.root / "index"),
             slot_count=options.key_index_slot_count,
+            file_bytes=40 + 4 * options.key_index_slot_count + 20 * options.key_index_entry_count,
             log_begin=max(self.store.min_log_offset, self.ledger.begin),
         )
         if self.is_index_complete:

@@ -1,8 +1,8 @@
 """`python -m tandemmq.sim.crash`: many random lives of a store, and what of them was lost.
 
-The last line is `CRASH OK seeds=N acknowledged=N lost=0 phantom=0 divergent=0`, or `CRASH FAILED ...`; then the
-lines before it have the commands that replay the failed seeds, and the exit code is 1. With --seed K --trace
-one life is told operation by operation.
+The last line is `CRASH OK seeds=N acknowledged=N lost=0 phantom=0 divergent=0`, or `CRASH FAILED ...`; then
+the lines before it have the commands that replay the failed seeds, and the exit code is 1. With --seed K
+--trace one life is told operation by operation.
 """
 
 from __future__ import annotations

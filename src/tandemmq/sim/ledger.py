@@ -121,9 +121,8 @@ class Ledger:
         self.is_frozen = True
 
     def note_cleaned(self, begin: int) -> None:
-        """The log begins at `begin` now."""
-        if not self.is_frozen:
-            self.begin = max(self.begin, begin)
+        """The log begins at `begin` now, or does not yet, if the machine was lost meanwhile."""
+        self.begin = max(self.begin, begin)
 
     def required(self, *, after_power_cut: bool) -> list[Send]:
         """The sends that must be in the log, in its order."""

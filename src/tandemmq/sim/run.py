@@ -206,7 +206,7 @@ class CrashRun:
             self.result.faults.broken.append("a send was accepted after a failed fsync")
         await machine.pass_time(3)
         if machine.disk.write_count != written and not machine.disk.is_lost:
-            self.result.faults.broken.append("files were written after a failed fsync")
+            self.result.faults.broken.append(f"written after a failed fsync: {machine.disk.last_written}")
         if self.ledger.acknowledged_count != acknowledged:
             self.result.faults.broken.append("sends were acknowledged after a failed fsync")
         if self.dice.happens(30) and not machine.disk.is_lost and await machine.stop():
@@ -217,6 +217,7 @@ class CrashRun:
         machine = self.machine
         self._note("restart")
         is_clean = await machine.stop()
+        self._note_index_faults()
         disk = machine.disk
         if not disk.is_lost and not disk.sync_failed:
             if is_clean:

@@ -293,7 +293,7 @@ class Appender:
     def _refuse(self) -> None:
         """Raise the standing refusal, or lift it when the disk may be tried again."""
         is_due = self._clock.monotonic() >= self._retry_at
-        if self._admission.is_blocked(_WRITE_FAILED) and is_due:
+        if self._admission.is_blocked(_WRITE_FAILED) and is_due and not self._is_halted:
             self._retry_at += RETRY_AFTER_S
             if self._zero_dirty():
                 self._admission.unblock(_WRITE_FAILED)

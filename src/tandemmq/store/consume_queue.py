@@ -46,6 +46,7 @@ class ConsumeQueue:
     """The entries of (topic, queue_id), addressed by queue offset."""
 
     __slots__ = (
+        "_has_stale",
         "_log",
         "_synced",
         "_tail",
@@ -75,6 +76,7 @@ class ConsumeQueue:
         self._tail_start = 0
         self._written = 0
         self._synced = 0
+        self._has_stale = False  # a power cut may bring entries back that were cut off
 
     def __repr__(self) -> str:
         return f"ConsumeQueue({self.key[0]}/{self.key[1]}, {self.min_offset}..{self.max_offset})"
@@ -146,7 +148,8 @@ class ConsumeQueue:
 
     @property
     def unsynced_bytes(self) -> int:
-        return (self._written - self._synced) * QUEUE_UNIT_BYTES
+        """What a power cut may change."""
+        return (self._written - self._synced + self._has_stale) * QUEUE_UNIT_BYTES
 
     def write(self) -> None:
         """Write every entry to the files. Raises OSError; the next call writes again what is missing."""
@@ -165,17 +168,14 @@ class ConsumeQueue:
     def unsynced_segments(self) -> tuple[list[Segment], int]:
         """The files that hold written but not synced entries, and the offset to report to `set_synced`."""
         begin, end = self._synced * QUEUE_UNIT_BYTES, self._written * QUEUE_UNIT_BYTES
+        if self._has_stale:
+            return [s for s in self._log.segments if s.end >= begin], self._written
         return [s for s in self._log.segments if s.base < end and s.end > begin], self._written
 
     def set_synced(self, queue_offset: int) -> None:
         """Entries below `queue_offset` survive a power cut."""
         self._synced = max(self._synced, queue_offset)
-
-    def distrust_sync(self) -> None:
-        """After a crash: the last files may hold bytes that are not synced; the next flush does it."""
-        segments = self._recovery_segments()
-        if segments:
-            self._synced = segments[0].base // QUEUE_UNIT_BYTES
+        self._has_stale = False
 
     def _recovery_segments(self) -> list[Segment]:
         count = max(RECOVERY_FILE_COUNT, RECOVERY_BYTES // self._log.segment_bytes)
@@ -262,11 +262,36 @@ class ConsumeQueue:
         if end < before:
             self._cut(end * QUEUE_UNIT_BYTES, self._log.segment_bytes)
             self.min_offset = min(self.min_offset, end)
-        last = self.entry(end - 1) if end > first else None
+            self._has_stale = True
+        self._note_end()
+        return before - end
+
+    def distrust(self, log_offset: int) -> None:
+        """After a crash: drop the entries of records from `log_offset` on, and all that follow them.
+
+        Whatever is below was synced long ago. Behind it a power cut may have left any part of what was
+        written: holes, halves of entries, files that had been deleted. All must be in the files.
+        """
+        assert self._written == self.max_offset
+        end = 0
+        for segment in reversed(self._log.segments):
+            # A first entry lies in one sector, so it is whole or missing; others may be torn.
+            count = _units_below(segment, log_offset)
+            end = segment.base + count * QUEUE_UNIT_BYTES
+            if count:
+                break
+        if self._log.segments:
+            self._cut(end, self._log.segment_bytes)
+            self._note_end()
+            self.min_offset = min(self.min_offset, self.max_offset)
+            self._has_stale = True
+
+    def _note_end(self) -> None:
+        first = self._log.segments[0].base // QUEUE_UNIT_BYTES if self._log.segments else self.max_offset
+        last = self.entry(self.max_offset - 1) if self.max_offset > first else None
         self.end_log_offset = -1
         if last is not None:
             self._note_last(last[0], last[1])
-        return before - end
 
     def raise_min(self, log_begin: int) -> None:
         """Let `min_offset` be the first entry whose record is still kept (spec store 5, correctMinOffset)."""
@@ -311,6 +336,20 @@ class ConsumeQueue:
         """Delete the queue's files and directory; later entries are ignored."""
         self.is_dropped = True
         self._log.remove_all()
+
+
+def _units_below(segment: Segment, log_offset: int) -> int:
+    """How many entries of a file, from its start without a gap, are well-formed and of records below."""
+    first, size, _ = UNIT.unpack(segment.file.pread(0, QUEUE_UNIT_BYTES))
+    if size <= 0 or (first >= log_offset and size != FILLER_SIZE):
+        return 0
+    units = np.frombuffer(segment.file.pread(0, segment.size), dtype=ENTRY)
+    offsets = units["log_offset"].astype(np.int64)
+    is_filler = units["size"] == FILLER_SIZE
+    # A torn offset above 4 GiB can look like a small one, but then it is not above those before it.
+    is_falling = offsets < np.maximum.accumulate(offsets)
+    is_bad = (offsets < 0) | (units["size"] <= 0) | ((offsets >= log_offset) | is_falling) & ~is_filler
+    return int(is_bad.argmax()) if is_bad.any() else len(units)
 
 
 def _valid_units(segment: Segment) -> tuple[int, tuple[int, int, int] | None]:

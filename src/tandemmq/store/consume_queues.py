@@ -65,6 +65,12 @@ class ConsumeQueues:
         """Where the newest record that any queue knows ends; -1 when none does (spec store 12)."""
         return max((queue.end_log_offset for queue in self.table.values()), default=-1)
 
+    def distrust(self, log_offset: int) -> None:
+        """After a crash: in every queue, drop the entries of records from `log_offset` on."""
+        for queue in self:
+            queue.write()
+            queue.distrust(log_offset)
+
     def truncate(self, log_end: int) -> int:
         """Drop entries behind the end of the log, in every queue; how many."""
         return sum(queue.truncate(log_end) for queue in self)

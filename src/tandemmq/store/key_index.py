@@ -247,6 +247,16 @@ class KeyIndex:
             raw = self.file.pread(self._entry_at(first), count * ENTRY_BYTES)
             yield first, np.frombuffer(raw, dtype=ENTRY)
 
+    def count_at_end(self, log_offset: int) -> int:
+        """How many of the last entries are of the record at `log_offset`."""
+        number = self.header.next_entry
+        while number > 1:
+            raw = self.file.pread(self._entry_at(number - 1), ENTRY_BYTES)
+            if _ENTRY.unpack(raw)[1] != log_offset:
+                break
+            number -= 1
+        return self.header.next_entry - number
+
     # Reading.
 
     def find(self, key_hash: int, count_max: int, begin_ms: int, end_ms: int) -> list[int]:

@@ -48,24 +48,39 @@ class KeyIndexes:
         self._pending_bytes = 0
         self._timer: TimerHandle | None = None
         self.indexed_to = -1  # records up to this log offset are in the files already
+        self._indexed_key_count = 0  # so many keys of the record at `indexed_to` are; a crash may take others
         self._is_broken = False
 
     def load(self, *, has_abort: bool) -> None:
-        """Take up the files; of a crashed run, the last one's slots are built again.
+        """Take up the files; after a crash the last one is put in order.
 
         A file of other sizes than configured is left alone and not used.
         """
-        names = [n for n in self._disk.list(self._directory) if len(n) == NAME_DIGITS and n.isdigit()]
-        for name in names:
+        for name in self._disk.list(self._directory):
+            if len(name) != NAME_DIGITS or not name.isdigit():
+                continue
             index = self._index(name)
-            if not index.load_header():
-                log.warning(events.STORE_FILE_IGNORED, extra={"path": str(index.path)})
-            elif has_abort and name == names[-1] and not index.rebuild_slots():
-                self._delete(index)
-            else:
+            if index.load_header():
                 index.close()
                 self._files.append(index)
+            else:
+                log.warning(events.STORE_FILE_IGNORED, extra={"path": str(index.path)})
+        if has_abort:
+            self._repair_end()
         self._note_end()
+
+    def _repair_end(self) -> None:
+        """Drop files begun since the last flush, build the slots of the one that was being filled.
+
+        A header counts what is on disk; what it does not count is found in the log again.
+        """
+        while self._files:
+            index = self._files[-1]
+            if index.header.next_entry > 1 and index.rebuild_slots():
+                # A header may be in memory only, if the flush that wrote it failed.
+                self._note_unsynced(index)
+                return
+            self._delete(self._files.pop())
 
     def cut(self, log_end: int) -> None:
         """Forget records behind the end of the log, which recovery found."""
@@ -79,12 +94,20 @@ class KeyIndexes:
 
     def _delete(self, index: KeyIndex) -> None:
         log.warning(events.KEY_INDEX_DELETED, extra={"path": str(index.path)})
+        if index in self._unsynced:
+            self._unsynced.remove(index)
         index.remove()
 
     def _note_end(self) -> None:
         self.indexed_to = -1
-        if self._files and self._files[-1].header.next_entry > 1:
-            self.indexed_to = self._files[-1].header.end_log_offset
+        self._indexed_key_count = 0
+        for index in reversed(self._files):
+            if self.indexed_to < 0 and index.header.next_entry > 1:
+                self.indexed_to = index.header.end_log_offset
+            count = index.count_at_end(self.indexed_to)
+            self._indexed_key_count += count
+            if count < index.header.next_entry - 1:
+                break
 
     def _index(self, name: str) -> KeyIndex:
         return KeyIndex(
@@ -101,7 +124,7 @@ class KeyIndexes:
         if self._is_broken:
             return
         if units[0][1] <= self.indexed_to:
-            units = [unit for unit in units if unit[1] > self.indexed_to]
+            units = [unit for unit in units if unit[1] >= self.indexed_to]
         self._pending += units
         self._pending_bytes += sum([unit[2] for unit in units])
         if len(self._pending) >= PENDING_COUNT_MAX or self._pending_bytes >= PENDING_BYTES_MAX:
@@ -132,6 +155,8 @@ class KeyIndexes:
                     if key:
                         texts.append(f"{record.topic}#{key}")
                         places.append((log_offset, stored_at_ms))
+        if units[0][1] == self.indexed_to:
+            del texts[: self._indexed_key_count], places[: self._indexed_key_count]
         if texts:
             self._put(texts, places)
 

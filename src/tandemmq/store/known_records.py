@@ -28,15 +28,25 @@ Ints: TypeAlias = NDArray[np.int64]
 
 
 def last_known_record(
-    view: memoryview, at: int, base: int, *, queues: ConsumeQueues, indexed_to: int, check_crc: bool
+    view: memoryview,
+    at: int,
+    base: int,
+    *,
+    queues: ConsumeQueues,
+    indexed_to: int,
+    safe_ms: int,
+    check_crc: bool,
 ) -> int | None:
     """The position of the last of a block of known records from `at` on; None when one of them is not.
 
-    Units:   positions in bytes of `view`, which begins at log offset `base`.
+    Units:   positions in bytes of `view`, which begins at log offset `base`; entries of records stored after
+             `safe_ms` are not trusted.
     Strategy: all or nothing for the block: where the unknown begins is found record by record.
     """
     first = check_record(view, at, log_offset=base + at, check_crc=False)
     if first.outcome is not RecordOutcome.OK or first.log_offset > indexed_to:
+        return None
+    if first.stored_at_ms > safe_ms:
         return None
     queue = queues.table.get((first.topic, first.queue_id))
     if queue is None or queue.end_log_offset < first.log_offset + first.size:
@@ -46,6 +56,8 @@ def last_known_record(
         return None
     columns = read_columns(view, boundaries, log_offset=base)
     if not columns.is_valid.all() or int(columns.log_offset[-1]) > indexed_to:
+        return None
+    if int(columns.stored_at_ms[-1]) > safe_ms:
         return None
     if not _is_in_queues(columns, topic_names(view, columns), queues):
         return None

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record, decode_record
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.appender import BLANK_BYTES, Unit
-from tandemmq.store.checkpoint import Checkpoint
+from tandemmq.store.checkpoint import SAFETY_MS, Checkpoint
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.dispatcher import Dispatcher
@@ -33,12 +33,13 @@ from tandemmq.store.recovery_plan import (
 )
 from tandemmq.store.table_flusher import next_turn
 from tandemmq.telemetry import events
-from tandemmq.units import KIB
+from tandemmq.units import KIB, MIB
 
 log = logging.getLogger(__name__)
 
 STALE_BYTES_CLEAN = 64 * KIB
 """After a clean stop nothing lies behind the end; a foreign store's stale bytes begin right at it."""
+ALL_TIMES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,10 @@ class Recovery:
         self._stored_at_ms = 0
         self._last_log_offset = -1
         self._dispatched_end = -1
+        self._safe_ms = 0
+        self._is_safe = False
+        self._unsure_ms = checkpoint.times.log_stored_at_ms - SAFETY_MS
+        self._unsure_from = -1  # the first record that no successful fsync may have covered
 
     async def run(self, *, has_abort: bool) -> Recovered:
         """Carry out the plan. Raises OSError when the disk does not let us."""
@@ -93,10 +98,16 @@ class Recovery:
             )
             scanned = segments[start:]
             self._log.end = segments[-1].end
+            self._is_safe = plan.distrusts_disk
+            self._safe_ms = self._checkpoint.times.safe_ms if self._is_safe else ALL_TIMES
             end = await self._scan(scanned[0].base)
+            if self._is_safe:
+                self._leave_safety(end)
             lost_bytes = self._cut(plan, end)
+            if plan.distrusts_disk:
+                self._write_again(end)
             await sync_segments(self._log.disk, [s for s in scanned if s in self._log.log.segments])
-        self._settle_queues(plan)
+        self._settle_queues()
         return Recovered(
             plan=plan,
             stored_at_ms=self._stored_at_ms,
@@ -146,6 +157,7 @@ class Recovery:
             base,
             queues=self._queues,
             indexed_to=self._dispatcher.keys_known_to,
+            safe_ms=self._safe_ms,
             check_crc=self._check_crc,
         )
         return at if found is None else found
@@ -158,6 +170,10 @@ class Recovery:
             checked = check_record(view, at, log_offset=position, check_crc=self._check_crc)
             if checked.outcome is not RecordOutcome.OK or _is_torn(view, at, checked.size):
                 break
+            if self._is_safe and checked.stored_at_ms > self._safe_ms:
+                self._leave_safety(position)
+            if self._unsure_from < 0 and checked.stored_at_ms >= self._unsure_ms:
+                self._unsure_from = position
             units.append(self._dispatch(checked, position, view, base))
             self._stored_at_ms = checked.stored_at_ms
             self._last_log_offset = position
@@ -166,6 +182,11 @@ class Recovery:
                 break
         self._dispatcher.add_keys(units)
         return at, checked
+
+    def _leave_safety(self, position: int) -> None:
+        """The checkpoint does not vouch for entries of records from here on: they are made again."""
+        self._is_safe = False
+        self._queues.distrust(position)
 
     def _dispatch(self, checked: RecordCheck, position: int, view: memoryview, base: int) -> Unit:
         queue = None
@@ -188,12 +209,22 @@ class Recovery:
             )
         return lost_bytes
 
-    def _settle_queues(self, plan: RecoveryPlan) -> None:
+    def _write_again(self, end: int) -> None:
+        """Put the bytes that were perhaps never synced where they are already.
+
+        After a failed fsync the page cache may hold what the disk does not, and take it for clean: without
+        this a later fsync succeeds, and a power cut tears a hole into the log.
+        """
+        position = self._unsure_from if self._unsure_from >= 0 else end
+        while position < end:
+            view = self._log.view(position, MIB)
+            self._log.write(position, (bytes(view),))
+            position += len(view)
+
+    def _settle_queues(self) -> None:
         """Write what the scan added, drop what the log lost, find the first entry that is kept."""
         for queue in self._queues:
             queue.write()
-            if plan.distrusts_disk:
-                queue.distrust_sync()
         self._queues.truncate(self._log.end)
         self._queues.raise_min(self._log.begin)
 

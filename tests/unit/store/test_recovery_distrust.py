@@ -1,0 +1,192 @@
+"""After a crash only what the checkpoint vouches for is believed; the crash simulation found each case."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from store_rig import ROOT, Rig, bodies, record
+
+from tandemmq.runtime.memory import MemoryDisk
+from tandemmq.store import FlushMode, MessageStore
+from tandemmq.store.consume_queue import FILLER, UNIT, ConsumeQueue
+from tandemmq.store.key_index import KeyIndex
+from tandemmq.store.segment import OpenFiles
+
+LOG = ROOT / "commitlog" / ("0" * 20)
+QUEUE = ROOT / "consumequeue" / "T" / "0"
+ALWAYS = (0, 2**62)
+
+
+def entry(rig: Rig, number: int) -> tuple[int, int, int]:
+    content = b"".join(rig.disk.read_bytes(QUEUE / name) for name in rig.disk.list(QUEUE))
+    found: tuple[int, int, int] = UNIT.unpack_from(content, number * UNIT.size)
+    return found
+
+
+async def crashed(rig: Rig, count: int = 30) -> list[tuple[int, int, int]]:
+    """A killed store with `count` records whose tables are in the files; their entries."""
+    store = await rig.open()
+    rig.put(store, *(record(b"%03d" % n, tags="red") for n in range(count)))
+    await rig.clock.pass_time(2)
+    rig.kill()
+    await (await rig.open()).close()
+    rig.disk.write_atomically(ROOT / "abort", b"1")
+    return [entry(rig, n) for n in range(count)]
+
+
+def overwrite(disk: MemoryDisk, path: Path, offset: int, data: bytes) -> None:
+    file = disk.open(path)
+    file.pwrite(offset, (data,))
+    file.close()
+
+
+@pytest.mark.parametrize("number", [0, 7, 12, 29])
+@pytest.mark.parametrize("begin", [4, 8, 12, 16])
+async def test_an_entry_cut_at_a_sector_boundary_is_made_again(number: int, begin: int) -> None:
+    """Its form may be good although half of its tag or its size is missing."""
+    rig = Rig()
+    entries = await crashed(rig)
+    path = QUEUE / f"{number * 20 // 200 * 200:020d}"
+    overwrite(rig.disk, path, number * 20 % 200 + begin, bytes(20 - begin))
+    store = await rig.open()
+    assert [entry(rig, n) for n in range(30)] == entries
+    await store.close()
+
+
+async def test_a_hole_many_files_before_the_end_of_a_queue_is_filled() -> None:
+    rig = Rig(consume_queue_file_bytes=20)
+    await crashed(rig, 30)
+    overwrite(rig.disk, QUEUE / f"{3 * 20:020d}", 0, bytes(20))
+    store = await rig.open()
+    assert [int(body) for body in bodies(store)] == list(range(30))
+    await store.close()
+
+
+def queue_with(entries: bytes) -> ConsumeQueue:
+    disk = MemoryDisk()
+    file = disk.create(QUEUE / f"{0:020d}", 200)
+    file.pwrite(0, (entries,))
+    queue = ConsumeQueue(("T", 0), QUEUE, 200, OpenFiles(disk, 8), is_schedule=False)
+    queue.load(stale_bytes_max=200)
+    return queue
+
+
+def test_entries_of_records_above_the_limit_are_dropped() -> None:
+    queue = queue_with(b"".join(UNIT.pack(100 * n, 100, 0) for n in range(6)))
+    queue.distrust(300)
+    assert (queue.max_offset, queue.end_log_offset) == (3, 300)
+    assert queue.unsynced_bytes > 0
+
+
+def test_a_torn_offset_that_looks_small_ends_the_trust() -> None:
+    """Above 4 GiB the first half of an offset may be lost and the rest of its entry kept."""
+    base = 5 << 32
+    good = [UNIT.pack(base + 100 * n, 100, 0) for n in range(4)]
+    queue = queue_with(b"".join(good[:3]) + bytes(4) + good[3][4:])
+    queue.distrust(base + 10_000)
+    assert queue.max_offset == 3
+
+
+def test_fillers_are_no_reason_for_distrust() -> None:
+    queue = queue_with(UNIT.pack(100, 100, 0) + FILLER * 2 + UNIT.pack(200, 100, 0))
+    queue.distrust(10_000)
+    assert (queue.max_offset, queue.end_log_offset) == (4, 300)
+
+
+async def test_bytes_that_were_perhaps_never_synced_are_written_again() -> None:
+    """After a failed fsync the page cache may call pages clean that the disk does not hold."""
+    rig = Rig(flush_mode=FlushMode.SYNC_FLUSH)
+    await crashed(rig)
+    content = rig.disk.read_bytes(LOG)
+    written: list[tuple[int, int]] = []
+
+    class Watch:
+        def on_create(self, path: Path, size: int) -> None: ...
+
+        def on_write(self, path: Path, offset: int, size: int) -> int:
+            if path == LOG:
+                written.append((offset, offset + size))
+            return size
+
+        def on_sync(self, path: Path) -> None: ...
+
+    rig.disk.fault = Watch()
+    store = await rig.open()
+    assert written == [(0, min(store.max_log_offset, 4096))]
+    assert rig.disk.read_bytes(LOG) == content
+    await store.close()
+
+
+def index_entries(rig: Rig) -> list[tuple[str, int]]:
+    """(file, entry count by its header) of every index file."""
+    directory = ROOT / "index"
+    found = []
+    for name in rig.disk.list(directory):
+        index = KeyIndex(directory / name, 64, 4, rig.disk)
+        assert index.load_header()
+        found.append((name, index.header.next_entry - 1))
+        index.close()
+    return found
+
+
+async def test_index_files_begun_since_the_last_flush_are_filled_once() -> None:
+    """Their headers count nothing; taken for the end they made every key since then count twice."""
+    rig = Rig(key_index_entry_count=4)
+    store = await rig.open()
+    rig.put(store, record(b"0", keys="k0"))
+    await rig.clock.pass_time(61)
+    rig.put(store, *(record(b"%d" % n, keys=f"k{n}") for n in range(1, 9)))
+    await rig.clock.pass_time(1)
+    rig.kill()
+    assert [count for _, count in index_entries(rig)] == [1, 0, 0]
+    store = await rig.open()
+    assert [count for _, count in index_entries(rig)] == [3, 3, 3]
+    for n in range(9):
+        assert len(store.query_keys("T", f"k{n}", 8, *ALWAYS)) == 1
+    await store.close()
+
+
+async def test_keys_of_one_record_in_two_index_files_are_completed() -> None:
+    rig = Rig(key_index_entry_count=4)
+    store = await rig.open()
+    rig.put(store, record(b"0", keys="a b"), record(b"1", keys="c d"))
+    await store.close()
+    rig.disk.write_atomically(ROOT / "abort", b"1")
+    overwrite(rig.disk, ROOT / "checkpoint", 0, bytes(40))
+    (_, last) = rig.disk.list(ROOT / "index")
+    overwrite(rig.disk, ROOT / "index" / last, 0, struct.pack(">qqqqii", 0, 0, 0, 0, 0, 0))
+    store = await rig.open()
+    assert len(store.query_keys("T", "d", 8, *ALWAYS)) == 1
+    assert sum(count for _, count in index_entries(rig)) == 4
+    await store.close()
+
+
+async def test_a_failed_store_does_not_even_tidy_up() -> None:
+    rig = Rig(flush_mode=FlushMode.SYNC_FLUSH)
+    store: MessageStore = await rig.open()
+
+    class Broken:
+        writes = 0
+
+        def on_create(self, path: Path, size: int) -> None: ...
+
+        def on_write(self, path: Path, offset: int, size: int) -> int:
+            self.writes += 1
+            return 0
+
+        def on_sync(self, path: Path) -> None:
+            raise OSError(5, "input/output error")
+
+    rig.put(store, record(b"a"))
+    broken = rig.disk.fault = Broken()
+    rig.put(store, record(b"b"))
+    await rig.clock.pass_time(0.1)
+    assert len(rig.fatal) == 1
+    before = broken.writes
+    await rig.clock.pass_time(5)
+    with pytest.raises(Exception, match=r"takes no writes|has failed"):
+        store.append([record(b"c")], lambda _: None)
+    assert broken.writes == before
+    await store.close()
