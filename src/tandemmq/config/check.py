@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandemmq.errors import ConfigError
-from tandemmq.store.options import BrokerRole
+from tandemmq.store.options import BrokerRole, FlushMode
 
 
 def check_broker(values: dict[str, Any], texts: Mapping[str, str]) -> tuple[str, ...]:
@@ -19,7 +19,7 @@ def check_broker(values: dict[str, Any], texts: Mapping[str, str]) -> tuple[str,
     Raises:  ConfigError for settings that contradict each other.
     """
     _check_replica_counts(texts)
-    return _settle_role(values)
+    return (*_settle_role(values), *_settle_pool(values, texts))
 
 
 def _settle_role(values: dict[str, Any]) -> tuple[str, ...]:
@@ -36,6 +36,22 @@ def _settle_role(values: dict[str, Any]) -> tuple[str, ...]:
         return ()
     values["broker.broker_id"] = 0
     return (f"brokerId={broker_id} is taken as 0, because brokerRole={role.value} is a master's",)
+
+
+def _settle_pool(values: dict[str, Any], texts: Mapping[str, str]) -> tuple[str, ...]:
+    """The transient pool serves masters that answer before the disk has the message (spec store 11)."""
+    if not values.get("store.transient_pool_enable", False):
+        return ()
+    if values.get("store.flush_mode") is FlushMode.SYNC_FLUSH:
+        reason = "with flushDiskType=SYNC_FLUSH each send waits for the disk"
+    elif texts.get("writeWithoutMmap", "").lower() == "true":
+        reason = "writeWithoutMmap=true rules it out"
+    elif values.get("store.role") is BrokerRole.SLAVE:
+        return ("transientStorePoolEnable=true has no effect while the broker is a slave",)
+    else:
+        return ()
+    values["store.transient_pool_enable"] = False
+    return (f"transientStorePoolEnable=true is taken as false: {reason}",)
 
 
 def _check_replica_counts(texts: Mapping[str, str]) -> None:

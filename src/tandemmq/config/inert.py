@@ -36,7 +36,6 @@ BROKER_INERT: Final = _parse(
     clientSocketSndBufSize=0 clientWorkerThreads=4 coldCtrStrategyEnable=false
     coldDataFlowControlEnable=false coldDataScanEnable=false commercialBaseCount=1 commercialBigCount
     commercialEnable commercialSizePerMsg=4096 commercialTimerCount commercialTransCount
-    commitCommitLogLeastPages=4 commitCommitLogThoroughInterval=200 commitIntervalCommitLog=200
     commitLogForceSwapMapInterval=43200000 commitLogSwapMapInterval=3600000
     commitLogSwapMapReserveFileNum=100 compactionCqMappedFileSize=10485760
     compactionMappedFileSize=104857600 compactionScheduleInternal=900000 compactionThreadNum=6
@@ -44,7 +43,7 @@ BROKER_INERT: Final = _parse(
     consumerFallbehindThreshold=17179869184 consumerManageThreadPoolNums
     consumerManagerThreadPoolQueueCapacity=1000000 controllerAddr= controllerHeartBeatTimeoutMills=10000
     correctLogicMinOffsetForceInterval=300000 correctLogicMinOffsetSleepInterval=1 dLegerGroup dLegerPeers
-    dLegerSelfId dataReadAheadEnable=true debugLockEnable=false defaultMessageRequestMode=PULL
+    dLegerSelfId debugLockEnable=false defaultMessageRequestMode=PULL
     defaultPopShareQueueNum=-1 defaultQueryMaxNum=32 deleteCommitLogFilesInterval=100
     deleteConsumeQueueFilesInterval=100 destroyMapedFileIntervalForcibly=120000
     disableCallbackExecutor=false disableConsumeIfConsumerReadSlowly=false disableNettyWorkerGroup=false
@@ -62,10 +61,10 @@ BROKER_INERT: Final = _parse(
     enableSingleTopicRegister=false enableSkipLongAwaitingAck=false enableSlaveActingMaster=false
     enableSplitMetadata enableSplitRegistration=false enabledAppendPropCRC=false
     endTransactionPoolQueueCapacity=100000 endTransactionThreadPoolNums estimateAccumulation=true
-    expectConsumerNumUseFilter=32 fastFailIfNoBufferInStorePool=false fetchControllerAddrByDnsLookup=false
+    expectConsumerNumUseFilter=32 fetchControllerAddrByDnsLookup=false
     fetchNameSrvAddrByDnsLookup=false fetchNamesrvAddrByAddressServer=false fetchNamesrvAddrInterval=10000
     filterDataCleanTimeSpan=86400000 filterServerNums filterSupportRetry=false flushCommitLogTimed=true
-    flushConsumerOffsetHistoryInterval=60000 flushLeastPagesWhenWarmMapedFile=4096 forceRegister=true
+    flushConsumerOffsetHistoryInterval=60000 forceRegister=true
     forceVerifyPropCRC=false forwardTimeout=3000 globalColdReadThreshold=104857600
     haMaxTimeSlaveNotCatchup=15000 heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity=50000
     highSpeedMode=false initAuthenticationUser initPopOffsetByCheckMsgInMem=true
@@ -85,7 +84,7 @@ BROKER_INERT: Final = _parse(
     metricLoggingExporterIntervalInMills=10000 metricsGrpcExporterHeader=
     metricsGrpcExporterTarget= metricsInDelta=false metricsLabel= metricsOtelCardinalityLimit=50000
     migrateAuthFromV1Enabled notifyBrokerRoleChanged
-    notifyMinBrokerIdChanged osPageCacheBusyTimeOutMills=1000 popCkMaxBufferSize=200000
+    notifyMinBrokerIdChanged popCkMaxBufferSize=200000
     popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000
     popConsumerFSServiceInit=true popConsumerKVServiceEnable=false popConsumerKVServiceInit=false
     popConsumerKVServiceLog=false popFromRetryProbability=20 popInflightMessageThreshold=10000
@@ -122,13 +121,13 @@ BROKER_INERT: Final = _parse(
     timerWarmEnable=false topicQueueLockNum=32 transactionCheckInterval=30000
     transactionCheckMax=15 transactionMetricFlushInterval=3000 transactionOpBatchInterval=3000
     transactionOpMsgMaxSize=4096 transactionTimeOut=6000 transferMsgByHeap=true
-    transientStorePoolEnable=false transientStorePoolSize=5 travelCqFileNumWhenGetMessage=1
+    travelCqFileNumWhenGetMessage=1
     updateNameServerAddrPeriod=120000 useABSLock=false useEpollNativeSelector=false
     usePIDColdCtrStrategy=true useReentrantLockWhenPutMessage=true useStaticSubscription=false
     waitTimeMillsInAckQueue=3000 waitTimeMillsInAdminBrokerQueue=5000 waitTimeMillsInHeartbeatQueue=31000
     waitTimeMillsInLitePullQueue=5000 waitTimeMillsInPullQueue=5000 waitTimeMillsInSendQueue=200
     waitTimeMillsInTransactionQueue=3000 wakeCommitWhenPutMessage=true wakeFlushWhenPutMessage=false
-    warmMapedFileEnable=false writeBufferHighWaterMark=0 writeBufferLowWaterMark=0 writeWithoutMmap
+    writeBufferHighWaterMark=0 writeBufferLowWaterMark=0 writeWithoutMmap
     """
 )
 

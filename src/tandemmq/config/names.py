@@ -128,6 +128,9 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "messageIndexEnable": _key(FLAG, "store.key_index_enable"),
     "maxHashSlotNum": _key(whole(1, 2**27), "store.key_index_slot_count"),
     "maxIndexNum": _key(whole(2, 2**27), "store.key_index_entry_count"),
+    "warmMapedFileEnable": _key(FLAG, "store.warm_segments"),
+    "flushLeastPagesWhenWarmMapedFile": _key(whole(1, 2**20), "store.warm_flush_pages"),
+    "dataReadAheadEnable": _key(FLAG, "store.read_ahead_enable"),
     "checkCRCOnRecover": _key(FLAG, "store.check_crc_on_recover"),
     # Flushing.
     "flushDiskType": _key(choice(FlushMode), "store.flush_mode"),
@@ -138,6 +141,14 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "flushIntervalConsumeQueue": _key(POSITIVE, "store.queue_flush_interval_ms"),
     "flushConsumeQueueLeastPages": _key(whole(0, 2**20), "store.queue_flush_least_pages"),
     "flushConsumeQueueThoroughInterval": _key(POSITIVE, "store.queue_flush_thorough_interval_ms"),
+    "osPageCacheBusyTimeOutMills": _key(POSITIVE, "store.page_cache_busy_ms"),
+    # Writing to locked memory first.
+    "transientStorePoolEnable": _key(FLAG, "store.transient_pool_enable"),
+    "transientStorePoolSize": _key(whole(1, 2**20), "store.transient_pool_size"),
+    "fastFailIfNoBufferInStorePool": _key(FLAG, "store.fail_fast_without_buffer"),
+    "commitIntervalCommitLog": _key(POSITIVE, "store.commit_interval_ms"),
+    "commitCommitLogLeastPages": _key(whole(0, 2**20), "store.commit_least_pages"),
+    "commitCommitLogThoroughInterval": _key(POSITIVE, "store.commit_thorough_interval_ms"),
     # Retention.
     "fileReservedTime": _key(whole(1, 24 * 36_500), "store.file_reserved_hours"),
     "deleteWhen": _key(HOURS, "store.delete_at_hours"),
@@ -165,6 +176,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "syncMasterCompat4": _key(FLAG, "store.sync_master_compat4"),  # ours
     # Bounds, all ours.
     "openFileCountMax": _key(whole(8, 2**20), "store.open_file_count_max"),
+    "mappedBytesMax": _key(POSITIVE_LONG, "store.mapped_bytes_max"),
     "memoryBytes": _key(POSITIVE_LONG, "store.memory_bytes"),
     "longPollCountMax": _key(POSITIVE, "broker.long_poll_count_max"),
 }

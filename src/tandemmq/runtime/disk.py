@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tandemmq.errors import StoreLocked
-from tandemmq.runtime.ports import Buffer, T
+from tandemmq.runtime.ports import Advice, Buffer, T
 
 BUFFERS_PER_CALL_MAX = 1024  # IOV_MAX of Linux
 _FALLOCATE_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
@@ -37,6 +37,7 @@ class DiskFile:
         self._descriptor = descriptor
         self._size = size
         self._unsynced_directories = [path.parent]
+        self._is_random = False
         self._map: mmap.mmap | None = None
         self._view: memoryview | None = None
 
@@ -90,6 +91,8 @@ class DiskFile:
                 self._view = memoryview(b"")
             else:
                 self._map = mmap.mmap(self._descriptor, self._size, access=mmap.ACCESS_READ)
+                if self._is_random:
+                    self._map.madvise(mmap.MADV_RANDOM)
                 self._view = memoryview(self._map)
         return self._view
 
@@ -103,10 +106,16 @@ class DiskFile:
         """Directories that hold the name of one that was made for this file."""
         self._unsynced_directories += parents
 
-    def advise(self, offset: int, size: int, *, will_need: bool) -> None:
-        advice = os.POSIX_FADV_WILLNEED if will_need else os.POSIX_FADV_DONTNEED
+    def advise(self, advice: Advice) -> None:
         with suppress(OSError):
-            os.posix_fadvise(self._descriptor, offset, size, advice)
+            if advice is Advice.RANDOM:
+                self._is_random = True
+                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+                if self._map is not None:
+                    self._map.madvise(mmap.MADV_RANDOM)
+            elif self._map is not None:
+                # A shared map keeps nothing of its own: the next look finds the page in the page cache.
+                self._map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         if self._descriptor < 0:

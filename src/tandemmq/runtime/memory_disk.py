@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from tandemmq.errors import StoreLocked
-from tandemmq.runtime.ports import Buffer, T
+from tandemmq.runtime.ports import Advice, Buffer, T
 
 TOTAL_BYTES = 1 << 40
+ADVICE_KEPT = 1000
 
 
 class DiskFault(Protocol):
@@ -108,8 +110,8 @@ class MemoryFile:
         self._node.is_entry_durable = True
         self._disk.sync_count += 1
 
-    def advise(self, offset: int, size: int, *, will_need: bool) -> None:
-        return None
+    def advise(self, advice: Advice) -> None:
+        self._disk.advised.append((self._path, advice))
 
     def close(self) -> None:
         self._is_closed = True
@@ -141,6 +143,7 @@ class MemoryDisk:
         self.tracks_unsynced = tracks_unsynced
         self.total_bytes = TOTAL_BYTES
         self.sync_count = 0
+        self.advised: deque[tuple[Path, Advice]] = deque(maxlen=ADVICE_KEPT)
         self._nodes: dict[Path, _Node] = {}
         self._directories: set[Path] = set()
         self._locks: set[Path] = set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -44,6 +45,13 @@ class Clock(Protocol):
     async def sleep(self, delay_s: float) -> None: ...
 
 
+class Advice(Enum):
+    """What the kernel may know about an open file."""
+
+    RANDOM = "it is read here and there: reading ahead is waste"
+    IDLE = "pages of its view may leave this process; they stay in the page cache, and views stay valid"
+
+
 class File(Protocol):
     """One open file whose length never changes."""
 
@@ -76,8 +84,8 @@ class File(Protocol):
         file may have ended before its own first sync.
         """
 
-    def advise(self, offset: int, size: int, *, will_need: bool) -> None:
-        """Tells the page cache that a range is wanted soon, or no longer; a hint without failure."""
+    def advise(self, advice: Advice) -> None:
+        """Tells the kernel how the file is used; a hint without failure."""
 
     def close(self) -> None: ...
 

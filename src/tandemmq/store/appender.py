@@ -6,7 +6,9 @@ Invariants: between two writes everything staged is memory only; a write that fa
             bytes of a failed write may still lie behind the end.
 Strategy:   `append` encodes at once with the final offsets, so the write is one call with the staged buffers;
             the limit that a record must end below folds the file's end and the bound of the stage into one
-            comparison. Per message: no task, no future, no lock, no log line.
+            comparison. Where the bytes go is the `LogTail`'s matter: the files, or the transient pool. A
+            write that takes too long makes the store refuse what arrives next, until one is quick again.
+            Per message: no task, no future, no lock, no log line.
 Knows not:  what sends wait for, what is made of the entries.
 Source:     spec store 3.2, 4, 4.1.
 """
@@ -15,9 +17,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
-from tandemmq.errors import LocalProtocolError, MessageIllegal, ServiceNotAvailable
+from tandemmq.errors import Busy, LocalProtocolError, MessageIllegal, ServiceNotAvailable
 from tandemmq.protocol.record import NewRecord, RecordCheck, encode_blank, encode_record, record_size
 from tandemmq.runtime.ports import Buffer, Clock
 from tandemmq.store.admission import Admission, overload
@@ -29,6 +31,7 @@ from tandemmq.store.options import StoreOptions
 from tandemmq.store.outcomes import Appended, PutStatus
 from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.replies import Sends
+from tandemmq.store.segment import Segment
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -36,11 +39,29 @@ log = logging.getLogger(__name__)
 BLANK_BYTES = 8
 RETRY_AFTER_S = 1.0
 """After a failed write the disk is left alone this long; producers go to another broker."""
+BUSY_PAUSE_S = 0.1
+"""After a slow write sends are refused this long; then one turn's sends try the disk again."""
 _WRITE_FAILED = "write failed"
+_PAGE_CACHE_BUSY = "page cache busy"
 _UNQUEUED = 0x4  # set in prepared and rolled back transactions, which get no queue entry (spec store 5)
 
 Unit: TypeAlias = "tuple[ConsumeQueue | None, int, int, NewRecord | RecordCheck, int]"
 """(queue, log_offset, size, record, stored_at_ms): what the dispatcher makes table entries of."""
+
+
+class LogTail(Protocol):
+    """Where the bytes of appends go. `end` is where the next one goes, and may be moved by nobody else."""
+
+    end: int
+
+    def room_end(self, position: int) -> int:
+        """The end of the file that takes bytes at `position`; `position` itself when none does yet."""
+
+    def open_at(self, offset: int) -> Segment:
+        """The file for byte `offset`, ready to take bytes. Raises OSError, or RequestRejected at a bound."""
+
+    def write(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        """Put bytes at `offset` of a file that is ready. Raises OSError."""
 
 
 class Appender:
@@ -61,6 +82,7 @@ class Appender:
     ) -> None:
         self._options = options
         self._log = log
+        self._tail: LogTail = log
         self._queues = queues
         self._table = queues.table
         self._clock = clock
@@ -70,8 +92,11 @@ class Appender:
         self._on_refused = on_refused
         self.store_host = options.store_host
         self.stored_at_ms = stored_at_ms  # of the newest record
+        self.written_at_ms = stored_at_ms  # of the newest record that is not only staged
         self._dirty: list[tuple[int, int]] = []  # (offset, size) of failed writes that are not zeroed
         self._retry_at = 0.0
+        self._busy_until = 0.0
+        self._slow_s = options.page_cache_busy_ms / 1000
         self._is_scheduled = False
         self._is_halted = False
         self._forget_stage()
@@ -81,9 +106,8 @@ class Appender:
         self._groups: list[tuple[int, list[Buffer]]] = []  # one write each: (log_offset, buffers)
         self._units: list[Unit] = []
         self._sends: Sends = []
-        self._stage_begin = self._position = self._log.end
-        segment = self._log.log.find(self._position)
-        self._segment_end = self._position if segment is None else segment.end
+        self._stage_begin = self._position = self._tail.end
+        self._segment_end = self._tail.room_end(self._position)
         self._buffers: list[Buffer] = []
         self._open_group()
 
@@ -92,9 +116,10 @@ class Appender:
         self._groups.append((self._position, self._buffers))
         self._limit = min(self._segment_end - BLANK_BYTES, self._stage_begin + self._options.staged_bytes_max)
 
-    def restart(self) -> None:
-        """Go on at the end of the log, which others moved: a slave became master."""
+    def restart(self, tail: LogTail) -> None:
+        """Go on at the end of `tail`: the store opens, or a slave became master."""
         assert not self._units
+        self._tail = tail
         self._forget_stage()
 
     def append(self, records: Sequence[NewRecord], on_done: OnDone) -> Appended:
@@ -211,7 +236,7 @@ class Appender:
             return
         begin = self._segment_end
         try:
-            segment = self._log.log.open_at(begin)
+            segment = self._tail.open_at(begin)
         except FileExistsError:
             raise overload("the next file is being made, try again") from None
         except OSError as error:
@@ -220,7 +245,8 @@ class Appender:
         remaining = begin - self._position
         if remaining:
             self._buffers.append(encode_blank(remaining))
-        self._position = segment.base
+        assert segment.base <= begin < segment.end, (segment, begin)
+        self._position = begin
         self._segment_end = segment.end
         self._open_group()
         self._schedule()
@@ -249,17 +275,36 @@ class Appender:
         try:
             for offset, buffers in groups:
                 if buffers:
-                    self._log.write(offset, buffers)
+                    self._tail.write(offset, buffers)
         except OSError as error:
             self._take_back(groups, units, sends, error)
             return
-        self._recorder.append_batch_s.observe(self._clock.monotonic() - begun_at)
-        self._log.end = self._stage_begin = end
+        took_s = self._clock.monotonic() - begun_at
+        self._recorder.append_batch_s.observe(took_s)
+        if took_s > self._slow_s or self._busy_until:
+            self._watch_speed(took_s)
+        self.written_at_ms = self.stored_at_ms
+        self._tail.end = self._stage_begin = end
         self._units = []
         self._sends = []
         self._groups = []
         self._open_group()
         self._on_written(units, sends, end)
+
+    def _watch_speed(self, took_s: float) -> None:
+        """Shed load while the page cache holds writes up; `_refuse` lets sends try it again.
+
+        Source:  spec store 11.
+        """
+        if took_s > self._slow_s:
+            if not self._busy_until:
+                log.warning(events.PAGE_CACHE_BECAME_BUSY, extra={"write_ms": round(took_s * 1000)})
+            self._busy_until = self._clock.monotonic() + BUSY_PAUSE_S
+            remark = f"[PC_SYNCHRONIZED]the page cache is busy, a write took {took_s * 1000:.0f} ms"
+            self._admission.block(_PAGE_CACHE_BUSY, remark, Busy)
+        elif not self._admission.is_blocked(_PAGE_CACHE_BUSY):
+            self._busy_until = 0.0
+            log.warning(events.PAGE_CACHE_BECAME_QUICK, extra={"write_ms": round(took_s * 1000)})
 
     def _take_back(
         self, groups: list[tuple[int, list[Buffer]]], units: list[Unit], sends: Sends, error: OSError
@@ -292,7 +337,10 @@ class Appender:
 
     def _refuse(self) -> None:
         """Raise the standing refusal, or lift it when the disk may be tried again."""
-        is_due = self._clock.monotonic() >= self._retry_at
+        now = self._clock.monotonic()
+        if now >= self._busy_until:
+            self._admission.unblock(_PAGE_CACHE_BUSY)
+        is_due = now >= self._retry_at
         if self._admission.is_blocked(_WRITE_FAILED) and is_due and not self._is_halted:
             self._retry_at += RETRY_AFTER_S
             if self._zero_dirty():

@@ -12,16 +12,17 @@ from collections.abc import Callable, Sequence
 
 from tandemmq.errors import ServiceNotAvailable, StoreError
 from tandemmq.protocol.record import NewRecord
-from tandemmq.runtime.ports import Buffer, Clock, Disk
+from tandemmq.runtime.ports import Advice, Buffer, Clock, Disk
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.admission import Admission
 from tandemmq.store.appender import Appender, Unit
 from tandemmq.store.checkpoint import Checkpoint, CheckpointTimes
-from tandemmq.store.commit_log import CommitLog
+from tandemmq.store.commit_log import CommitLog, Warmth
+from tandemmq.store.committer import Committer
 from tandemmq.store.confirm import AckTable, OnDone
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.dispatcher import Dispatcher, DispatchListener
-from tandemmq.store.flusher import Flusher
+from tandemmq.store.flusher import PAGE_BYTES, Flusher
 from tandemmq.store.key_indexes import KeyIndexes
 from tandemmq.store.lock import StoreMarks
 from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
@@ -36,6 +37,7 @@ from tandemmq.store.retention import Cleaner
 from tandemmq.store.segment import OpenFiles
 from tandemmq.store.segmented_log import SegmentedLog
 from tandemmq.store.table_flusher import TableFlusher
+from tandemmq.store.transient_pool import TransientPool
 from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
 
@@ -74,9 +76,19 @@ class MessageStore:
         self._is_open = False
         self._segment_task: asyncio.Task[None] | None = None
         self._log = CommitLog(
-            SegmentedLog(self._paths.commit_log, options.commit_log_file_bytes, self._files, sparse=False),
+            SegmentedLog(
+                self._paths.commit_log,
+                options.commit_log_file_bytes,
+                self._files,
+                sparse=False,
+                advice=None if options.read_ahead_enable else Advice.RANDOM,
+            ),
             disk,
+            mapped_bytes_max=options.mapped_bytes_max,
+            warmth=_plan_warmth(options),
         )
+        self._pool = TransientPool(options, self._log) if options.uses_transient_pool else None
+        self._committer: Committer | None = None
         self._queues = ConsumeQueues(options, self._paths, disk, self._files)
         self._checkpoint = Checkpoint(self._paths, disk)
         self._indexes = (
@@ -150,6 +162,7 @@ class MessageStore:
         ).run(has_abort=has_abort)
         if self._indexes is not None:
             self._indexes.cut(self._log.end)
+        self._files.release_pages()  # recovery read whole files
         self._restore(recovered)
         self._build_writers(recovered.stored_at_ms)
         # Entries that the scan added are durable before anything relies on them.
@@ -194,6 +207,18 @@ class MessageStore:
             on_refused=self._on_refused,
             stored_at_ms=stored_at_ms,
         )
+        if self._pool is not None:
+            self._committer = Committer(
+                self.options,
+                pool=self._pool,
+                log=self._log,
+                disk=self._disk,
+                clock=self._clock,
+                tasks=self._tasks,
+                admission=self._admission,
+                appended=self.appended,
+                written_at_ms=lambda: self._appender.written_at_ms,
+            )
         self._flusher = Flusher(
             self.options,
             log=self._log,
@@ -225,6 +250,7 @@ class MessageStore:
             queues=self._queues,
             indexes=self._indexes,
             admission=self._admission,
+            directories=(self._paths.commit_log, self._paths.consume_queues),
             disk=self._disk,
             clock=self._clock,
             flushed=self.flushed,
@@ -261,7 +287,8 @@ class MessageStore:
             await asyncio.wait([self._segment_task])
         is_clean = False
         try:
-            is_clean = await self._settle()
+            if self._committer is None or await self._committer.stop():
+                is_clean = await self._settle()
         except OSError as error:
             self._flusher.fail(error)
         finally:
@@ -272,6 +299,8 @@ class MessageStore:
             if self._indexes is not None:
                 self._indexes.close()
             self._files.close()
+            if self._pool is not None:
+                self._pool.close()
             if is_clean:
                 self._marks.remove_abort()
             self._marks.release()
@@ -295,6 +324,8 @@ class MessageStore:
         self._admission.block(_FAILED, "the store has failed")
         self._replica_log.close()
         self._appender.halt()
+        if self._committer is not None:
+            self._committer.halt()
         self._flusher.halt()
         self._table_flusher.halt()
         self._cleaner.stop()
@@ -325,7 +356,8 @@ class MessageStore:
         return self._replies.acks
 
     def set_role(self, role: BrokerRole) -> None:
-        """Master or slave from now on. A slave that becomes master drops a record it has only in part.
+        """Master or slave from now on. A slave that becomes master drops a record it has only in part; a
+        master that becomes slave first commits what is in its pool.
 
         Raises:  OSError when the disk takes no writes; the role is unchanged then.
         """
@@ -336,13 +368,19 @@ class MessageStore:
                     mark.truncate_to(end)
             # Queue offsets are assigned behind all that is here, flushed or not.
             self._dispatcher.advance(end)
+        if self.role is not BrokerRole.SLAVE and role is BrokerRole.SLAVE:
+            self._appender.write_staged()
+            if self._committer is not None:
+                self._committer.commit_now()
         self.role = self._reader.role = role
         self._replies.set_role(role)
         if role is BrokerRole.SLAVE:
             self._admission.block(_ROLE, "the broker is a slave, it takes no messages")
         else:
             self._admission.unblock(_ROLE)
-            self._appender.restart()
+            if self._pool is not None:
+                self._pool.restart()
+            self._appender.restart(self._pool or self._log)
         options = self.options
         waits_for_nobody = options.in_sync_replicas <= 1 and not options.sync_master_compat4
         if role is BrokerRole.SYNC_MASTER and waits_for_nobody:
@@ -373,7 +411,10 @@ class MessageStore:
     def _on_written(self, units: list[Unit], sends: Sends, end: int) -> None:
         self._dispatcher.expect(units, end)
         try:
-            self.appended.raise_to(end)
+            if self._committer is None:
+                self.appended.raise_to(end)
+            else:
+                self._committer.wake()
         finally:
             # Whatever a follower does wrong, the senders are told.
             self._replies.written(sends)
@@ -387,7 +428,11 @@ class MessageStore:
         self._replies.end_all(sends, status)
 
     def _newest_stored_at(self) -> int:
-        return max(self._appender.stored_at_ms, self._dispatcher.stored_at_ms)
+        """The time of the newest record below `appended`."""
+        writer = self._appender.written_at_ms
+        if self._committer is not None:
+            writer = self._committer.committed_stored_at_ms
+        return max(writer, self._dispatcher.stored_at_ms)
 
     # Reading.
 
@@ -487,4 +532,13 @@ class MessageStore:
             queue_count=len(self._queues),
             sends_waiting_for_flush=len(lines) - lines.ack_count,
             sends_waiting_for_acks=lines.ack_count,
+            pool_free_count=0 if self._pool is None else self._pool.free_count,
+            uncommitted_bytes=0 if self._pool is None else self._pool.uncommitted_bytes,
         )
+
+
+def _plan_warmth(options: StoreOptions) -> Warmth | None:
+    if not options.warm_segments:
+        return None
+    is_sync = options.flush_mode is FlushMode.SYNC_FLUSH
+    return Warmth(sync_bytes=options.warm_flush_pages * PAGE_BYTES if is_sync else None)

@@ -51,12 +51,17 @@ class StoreOptions:
     key_index_slot_count: int = 5_000_000  # maxHashSlotNum
     key_index_entry_count: int = 20_000_000  # maxIndexNum
     open_file_count_max: int = 512  # ours: handles (and their maps) kept open for log and queue files
+    mapped_bytes_max: int = 32 * MIB  # ours: log bytes that may stay mapped into memory after they were read
+    read_ahead_enable: bool = True  # dataReadAheadEnable
+    warm_segments: bool = False  # warmMapedFileEnable: the next log file is filled with zeros ahead of need
+    warm_flush_pages: int = 4_096  # flushLeastPagesWhenWarmMapedFile, with SYNC_FLUSH
 
     # Messages.
     message_bytes_max: int = 4 * MIB  # maxMessageSize, of the body
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS  # messageDelayLevel
     staged_bytes_max: int = 64 * MIB  # ours: bytes accepted within one turn of the loop, Busy above
     waiting_sends_max: int = 200_000  # ours: sends waiting for disk or slaves, Busy above
+    page_cache_busy_ms: int = 1_000  # osPageCacheBusyTimeOutMills: a write that takes longer sheds load
 
     # Flush of the CommitLog.
     flush_mode: FlushMode = FlushMode.ASYNC_FLUSH  # flushDiskType
@@ -64,6 +69,14 @@ class StoreOptions:
     flush_interval_ms: int = 500  # flushIntervalCommitLog
     flush_least_pages: int = 4  # flushCommitLogLeastPages
     flush_thorough_interval_ms: int = 10_000  # flushCommitLogThoroughInterval
+
+    # Writing to locked memory first; only with ASYNC_FLUSH, and not while the store is a slave.
+    transient_pool_enable: bool = False  # transientStorePoolEnable
+    transient_pool_size: int = 5  # transientStorePoolSize, buffers of commit_log_file_bytes each
+    fail_fast_without_buffer: bool = False  # fastFailIfNoBufferInStorePool
+    commit_interval_ms: int = 200  # commitIntervalCommitLog
+    commit_least_pages: int = 4  # commitCommitLogLeastPages
+    commit_thorough_interval_ms: int = 200  # commitCommitLogThoroughInterval
 
     # Flush of the ConsumeQueues, the key index and the checkpoint.
     queue_flush_interval_ms: int = 1_000  # flushIntervalConsumeQueue
@@ -122,6 +135,11 @@ class StoreOptions:
         return self.commit_log_dir or self.root / "commitlog"
 
     @property
+    def uses_transient_pool(self) -> bool:
+        """Whether a master writes to locked memory first; with SYNC_FLUSH each send waits for the disk."""
+        return self.transient_pool_enable and self.flush_mode is FlushMode.ASYNC_FLUSH
+
+    @property
     def record_bytes_max(self) -> int:
         """The longest record that may be stored (spec store 4); a file must hold it and a BLANK behind it."""
         return min(self.message_bytes_max + 65_536, self.commit_log_file_bytes - 8)
@@ -139,6 +157,13 @@ _RANGES = (
     ("key_index_entry_count", 2, 2**27),
     ("open_file_count_max", 8, 2**20),
     ("message_bytes_max", 1, 2**30),
+    ("mapped_bytes_max", 1, 2**62),
+    ("warm_flush_pages", 1, 2**20),
+    ("page_cache_busy_ms", 1, 2**31),
+    ("transient_pool_size", 1, 2**20),
+    ("commit_interval_ms", 1, 2**31),
+    ("commit_least_pages", 0, 2**20),
+    ("commit_thorough_interval_ms", 1, 2**31),
     ("staged_bytes_max", 1, 2**31),
     ("waiting_sends_max", 1, 2**31),
     ("sync_flush_timeout_ms", 1, 2**31),

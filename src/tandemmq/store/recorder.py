@@ -69,3 +69,5 @@ class StoreFacts:
     queue_count: int
     sends_waiting_for_flush: int
     sends_waiting_for_acks: int
+    pool_free_count: int
+    uncommitted_bytes: int

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice, pairwise
+from pathlib import Path
 
 from tandemmq.runtime.ports import Clock, Disk, TimerHandle
 from tandemmq.store.admission import Admission
@@ -27,6 +29,8 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 HOUR_MS = 3_600_000
+USE_UNKNOWN = -1
+"""Then files that are old enough go, but none is forced out (spec store 19)."""
 _DISK_FULL = "disk full"
 
 
@@ -46,7 +50,8 @@ def plan_cleaning(
     Units:   left_at_ms: per file that may go, oldest first, when the log left it; hour is local, 0..23.
     """
     is_forced = used_percent > options.disk_forcible_percent
-    is_due = hour in options.delete_at_hours or used_percent > options.disk_used_percent_max
+    is_short = used_percent > options.disk_used_percent_max or used_percent == USE_UNKNOWN
+    is_due = hour in options.delete_at_hours or is_short
     count = 0
     if is_forced or is_due:
         oldest_kept_ms = now_ms - options.file_reserved_hours * HOUR_MS
@@ -68,6 +73,7 @@ class Cleaner:
         queues: ConsumeQueues,
         indexes: KeyIndexes | None,
         admission: Admission,
+        directories: Sequence[Path],
         disk: Disk,
         clock: Clock,
         flushed: Watermark,
@@ -78,6 +84,7 @@ class Cleaner:
         self._queues = queues
         self._indexes = indexes
         self._admission = admission
+        self._directories = directories
         self._disk = disk
         self._clock = clock
         self._flushed = flushed
@@ -85,7 +92,8 @@ class Cleaner:
         self._timer: TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin the rounds."""
+        """Begin the rounds; a disk that is full already takes no message until the first one."""
+        self._set_full(self._used_percent() > self._options.disk_warning_percent)
         self._timer = self._clock.call_later(self._options.clean_first_delay_ms / 1000, self._tick)
 
     def _tick(self) -> None:
@@ -131,8 +139,14 @@ class Cleaner:
             self._indexes.drop_below(begin)
 
     def _used_percent(self) -> int:
-        total, free = self._disk.usage(self._log.log.directory)
-        return -(-100 * (total - free) // total) if total > 0 else 0
+        """Of the fuller one of the disks of log and queues; `USE_UNKNOWN` when the system does not tell."""
+        used = USE_UNKNOWN
+        for directory in self._directories:
+            with suppress(OSError):
+                total, free = self._disk.usage(directory)
+                if total > 0:
+                    used = max(used, -(-100 * (total - free) // total))
+        return used
 
     def _left_at(self) -> list[int]:
         safe = min(self._flushed.value, self._dispatched.value)

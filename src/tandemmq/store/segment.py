@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
-from tandemmq.runtime.ports import Disk, File
+from tandemmq.runtime.ports import Advice, Disk, File
 
 
 class OpenFiles:
@@ -27,6 +27,11 @@ class OpenFiles:
 
     def __len__(self) -> int:
         return len(self._segments)
+
+    def release_pages(self) -> None:
+        """Let the mapped pages of all files leave this process's memory."""
+        for segment in self._segments:
+            segment.release_pages()
 
     def add(self, segment: Segment) -> None:
         """Count a handle that was just opened; closes others above the bound."""
@@ -54,20 +59,41 @@ class OpenFiles:
 class Segment:
     """One file of a log: bytes `base` to `end` (exclusive) of it."""
 
-    __slots__ = ("_file", "_files", "_is_doomed", "_pins", "_used", "base", "end", "path", "size")
+    __slots__ = (
+        "_advice",
+        "_file",
+        "_files",
+        "_is_doomed",
+        "_pins",
+        "_used",
+        "base",
+        "end",
+        "path",
+        "size",
+    )
 
-    def __init__(self, path: Path, base: int, size: int, files: OpenFiles, file: File | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        base: int,
+        size: int,
+        files: OpenFiles,
+        file: File | None = None,
+        *,
+        advice: Advice | None = None,
+    ) -> None:
         self.path = path
         self.base = base
         self.size = size
         self.end = base + size
         self._files = files
         self._file = file
+        self._advice = advice
         self._used = True
         self._pins = 0
         self._is_doomed = False
         if file is not None:
-            files.add(self)
+            self._opened(file)
 
     def __repr__(self) -> str:
         return f"Segment({self.path})"
@@ -79,12 +105,22 @@ class Segment:
         file = self._file
         if file is None:
             file = self._file = self._files.disk.open(self.path)
-            self._files.add(self)
+            self._opened(file)
         return file
+
+    def _opened(self, file: File) -> None:
+        if self._advice is not None:
+            file.advise(self._advice)
+        self._files.add(self)
 
     def view(self) -> memoryview:
         """The whole file, read-only; slices of it stay valid after the segment is closed or removed."""
         return self.file.view()
+
+    def release_pages(self) -> None:
+        """Let its mapped pages leave this process's memory; views stay valid."""
+        if self._file is not None:
+            self._file.advise(Advice.IDLE)
 
     def pin(self) -> File:
         """The open file, kept open until `unpin`: for work off the loop."""

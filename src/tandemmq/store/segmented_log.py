@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from tandemmq.errors import Corrupt
-from tandemmq.runtime.ports import File
+from tandemmq.runtime.ports import Advice, File
 from tandemmq.store.paths import offset_file_name, parse_offset_file_name
 from tandemmq.store.segment import OpenFiles, Segment
 from tandemmq.telemetry import events
@@ -27,14 +27,23 @@ _ZEROS = bytes(MIB)
 class SegmentedLog:
     """Files of `segment_bytes` each in `directory`, created when asked for."""
 
-    __slots__ = ("_files", "_sparse", "directory", "segment_bytes", "segments")
+    __slots__ = ("_advice", "_files", "_sparse", "directory", "segment_bytes", "segments")
 
-    def __init__(self, directory: Path, segment_bytes: int, files: OpenFiles, *, sparse: bool) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        segment_bytes: int,
+        files: OpenFiles,
+        *,
+        sparse: bool,
+        advice: Advice | None = None,
+    ) -> None:
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.segments: list[Segment] = []
         self._files = files
         self._sparse = sparse
+        self._advice = advice
 
     def load(self) -> None:
         """Take up the files that are there; an unused last file that a crash left short is deleted.
@@ -60,7 +69,7 @@ class SegmentedLog:
                 raise Corrupt(path, size, f"the file must have {self.segment_bytes} bytes, it has {size}")
             if base % self.segment_bytes or (self.segments and self.segments[-1].end != base):
                 raise Corrupt(path, 0, "the file does not follow the one before it")
-            self.segments.append(Segment(path, base, self.segment_bytes, self._files))
+            self.segments.append(Segment(path, base, self.segment_bytes, self._files, advice=self._advice))
 
     def _is_unused(self, path: Path) -> bool:
         file = self._files.disk.open(path)
@@ -100,7 +109,7 @@ class SegmentedLog:
     def adopt(self, base: int, file: File) -> Segment:
         """Take in a file that was just created for `base`."""
         assert not self.segments or self.segments[-1].end == base, (self.directory, base)
-        segment = Segment(file.path, base, self.segment_bytes, self._files, file)
+        segment = Segment(file.path, base, self.segment_bytes, self._files, file, advice=self._advice)
         self.segments.append(segment)
         return segment
 
