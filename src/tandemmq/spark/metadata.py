@@ -15,13 +15,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
-from tandemmq.errors import BrokerUnreachable, NoRoute, RequestRejected
-from tandemmq.protocol import rejections
+from tandemmq.errors import NoRoute, RequestRejected
 from tandemmq.protocol.bodies.kv import decode_kv_table
-from tandemmq.protocol.bodies.route import TopicRoute, decode_topic_route
-from tandemmq.protocol.bodies.topic import decode_topic_list
 from tandemmq.protocol.codes import RequestCode, ResponseCode
-from tandemmq.protocol.command import Command, Header
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.offset import (
     GetMaxOffsetRequest,
     GetMaxOffsetResponse,
@@ -33,8 +30,8 @@ from tandemmq.protocol.requests.offset import (
     SearchOffsetResponse,
     UpdateOffsetRequest,
 )
-from tandemmq.protocol.requests.route import RouteRequest
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
+from tandemmq.spark.name_servers import NameServers, accept
 from tandemmq.spark.offsets import Positions, QueueKey
 from tandemmq.spark.options import ReadFrom, SourceOptions
 from tandemmq.spark.wire import POOL, UNREACHABLE
@@ -72,7 +69,7 @@ class Cluster:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._name_servers = list(options.name_servers)
+        self._name_servers = NameServers(options.name_servers, options.pull_timeout_s)
 
     def describe(self) -> Topology:
         """The queues that can be read now; empty when no topic of the query is known yet.
@@ -82,7 +79,7 @@ class Cluster:
         queues: set[QueueKey] = set()
         replicas: dict[str, Mapping[int, str]] = {}
         for topic in self._topics():
-            route = self._route(topic)
+            route = self._name_servers.find_route(topic)
             if route is None:
                 continue
             for broker in route.brokers:
@@ -97,7 +94,7 @@ class Cluster:
 
     def locate(self, queue: QueueKey) -> Mapping[int, str]:
         """The replicas of the queue's broker as the name servers know them now; empty when they know none."""
-        route = self._route(queue.topic)
+        route = self._name_servers.find_route(queue.topic)
         brokers = route.brokers if route is not None else ()
         return next((dict(b.addresses) for b in brokers if b.broker_name == queue.broker), {})
 
@@ -113,8 +110,8 @@ class Cluster:
             ]
 
         def read(answers: Sequence[Command], is_master: bool) -> Bounds:
-            low = _accept(answers[0]).decode(GetMinOffsetResponse).offset
-            return Bounds(low, _accept(answers[1]).decode(GetMaxOffsetResponse).offset, is_master)
+            low = accept(answers[0]).decode(GetMinOffsetResponse).offset
+            return Bounds(low, accept(answers[1]).decode(GetMaxOffsetResponse).offset, is_master)
 
         return self._ask_each(topology, topology.queues, ask, read, prefer_slave=prefer_slave)
 
@@ -130,7 +127,7 @@ class Cluster:
             return [Command.request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)]
 
         def read(answers: Sequence[Command], is_master: bool) -> int:
-            return _accept(answers[0]).decode(SearchOffsetResponse).offset
+            return accept(answers[0]).decode(SearchOffsetResponse).offset
 
         return self._ask_each(topology, sorted(times_ms), ask, read)
 
@@ -158,7 +155,7 @@ class Cluster:
         try:
             with POOL.borrow(address) as connection:
                 request = Command.request(RequestCode.GET_BROKER_RUNTIME_INFO)
-                answer = _accept(connection.request(request, self._options.pull_timeout_s))
+                answer = accept(connection.request(request, self._options.pull_timeout_s))
         except (*UNREACHABLE, RequestRejected):
             return None
         end = decode_kv_table(answer.body).get("commitLogMaxOffset", "")
@@ -177,7 +174,7 @@ class Cluster:
         def read(answers: Sequence[Command], is_master: bool) -> int | None:
             if answers[0].code == ResponseCode.QUERY_NOT_FOUND:
                 return None
-            return _accept(answers[0]).decode(QueryOffsetResponse).offset
+            return accept(answers[0]).decode(QueryOffsetResponse).offset
 
         found = self._ask_each(topology, topology.queues, ask, read)
         return {queue: offset for queue, offset in found.items() if offset is not None}
@@ -210,37 +207,14 @@ class Cluster:
             return sorted({queue.topic for queue in options.assigned})
         if options.topics:
             return list(options.topics)
-        answer = self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, None)
         pattern = re.compile(options.topic_pattern)
-        names = decode_topic_list(_accept(answer).body)
+        names = self._name_servers.list_topics()
         return sorted(name for name in names if pattern.fullmatch(name) and not self._is_hidden(name))
 
     def _is_hidden(self, topic: str) -> bool:
         """Topics that a pattern does not mean unless it spells their percent sign."""
         is_internal = is_retry_topic(topic) or is_dlq_topic(topic)
         return is_system_topic(topic) or (is_internal and "%" not in self._options.topic_pattern)
-
-    def _route(self, topic: str) -> TopicRoute | None:
-        header = RouteRequest(topic=topic, accepts_standard_json=True)
-        answer = self._ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
-        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            return None
-        return decode_topic_route(_accept(answer).body)
-
-    def _ask_name_server(self, code: RequestCode, header: Header | None) -> Command:
-        """The answer of the first name server that gives one; it is asked first from then on."""
-        failures = []
-        for address in list(self._name_servers):
-            try:
-                with POOL.borrow(address) as connection:
-                    answer = connection.request(Command.request(code, header), self._options.pull_timeout_s)
-            except UNREACHABLE as error:
-                failures.append(str(error))
-                continue
-            self._name_servers.remove(address)
-            self._name_servers.insert(0, address)
-            return answer
-        raise BrokerUnreachable(f"no name server answers: {'; '.join(failures)}")
 
     def _ask_each(
         self,
@@ -303,12 +277,6 @@ def require_queues(topology: Topology, options: SourceOptions) -> None:
 def wait_before(attempt: int, options: SourceOptions) -> None:
     """Sleeps before a further attempt (1 is the first): the interval doubles up to 16 times itself."""
     time.sleep(options.retry_interval_s * min(2 ** (attempt - 1), 16))
-
-
-def _accept(answer: Command) -> Command:
-    if answer.code != ResponseCode.SUCCESS:
-        raise rejections.to_error(answer)
-    return answer
 
 
 def batched(items: Sequence[T], width: int) -> Iterator[Sequence[T]]:

@@ -10,22 +10,29 @@ clock.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.offsets import EARLIEST, LATEST, Positions, QueueKey, flatten_positions
 from tandemmq.spark.option_table import OPTION_TABLE
+from tandemmq.spark.option_text import (
+    name_options,
+    parse_bool,
+    parse_enum,
+    parse_int,
+    parse_list,
+    parse_name_servers,
+    parse_size,
+    require,
+)
 from tandemmq.spark.packing import PackingOptions
-from tandemmq.units import KIB, MIB
-
-_E = TypeVar("_E", bound=Enum)
+from tandemmq.units import MIB
 
 PULL_GROUP = "TOOLS_CONSUMER"
 """The group named in pulls when the user names none: it exists on every broker (spec semantics 2)."""
@@ -117,17 +124,12 @@ class SourceOptions:
         return hashlib.sha256("\0".join(sorted(self.tags)).encode()).hexdigest()[:16]
 
 
-_NAMES: dict[str, str] = {
-    spelling.lower(): row.name for row in OPTION_TABLE for spelling in (row.name, *row.aliases)
-}
-
-
 def parse_options(raw: Mapping[str, str], *, is_streaming: bool) -> SourceOptions:
     """The options of a query.
 
     Raises:  ConfigError naming the option, what was wrong and what is allowed.
     """
-    values = name_options(raw)
+    values = name_options(raw, OPTION_TABLE)
     if is_streaming:
         for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
             if name in values:
@@ -137,60 +139,40 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool) -> SourceOption
     start = _parse_start(values, is_streaming=is_streaming)
     if start.kind is StartKind.GROUP and not group:
         raise ConfigError("startingOffsets=group needs the option group")
-    commit_progress = _parse_bool(values, "commitProgress", bool(group))
+    commit_progress = parse_bool(values, "commitProgress", bool(group))
     if commit_progress and not group:
         raise ConfigError("commitProgress=true needs the option group")
     return SourceOptions(
-        name_servers=_parse_name_servers(values),
+        name_servers=parse_name_servers(values),
         topics=topics,
         topic_pattern=pattern,
         assigned=assigned,
         tags=parse_tags(values.get("tags", "*")),
         start=start,
         end=_parse_end(values),
-        fail_on_data_loss=_parse_bool(values, "failOnDataLoss", True),
-        trigger_records_max=_parse_int(values, "maxOffsetsPerTrigger", None, least=1),
-        trigger_bytes_max=_parse_size(values, "maxBytesPerTrigger", None),
+        fail_on_data_loss=parse_bool(values, "failOnDataLoss", True),
+        trigger_records_max=parse_int(values, "maxOffsetsPerTrigger", None, least=1),
+        trigger_bytes_max=parse_size(values, "maxBytesPerTrigger", None),
         packing=PackingOptions(
-            partitions_min=_parse_int(values, "minPartitions", 0, least=0) or 0,
-            records_max=_parse_int(values, "maxRecordsPerPartition", 0, least=0) or 0,
-            pack_records=_require(_parse_int(values, "packRecords", 20_000, least=0)),
+            partitions_min=parse_int(values, "minPartitions", 0, least=0) or 0,
+            records_max=parse_int(values, "maxRecordsPerPartition", 0, least=0) or 0,
+            pack_records=require(parse_int(values, "packRecords", 20_000, least=0)),
         ),
         group=group,
         commit_progress=commit_progress,
-        read_from=_parse_enum(values, "readFrom", ReadFrom, ReadFrom.SUGGESTED),
-        slave_lag_bytes_max=_parse_size(values, "maxSlaveLag", None),
-        columns=_parse_list(values.get("columns", "")),
-        properties_as=_parse_enum(values, "propertiesAs", PropertiesAs, PropertiesAs.MAP),
-        decompress=_parse_bool(values, "decompress", True),
-        verify_crc=_parse_bool(values, "verifyCrc", False),
-        arrow_rows=_require(_parse_int(values, "arrowRows", 5_000, least=1)),
-        arrow_bytes=_require(_parse_size(values, "arrowBytes", 8 * MIB)),
-        pull_batch_size=_require(_parse_int(values, "pullBatchSize", 1024, least=1)),
-        pull_timeout_s=_require(_parse_int(values, "pullTimeoutMs", 3000, least=1)) / 1000,
-        retry_count=_require(_parse_int(values, "fetchOffset.numRetries", 8, least=0)),
-        retry_interval_s=_require(_parse_int(values, "fetchOffset.retryIntervalMs", 250, least=1)) / 1000,
+        read_from=parse_enum(values, "readFrom", ReadFrom, ReadFrom.SUGGESTED),
+        slave_lag_bytes_max=parse_size(values, "maxSlaveLag", None),
+        columns=parse_list(values.get("columns", "")),
+        properties_as=parse_enum(values, "propertiesAs", PropertiesAs, PropertiesAs.MAP),
+        decompress=parse_bool(values, "decompress", True),
+        verify_crc=parse_bool(values, "verifyCrc", False),
+        arrow_rows=require(parse_int(values, "arrowRows", 5_000, least=1)),
+        arrow_bytes=require(parse_size(values, "arrowBytes", 8 * MIB)),
+        pull_batch_size=require(parse_int(values, "pullBatchSize", 1024, least=1)),
+        pull_timeout_s=require(parse_int(values, "pullTimeoutMs", 3000, least=1)) / 1000,
+        retry_count=require(parse_int(values, "fetchOffset.numRetries", 8, least=0)),
+        retry_interval_s=require(parse_int(values, "fetchOffset.retryIntervalMs", 250, least=1)) / 1000,
     )
-
-
-def name_options(raw: Mapping[str, str]) -> dict[str, str]:
-    """The same options under their documented names.
-
-    Raises:  ConfigError for a name that is unknown, or given twice under two spellings.
-    """
-    values: dict[str, str] = {}
-    for key, value in raw.items():
-        name = _NAMES.get(key.lower())
-        if name is None:
-            near = difflib.get_close_matches(key.lower(), list(_NAMES), n=1, cutoff=0.5)
-            hint = f"; did you mean {_NAMES[near[0]]}?" if near else ""
-            raise ConfigError(
-                f"unknown option {key!r}{hint} Known options: {', '.join(r.name for r in OPTION_TABLE)}"
-            )
-        if name in values:
-            raise ConfigError(f"option {name} is given twice under different names")
-        values[name] = str(value).strip()
-    return values
 
 
 def parse_tags(expression: str) -> tuple[str, ...]:
@@ -203,25 +185,13 @@ def parse_tags(expression: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(tags))
 
 
-def _parse_name_servers(values: Mapping[str, str]) -> tuple[str, ...]:
-    text = values.get("nameServer", "")
-    servers = tuple(part.strip() for part in re.split(r"[;,]", text) if part.strip())
-    if not servers:
-        raise ConfigError("option nameServer is required: host:port[;host:port]")
-    for server in servers:
-        host, _, port = server.rpartition(":")
-        if not host or not port.isdecimal():
-            raise ConfigError(f"option nameServer: expected host:port, got {server!r}")
-    return servers
-
-
 def _parse_subscription(values: Mapping[str, str]) -> tuple[tuple[str, ...], str, tuple[QueueKey, ...]]:
     given = [name for name in ("subscribe", "subscribePattern", "assign") if values.get(name)]
     if len(given) != 1:
         raise ConfigError(
             f"exactly one of the options subscribe (topic), subscribePattern, assign is required; got {given}"
         )
-    topics = _parse_list(values.get("subscribe", ""))
+    topics = parse_list(values.get("subscribe", ""))
     pattern = values.get("subscribePattern", "")
     try:
         re.compile(pattern)
@@ -285,7 +255,7 @@ def _parse_timestamps(
     timestamps: Positions = {}
     if each in values:
         timestamps = _parse_positions(each, values[each], least=0)
-    timestamp_ms = _parse_int(values, one, None, least=0)
+    timestamp_ms = parse_int(values, one, None, least=0)
     return PositionRule(
         kind=StartKind.TIMESTAMP, timestamps=timestamps, timestamp_ms=timestamp_ms, is_strict=is_strict
     )
@@ -312,54 +282,3 @@ def _parse_json(name: str, text: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ConfigError(f"option {name}: expected a JSON object, got {text!r}")
     return document
-
-
-def _parse_list(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def _parse_bool(values: Mapping[str, str], name: str, default: bool) -> bool:
-    text = values.get(name)
-    if text is None:
-        return default
-    if text.lower() not in ("true", "false"):
-        raise ConfigError(f"option {name}: expected true or false, got {text!r}")
-    return text.lower() == "true"
-
-
-def _parse_int(values: Mapping[str, str], name: str, default: int | None, *, least: int) -> int | None:
-    text = values.get(name)
-    if text is None or text == "":
-        return default
-    try:
-        number = int(text)
-    except ValueError:
-        raise ConfigError(f"option {name}: expected an integer, got {text!r}") from None
-    if number < least:
-        raise ConfigError(f"option {name}: expected at least {least}, got {number}")
-    return number
-
-
-def _parse_size(values: Mapping[str, str], name: str, default: int | None) -> int | None:
-    text = values.get(name)
-    if text is None or text == "":
-        return default
-    match = re.fullmatch(r"(\d+)\s*([kKmMgG]?)[bB]?", text)
-    if match is None or int(match[1]) == 0:
-        raise ConfigError(f"option {name}: expected a size such as 1048576, 512k or 8m, got {text!r}")
-    return int(match[1]) * {"": 1, "k": KIB, "m": MIB, "g": 1024 * MIB}[match[2].lower()]
-
-
-def _parse_enum(values: Mapping[str, str], name: str, kind: type[_E], default: _E) -> _E:
-    text = values.get(name)
-    if text is None:
-        return default
-    for member in kind:
-        if member.value == text.lower():
-            return member
-    raise ConfigError(f"option {name}: expected {', '.join(str(m.value) for m in kind)}, got {text!r}")
-
-
-def _require(number: int | None) -> int:
-    assert number is not None
-    return number

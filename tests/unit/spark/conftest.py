@@ -7,6 +7,7 @@ from spark_fakes import FakeNet
 
 import tandemmq.spark.fetch
 import tandemmq.spark.metadata
+import tandemmq.spark.name_servers
 
 
 @pytest.fixture
@@ -14,6 +15,7 @@ def net(monkeypatch: pytest.MonkeyPatch) -> FakeNet:
     """A network in memory instead of the connection pool; pauses between attempts take no time."""
     fake = FakeNet()
     monkeypatch.setattr(tandemmq.spark.metadata, "POOL", fake)
+    monkeypatch.setattr(tandemmq.spark.name_servers, "POOL", fake)
     monkeypatch.setattr(tandemmq.spark.fetch, "POOL", fake)
     monkeypatch.setattr(tandemmq.spark.metadata.time, "sleep", lambda seconds: None)
     return fake

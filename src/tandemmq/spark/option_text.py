@@ -1,0 +1,102 @@
+"""Options as Spark hands them over: names and single values out of text.
+
+Spark lower-cases the keys (spec spark SP-39). Pure: no Spark, no network, no clock.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import TypeVar
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.option_table import OptionRow
+from tandemmq.units import KIB, MIB
+
+_E = TypeVar("_E", bound=Enum)
+
+
+def name_options(raw: Mapping[str, str], table: Sequence[OptionRow]) -> dict[str, str]:
+    """The same options under their documented names.
+
+    Raises:  ConfigError for a name that is unknown, or given twice under two spellings.
+    """
+    names = {spelling.lower(): row.name for row in table for spelling in (row.name, *row.aliases)}
+    values: dict[str, str] = {}
+    for key, value in raw.items():
+        name = names.get(key.lower())
+        if name is None:
+            near = difflib.get_close_matches(key.lower(), list(names), n=1, cutoff=0.5)
+            hint = f"; did you mean {names[near[0]]}?" if near else ""
+            raise ConfigError(
+                f"unknown option {key!r}{hint} Known options: {', '.join(r.name for r in table)}"
+            )
+        if name in values:
+            raise ConfigError(f"option {name} is given twice under different names")
+        values[name] = str(value).strip()
+    return values
+
+
+def parse_name_servers(values: Mapping[str, str]) -> tuple[str, ...]:
+    text = values.get("nameServer", "")
+    servers = tuple(part.strip() for part in re.split(r"[;,]", text) if part.strip())
+    if not servers:
+        raise ConfigError("option nameServer is required: host:port[;host:port]")
+    for server in servers:
+        host, _, port = server.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(f"option nameServer: expected host:port, got {server!r}")
+    return servers
+
+
+def parse_list(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def parse_bool(values: Mapping[str, str], name: str, default: bool) -> bool:
+    text = values.get(name)
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise ConfigError(f"option {name}: expected true or false, got {text!r}")
+    return text.lower() == "true"
+
+
+def parse_int(values: Mapping[str, str], name: str, default: int | None, *, least: int) -> int | None:
+    text = values.get(name)
+    if text is None or text == "":
+        return default
+    try:
+        number = int(text)
+    except ValueError:
+        raise ConfigError(f"option {name}: expected an integer, got {text!r}") from None
+    if number < least:
+        raise ConfigError(f"option {name}: expected at least {least}, got {number}")
+    return number
+
+
+def parse_size(values: Mapping[str, str], name: str, default: int | None) -> int | None:
+    text = values.get(name)
+    if text is None or text == "":
+        return default
+    match = re.fullmatch(r"(\d+)\s*([kKmMgG]?)[bB]?", text)
+    if match is None or int(match[1]) == 0:
+        raise ConfigError(f"option {name}: expected a size such as 1048576, 512k or 8m, got {text!r}")
+    return int(match[1]) * {"": 1, "k": KIB, "m": MIB, "g": 1024 * MIB}[match[2].lower()]
+
+
+def parse_enum(values: Mapping[str, str], name: str, kind: type[_E], default: _E) -> _E:
+    text = values.get(name)
+    if text is None:
+        return default
+    for member in kind:
+        if member.value == text.lower():
+            return member
+    raise ConfigError(f"option {name}: expected {', '.join(str(m.value) for m in kind)}, got {text!r}")
+
+
+def require(number: int | None) -> int:
+    assert number is not None
+    return number
