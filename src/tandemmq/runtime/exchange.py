@@ -25,6 +25,21 @@ def beside(path: Path) -> Path:
     return real.with_name(real.name + BESIDE)
 
 
+def _displaced(path: Path) -> Path:
+    """Where the old one waits between the two renames."""
+    real = path.resolve()
+    return real.with_name(real.name + BESIDE + ".old")
+
+
+def restore(path: Path) -> None:
+    """Clear away what a killed run left beside `path`; what it had only displaced comes back."""
+    displaced = _displaced(path)
+    if displaced.exists() and not path.exists():
+        displaced.rename(path.resolve())
+    remove_tree(displaced)
+    remove_tree(beside(path))
+
+
 def remove_tree(path: Path) -> None:
     """Remove a directory or file, if there is one."""
     if path.is_dir() and not path.is_symlink():
@@ -39,8 +54,7 @@ def replace(new: Path, old: Path) -> None:
     if not old.exists():
         new.rename(old)
     elif not _exchange(new, old):
-        doomed = old.with_name(old.name + BESIDE + ".old")
-        remove_tree(doomed)
+        doomed = _displaced(old)
         old.rename(doomed)
         new.rename(old)
         sync_directory(old.parent)

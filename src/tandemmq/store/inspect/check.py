@@ -194,7 +194,7 @@ class _Check:
             reason = "not checked: the numbers of slots and entries must be told for a file of this length"
             self._findings.note(Part.INDEX, paths[0], reason)
             return
-        check = IndexCheck(layout, keys, self._findings, log_begin=walk.begin, log_end=walk.intact_end)
+        check = IndexCheck(layout, keys, walk, self._findings)
         total = sum(_index_bytes(path) for path in paths)
         done = 0
 

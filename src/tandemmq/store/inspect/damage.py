@@ -6,6 +6,7 @@ Strategy: where the next record begins tells how long the damaged one must be; w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import pack_into
 
@@ -84,3 +85,11 @@ def _name_record(damage: Damage, view: memoryview, size: int) -> None:
                     f"the record says that it has {said_size} bytes, the next one begins after {size}"
                 )
             return
+
+
+def damage_at(damages: Sequence[Damage], log_offset: int) -> Damage | None:
+    """The damage that holds a byte of the log."""
+    for damage in damages:
+        if damage.log_offset <= log_offset < damage.log_end:
+            return damage
+    return None

@@ -33,7 +33,7 @@ class QueueRows:
     log_offset: Ints
     size: Ints
     tag_hash: Ints
-    row: Ints
+    is_intact: NDArray[np.bool_]
 
     def part(self, begin: int, end: int) -> QueueRows:
         """Some of the rows."""
@@ -43,7 +43,7 @@ class QueueRows:
             log_offset=self.log_offset[begin:end],
             size=self.size[begin:end],
             tag_hash=self.tag_hash[begin:end],
-            row=self.row[begin:end],
+            is_intact=self.is_intact[begin:end],
         )
 
 
@@ -81,7 +81,7 @@ class EntryReader:
                 log_offset=columns.log_offset[group],
                 size=columns.size[group],
                 tag_hash=tag,
-                row=rows[group],
+                is_intact=run.is_intact[rows[group]],
             )
 
     def _due_times(self, run: Run, rows: Ints, tags: Ints) -> Ints:

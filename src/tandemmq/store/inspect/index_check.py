@@ -14,10 +14,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tandemmq.store.inspect.damage import damage_at
 from tandemmq.store.inspect.files import read_range
 from tandemmq.store.inspect.findings import Findings, Part
 from tandemmq.store.inspect.key_hashes import KeyHashes
-from tandemmq.store.inspect.log_walk import Progress
+from tandemmq.store.inspect.log_walk import LogWalk, Progress
 from tandemmq.store.key_index import ENTRY, ENTRY_BYTES, HEADER, SLOT_BYTES, IndexHeader
 
 NAME_DIGITS = 17
@@ -61,14 +62,11 @@ def list_index_files(directory: Path) -> list[Path]:
 class IndexCheck:
     """One file after the other; `is_expected`: a crash explains what is stale in the last one."""
 
-    def __init__(
-        self, layout: IndexLayout, keys: KeyHashes, findings: Findings, *, log_begin: int, log_end: int
-    ) -> None:
+    def __init__(self, layout: IndexLayout, keys: KeyHashes, walk: LogWalk, findings: Findings) -> None:
         self._layout = layout
         self._keys = keys
+        self._walk = walk
         self._findings = findings
-        self._log_begin = log_begin
-        self._log_end = log_end
         self.entry_count = 0
 
     def check(self, path: Path, *, is_expected: bool, on_progress: Progress) -> None:
@@ -95,14 +93,16 @@ class IndexCheck:
 
     def _compare_keys(self, one: _OneFile, first: int, entries: NDArray[np.void]) -> None:
         log_offsets = entries["log_offset"].astype(np.int64)
-        is_ahead = log_offsets >= self._log_end
+        is_ahead = log_offsets >= self._walk.intact_end
         one.report_entries(first, is_ahead, "point behind the log's end", is_expected=one.is_expected)
-        rows = np.flatnonzero((log_offsets >= self._log_begin) & ~is_ahead)
+        rows = np.flatnonzero((log_offsets >= self._walk.begin) & ~is_ahead)
         if not len(rows):
             return
         has_record, has_key = self._keys.match(log_offsets[rows], entries["hash"][rows].astype(np.int64))
         is_lost = np.zeros(len(entries), dtype=np.bool_)
         is_lost[rows[~has_record]] = True
+        for row in np.flatnonzero(is_lost).tolist():
+            is_lost[row] = damage_at(self._walk.damages, int(log_offsets[row])) is None
         one.report_entries(first, is_lost, "point to no record")
         is_wrong = np.zeros(len(entries), dtype=np.bool_)
         is_wrong[rows[has_record & ~has_key]] = True

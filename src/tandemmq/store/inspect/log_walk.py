@@ -83,6 +83,7 @@ class LogWalk:
         self.last_record_at = -1
         self.stored_at_ms = 0  # of the newest intact record
         self.record_count = 0
+        self._before_last = (-1, 0)  # the same two of the record before
         self._reported = 0  # bytes of the present file that `on_progress` was told of
 
     def runs(self) -> Iterator[Run]:
@@ -162,8 +163,8 @@ class LogWalk:
             )
         self._check_times(file, columns)
         good = np.flatnonzero(is_intact & (topic != UNREADABLE))
-        if len(good):
-            last = int(good[-1])
+        for last in good[-2:].tolist():
+            self._before_last = (self.last_record_at, self.stored_at_ms)
             self.last_record_at = int(columns.log_offset[last])
             self.intact_end = self.last_record_at + int(columns.size[last])
             self.stored_at_ms = int(columns.stored_at_ms[last])
@@ -216,6 +217,7 @@ class LogWalk:
             damage.topic, damage.queue_id, damage.queue_offset = topic, head[3], head[5]
             self.damages.append(damage)
             self.intact_end = self.last_record_at
+            self.last_record_at, self.stored_at_ms = self._before_last
 
     def _skip_damage(
         self, file: OffsetFile, mapped: mmap.mmap, view: memoryview, position: int, *, is_last: bool

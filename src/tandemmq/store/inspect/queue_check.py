@@ -21,7 +21,7 @@ from tandemmq.store.consume_queues import SCHEDULE_TOPIC
 from tandemmq.store.inspect.entries import QueueRows
 from tandemmq.store.inspect.findings import Findings, Part
 from tandemmq.store.inspect.log_walk import LogWalk
-from tandemmq.store.inspect.queue_files import Entries, QueueFiles
+from tandemmq.store.inspect.queue_files import Entries, QueueFiles, is_filler
 from tandemmq.store.inspect.queue_leftovers import Leftovers, RecordAt
 from tandemmq.store.options import QUEUE_UNIT_BYTES
 
@@ -238,5 +238,7 @@ def _find_faults(entries: Entries, rows: QueueRows) -> NDArray[np.int64]:
     faults |= (entries["size"] != rows.size) * _WRONG_SIZE
     faults |= ((tag != rows.tag_hash) & (tag > EXT_ADDRESS_MAX)) * _WRONG_TAG
     is_empty = (entries["log_offset"] == 0) & (entries["size"] == 0) & (tag == 0)
-    result: NDArray[np.int64] = np.where(is_empty, _EMPTY, faults)
+    faults = np.where(is_empty, _EMPTY, faults)
+    # A repair leaves out what cannot be read.
+    result: NDArray[np.int64] = np.where(is_filler(entries) & ~rows.is_intact, 0, faults)
     return result

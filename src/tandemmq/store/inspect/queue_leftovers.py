@@ -12,7 +12,7 @@ import numpy as np
 
 from tandemmq.protocol.record_check import RecordCheck
 from tandemmq.protocol.record_layout import RecordOutcome
-from tandemmq.store.inspect.damage import Damage
+from tandemmq.store.inspect.damage import damage_at
 from tandemmq.store.inspect.log_walk import LogWalk
 from tandemmq.store.inspect.queue_files import Entries, QueueFiles, is_filler
 
@@ -75,11 +75,3 @@ class Leftovers:
             owner = f"{found.topic}/{found.queue_id} at queue offset {found.queue_offset}"
             return f"points to a record of {owner}", False
         return "points to no record", False
-
-
-def damage_at(damages: Sequence[Damage], log_offset: int) -> Damage | None:
-    """The damage that holds a byte of the log."""
-    for damage in damages:
-        if damage.log_offset <= log_offset < damage.log_end:
-            return damage
-    return None

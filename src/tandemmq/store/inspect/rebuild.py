@@ -41,16 +41,15 @@ class QueueBuilder:
         self.queues = ConsumeQueues(options, paths, disk, self._files)
         self.restarted: list[Key] = []
 
-    def add(self, run: Run, rows: QueueRows) -> None:
+    def add(self, rows: QueueRows) -> None:
         """The entries of these records, but those that are damaged; fillers stand in their place."""
-        is_intact = run.is_intact[rows.row]
         queue = self.queues.get_or_create(rows.key)
         for queue_offset, log_offset, size, tag_hash, is_good in zip(
             rows.queue_offset.tolist(),
             rows.log_offset.tolist(),
             rows.size.tolist(),
             rows.tag_hash.tolist(),
-            is_intact.tolist(),
+            rows.is_intact.tolist(),
             strict=True,
         ):
             if not is_good or queue_offset < 0:

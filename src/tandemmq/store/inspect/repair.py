@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tandemmq.errors import StoreError
-from tandemmq.runtime.exchange import beside, remove_tree, replace, sync_tree
+from tandemmq.runtime.exchange import beside, remove_tree, replace, restore, sync_tree
 from tandemmq.runtime.ports import Disk
 from tandemmq.store.checkpoint import CheckpointTimes, encode_checkpoint
 from tandemmq.store.inspect.changes import compare_indexes, compare_queues
@@ -89,6 +89,8 @@ class _Repair:
         self._index_dir = root / "index"
         self._checkpoint = root / "checkpoint"
         self._log = list_offset_files(options.inspect.log_dir)
+        for path in (self._queue_dir, self._index_dir):
+            restore(path)
         self._queues = list_queues(self._queue_dir)
         self._topics = TopicNumbers()
         self._walk = LogWalk(
@@ -134,7 +136,11 @@ class _Repair:
 
     def _queue_file_bytes(self) -> int:
         found = usual_size([file for queue in self._queues.values() for file in queue.all.files])
-        size = self._options.queue_file_bytes or found or QUEUE_FILE_BYTES
+        size = self._options.queue_file_bytes or found
+        if not size:
+            size = QUEUE_FILE_BYTES
+            warning = f"ConsumeQueue files are made {size} bytes long, because none is left to tell"
+            self._report.warnings.append(warning)
         if size % QUEUE_UNIT_BYTES:
             raise StoreError(f"{self._queue_dir}: files of {size} bytes do not hold whole entries")
         return size
@@ -155,15 +161,12 @@ class _Repair:
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
-        """Leave nothing beside the old files, neither ours nor that of a run that was killed."""
-        places = [beside(path) for path in (self._queue_dir, self._index_dir)]
-        for place in places:
-            remove_tree(place)
+        """Leave nothing beside the old files."""
         try:
             yield
         finally:
-            for place in places:
-                remove_tree(place)
+            for path in (self._queue_dir, self._index_dir):
+                remove_tree(beside(path))
 
     # Building.
 
@@ -175,7 +178,7 @@ class _Repair:
         entries = EntryReader(self._topics.names, self._options.inspect.delays_ms)
         for run in self._walk.runs():
             for rows in entries.read(run):
-                queues.add(run, rows)
+                queues.add(rows)
             if index is not None:
                 index.add(run, self._topics.names)
         self._report.record_count = self._walk.record_count

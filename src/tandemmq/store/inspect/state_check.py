@@ -18,6 +18,8 @@ from tandemmq.store.inspect.log_walk import LogWalk
 from tandemmq.units import MIB
 
 CONFIG_BYTES_MAX = 256 * MIB
+INDEX_SLACK_MS = 999
+"""A key index that was cut knows the time of its end in whole seconds only."""
 _CHECKPOINT = Struct(">qqqqq")
 _TIMES = ("physicMsgTimestamp", "logicsMsgTimestamp", "indexMsgTimestamp")
 
@@ -34,7 +36,8 @@ def check_checkpoint(path: Path, walk: LogWalk, findings: Findings) -> None:
         return
     *times, _, confirmed = _CHECKPOINT.unpack_from(data)
     for index, (name, time_ms) in enumerate(zip(_TIMES, times, strict=True)):
-        if not 0 <= time_ms <= walk.stored_at_ms:
+        slack_ms = INDEX_SLACK_MS if name == "indexMsgTimestamp" else 0
+        if not 0 <= time_ms <= walk.stored_at_ms + slack_ms:
             reason = f"{name} is {time_ms}, but the newest record was stored at {walk.stored_at_ms}"
             findings.damage(Part.CHECKPOINT, path, reason, offset=8 * index, size_bytes=8)
     if not 0 <= confirmed <= walk.intact_end:

@@ -1,0 +1,425 @@
+"""Building derived files anew: the same bytes as the broker's, whatever was wrong, wherever a kill comes."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from inspect_rig import (
+    QUEUE_FILE_BYTES,
+    SIZES,
+    change,
+    check,
+    content,
+    damages,
+    flip,
+    log_files,
+    make_store,
+    queue_file,
+    some_records,
+    write_store,
+)
+from store_rig import record
+
+from tandemmq.errors import StoreError, StoreLocked
+from tandemmq.protocol.record import decode_record
+from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.memory import ManualClock
+from tandemmq.store import GetStatus, MessageStore, StoreOptions
+from tandemmq.store.consume_queue import FILLER, UNIT
+from tandemmq.store.inspect import InspectOptions, RepairOptions, RepairReport, repair_store
+
+COUNT = 120
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("inspect") / "store", COUNT)
+
+
+@pytest.fixture
+def root(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "store"))
+
+
+def repair(root: Path, **changes: object) -> RepairReport:
+    options = RepairOptions(inspect=InspectOptions(root=root), **changes)  # type: ignore[arg-type]
+    return repair_store(options, RealDisk())
+
+
+def test_sound_store_stays_as_it_is(root: Path) -> None:
+    before = content(root)
+    inodes = {path: path.stat().st_ino for path in root.rglob("*")}
+    report = repair(root)
+    assert report.changes == []
+    assert (report.record_count, report.queue_count) == (COUNT, 5)
+    assert content(root) == before
+    assert {path: path.stat().st_ino for path in root.rglob("*")} == inodes
+
+
+def remove_queues(root: Path) -> None:
+    shutil.rmtree(root / "consumequeue")
+
+
+def remove_one_queue(root: Path) -> None:
+    shutil.rmtree(root / "consumequeue" / "A" / "1")
+
+
+def remove_queue_file(root: Path) -> None:
+    queue_file(root, index=1).unlink()
+
+
+def flip_entry(root: Path) -> None:
+    flip(queue_file(root), 47, 2)
+
+
+def cut_entries(root: Path) -> None:
+    path = queue_file(root, index=-1)
+    path.write_bytes(bytes(len(path.read_bytes())))
+
+
+def add_entries(root: Path) -> None:
+    path = queue_file(root, "SCHEDULE_TOPIC_XXXX", 2)
+    change(path, 360, UNIT.pack(10**6, 200, 3))
+
+
+def add_foreign_queue(root: Path) -> None:
+    shutil.copytree(root / "consumequeue" / "A" / "0", root / "consumequeue" / "ghost" / "0")
+
+
+def empty_index(root: Path) -> None:
+    for path in (root / "index").iterdir():
+        path.unlink()
+    # The files' names say when they were made, which nothing else tells.
+
+
+def flip_index(root: Path) -> None:
+    flip(sorted((root / "index").iterdir())[0], 60)
+
+
+def remove_checkpoint(root: Path) -> None:
+    (root / "checkpoint").unlink()
+
+
+def absurd_checkpoint(root: Path) -> None:
+    change(root / "checkpoint", 0, b"\x7f" * 40)
+
+
+FAULTS: list[Callable[[Path], None]] = [
+    remove_queues,
+    remove_one_queue,
+    remove_queue_file,
+    flip_entry,
+    cut_entries,
+    add_entries,
+    add_foreign_queue,
+    flip_index,
+    remove_checkpoint,
+    absurd_checkpoint,
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_repaired_files_are_those_that_the_broker_wrote(original: Path, root: Path, fault: Callable) -> None:
+    fault(root)
+    assert content(root) != content(original)
+    report = repair(root, queue_file_bytes=QUEUE_FILE_BYTES)
+    assert report.changes
+    assert content(root) == content(original)
+    assert check(root).findings.listed == []
+    assert repair(root).changes == []
+
+
+def test_changes_are_told_by_queue(root: Path) -> None:
+    flip_entry(root)
+    remove_one_queue(root)
+    assert repair(root).changes == ["A/0: 1 entries corrected", "A/1: made, 25 entries"]
+
+
+def test_lost_index_is_made_anew_under_other_names(original: Path, root: Path) -> None:
+    expected = [path.read_bytes() for path in sorted((original / "index").iterdir())]
+    shutil.rmtree(root / "index")
+    assert not any("index" in line for line in repair(root).changes)
+    assert not (root / "index").exists()
+    (root / "index").mkdir()
+    from tandemmq.store.inspect import IndexLayout
+
+    options = InspectOptions(root=root, index_layout=IndexLayout(16, 64))
+    repair_store(RepairOptions(inspect=options), RealDisk())
+    made = sorted((root / "index").iterdir())
+    assert [path.read_bytes() for path in made] == expected
+    assert all(len(path.name) == 17 and path.name.isdigit() for path in made)
+
+
+def test_queue_files_may_be_given_another_length(root: Path) -> None:
+    repair(root, queue_file_bytes=2000)
+    assert queue_file(root).stat().st_size == 2000
+    assert check(root).is_clean
+
+
+async def reopened(root: Path) -> MessageStore:
+    options = StoreOptions(root=root, **SIZES)
+    return await MessageStore.open(options, disk=RealDisk(), clock=ManualClock())
+
+
+def test_broker_opens_a_repaired_store_and_serves_it(original: Path, root: Path) -> None:
+    async def read_all() -> list[bytes]:
+        store = await reopened(root)
+        found = []
+        at = 0
+        while (got := store.get("A", 0, at, count_max=4)).status is GetStatus.FOUND:
+            found += [bytes(piece) for piece in got.slices]
+            at = got.next_offset
+        await store.close()
+        return found
+
+    before = asyncio.run(read_all())
+    assert before
+    remove_queues(root)
+    repair(root, queue_file_bytes=QUEUE_FILE_BYTES)
+    assert asyncio.run(read_all()) == before
+    assert content(root) == content(original)
+
+
+# Damage in the log.
+
+
+def damage_body(root: Path, file: int = 1) -> int:
+    """Flip a bit in the second record of a file; its log offset."""
+    path = log_files(root)[file]
+    at = decode_record(path.read_bytes(), 0).size
+    flip(path, at + 100)
+    return int(path.name) + at
+
+
+def test_damage_in_the_middle_is_refused_and_nothing_changes(root: Path) -> None:
+    damage_body(root)
+    remove_one_queue(root)
+    before = content(root)
+    report = repair(root)
+    assert report.is_refused
+    assert [f.reason for f in report.findings.listed] == ["the checksum does not match"]
+    assert content(root) == before
+    assert sorted(p.name for p in root.iterdir()) == sorted(
+        {name.split("/")[0] for name in before} | {"lock", "config"}
+    )
+
+
+def test_accepted_damage_leaves_a_filler_in_the_place_of_the_lost_message(root: Path) -> None:
+    log_offset = damage_body(root)
+    (found,) = damages(check(root))
+    queues = content(root / "consumequeue")
+    logs = content(root / "commitlog")
+    report = repair(root, accepts_damage=True)
+    assert not report.is_refused
+    assert len(report.findings.listed) == 1
+    assert content(root / "commitlog") == logs
+    assert found.topic is not None
+    assert found.queue_offset is not None
+    name, at = divmod(found.queue_offset * 20, 400)
+    path = f"{found.topic}/{found.queue_id}/{name * 400:020d}"
+    expected = bytearray(queues[path])
+    assert UNIT.unpack_from(expected, at)[0] == log_offset
+    expected[at : at + 20] = FILLER
+    assert content(root / "consumequeue") == {**queues, path: bytes(expected)}
+    assert damages(check(root)) == [found]
+
+
+def test_damage_in_the_last_file_comes_with_a_warning(root: Path) -> None:
+    damage_body(root, -1)
+    report = repair(root, accepts_damage=True)
+    assert "a broker that starts here ends the log in front of it" in report.warnings[0]
+
+
+def test_missing_log_file_is_damage_in_the_middle(root: Path) -> None:
+    log_files(root)[1].unlink()
+    assert repair(root).is_refused
+    assert not repair(root, accepts_damage=True).is_refused
+
+
+def test_unfinished_tail_does_not_stop_the_repair(root: Path) -> None:
+    path = log_files(root)[-1]
+    end = len(path.read_bytes().rstrip(b"\0"))
+    change(path, end, b"\0\0\1\0\xda\xa3\x20\xa7")
+    (root / "abort").write_bytes(b"1")
+    remove_queues(root)
+    report = repair(root)
+    assert not report.is_refused
+    assert check(root).is_clean
+    assert (root / "abort").exists()
+
+
+def test_last_record_with_torn_properties_gets_no_entry(original: Path, root: Path) -> None:
+    path = log_files(root)[-1]
+    end = len(path.read_bytes().rstrip(b"\0"))
+    change(path, end - 6, bytes(6))
+    repair(root)
+    assert not check(root).is_clean
+    asyncio.run(reopened_and_closed(root))
+    report = check(root)
+    assert [f.as_dict() for f in damages(report)] == []
+
+
+async def reopened_and_closed(root: Path) -> None:
+    await (await reopened(root)).close()
+
+
+# What the log alone does not tell.
+
+
+def test_queue_whose_records_all_expired_keeps_its_offsets(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    records = [record(b"old %d" % n, topic="Old") for n in range(45)] + some_records(60)
+    asyncio.run(write_store(root, records))
+    while decode_record(log_files(root)[0].read_bytes(), 0).topic == "Old":
+        log_files(root)[0].unlink()
+    asyncio.run(reopened_and_closed(root))
+    old = content(root / "consumequeue" / "Old")
+    assert check(root).is_clean
+    remove_checkpoint(root)
+    flip_entry(root)
+    report = repair(root)
+    assert not any("Old" in line for line in report.changes)
+    kept = content(root / "consumequeue" / "Old")
+    assert kept == {name: data for name, data in old.items() if name in kept}
+    assert max(kept) == max(old)
+
+    async def next_offset() -> int:
+        store = await reopened(root)
+        appended = store.append([record(b"new", topic="Old")], lambda _: None)
+        await store.close()
+        return appended.queue_offset
+
+    assert asyncio.run(next_offset()) == 45
+
+
+def test_topic_that_was_made_again_gets_its_newest_life(tmp_path: Path) -> None:
+    async def run() -> None:
+        clock = ManualClock()
+        store = await MessageStore.open(StoreOptions(root=tmp_path, **SIZES), disk=RealDisk(), clock=clock)
+        for number in range(9):
+            if number == 5:
+                store.drop_topic("T")
+            store.append([record(b"%d" % number)], lambda _: None)
+            clock.run_soon()
+        await store.close()
+
+    asyncio.run(run())
+    before = content(tmp_path / "consumequeue")
+    remove_queues(tmp_path)
+    report = repair(tmp_path, queue_file_bytes=QUEUE_FILE_BYTES)
+    assert report.warnings == ["T/0: begins anew after its topic was deleted"]
+    assert content(tmp_path / "consumequeue") == before
+
+
+# Refusals.
+
+
+def test_store_in_use_is_refused(root: Path) -> None:
+    lock = RealDisk().lock(root / "lock")
+    before = content(root)
+    with pytest.raises(StoreLocked):
+        repair(root)
+    lock.release()
+    assert content(root) == before
+
+
+def test_store_of_unknown_form_is_refused(root: Path) -> None:
+    (root / "batchconsumequeue").mkdir()
+    (root / "batchconsumequeue" / "T").mkdir()
+    with pytest.raises(StoreError, match="only known to RocketMQ"):
+        repair(root)
+    shutil.rmtree(root / "batchconsumequeue")
+    shutil.rmtree(root / "commitlog")
+    with pytest.raises(StoreError, match="is no store"):
+        repair(root)
+    (root / "commitlog").mkdir()
+    with pytest.raises(StoreError, match="holds no log files"):
+        repair(root)
+
+
+class FullDisk(RealDisk):
+    """A disk on which no file can be made."""
+
+    def create(self, path: Path, size: int, *, sparse: bool = False) -> object:  # type: ignore[override]
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+def test_full_disk_leaves_the_old_files(root: Path) -> None:
+    flip_entry(root)
+    before = content(root)
+    with pytest.raises(OSError, match="No space left"):
+        repair_store(RepairOptions(inspect=InspectOptions(root=root)), FullDisk())
+    assert content(root) == before
+
+
+# Kills.
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tandemmq.runtime import exchange
+from tandemmq.runtime.disk import RealDisk
+from tandemmq.store.inspect import InspectOptions, RepairOptions, repair_store
+
+root, due = Path(sys.argv[1]), int(sys.argv[2])
+count = 0
+
+def step(*_):
+    global count
+    count += 1
+    if count == due:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sync_directory = exchange.sync_directory
+def stepping(path):
+    step()
+    sync_directory(path)
+    step()
+exchange.sync_directory = stepping
+if sys.argv[3] == "no exchange":
+    exchange._exchange = lambda one, other: False
+repair_store(RepairOptions(inspect=InspectOptions(root=root)), RealDisk(), step)
+print("done")
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("way", ["exchange", "no exchange"])
+def test_kill_anywhere_leaves_old_or_new_files_and_a_rerun_finishes(
+    original: Path, tmp_path: Path, way: str
+) -> None:
+    faulty = Path(shutil.copytree(original, tmp_path / "faulty"))
+    for fault in (remove_one_queue, flip_entry, flip_index, absurd_checkpoint):
+        fault(faulty)
+    old = [content(faulty / "consumequeue"), content(faulty / "index")]
+    new = [content(original / "consumequeue"), content(original / "index")]
+    seen = set()
+    for due in range(1, 60, 3):
+        root = Path(shutil.copytree(faulty, tmp_path / f"killed{due}"))
+        command = [sys.executable, "-c", KILLED, str(root), str(due), way]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.stdout == "done\n":
+            assert content(root) == content(original)
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        state = [content(root / "consumequeue"), content(root / "index")]
+        if way == "exchange":
+            assert state[0] in (old[0], new[0])
+            assert state[1] in (old[1], new[1])
+        seen.add((state[0] == new[0], state[1] == new[1]))
+        assert content(root / "commitlog") == content(original / "commitlog")
+        repair(root)
+        assert content(root) == content(original)
+        assert not list(root.glob("*.repair*"))
+        shutil.rmtree(root)
+    else:
+        pytest.fail("the repair never came to its end")
+    assert {(False, False), (True, True)} <= seen
