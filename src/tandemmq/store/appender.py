@@ -37,6 +37,8 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 BLANK_BYTES = 8
+SECTOR_BYTES = 512
+ZERO_SECTOR = bytes(SECTOR_BYTES)
 RETRY_AFTER_S = 1.0
 """After a failed write the disk is left alone this long; producers go to another broker."""
 BUSY_PAUSE_S = 0.1
@@ -165,6 +167,10 @@ class Appender:
         return Appended(queue_offset, (log_offset,), end, now)
 
     def _encode(self, record: NewRecord, queue_offset: int, log_offset: int, stored_at_ms: int) -> bytes:
+        properties = record.properties
+        if properties.endswith(b"\0") or (len(properties) >= SECTOR_BYTES and ZERO_SECTOR in properties):
+            # No checksum covers them; recovery takes such properties for what a power cut left.
+            raise MessageIllegal(f"the properties end in a zero byte, or hold {SECTOR_BYTES} in a row")
         try:
             return encode_record(
                 record,
@@ -232,8 +238,12 @@ class Appender:
         self._check_size(records, total)
         if self._position + total > self._stage_begin + self._options.staged_bytes_max and self._units:
             raise overload("too many bytes arrived at once, try another broker")
-        if self._position + total <= self._segment_end - BLANK_BYTES:
-            return
+        # Twice when the pool has no buffer yet for a file that is nearly full.
+        while self._position + total > self._segment_end - BLANK_BYTES:
+            self._begin_file()
+
+    def _begin_file(self) -> None:
+        """Go on at the end of the staged file's room: in the next file, as a rule."""
         begin = self._segment_end
         try:
             segment = self._tail.open_at(begin)

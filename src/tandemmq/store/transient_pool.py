@@ -39,6 +39,16 @@ class Piece(NamedTuple):
     data: memoryview
 
 
+class _Lent:
+    """A buffer that belongs to one file; what lies behind `written` is of the file it served before."""
+
+    __slots__ = ("memory", "written")
+
+    def __init__(self, memory: LockedMemory) -> None:
+        self.memory = memory
+        self.written = 0
+
+
 class TransientPool:
     """Where appends are kept until they are committed. `end` is where the next byte goes."""
 
@@ -50,7 +60,7 @@ class TransientPool:
         self._fails_fast = options.fail_fast_without_buffer
         self._allocate = allocate
         self._free: list[LockedMemory] = []
-        self._lent: dict[int, LockedMemory] = {}  # by the first byte of the file, oldest first
+        self._lent: dict[int, _Lent] = {}  # by the first byte of the file, oldest first
         self._is_exhausted = False
         self._has_warned = False
         self.end = 0
@@ -87,34 +97,41 @@ class TransientPool:
             raise self._exhausted()
         segment = self._log.open_at(offset)
         assert segment.base not in self._lent, segment
-        self._lent[segment.base] = self._free.pop() if self._free else self._make_buffer()
+        self._lent[segment.base] = _Lent(self._free.pop() if self._free else self._make_buffer())
         return segment
 
     def write(self, offset: int, buffers: Sequence[Buffer]) -> None:
         """Keep bytes for `offset`, within one file that was opened."""
         base = offset - offset % self._log.segment_bytes
-        view = self._lent[base].view
+        lent = self._lent[base]
+        view = lent.memory.view
         at = offset - base
         for buffer in buffers:
             end = at + len(buffer)
             view[at:end] = buffer
             at = end
+        lent.written = at
 
     # What the committer asks for.
 
     def pieces(self, begin: int, end: int) -> list[Piece]:
-        """The bytes from `begin` to `end`, file by file; valid until `release_below` a file's end."""
+        """The bytes from `begin` to `end`, file by file; valid until `release_below` a file's end.
+
+        Behind a BLANK nothing was written; the files are zero there.
+        """
         found = []
         for segment in self._log.dirty_segments(begin, end):
+            lent = self._lent[segment.base]
             first = max(begin, segment.base) - segment.base
-            last = min(end, segment.end) - segment.base
-            found.append(Piece(segment, first, self._lent[segment.base].view[first:last]))
+            last = min(end - segment.base, lent.written)
+            if first < last:
+                found.append(Piece(segment, first, lent.memory.view[first:last]))
         return found
 
     def release_below(self, committed: int) -> None:
         """Take back the buffers of files that end at or below `committed`."""
         for base in [base for base in self._lent if base + self._log.segment_bytes <= committed]:
-            self._free.append(self._lent.pop(base))
+            self._free.append(self._lent.pop(base).memory)
             self._is_exhausted = False
 
     def close(self) -> None:

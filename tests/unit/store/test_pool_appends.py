@@ -1,0 +1,346 @@
+"""Appends through the transient pool: what is answered, read, refused, and when (spec store 11)."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_rig import ROOT, Rig, bodies, options, record
+
+from tandemmq.errors import Busy, RequestRejected, ServiceNotAvailable
+from tandemmq.runtime.locked_memory import LockedMemory
+from tandemmq.runtime.memory import MemoryDisk
+from tandemmq.store import BrokerRole, FlushMode, MessageStore, PutStatus
+from tandemmq.store.commit_log import CommitLog
+from tandemmq.store.segment import OpenFiles
+from tandemmq.store.segmented_log import SegmentedLog
+from tandemmq.store.transient_pool import TransientPool
+from tandemmq.telemetry import events
+from tandemmq.units import ReplicaId
+
+LOG = ROOT / "commitlog"
+
+
+def pooled(**changes: Any) -> Rig:
+    return Rig(transient_pool_enable=True, **changes)
+
+
+class StuckDisk:
+    """A fault that refuses writes to the log while it is told to."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self.is_stuck = False
+        self.arriving = 0
+        disk.fault = self
+
+    def on_create(self, path: Path, size: int) -> None:
+        return None
+
+    def on_write(self, path: Path, offset: int, size: int) -> int:
+        return self.arriving if self.is_stuck and path.parent == LOG else size
+
+    def on_sync(self, path: Path) -> None:
+        return None
+
+
+async def test_a_send_is_answered_from_memory_and_readable_after_the_commit() -> None:
+    rig = pooled()
+    store = await rig.open()
+    assert rig.put(store, record(b"a")) == [PutStatus.PUT_OK]
+    assert store.appended.value == store.max_log_offset == store.dispatched.value == 0
+    assert bodies(store) == []
+    assert store.facts().uncommitted_bytes > 0
+    assert not any(rig.disk.read_bytes(LOG / "00000000000000000000"))
+    await rig.clock.pass_time(0)
+    assert bodies(store) == [b"a"]
+    assert store.facts().uncommitted_bytes == 0
+    await store.close()
+
+
+async def test_few_pages_wait_for_the_interval_and_many_do_not() -> None:
+    rig = pooled(commit_log_file_bytes=1 << 16)
+    store = await rig.open()
+    rig.put(store, record(b"first"))
+    await rig.clock.pass_time(0)
+    assert bodies(store) == [b"first"], "the last commit is long ago"
+    rig.put(store, record(b"second"))
+    await rig.clock.pass_time(0.19)
+    assert bodies(store) == [b"first"]
+    await rig.clock.pass_time(0.02)
+    assert bodies(store) == [b"first", b"second"]
+    rig.put(store, record(b"x" * 4 * 4096))
+    await rig.clock.pass_time(0)
+    assert len(bodies(store)) == 3
+    await store.close()
+
+
+async def test_the_files_are_those_of_a_store_without_pool() -> None:
+    contents = []
+    for is_pooled in (False, True):
+        rig = Rig(transient_pool_enable=is_pooled, commit_log_file_bytes=1024)
+        store = await rig.open()
+        for size in range(0, 400, 7):
+            rig.put(store, record(b"%d" % size * (size // 3), queue_id=size % 3, keys=f"k{size}"))
+            await rig.clock.pass_time(0)
+        store.append([record(b"1"), record(b"2" * 300), record(b"3" * 300)], lambda _: None)
+        await store.close()
+        names = rig.disk.list(LOG)
+        assert len(names) > 5
+        contents.append([(name, rig.disk.read_bytes(LOG / name)) for name in names])
+    assert contents[0] == contents[1]
+
+
+async def test_a_full_file_gives_its_buffer_back() -> None:
+    rig = pooled(commit_log_file_bytes=1024, transient_pool_size=2)
+    store = await rig.open()
+    for number in range(40):
+        assert rig.put(store, record(b"%02d" % number * 100)) == [PutStatus.PUT_OK]
+        await rig.clock.pass_time(0)
+    assert store.facts().pool_free_count == 1
+    assert len(bodies(store)) == 40
+    await store.close()
+
+
+@pytest.mark.parametrize("fails_fast", [False, True])
+async def test_without_a_buffer_a_send_is_refused_until_one_returns(fails_fast: bool) -> None:
+    rig = pooled(commit_log_file_bytes=1024, transient_pool_size=2, fail_fast_without_buffer=fails_fast)
+    store = await rig.open()
+    accepted: list[bytes] = []
+
+    def put_until_refused() -> RequestRejected:
+        while True:
+            body = b"%03d" % len(accepted) * 80
+            try:
+                statuses = rig.put(store, record(body))
+            except RequestRejected as error:
+                return error
+            assert statuses == [PutStatus.PUT_OK]
+            accepted.append(body)
+
+    for _ in range(3):
+        error = put_until_refused()
+        assert isinstance(error, Busy) is not fails_fast
+        assert error.code == (1 if fails_fast else 2)
+        assert store.facts().pool_free_count == 0
+        with pytest.raises(RequestRejected):
+            store.append([record(b"x" * 200), record(b"y" * 200)], pytest.fail)
+        await rig.clock.pass_time(0.5)
+        assert bodies(store) == accepted
+    assert len(accepted) >= 9
+    await store.close()
+    assert bodies(await rig.open()) == accepted
+
+
+@pytest.mark.parametrize("arriving", [0, 50])
+async def test_a_failed_commit_keeps_everything_and_is_tried_again(arriving: int) -> None:
+    rig = pooled()
+    store = await rig.open()
+    fault = StuckDisk(rig.disk)
+    fault.arriving = arriving
+    fault.is_stuck = True
+    assert rig.put(store, *(record(b"%d" % n) for n in range(5))) == [PutStatus.PUT_OK] * 5
+    await rig.clock.pass_time(0.3)
+    with pytest.raises(ServiceNotAvailable):
+        store.append([record()], pytest.fail)
+    assert store.appended.value == 0
+    await rig.clock.pass_time(5)
+    assert rig.fatal == []
+    fault.is_stuck = False
+    await rig.clock.pass_time(1.5)
+    assert bodies(store) == [b"%d" % n for n in range(5)]
+    assert rig.put(store, record(b"5")) == [PutStatus.PUT_OK]
+    await store.close()
+    assert len(bodies(await rig.open())) == 6
+
+
+async def test_a_clean_stop_commits_everything() -> None:
+    rig = pooled()
+    store = await rig.open()
+    statuses = rig.put(store, record(b"1"), record(b"2"))
+    store.append([record(b"3")], statuses.append)
+    await store.close()
+    assert statuses == [PutStatus.PUT_OK] * 3
+    assert not rig.disk.exists(ROOT / "abort")
+    assert bodies(await rig.open()) == [b"1", b"2", b"3"]
+
+
+async def test_a_stop_that_cannot_commit_is_no_clean_one(caplog: pytest.LogCaptureFixture) -> None:
+    rig = pooled()
+    store = await rig.open()
+    rig.put(store, record(b"1"))
+    await rig.clock.pass_time(1)
+    fault = StuckDisk(rig.disk)
+    fault.is_stuck = True
+    rig.put(store, record(b"2"))
+    with caplog.at_level(logging.ERROR):
+        await store.close()
+    assert events.POOL_ABANDONED in caplog.messages
+    assert rig.disk.exists(ROOT / "abort")
+    fault.is_stuck = False
+    rig.kill()
+    assert bodies(await rig.open()) == [b"1"]
+
+
+async def test_sends_that_wait_for_a_slave_wait_for_the_commit_too() -> None:
+    """Spec replication 10."""
+    rig = pooled(role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)
+    store = await rig.open()
+    statuses = rig.put(store, record(b"a"), record(b"b", waits=False))
+    assert statuses == [PutStatus.PUT_OK]
+    assert store.log_view(0, 4096) == b""
+    await rig.clock.pass_time(0)
+    assert len(statuses) == 1
+    store.acks.report(ReplicaId("s"), store.max_log_offset)
+    assert statuses == [PutStatus.PUT_OK] * 2
+    rig.put(store, record(b"c"))
+    late: list[PutStatus] = []
+    store.append([record(b"d")], late.append)
+    await rig.clock.pass_time(4)
+    assert late == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+    await store.close()
+
+
+async def test_slaves_and_sync_flush_go_without_pool() -> None:
+    rig = pooled(flush_mode=FlushMode.SYNC_FLUSH)
+    store = await rig.open()
+    assert rig.put(store, record(b"a")) == []
+    assert store.appended.value > 0
+    assert store.facts().pool_free_count == 0
+    await store.close()
+
+
+async def test_a_change_of_role_commits_first_and_goes_on_behind() -> None:
+    rig = pooled()
+    store = await rig.open()
+    rig.put(store, record(b"a"))
+    store.append([record(b"b")], lambda _: None)
+    store.set_role(BrokerRole.SLAVE)
+    assert bodies(store) == [b"a", b"b"]
+    view = bytes(store.log_view(0, 4096))
+    other = Rig()
+    master = await other.open()
+    other.put(master, record(b"a"), record(b"b"), record(b"c"))
+    store.append_raw(len(view), master.log_view(len(view), 4096))
+    await rig.clock.pass_time(1)
+    assert bodies(store) == [b"a", b"b", b"c"]
+    store.set_role(BrokerRole.ASYNC_MASTER)
+    rig.put(store, record(b"d"))
+    assert len(bodies(store)) == 3
+    await rig.clock.pass_time(1)
+    assert bodies(store) == [b"a", b"b", b"c", b"d"]
+    await store.close()
+    await master.close()
+
+
+async def test_a_change_of_role_that_cannot_commit_changes_nothing() -> None:
+    rig = pooled()
+    store = await rig.open()
+    fault = StuckDisk(rig.disk)
+    fault.is_stuck = True
+    rig.put(store, record(b"a"))
+    with pytest.raises(OSError, match="no room"):
+        store.set_role(BrokerRole.SLAVE)
+    assert store.role is BrokerRole.ASYNC_MASTER
+    fault.is_stuck = False
+    await rig.clock.pass_time(3)
+    assert bodies(store) == [b"a"]
+    await store.close()
+
+
+async def test_checkpoint_never_vouches_for_what_is_in_the_pool_only() -> None:
+    rig = pooled()
+    store = await rig.open()
+    first_ms = rig.clock.now_ms()
+    rig.put(store, record(b"a"))
+    await rig.clock.pass_time(1)
+    fault = StuckDisk(rig.disk)
+    fault.is_stuck = True
+    rig.put(store, record(b"b"))
+    await rig.clock.pass_time(100)
+    assert store._checkpoint.times.log_stored_at_ms == first_ms
+    fault.is_stuck = False
+    await rig.clock.pass_time(100)
+    assert store._checkpoint.times.log_stored_at_ms == first_ms + 1000
+    await store.close()
+
+
+async def test_a_failed_store_commits_nothing_more() -> None:
+    rig = pooled()
+    store = await rig.open()
+    rig.put(store, record(b"a"))
+    await rig.clock.pass_time(1)
+    before = rig.disk.read_bytes(LOG / "00000000000000000000")
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    rig.disk.fault.on_sync = fail  # type: ignore[method-assign]
+    rig.put(store, record(b"b"))
+    await rig.clock.pass_time(0.01)
+    rig.put(store, record(b"c"))
+    store._fail(RuntimeError("for the test"))
+    await rig.clock.pass_time(5)
+    after = rig.disk.read_bytes(LOG / "00000000000000000000")
+    assert after[: len(before.rstrip(b"\0"))] == before.rstrip(b"\0")
+    assert b"c" not in after.rstrip(b"\0")[-20:]
+    await store.close()
+    assert rig.disk.exists(ROOT / "abort")
+
+
+def make_pool(disk: MemoryDisk, allocate: Any, count: int) -> tuple[TransientPool, CommitLog]:
+    files = OpenFiles(disk, 100)
+    log = CommitLog(SegmentedLog(LOG, 256, files, sparse=False), disk, mapped_bytes_max=1 << 20)
+    return TransientPool(options(transient_pool_size=count), log, allocate), log
+
+
+def test_memory_is_made_when_needed_and_used_again_and_a_refused_lock_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made: list[LockedMemory] = []
+
+    def allocate(size: int) -> LockedMemory:
+        made.append(LockedMemory(size))
+        made[-1].is_locked = False
+        return made[-1]
+
+    pool, log = make_pool(MemoryDisk(), allocate, 5)
+    assert made == []
+    with caplog.at_level(logging.WARNING):
+        for base in range(0, 256 * 20, 256):
+            pool.open_at(base)
+            pool.write(base, (b"a" * 100, b"b" * 156))
+            pool.end = base + 256
+            if base:
+                pool.release_below(base)
+                log.end = base
+    assert len(made) == 2
+    assert caplog.messages == [events.POOL_MEMORY_UNLOCKED]
+    (piece,) = pool.pieces(log.end, pool.end)
+    assert (piece.segment.base, piece.position, bytes(piece.data)) == (256 * 19, 0, b"a" * 100 + b"b" * 156)
+
+
+def test_exhaustion_is_told_once_until_a_buffer_returned(caplog: pytest.LogCaptureFixture) -> None:
+    pool, log = make_pool(MemoryDisk(), LockedMemory, 1)
+    pool.open_at(0)
+    pool.end = 256
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            with pytest.raises(Busy):
+                pool.open_at(256)
+        log.end = 256
+        pool.release_below(256)
+        pool.open_at(256)
+        pool.end = 512
+        with pytest.raises(Busy):
+            pool.open_at(512)
+    assert caplog.messages.count(events.POOL_EXHAUSTED) == 2
+    assert len(log.log.segments) == 2, "no file is made without a buffer"
+
+
+async def test_the_pool_is_off_unless_asked_for() -> None:
+    store = await MessageStore.open(options(), disk=MemoryDisk(), clock=Rig().clock)
+    assert store._pool is None
+    await store.close()
