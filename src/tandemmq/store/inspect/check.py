@@ -14,6 +14,7 @@ from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS
 from tandemmq.store.inspect.entries import EntryReader
 from tandemmq.store.inspect.files import (
     OffsetFiles,
+    holds_files,
     list_offset_files,
     require_store,
     shared_lock,
@@ -32,9 +33,9 @@ from tandemmq.store.inspect.state_check import (
     check_consumer_offsets,
     known_topics,
 )
-from tandemmq.store.inspect.topics import TopicNumbers
 from tandemmq.store.key_index import ENTRY_BYTES, HEADER
 from tandemmq.store.options import QUEUE_UNIT_BYTES
+from tandemmq.store.topic_numbers import TopicNumbers
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being read, how many bytes of it are done, and of how many."""
@@ -210,7 +211,7 @@ class _Check:
     def _note_unchecked(self) -> None:
         for name in ("batchconsumequeue", "consumequeue_ext", "timerlog", "compaction"):
             path = self._options.root / name
-            if path.is_dir() and any(path.iterdir()):
+            if holds_files(path):
                 self._findings.note(Part.QUEUE, path, "not checked: only RocketMQ writes these files")
 
 

@@ -118,3 +118,8 @@ def require_store(root: Path, log_dir: Path) -> None:
         raise StoreError(f"{root} is no directory")
     if not log_dir.is_dir():
         raise StoreError(f"{log_dir} is no directory: {root} is no store, or its CommitLog lies elsewhere")
+
+
+def holds_files(directory: Path) -> bool:
+    """True when a file lies anywhere below the directory."""
+    return any(path.is_file() for path in directory.rglob("*"))

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from tandemmq.protocol.record_check import RecordCheck, check_record
 from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import Boundaries, RecordColumns, read_columns
+from tandemmq.store.column_rows import take_rows
 from tandemmq.store.inspect.files import OffsetFiles, map_file
-from tandemmq.store.inspect.property_scan import PropertyScan
-from tandemmq.store.inspect.rows import take_rows
-from tandemmq.store.inspect.topics import UNREADABLE, TopicNumbers
+from tandemmq.store.property_scan import PropertyScan
+from tandemmq.store.topic_numbers import UNREADABLE, TopicNumbers
 
 Ints = NDArray[np.int64]
 

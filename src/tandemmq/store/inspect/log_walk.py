@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from tandemmq.protocol.record_check import check_record, has_good_seal, parse_record
 from tandemmq.protocol.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RecordOutcome
 from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
+from tandemmq.store.column_rows import take_rows
 from tandemmq.store.inspect.damage import Damage, describe_damage
 from tandemmq.store.inspect.files import OffsetFile, map_file
 from tandemmq.store.inspect.findings import Findings, Part
-from tandemmq.store.inspect.property_scan import PropertyScan
-from tandemmq.store.inspect.rows import take_rows
-from tandemmq.store.inspect.topics import UNREADABLE, TopicNumbers
+from tandemmq.store.property_scan import PropertyScan
+from tandemmq.store.topic_numbers import UNREADABLE, TopicNumbers
 from tandemmq.units import MIB
 
 RECORDS_PER_RUN = 8192

@@ -19,14 +19,14 @@ from tandemmq.store.checkpoint import CheckpointTimes, encode_checkpoint
 from tandemmq.store.inspect.changes import compare_indexes, compare_queues
 from tandemmq.store.inspect.check import InspectOptions, Progress, no_progress, report_log_damage
 from tandemmq.store.inspect.entries import EntryReader
-from tandemmq.store.inspect.files import list_offset_files, require_store, usual_size
+from tandemmq.store.inspect.files import holds_files, list_offset_files, require_store, usual_size
 from tandemmq.store.inspect.findings import Findings
 from tandemmq.store.inspect.index_check import IndexLayout, guess_layout, list_index_files
 from tandemmq.store.inspect.log_walk import LogWalk
 from tandemmq.store.inspect.queue_files import list_queues
 from tandemmq.store.inspect.rebuild import IndexBuilder, QueueBuilder
-from tandemmq.store.inspect.topics import TopicNumbers
 from tandemmq.store.options import QUEUE_UNIT_BYTES
+from tandemmq.store.topic_numbers import TopicNumbers
 
 QUEUE_FILE_BYTES = 6_000_000
 """RocketMQ's default, for a store that has no queue file left to tell."""
@@ -131,7 +131,7 @@ class _Repair:
             raise StoreError(f"{self._log.directory} holds no log files: there is nothing to build from")
         for name in ("batchconsumequeue", "consumequeue_rocksdb"):
             path = self._options.inspect.root / name
-            if path.is_dir() and any(path.iterdir()):
+            if holds_files(path):
                 raise StoreError(f"{path}: this form of queues is only known to RocketMQ")
 
     def _queue_file_bytes(self) -> int:
