@@ -35,6 +35,7 @@ from tandemmq.broker.tables import Tables
 from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.group_handlers import GroupHandlers
 from tandemmq.broker.topics.handlers import TopicHandlers
+from tandemmq.broker.topics.unsaved_topics import UnsavedTopics
 from tandemmq.protocol.message_id import UniqueKeys
 from tandemmq.runtime.ports import Clock, Disk, Random
 from tandemmq.store.message_store import MessageStore
@@ -61,7 +62,7 @@ class Parts:
             count_max=options.long_poll_count_max,
             count_per_queue_max=options.long_poll_count_per_queue_max,
         )
-        creator = TopicCreator(options, topics, groups, clock)
+        creator = TopicCreator(options, topics, groups, clock, UnsavedTopics(tables.saver, tables.topic_file))
         timers = TimerLimits(is_enabled=options.timer_wheel_enable, delay_s_max=options.timer_delay_s_max)
         delay = DelayRule(store.options.delay_levels_ms, timers)
         queue_locks = QueueLocks(options.queue_lock_expired_ms)

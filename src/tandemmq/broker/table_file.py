@@ -23,10 +23,14 @@ log = logging.getLogger(__name__)
 RETRY_DELAY_MS_MIN = 1_000
 
 
+OnSaved = Callable[[OSError | None], None]
+"""Told when a file's present content is on disk, or why it is not."""
+
+
 class TableFile:
     """One file and the function that gives its whole content."""
 
-    __slots__ = ("delay_ms", "encode", "is_changed", "is_due", "lock", "path")
+    __slots__ = ("delay_ms", "encode", "is_changed", "is_due", "lock", "path", "waiting")
 
     def __init__(self, path: Path, encode: Callable[[], bytes], delay_ms: int) -> None:
         self.path = path
@@ -35,6 +39,7 @@ class TableFile:
         self.is_changed = False
         self.is_due = False
         self.lock = asyncio.Lock()
+        self.waiting: list[OnSaved] = []
 
 
 class TableSaver:
@@ -60,22 +65,32 @@ class TableSaver:
             file.is_changed = True
             self._arm(file, file.delay_ms)
 
+    def save_then(self, file: TableFile, on_saved: OnSaved) -> None:
+        """Have the file written as soon as possible; `on_saved` is called once, when what it holds now is."""
+        file.waiting.append(on_saved)
+        self._due(file)
+
     async def save(self, file: TableFile) -> None:
         """Write the file now when it is marked.
 
         Raises:  OSError; the file stays marked and is tried again.
         """
         async with file.lock:
+            waiting, file.waiting = file.waiting, []
             if not file.is_changed:
+                file.is_due = False
+                _tell(waiting, None)
                 return
             file.is_changed = file.is_due = False
             write = partial(self._disk.write_atomically, file.path, file.encode(), keep_backup=True)
             try:
                 await self._disk.offload(write)
-            except OSError:
+            except OSError as error:
                 file.is_changed = True
                 self._arm(file, max(file.delay_ms, RETRY_DELAY_MS_MIN))
+                _tell(waiting, error)
                 raise
+            _tell(waiting, None)
 
     async def run(self) -> None:
         """Returns after `close`. It must not be cancelled while it writes: the write itself would go on."""
@@ -111,6 +126,11 @@ class TableSaver:
     def _due(self, file: TableFile) -> None:
         file.is_due = True
         self._wake.set()
+
+
+def _tell(waiting: list[OnSaved], error: OSError | None) -> None:
+    for on_saved in waiting:
+        on_saved(error)
 
 
 async def save_or_reject(saver: TableSaver, file: TableFile) -> None:

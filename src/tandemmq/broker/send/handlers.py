@@ -3,10 +3,14 @@
 The hot path of the broker: decode the header, look up the topic, complete the properties, append. There is no
 await; the answer is made by `SendReply.done` when the store confirms. Every refusal carries the region and
 trace fields, because Java's clients read them without a null check. Order of the checks: spec semantics 5;
-the store's own (sizes, role, disk) come last, in `append`.
+the store's own (sizes, role, disk) come last, in `append`. A send to a topic that it made waits until the
+topic is on disk (`UnsavedTopics`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 from tandemmq.broker.delay.recall_handle import encode_recall_handle
 from tandemmq.broker.options import BrokerOptions
@@ -36,6 +40,8 @@ from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock, Random
 from tandemmq.store.message_store import MessageStore
+
+Handle = Callable[[Channel, Command], Command | None]
 
 
 class SendHandlers:
@@ -71,7 +77,7 @@ class SendHandlers:
     def handle_send(self, channel: Channel, command: Command) -> Command | None:
         """SEND_MESSAGE (10), long header names."""
         try:
-            self._send(channel, command, command.decode(SendRequest))
+            self._send(channel, command, command.decode(SendRequest), self.handle_send)
         except RequestRejected as error:
             return self._refuse(command, error)
         return None
@@ -79,15 +85,18 @@ class SendHandlers:
     def handle_send_v2(self, channel: Channel, command: Command) -> Command | None:
         """SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320)."""
         try:
-            self._send(channel, command, command.decode(SendRequestV2))
+            self._send(channel, command, command.decode(SendRequestV2), self.handle_send_v2)
         except RequestRejected as error:
             return self._refuse(command, error)
         return None
 
-    def _send(self, channel: Channel, command: Command, header: SendHeader) -> None:
+    def _send(self, channel: Channel, command: Command, header: SendHeader, handle: Handle) -> None:
         target = self._targets.get(header.topic)
         if target is None:
             target = self._admit(channel, header)
+            if header.topic in self._targets.unsaved:
+                self._targets.unsaved.hold(header.topic, partial(self._go_on, channel, command, handle))
+                return
         queue_id = header.queue_id
         if not 0 <= queue_id < target.queue_count:
             queue_id = self._choose_queue(target, queue_id)
@@ -99,6 +108,18 @@ class SendHandlers:
         else:
             record = self._make_record(channel, command, header, target, queue_id, text)
             self._append(channel, command, [record], queue_id, record.unique_key)
+
+    def _go_on(self, channel: Channel, command: Command, handle: Handle, error: OSError | None) -> None:
+        """Handle a send that waited for its new topic to be written."""
+        if error is None:
+            answer = handle(channel, command)
+        else:
+            refusal = RequestRejected(
+                f"the topic is new and topics.json cannot be written: {error}", code=ResponseCode.SYSTEM_ERROR
+            )
+            answer = self._refuse(command, refusal)
+        if answer is not None and not command.is_oneway:
+            channel.send(answer)
 
     def _make_record(
         self,

@@ -43,6 +43,7 @@ class SendTargets:
         self._creator = creator
         self._targets: dict[str, SendTarget] = {}
         self.get = self._targets.get
+        self.unsaved = creator.unsaved
         topics.on_change.append(self._forget)
 
     def admit(self, header: SendHeader, peer: str) -> SendTarget:
@@ -68,7 +69,8 @@ class SendTargets:
         if not config.permission & PERMISSION_WRITE:
             raise NotPermitted(f"the topic {topic} is not writeable (permission {config.permission})")
         target = SendTarget(config)
-        self._targets[topic] = target
+        if topic not in self.unsaved:
+            self._targets[topic] = target
         return target
 
     def _create(self, header: SendHeader, peer: str) -> TopicConfig:

@@ -9,6 +9,7 @@ from tandemmq.broker.options import PERMISSION_INHERIT, BrokerOptions
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.system_topics import READ_WRITE, make_topic
 from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.broker.topics.unsaved_topics import UnsavedTopics
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC, dlq_topic, retry_topic
 from tandemmq.runtime.ports import Clock
@@ -23,7 +24,15 @@ UNIT_SUBSCRIPTION_FLAG = 0x2
 class TopicCreator:
     """Makes topics that clients need; each is in the table when the call returns."""
 
-    def __init__(self, options: BrokerOptions, topics: TopicTable, groups: GroupTable, clock: Clock) -> None:
+    def __init__(
+        self,
+        options: BrokerOptions,
+        topics: TopicTable,
+        groups: GroupTable,
+        clock: Clock,
+        unsaved: UnsavedTopics,
+    ) -> None:
+        self.unsaved = unsaved
         self._options = options
         self._topics = topics
         self._groups = groups
@@ -86,6 +95,7 @@ class TopicCreator:
 
     def _put(self, config: TopicConfig, reason: str) -> None:
         self._topics.put(config, self._clock.now_ms())
+        self.unsaved.add(config.name)
         log.info(
             events.TOPIC_CREATED,
             extra={"topic": config.name, "queue_count": config.write_queue_count, "reason": reason},
