@@ -33,7 +33,6 @@ class Landing:
         self._command += arguments
         self._log_path = log_path
         self._on_progress = on_progress
-        self._rows = 0
 
     def run(self) -> None:
         """Returns when everything that the topic held is landed. Raises ProcessFailed."""
@@ -64,12 +63,13 @@ class Landing:
         assert process.stdout is not None
         for line in process.stdout:
             try:
-                batch = json.loads(line)
+                event = json.loads(line)
             except ValueError:
                 continue
-            self._rows += int(batch.get("rows", 0))
-            self._on_progress(self._rows)
-            yield batch
+            if event.get("event") == "batch":
+                # A batch that is done again after a kill is in the total once.
+                self._on_progress(int(event["rows_total"]))
+                yield event
 
     def _finish(self, process: subprocess.Popen[str]) -> None:
         code = process.wait()
