@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record, decode_record
 from tandemmq.runtime.ports import Clock
-from tandemmq.store.appender import BLANK_BYTES, Unit
+from tandemmq.store.appender import BLANK_BYTES, SECTOR_BYTES, ZERO_SECTOR, Unit
 from tandemmq.store.checkpoint import SAFETY_MS, Checkpoint
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queues import ConsumeQueues
@@ -33,7 +33,7 @@ from tandemmq.store.recovery_plan import (
 )
 from tandemmq.store.table_flusher import next_turn
 from tandemmq.telemetry import events
-from tandemmq.units import KIB, MIB
+from tandemmq.units import KIB, MIB, align_up
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class Recovery:
         self._dispatched_end = -1
         self._safe_ms = 0
         self._is_safe = False
+        self._distrusts_disk = False
         self._unsure_ms = checkpoint.times.log_stored_at_ms - SAFETY_MS
         self._unsure_from = -1  # the first record that no successful fsync may have covered
 
@@ -98,7 +99,7 @@ class Recovery:
             )
             scanned = segments[start:]
             self._log.end = segments[-1].end
-            self._is_safe = plan.distrusts_disk
+            self._is_safe = self._distrusts_disk = plan.distrusts_disk
             self._safe_ms = self._checkpoint.times.safe_ms if self._is_safe else ALL_TIMES
             end = await self._scan(scanned[0].base)
             if self._is_safe:
@@ -170,9 +171,12 @@ class Recovery:
             checked = check_record(view, at, log_offset=position, check_crc=self._check_crc)
             if checked.outcome is not RecordOutcome.OK or _is_torn(view, at, checked.size):
                 break
+            is_unsure = self._distrusts_disk and checked.stored_at_ms >= self._unsure_ms
+            if is_unsure and _has_hole(view, at, checked.size):
+                break
             if self._is_safe and checked.stored_at_ms > self._safe_ms:
                 self._leave_safety(position)
-            if self._unsure_from < 0 and checked.stored_at_ms >= self._unsure_ms:
+            if self._unsure_from < 0 and is_unsure:
                 self._unsure_from = position
             units.append(self._dispatch(checked, position, view, base))
             self._stored_at_ms = checked.stored_at_ms
@@ -239,3 +243,16 @@ def _is_torn(view: memoryview, at: int, size: int) -> bool:
     if view[end - 1] or any(view[end : end + BLANK_BYTES]):
         return False
     return decode_record(view, at, check_crc=False).raw_properties.endswith(b"\0")
+
+
+def _has_hole(view: memoryview, at: int, size: int) -> bool:
+    """True for a record of whose properties a whole sector is zeros: a power cut took it.
+
+    The store takes no record whose properties look like that.
+    """
+    end = at + size
+    for sector in range(align_up(at, SECTOR_BYTES), end - SECTOR_BYTES + 1, SECTOR_BYTES):
+        if view[sector : sector + SECTOR_BYTES] == ZERO_SECTOR:
+            properties = decode_record(view, at, check_crc=False).raw_properties
+            return ZERO_SECTOR in properties
+    return False

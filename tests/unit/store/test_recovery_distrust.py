@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from store_rig import ROOT, Rig, bodies, record
 
+from tandemmq.errors import MessageIllegal
 from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.store import FlushMode, MessageStore
 from tandemmq.store.consume_queue import FILLER, UNIT, ConsumeQueue
@@ -189,4 +190,30 @@ async def test_a_failed_store_does_not_even_tidy_up() -> None:
     with pytest.raises(Exception, match=r"takes no writes|has failed"):
         store.append([record(b"c")], lambda _: None)
     assert broken.writes == before
+    await store.close()
+
+
+@pytest.mark.parametrize("properties", [b"n\x01v\0", b"n\x01" + bytes(512) + b"v\x02"])
+async def test_properties_that_look_like_a_torn_write_are_refused(properties: bytes) -> None:
+    rig = Rig()
+    store = await rig.open()
+    odd = record(b"a")
+    odd.properties = properties
+    for records in ([odd], [record(b"b"), odd]):
+        with pytest.raises(MessageIllegal, match="zero byte"):
+            store.append(records, lambda _: None)
+    assert store.append([record(b"c")], lambda _: None).queue_offset == 0
+    await store.close()
+
+
+async def test_a_record_that_lost_a_sector_of_its_properties_ends_the_log() -> None:
+    """The checksum covers the body only, and intact records may follow."""
+    rig = Rig(commit_log_file_bytes=16_384)
+    store = await rig.open()
+    long = record(b"1", properties={"note": "x" * 2_000})
+    rig.put(store, record(b"0"), long, record(b"2"))
+    rig.kill()
+    overwrite(rig.disk, LOG, 1024, bytes(512))
+    store = await rig.open()
+    assert bodies(store) == [b"0"]
     await store.close()
