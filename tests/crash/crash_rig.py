@@ -1,0 +1,180 @@
+"""A broker process with small files, and an outside client that remembers what it was promised."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tandemmq.api.broker_offset import query_max_offset
+from tandemmq.api.broker_pull import PullStatus, pull
+from tandemmq.api.broker_send import SendAnswer, SendStatus, send
+from tandemmq.errors import TandemError
+from tandemmq.launcher import Server, write_properties
+from tandemmq.protocol.batch import encode_batch
+from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.record import Record, decode_records
+from tandemmq.protocol.requests.pull import PullRequest
+from tandemmq.protocol.requests.send import SendRequestV2
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.network import TcpNetwork
+
+TOPIC = "Crash"
+QUEUE_COUNT = 4
+TIMEOUT_S = 10.0
+
+Place = tuple[int, int]
+"""(queue_id, queue_offset)"""
+
+
+def make_broker(directory: Path, store: Path, **settings: object) -> Server:
+    """A broker that is not started yet; its files roll all the time."""
+    common: dict[str, object] = {
+        "brokerName": "b0",
+        "bindAddress": "127.0.0.1",
+        "listenPort": 0,
+        "storePathRootDir": store,
+        "mappedFileSizeCommitLog": 1 << 20,
+        "mappedFileSizeConsumeQueue": 20_000,
+        "maxHashSlotNum": 1_000,
+        "maxIndexNum": 4_000,
+        **settings,
+    }
+    conf = write_properties(directory / "broker.conf", common)
+    return Server("broker", ["broker", "-c", str(conf)], directory / "broker.log")
+
+
+@asynccontextmanager
+async def new_client() -> AsyncIterator[RemotingClient]:
+    client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def send_header(queue_id: int, number: int, *, is_batch: bool = False) -> SendRequestV2:
+    return SendRequestV2(
+        producer_group="PG",
+        topic=TOPIC,
+        default_topic="TBW102",
+        default_topic_queue_count=QUEUE_COUNT,
+        queue_id=queue_id,
+        sys_flag=0,
+        born_at_ms=1_700_000_000_000,
+        flag=0,
+        properties=encode_properties({"KEYS": f"k{number}", "TAGS": "load"}).decode(),
+        is_batch=is_batch,
+    )
+
+
+async def read_queue(client: RemotingClient, address: str, queue_id: int, begin: int = 0) -> list[Record]:
+    """Every record of a queue from `begin` on; they must follow each other."""
+    end = await query_max_offset(client, address, TOPIC, queue_id)
+    found: list[Record] = []
+    offset = begin
+    while offset < end:
+        header = PullRequest(
+            consumer_group="CG",
+            topic=TOPIC,
+            queue_id=queue_id,
+            queue_offset=offset,
+            count_max=32,
+            sys_flag=0x4,
+            committed_offset=0,
+            suspend_timeout_ms=0,
+            subscription_version=0,
+            subscription="*",
+        )
+        pulled = await pull(client, address, header)
+        assert pulled.status is PullStatus.FOUND, (pulled.status, queue_id, offset, end)
+        records = list(decode_records(pulled.body))
+        assert [record.queue_offset for record in records] == list(range(offset, pulled.next_offset))
+        found += records
+        offset = pulled.next_offset
+    return found
+
+
+class Load:
+    """Keeps sends in flight; `promised` holds the body of every message that was answered with SEND_OK."""
+
+    def __init__(self, seed: int) -> None:
+        self.promised: dict[Place, bytes] = {}
+        self.message_ids: dict[Place, str] = {}
+        self.sent_bodies: set[bytes] = set()
+        self._random = random.Random(seed)
+        self._number = 0
+
+    async def run(self, client: RemotingClient, address: str, *, senders: int, stop_after: int) -> None:
+        """Returns when so many more messages were promised; the sends in flight are still out then."""
+        goal = len(self.promised) + stop_after
+        reached = asyncio.Event()
+
+        async def keep_sending() -> None:
+            while True:
+                await self._send_some(client, address)
+                if len(self.promised) >= goal:
+                    reached.set()
+
+        self._tasks = [asyncio.ensure_future(keep_sending()) for _ in range(senders)]
+        done, _ = await asyncio.wait(
+            [asyncio.ensure_future(reached.wait()), *self._tasks], return_when=asyncio.FIRST_COMPLETED
+        )
+        assert reached.is_set(), done.pop().exception()
+
+    async def abandon(self) -> None:
+        """The broker is gone: sends without an answer were promised nothing."""
+        for task in self._tasks:
+            task.cancel()
+        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+            assert isinstance(result, (asyncio.CancelledError, TandemError)), result
+
+    async def _send_some(self, client: RemotingClient, address: str) -> None:
+        count = self._random.choice((1, 1, 1, 1, 6))
+        self._number += 1
+        queue_id = self._random.randrange(QUEUE_COUNT)
+        bodies = [self._body(index) for index in range(count)]
+        header = send_header(queue_id, self._number, is_batch=count > 1)
+        body = bodies[0] if count == 1 else encode_batch((0, item, b"n\x01v\x02") for item in bodies)
+        answer = await send(client, address, header, body, timeout_s=TIMEOUT_S)
+        if answer.status is SendStatus.SEND_OK:
+            self.note(answer, bodies)
+
+    def _body(self, index: int) -> bytes:
+        text = b"%d-%d-" % (self._number, index)
+        body = text + b"x" * self._random.randrange(500)
+        self.sent_bodies.add(body)
+        return body
+
+    def note(self, answer: SendAnswer, bodies: Iterable[bytes]) -> None:
+        """These were stored, says the broker."""
+        ids = answer.message_id.split(",")
+        for index, body in enumerate(bodies):
+            place = (answer.queue_id, answer.queue_offset + index)
+            assert place not in self.promised, f"{place} was given to two messages"
+            self.promised[place] = body
+            self.message_ids[place] = ids[index]
+
+    async def check(self, client: RemotingClient, address: str) -> int:
+        """Everything promised is where it was said to be, and nothing else was ever sent; how many records
+        there are."""
+        count = 0
+        found: dict[Place, Record] = {}
+        for queue_id in range(QUEUE_COUNT):
+            for record in await read_queue(client, address, queue_id):
+                found[queue_id, record.queue_offset] = record
+                assert record.body in self.sent_bodies, f"never sent: {record}"
+                count += 1
+        lost = [place for place, body in self.promised.items() if place not in found]
+        assert not lost, f"{len(lost)} of {len(self.promised)} promised messages are lost: {lost[:5]}"
+        for place, body in self.promised.items():
+            assert found[place].body == body, place
+            assert self.message_ids[place].endswith(found[place].message_id[-16:]), place
+        # What came back without a promise has its place now.
+        for place, record in found.items():
+            self.promised.setdefault(place, record.body)
+            self.message_ids.setdefault(place, record.message_id)
+        return count
