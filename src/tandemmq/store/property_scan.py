@@ -41,7 +41,7 @@ class PropertyScan:
     def __init__(self, view: memoryview, columns: RecordColumns) -> None:
         starts = columns.properties_position
         ends = (starts + columns.properties_size).tolist()
-        self._raw = b"".join([view[start:end] for start, end in zip(starts.tolist(), ends, strict=True)])
+        self._raw = b"".join(map(view.__getitem__, map(slice, starts.tolist(), ends)))
         self._data = np.frombuffer(self._raw, dtype=np.uint8)
         self._starts = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(columns.properties_size)))
         self._marks = np.flatnonzero(self._data == _NAME_END)

@@ -333,7 +333,7 @@ def test_store_in_use_is_refused(root: Path) -> None:
 
 def test_store_of_unknown_form_is_refused(root: Path) -> None:
     (root / "batchconsumequeue").mkdir()
-    (root / "batchconsumequeue" / "T").mkdir()
+    (root / "batchconsumequeue" / "T").write_bytes(b"")
     with pytest.raises(StoreError, match="only known to RocketMQ"):
         repair(root)
     shutil.rmtree(root / "batchconsumequeue")

@@ -259,8 +259,10 @@ def used_count(files: Sequence[OffsetFile]) -> int:
     count = len(files)
     while count:
         size = files[count - 1].size
-        if size and data_end(memoryview(map_file(files[count - 1].path)), 0):
-            break
+        if size:
+            view = memoryview(map_file(files[count - 1].path))
+            if any(view[:8]) or data_end(view, 0):
+                break
         count -= 1
     return count
 
