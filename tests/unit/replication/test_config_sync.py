@@ -26,7 +26,9 @@ from tandemmq.remoting.options import ServerOptions
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.memory import ManualClock
 from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.tasks import TaskScope
 
 
 def make_tables() -> ReplicaTables:
@@ -283,3 +285,25 @@ async def _until(is_met: Callable[[], bool], timeout_s: float = 5.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not is_met():  # noqa: ASYNC110  # what is awaited has no event
             await asyncio.sleep(0.005)
+
+
+async def test_round_that_waited_for_a_lost_master_is_repeated_soon(
+    client: RemotingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Simulation seed 11: ten times the 30 s of a time-out passed before the slave asked the new master."""
+    clock, begun = ManualClock(), list[float]()
+    options = ReplicationOptions(config_sync_interval_ms=1_000)
+    sync = ConfigSync(make_tables(), client=client, clock=clock, options=options, own_address=lambda: "me:1")
+
+    async def wait_in_vain(_master: str) -> bool:
+        begun.append(clock.monotonic())
+        await clock.sleep(30)
+        return False
+
+    monkeypatch.setattr(sync, "sync_once", wait_in_vain)
+    sync.set_master("gone:1")
+    scope = TaskScope("test")
+    scope.start("sync", sync.run())
+    await clock.pass_time(40)
+    await scope.close()
+    assert begun == [0, 31]

@@ -2,7 +2,8 @@
 
 Strategy:   the first round as soon as a master is known, then every second, because a topic made a second
             before a master dies matters; a round that takes long is followed by a longer pause, so that
-            large tables cost at most a tenth of the time. An item that fails does not stop the next one.
+            large tables cost at most a tenth of the time. An item that fails does not stop the next one; a
+            round that failed has mostly waited for a master that is gone, and the next one comes soon.
 Invariants: a table is replaced at once and only when it differs; its version is then the master's.
 Source:     spec replication 6 (D3: the period is visible only as freshness).
 """
@@ -80,9 +81,8 @@ class ConfigSync:
         while True:
             self._is_changed.clear()
             begun_at = self._clock.monotonic()
-            if self._master is not None:
-                await self.sync_once(self._master)
-            await self._pause(self._clock.monotonic() - begun_at)
+            is_whole = self._master is not None and await self.sync_once(self._master)
+            await self._pause(self._clock.monotonic() - begun_at if is_whole else 0.0)
 
     async def sync_once(self, master: str) -> bool:
         """One round; True when every item arrived."""
