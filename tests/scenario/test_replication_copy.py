@@ -77,7 +77,7 @@ async def test_copy_goes_over_several_segments_and_fillers(peers: Peers) -> None
 
 
 async def test_empty_slave_gets_the_last_file_and_the_master_says_so(peers: Peers) -> None:
-    master = await peers.start_master()
+    master = await peers.start_master(options=replace(FAST, first_transfer=FirstTransfer.LAST_FILE))
     await send(master, *bodies(150, size=3_000))
     slave = await peers.start_slave()
     await peers.caught_up()
@@ -91,9 +91,8 @@ async def test_empty_slave_gets_the_last_file_and_the_master_says_so(peers: Peer
     assert (status.start.rule, status.start.log_offset) == (StartRule.LAST_FILE, start)
 
 
-async def test_empty_slave_gets_everything_when_the_master_is_told_so(peers: Peers) -> None:
-    options = replace(FAST, first_transfer=FirstTransfer.FIRST_FILE)
-    master = await peers.start_master(options=options)
+async def test_empty_slave_of_ours_gets_everything_by_itself(peers: Peers) -> None:
+    master = await peers.start_master()
     await send(master, *bodies(150, size=3_000))
     slave = await peers.start_slave()
     await peers.caught_up()

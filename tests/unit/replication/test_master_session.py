@@ -31,12 +31,43 @@ def test_nothing_is_sent_before_the_first_report() -> None:
 
 def test_first_report_is_answered_with_an_explicit_start() -> None:
     subject = session()
-    effects = subject.on_data(encode_report(0), LOG, 0)
+    assert subject.on_data(encode_report(0), LOG, 0) == []
+    assert subject.next_tick_ms(0) == HELLO_MS + 1
+    assert subject.on_tick(LOG, HELLO_MS, can_write=True) == []
+    effects = subject.on_tick(LOG, HELLO_MS + 1, can_write=True)
     assert isinstance(effects[0], Started)
     assert effects[0].start.rule is StartRule.LAST_FILE
     assert effects[1:] == [Acknowledged(0)]
     assert subject.next_offset == 200_000
     assert subject.state is MasterState.TRANSFERRING
+
+
+@pytest.mark.parametrize("cut", range(8, 17))
+def test_empty_slave_of_ours_gets_everything_however_its_hello_is_cut(cut: int) -> None:
+    subject = session()
+    hello = encode_report(0) * 2
+    log = LogRange(100_000, 250_000)
+    effects = subject.on_data(hello[:cut], log, 0) + subject.on_data(hello[cut:], log, 3)
+    started = effects[0]
+    assert isinstance(started, Started)
+    assert (started.start.rule, started.start.log_offset) == (StartRule.FIRST_FILE, 100_000)
+    assert subject.is_tandem
+
+
+def test_empty_slave_need_not_wait_when_both_rules_agree() -> None:
+    subject = session()
+    effects = subject.on_data(encode_report(0), LogRange(0, 90_000), 0)
+    assert isinstance(effects[0], Started)
+    assert effects[0].start.log_offset == 0
+
+
+def test_a_second_report_that_comes_late_is_a_heartbeat_of_rocketmq() -> None:
+    subject = session()
+    subject.on_data(encode_report(0), LOG, 0)
+    effects = subject.on_data(encode_report(0), LOG, 5_000)
+    assert isinstance(effects[0], Started)
+    assert effects[0].start.rule is StartRule.LAST_FILE
+    assert not subject.is_tandem
 
 
 def test_empty_slave_gets_everything_when_told_so() -> None:

@@ -41,8 +41,26 @@ def test_slave_once_found_ahead_stays_refused_when_our_log_has_grown_past_it() -
 
 
 def test_in_sync_gap_is_strict() -> None:
-    assert is_in_sync(100, 1, gap_bytes_max=100)
-    assert not is_in_sync(100, 0, gap_bytes_max=100)
+    assert is_in_sync(LogRange(0, 100), 1, gap_bytes_max=100)
+    assert not is_in_sync(LogRange(0, 100), 0, gap_bytes_max=100)
+
+
+@pytest.mark.parametrize("acknowledged", [0, 49, 101])
+def test_slave_outside_the_masters_log_is_never_in_sync(acknowledged: int) -> None:
+    assert not is_in_sync(LogRange(50, 100), acknowledged, gap_bytes_max=1_000)
+
+
+@pytest.mark.parametrize(("is_tandem", "start"), [(True, 1024), (False, 2048)])
+def test_empty_slave_starts_by_whose_it_is(is_tandem: bool, start: int) -> None:
+    planned = plan_start(
+        0,
+        LogRange(1024, 2500),
+        segment_bytes=SEGMENT,
+        first_transfer=FirstTransfer.NEGOTIATED,
+        is_tandem=is_tandem,
+    )
+    assert planned.log_offset == start
+    assert planned.rule is (StartRule.FIRST_FILE if is_tandem else StartRule.LAST_FILE)
 
 
 def test_rate_is_that_of_the_last_complete_second() -> None:

@@ -23,7 +23,7 @@ from tandemmq.replication.core.effects import (
     Started,
 )
 from tandemmq.replication.core.frames import HEAD_BYTES, ReportDecoder, encode_head
-from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.options import FirstTransfer, ReplicationOptions
 from tandemmq.replication.core.progress import (
     SECOND_MS,
     LogRange,
@@ -33,6 +33,7 @@ from tandemmq.replication.core.progress import (
     plan_start,
 )
 from tandemmq.replication.core.states import MASTER_TRANSITIONS, MasterCause, MasterState, next_state
+from tandemmq.units import align_down
 
 HELLO_MS = 1_000
 """A slave of ours repeats its first report at once; a RocketMQ slave repeats one only after its heartbeat
@@ -45,11 +46,12 @@ class MasterSession:
 
     __slots__ = (
         "_decoder",
+        "_first_report",
+        "_heard_at_ms",
         "_known_ahead",
         "_options",
         "_read_at_ms",
         "_segment_bytes",
-        "_started_at_ms",
         "_wrote_at_ms",
         "acknowledged",
         "is_tandem",
@@ -71,7 +73,9 @@ class MasterSession:
         self._known_ahead = known_ahead
         self._segment_bytes = segment_bytes
         self._decoder = ReportDecoder()
-        self._started_at_ms = self._read_at_ms = self._wrote_at_ms = now_ms
+        self._read_at_ms = self._wrote_at_ms = now_ms
+        self._first_report: int | None = None
+        self._heard_at_ms = now_ms  # when the first report came
         self.state = MasterState.SUBSCRIBING
         self.is_tandem = False
         """The slave showed that it is one of ours."""
@@ -94,12 +98,12 @@ class MasterSession:
             return self._end(str(error))
         if not reports:
             return []
+        self._note_hello(reports, now_ms)
         effects: list[MasterEffect] = []
         if self.start is None:
-            effects += self._subscribe(reports[0], log, now_ms)
-            self._note_hello(reports[1:], now_ms)
-        else:
-            self._note_hello(reports, now_ms)
+            if self._awaits_hello(log, now_ms):
+                return []
+            effects += self._subscribe(log)
         if self.state is MasterState.AHEAD and self.is_tandem:
             # A head before the slave's own end tells one of ours that it is ahead; it will not come back.
             assert self.start is not None
@@ -116,7 +120,9 @@ class MasterSession:
         if now_ms - self._read_at_ms > self._options.silence_ms_max:
             return self._end("the slave sent nothing for too long")
         if self.state is MasterState.SUBSCRIBING:
-            return []
+            if self._first_report is None or self._awaits_hello(log, now_ms):
+                return []
+            return [*self._subscribe(log), *self._acknowledge(self._first_report)]
         effects: list[MasterEffect] = []
         if self.state is MasterState.TRANSFERRING and self.next_offset < log.start:
             self.state = next_state(MASTER_TRANSITIONS, self.state, MasterCause.FOUND_TOO_OLD)
@@ -134,7 +140,7 @@ class MasterSession:
         """When `on_tick` has something to do at the earliest."""
         silent_ms = self._read_at_ms + self._options.silence_ms_max + 1
         if self.state is MasterState.SUBSCRIBING:
-            return silent_ms
+            return silent_ms if self._first_report is None else self._heard_at_ms + HELLO_MS + 1
         due_ms = min(silent_ms, self._wrote_at_ms + self._options.heartbeat_interval_ms + 1)
         if self._options.flow_control and self._allowance(now_ms) <= HEAD_BYTES:
             due_ms = min(due_ms, now_ms - now_ms % SECOND_MS + SECOND_MS)
@@ -169,25 +175,38 @@ class MasterSession:
         self.rate.add(size + len(pieces) // 2 * HEAD_BYTES, now_ms)
         return pieces
 
-    def _subscribe(self, reported: int, log: LogRange, now_ms: int) -> list[MasterEffect]:
+    def _subscribe(self, log: LogRange) -> list[MasterEffect]:
+        assert self._first_report is not None
         start = plan_start(
-            reported,
+            self._first_report,
             log,
             segment_bytes=self._segment_bytes,
             first_transfer=self._options.first_transfer,
+            is_tandem=self.is_tandem,
             known_ahead=self._known_ahead,
         )
         self.start = start
-        self._started_at_ms = now_ms
         self.next_offset = start.log_offset
         self.state = next_state(MASTER_TRANSITIONS, self.state, _CAUSES[start.rule])
         return [Started(start)]
 
     def _note_hello(self, reports: tuple[int, ...], now_ms: int) -> None:
-        assert self.start is not None
-        is_early = now_ms - self._started_at_ms <= HELLO_MS
-        if reports and is_early and reports[0] == self.start.reported:
+        if self._first_report is None:
+            self._first_report, self._heard_at_ms = reports[0], now_ms
+            reports = reports[1:]
+        is_early = now_ms - self._heard_at_ms <= HELLO_MS
+        if reports and is_early and reports[0] == self._first_report:
             self.is_tandem = True
+
+    def _awaits_hello(self, log: LogRange, now_ms: int) -> bool:
+        """Whether where to begin still depends on whose slave this is; a RocketMQ slave waits for it."""
+        return (
+            self._first_report == 0
+            and not self.is_tandem
+            and self._options.first_transfer is FirstTransfer.NEGOTIATED
+            and align_down(log.end, self._segment_bytes) > log.start
+            and now_ms - self._heard_at_ms <= HELLO_MS
+        )
 
     def _acknowledge(self, reported: int) -> list[MasterEffect]:
         assert self.start is not None

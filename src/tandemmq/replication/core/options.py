@@ -13,6 +13,7 @@ from tandemmq.units import MIB
 class FirstTransfer(Enum):
     """Where the copy of a slave that reports offset 0 begins."""
 
+    NEGOTIATED = "negotiated"  # a slave of ours gets the first file, one of RocketMQ the last
     LAST_FILE = "last_file"  # the classic rule: the start of the master's last file (spec replication 4.4)
     FIRST_FILE = "first_file"  # everything that the master still keeps
 
@@ -29,7 +30,7 @@ class ReplicationOptions:
     sent_bytes_per_second_max: int = 104_857_600  # maxHaTransferByteInSecond, per slave connection
     connect_timeout_ms: int = 5_000  # fixed in RocketMQ
     reconnect_delay_ms: int = 5_000  # fixed in RocketMQ
-    first_transfer: FirstTransfer = FirstTransfer.LAST_FILE  # ours
+    first_transfer: FirstTransfer = FirstTransfer.NEGOTIATED  # ours
     connection_count_max: int = 256  # ours: slaves and other peers on the replication port
     record_bytes_max: int = 64 * MIB  # ours: a slave takes a larger record for damage
     write_buffer_bytes_max: int = 1 * MIB  # ours: above it the master stops reading its log for that slave

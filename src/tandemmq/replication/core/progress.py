@@ -50,18 +50,23 @@ def plan_start(
     *,
     segment_bytes: int,
     first_transfer: FirstTransfer,
+    is_tandem: bool = False,
     known_ahead: Mapping[int, int] = MappingProxyType({}),
 ) -> TransferStart:
     """Where to begin for a slave whose first report is `reported`.
 
+    `is_tandem`: the slave is one of ours; an empty one then starts at the first file unless told otherwise.
     `known_ahead`: ends that this slave reported while they lay behind ours, with our end of then. Such a
     copy differs from our log and stays refused after our log has grown past it.
     Source:  spec replication 4.4 (step 2), 4.10; decision 2.
     """
     master_end = known_ahead.get(reported, log.end)
+    wants_all = first_transfer is FirstTransfer.FIRST_FILE or (
+        is_tandem and first_transfer is FirstTransfer.NEGOTIATED
+    )
     if reported > master_end:
         rule, start = StartRule.SLAVE_AHEAD, reported
-    elif reported == 0 and first_transfer is FirstTransfer.LAST_FILE:
+    elif reported == 0 and not wants_all:
         rule, start = StartRule.LAST_FILE, align_down(log.end, segment_bytes)
     elif reported == 0:
         rule, start = StartRule.FIRST_FILE, log.start
@@ -72,9 +77,12 @@ def plan_start(
     return TransferStart(reported=reported, log_offset=start, rule=rule, master_end=master_end)
 
 
-def is_in_sync(log_end: int, acknowledged: int, *, gap_bytes_max: int) -> bool:
-    """Whether a slave counts as in sync; the gap is strict (spec replication 4.8)."""
-    return log_end - acknowledged < gap_bytes_max
+def is_in_sync(log: LogRange, acknowledged: int, *, gap_bytes_max: int) -> bool:
+    """Whether a slave counts as in sync; the gap is strict (spec replication 4.8).
+
+    A slave that holds more than the master, or ends before the master's first byte, never does.
+    """
+    return log.start <= acknowledged <= log.end and log.end - acknowledged < gap_bytes_max
 
 
 class RateMeter:

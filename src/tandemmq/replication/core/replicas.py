@@ -71,7 +71,7 @@ class ReplicaDirectory:
             self._place(other)
 
     def positions(self) -> dict[ReplicaId, int]:
-        """What each replica is known to hold, at the least: however the doubts end, as many slaves hold it."""
+        """What each replica holds at the least: however the doubts end, as many slaves hold it."""
         positions: dict[ReplicaId, int] = {}
         for connection in self._connections:
             assert connection.id is not None

@@ -115,19 +115,20 @@ class ReplicationMaster:
 
     def status(self) -> MasterStatus:
         now_ms = self._now_ms()
-        log_end = self._store.appended.value
+        log_range = self.log_range()
         gap = self._options.in_sync_gap_bytes_max
         positions = self._directory.positions().values()
         return MasterStatus(
-            log_end=log_end,
+            log_end=log_range.end,
             highest_acknowledged=self._highest_acknowledged,
-            in_sync_count=sum(is_in_sync(log_end, held, gap_bytes_max=gap) for held in positions),
-            slaves=tuple(self._status_of(connection, log_end, now_ms) for connection in self._connections),
+            in_sync_count=sum(is_in_sync(log_range, held, gap_bytes_max=gap) for held in positions),
+            slaves=tuple(self._status_of(connection, log_range, now_ms) for connection in self._connections),
         )
 
-    def _status_of(self, connection: SlaveConnection, log_end: int, now_ms: int) -> SlaveStatus:
+    def _status_of(self, connection: SlaveConnection, log_range: LogRange, now_ms: int) -> SlaveStatus:
         session = connection.session
-        lag = log_end - session.acknowledged
+        lag = log_range.end - session.acknowledged
+        gap = self._options.in_sync_gap_bytes_max
         is_counted = session.state is MasterState.TRANSFERRING
         return SlaveStatus(
             address=connection.peer,
@@ -137,8 +138,7 @@ class ReplicationMaster:
             acknowledged=session.acknowledged,
             next_offset=session.next_offset,
             lag_bytes=lag,
-            is_in_sync=is_counted
-            and is_in_sync(log_end, session.acknowledged, gap_bytes_max=self._options.in_sync_gap_bytes_max),
+            is_in_sync=is_counted and is_in_sync(log_range, session.acknowledged, gap_bytes_max=gap),
             is_tandem=session.is_tandem,
             bytes_per_second=session.rate.per_second(now_ms),
         )
@@ -187,6 +187,11 @@ class ReplicationMaster:
             return
         assert record.id is not None
         self._report(record.id, self._directory.position(record.id))
+
+    def on_fell_behind(self, connection: SlaveConnection) -> None:
+        self._directory.leave(connection.record)
+        connection.record.id = None
+        self._report_all()
 
     def on_lost(self, connection: SlaveConnection) -> None:
         if connection in self._connections:

@@ -24,6 +24,7 @@ from tandemmq.replication.core.master import MasterSession
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, StartRule
 from tandemmq.replication.core.replicas import Connection
+from tandemmq.replication.core.states import MasterState
 from tandemmq.replication.shell.fault import FaultGuard
 from tandemmq.runtime.ports import Address, Clock, TimerHandle
 from tandemmq.telemetry import events
@@ -53,6 +54,9 @@ class MasterHub(Protocol):
         """The slave holds more than we do; it must be known again when it comes back."""
 
     def on_acknowledged(self, connection: SlaveConnection, log_offset: int) -> None: ...
+
+    def on_fell_behind(self, connection: SlaveConnection) -> None:
+        """The slave can get nothing more; it counts for nothing."""
 
     def on_lost(self, connection: SlaveConnection) -> None: ...
 
@@ -160,6 +164,8 @@ class SlaveConnection(asyncio.Protocol):
     def _on_data(self, data: bytes) -> None:
         if not self.session.is_closed:
             self._perform(self.session.on_data(data, self._hub.log_range(), self._now_ms()))
+            if self.session.state is MasterState.SUBSCRIBING:
+                self._arm()
 
     def _can_write(self) -> bool:
         return self._transport is not None and not self._is_paused
@@ -185,6 +191,7 @@ class SlaveConnection(asyncio.Protocol):
                     self._arm()
                     self._clock.call_soon(self._guard.run, self.pump)
                 case FellBehind(log_offset, log_start):
+                    self._hub.on_fell_behind(self)
                     self._log_too_old(log_offset, log_start)
                 case Disconnect(reason):
                     self._close_reason = reason
