@@ -31,5 +31,8 @@ def test_the_examples_run(spark: Any, cluster: Cluster, tmp_path: Path, monkeypa
     for block in blocks:
         exec(compile(re.sub(r"spark = build_session.*", "", block), str(DOCUMENT), "exec"), scope)
     assert scope["table"].num_rows == 400
+    for topic in ("Answers", "Copied"):
+        source = spark.read.format("tandemmq").options(nameServer=cluster.namesrv, topic=topic)
+        assert source.load().count() == 400
     assert sum(row["count"] for row in spark.table("by_tag").collect()) == 400
     assert spark.read.parquet(f"{tmp_path}/lake").count() == 400

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -216,10 +217,10 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
 )
 
 
-def render_option_table() -> str:
-    """The option table as Markdown; `docs/spark.md` holds exactly this text."""
+def render_option_table(table: Sequence[OptionRow] = OPTION_TABLE) -> str:
+    """An option table as Markdown; `docs/spark.md` holds exactly this text."""
     lines = ["| option | default | for | meaning |", "|---|---|---|---|"]
-    for row in OPTION_TABLE:
+    for row in table:
         also = f" (also `{'`, `'.join(row.aliases)}`)" if row.aliases else ""
         text = row.text.replace("||", r"\|\|")
         lines.append(f"| `{row.name}`{also} | {row.default or '-'} | {row.scope} | {text} |")

@@ -1,4 +1,4 @@
-"""The data source `tandemmq` (alias `rocketmq`): options in, readers out; no input or output here.
+"""The data source `tandemmq` (alias `rocketmq`): options in, readers and writers out; no I/O here.
 
 Spark makes instances of this class in several short-lived processes, often only to ask for the schema, so the
 constructor does nothing, and a reader's module is imported only where the reader is made (SP-66).
@@ -7,6 +7,7 @@ constructor does nothing, and a reader's module is imported only where the reade
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from pyspark.sql.datasource import DataSource
 
@@ -16,6 +17,9 @@ from tandemmq.spark.options import SourceOptions, parse_options
 
 if TYPE_CHECKING:
     from tandemmq.spark.batch import TopicReader
+    from tandemmq.spark.sink.columns import SinkColumns
+    from tandemmq.spark.sink.options import SinkOptions
+    from tandemmq.spark.sink.writer import TopicStreamWriter, TopicWriter
     from tandemmq.spark.stream import TopicStreamReader
 
 
@@ -41,6 +45,29 @@ class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
 
         options = self._parse(is_streaming=True)
         return TopicStreamReader(options, self._project(schema, options))
+
+    # Spark passes both by keyword, so they must have these names (SP-20).
+    def writer(self, schema: Any, overwrite: bool) -> TopicWriter:
+        from tandemmq.spark.sink.writer import TopicWriter
+
+        options, columns = self._plan_write(schema, overwrite)
+        return TopicWriter(options, columns, options.write_id or uuid4().hex)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> TopicStreamWriter:
+        from tandemmq.spark.sink.writer import TopicStreamWriter
+
+        options, columns = self._plan_write(schema, overwrite)
+        return TopicStreamWriter(options, columns)
+
+    def _plan_write(self, schema: Any, overwrite: bool) -> tuple[SinkOptions, SinkColumns]:
+        from tandemmq.spark.sink.columns import find_sink_columns
+        from tandemmq.spark.sink.options import parse_sink_options
+
+        if overwrite:
+            raise ConfigError("messages can only be added: use mode('append') or outputMode('append')")
+        options = parse_sink_options(dict(self.options))
+        fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+        return options, find_sink_columns(fields, has_topic_option=bool(options.topic))
 
     def _parse(self, *, is_streaming: bool) -> SourceOptions:
         return parse_options(dict(self.options), is_streaming=is_streaming)

@@ -28,6 +28,7 @@ from tandemmq.protocol.requests.offset import (
 )
 from tandemmq.protocol.requests.pull import PullRequest, PullResponse
 from tandemmq.protocol.requests.route import RouteRequest
+from tandemmq.protocol.requests.send import SendRequestV2, SendResponse
 
 BORN = encode_host("10.0.0.1", 4000)
 STORED = encode_host("10.0.0.2", 10911)
@@ -70,6 +71,14 @@ class FakeQueue:
     tag_of: Callable[[int], str] = lambda offset: ""
 
 
+@dataclass(frozen=True)
+class SentBatch:
+    """One send as it arrived."""
+
+    header: SendRequestV2
+    body: bytes
+
+
 @dataclass
 class FakeBroker:
     """Answers as a broker would; `pull_count_max` cuts every pull short, as real ones do."""
@@ -85,6 +94,9 @@ class FakeBroker:
     pulls: list[tuple[int, int]] = field(default_factory=list)
     refuse_pulls_with: int | None = None
     log_end: int = 0
+    sent: list[SentBatch] = field(default_factory=list)
+    send_codes: list[int] = field(default_factory=list)
+    """Response codes of the next sends; 0 when there are none left. Refused ones are stored all the same."""
 
     def answer(self, command: Command) -> Command:
         if self.dies_after is not None:
@@ -100,6 +112,8 @@ class FakeBroker:
             RequestCode.QUERY_CONSUMER_OFFSET: self._query,
             RequestCode.UPDATE_CONSUMER_OFFSET: self._update,
             RequestCode.GET_BROKER_RUNTIME_INFO: self._runtime_info,
+            RequestCode.SEND_BATCH_MESSAGE: self._send,
+            RequestCode.SEND_MESSAGE_V2: self._send,
         }[RequestCode(command.code)]
         return handler(command)
 
@@ -169,6 +183,12 @@ class FakeBroker:
         key = (request.consumer_group, request.topic, request.queue_id)
         self.committed[key] = request.committed_offset
         return command.reply(0)
+
+    def _send(self, command: Command) -> Command:
+        header = command.decode(SendRequestV2)
+        self.sent.append(SentBatch(header, bytes(command.body)))
+        code = self.send_codes.pop(0) if self.send_codes else 0
+        return command.reply(code, SendResponse(message_id="", queue_id=header.queue_id, queue_offset=0))
 
     def _runtime_info(self, command: Command) -> Command:
         return command.reply(0, body=encode_kv_table({"commitLogMaxOffset": str(self.log_end)}))

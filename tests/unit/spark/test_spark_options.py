@@ -18,6 +18,7 @@ from tandemmq.spark.options import (
     parse_options,
     parse_tags,
 )
+from tandemmq.spark.sink.options import SINK_OPTION_TABLE
 from tandemmq.units import MIB
 
 NEEDED = {"nameserver": "h:9876", "subscribe": "T"}
@@ -142,6 +143,7 @@ def test_options_travel_to_executors() -> None:
 def test_the_documentation_holds_the_table_of_the_code() -> None:
     text = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
     assert render_option_table() in text
+    assert render_option_table(SINK_OPTION_TABLE) in text
 
 
 def test_option_names_are_unique() -> None:

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import StagedFile, commit_batch, discard_files
+from tandemmq.spark.task_names import BATCH_ID, QUERY_ID
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -28,9 +29,6 @@ SINK_NAME = "tandemmq_lake"
 _OPTIONS = frozenset(("path", "partitionby", "compression"))
 _SPARK_OPTIONS = frozenset(("queryname", "checkpointlocation"))
 """What Spark itself hands over among the options."""
-
-_BATCH_ID = "streaming.sql.batchId"
-_QUERY_ID = "sql.streaming.queryId"
 
 
 @dataclass
@@ -90,7 +88,7 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
                 if stager is None:
                     stager = ParquetStager(
                         self._root,
-                        batch_id=int(context.getLocalProperty(_BATCH_ID)),
+                        batch_id=int(context.getLocalProperty(BATCH_ID)),
                         partition_id=context.partitionId(),
                         schema=batch.schema,
                         options=options,
@@ -101,7 +99,7 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
             if stager is not None:
                 stager.discard()
             raise
-        return TaskFiles(query_id=str(context.getLocalProperty(_QUERY_ID)), files=files)
+        return TaskFiles(query_id=str(context.getLocalProperty(QUERY_ID)), files=files)
 
     def commit(self, messages: Sequence[TaskFiles | None], batchId: int) -> None:
         done = [message for message in messages if message is not None]

@@ -1,0 +1,1 @@
+"""The sink: rows of a DataFrame become messages."""

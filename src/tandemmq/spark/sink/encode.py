@@ -1,0 +1,164 @@
+"""Arrow batches -> bodies of batch sends, without a Python object per row.
+
+The wire form of each message is one element-wise join of binary columns: head, body, size of the properties,
+properties. The result lies contiguously in one buffer, so a batch body is a slice of it (spec spark SP-55,
+remoting 12.6). Only delayed messages go one by one, because no broker takes them in a batch.
+
+Pure: numpy and pyarrow, no Spark, no network; the queues of a topic are asked for through a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tandemmq.errors import MessageIllegal
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.message import MESSAGE_BYTES_MAX
+from tandemmq.spark.sink.columns import SinkColumns
+from tandemmq.spark.sink.grouping import Group, group_rows
+from tandemmq.spark.sink.keys import fixed_binary, make_keys
+from tandemmq.spark.sink.property_text import encode_row_properties
+
+Queues = Callable[[str], Sequence[MessageQueue]]
+"""Topic -> its writable queues, sorted."""
+
+BATCH_COUNT_MAX = 32_768
+_HEAD_BYTES = 20
+_FRAME_BYTES = _HEAD_BYTES + 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipment:
+    """One send. `queue` None: any of the topic's. `is_batch` False: one message with `properties`."""
+
+    topic: str
+    queue: MessageQueue | None
+    body: bytes | memoryview
+    count: int
+    is_batch: bool = True
+    properties: str = ""
+    flag: int = 0
+
+
+class BatchEncoder:
+    """Encodes the rows of one task, in their order."""
+
+    def __init__(
+        self, columns: SinkColumns, *, topic: str, batch_bytes: int, key_prefix: bytes, queues: Queues
+    ) -> None:
+        self._columns = columns
+        self._topic = topic
+        self._batch_bytes = batch_bytes
+        self._key_prefix = key_prefix
+        self._queues = queues
+        self.row_count = 0
+
+    def encode(self, batch: Any) -> Iterator[Shipment]:
+        """The sends of one RecordBatch; rows for the same queue keep their order.
+
+        Raises:  MessageIllegal naming the row that no broker would store.
+        """
+        count = batch.num_rows
+        if count == 0:
+            return
+        first_row, self.row_count = self.row_count, self.row_count + count
+        body = self._read_bodies(batch, first_row)
+        keys = make_keys(self._key_prefix, first_row, count)
+        properties, is_delayed = encode_row_properties(batch, self._columns, keys, first_row)
+        flags = self._read_flags(batch)
+        groups = group_rows(batch, self._columns, self._topic, self._queues)
+        if is_delayed.any():
+            yield from self._encode_singly(groups, is_delayed, body, properties, flags)
+            groups = [group.without(is_delayed) for group in groups]
+        messages = _join(body, properties, flags)
+        for group in groups:
+            if group.rows is None:
+                yield from self._cut(group, messages, first_row)
+            elif len(group.rows):
+                yield from self._cut(group, messages.take(pa.array(group.rows)), first_row)
+
+    def _read_bodies(self, batch: Any, first_row: int) -> Any:
+        place = self._columns.place("body")
+        assert place is not None
+        body = batch.column(place).cast(pa.binary())
+        is_missing = pc.fill_null(pc.equal(pc.binary_length(body), 0), True)
+        if pc.any(is_missing).as_py():
+            row = first_row + pc.index(is_missing, True).as_py()
+            raise MessageIllegal(f"row {row} of the task has no body: at least one byte is needed")
+        return body
+
+    def _read_flags(self, batch: Any) -> NDArray[np.int32]:
+        place = self._columns.place("flag")
+        if place is None:
+            return np.zeros(batch.num_rows, dtype=np.int32)
+        numbers = pc.fill_null(batch.column(place), 0).cast(pa.int32())
+        flags: NDArray[np.int32] = numbers.to_numpy(zero_copy_only=False)
+        return flags
+
+    def _encode_singly(
+        self,
+        groups: Sequence[Group],
+        is_delayed: NDArray[np.bool_],
+        body: Any,
+        properties: Any,
+        flags: NDArray[np.int32],
+    ) -> Iterator[Shipment]:
+        for group in groups:
+            rows = np.flatnonzero(is_delayed) if group.rows is None else group.rows[is_delayed[group.rows]]
+            for row in rows.tolist():
+                yield Shipment(
+                    topic=group.topic,
+                    queue=group.queue,
+                    body=body[row].as_py(),
+                    count=1,
+                    is_batch=False,
+                    properties=properties[row].as_py().decode(),
+                    flag=int(flags[row]),
+                )
+
+    def _cut(self, group: Group, messages: Any, first_row: int) -> Iterator[Shipment]:
+        """The messages of a group in pieces of about `batch_bytes`."""
+        _, offsets, data = messages.buffers()
+        bounds = np.frombuffer(offsets, dtype=np.int32)[messages.offset : messages.offset + len(messages) + 1]
+        view = memoryview(data)
+        at = 0
+        while at < len(messages):
+            room = int(bounds[at]) + self._batch_bytes
+            stop = int(np.searchsorted(bounds, room, side="right")) - 1
+            stop = min(max(stop, at + 1), at + BATCH_COUNT_MAX, len(messages))
+            size = int(bounds[stop] - bounds[at])
+            if size > MESSAGE_BYTES_MAX:
+                row = first_row + (at if group.rows is None else int(group.rows[at]))
+                raise MessageIllegal(
+                    f"row {row} of the task has {size} bytes, brokers take {MESSAGE_BYTES_MAX} at most"
+                )
+            yield Shipment(
+                topic=group.topic, queue=group.queue, body=view[bounds[at] : bounds[stop]], count=stop - at
+            )
+            at = stop
+
+
+def _join(body: Any, properties: Any, flags: NDArray[np.int32]) -> Any:
+    """The wire form of every row."""
+    count = len(body)
+    body_sizes = pc.binary_length(body).to_numpy(zero_copy_only=False)
+    property_sizes = pc.binary_length(properties).to_numpy(zero_copy_only=False)
+    heads = np.zeros((count, 5), dtype=">i4")
+    heads[:, 0] = _FRAME_BYTES + body_sizes + property_sizes
+    heads[:, 3] = flags
+    heads[:, 4] = body_sizes
+    sizes = property_sizes.astype(">u2")
+    return pc.binary_join_element_wise(
+        fixed_binary(heads.view(np.uint8).reshape(count, _HEAD_BYTES)),
+        body,
+        fixed_binary(sizes.view(np.uint8).reshape(count, 2)),
+        properties,
+        pa.scalar(b"", pa.binary()),
+    )

@@ -1,0 +1,88 @@
+"""The options of the sink, parsed and checked, and the table that documents them.
+
+Frozen and picklable: it travels to every executor. Pure: no Spark, no network, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tandemmq.errors import ConfigError
+from tandemmq.protocol.message import MESSAGE_BYTES_MAX
+from tandemmq.protocol.topic_names import DEFAULT_PRODUCER_GROUP
+from tandemmq.spark.option_table import OptionRow
+from tandemmq.spark.option_text import name_options, parse_int, parse_name_servers, parse_size, require
+from tandemmq.units import KIB
+
+AT_LEAST_ONCE = "at-least-once"
+_NOT_BUILT = ("exactly-once", "transactional")
+
+_OF_SPARK = frozenset(("queryname", "checkpointlocation", "path"))
+"""What Spark itself puts among the options of a sink."""
+
+SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
+    OptionRow("nameServer", "required", "SB", "`host:port[;host:port]`", aliases=("endpoints", "namesrv")),
+    OptionRow("topic", "", "SB", "where every row goes; wins over the column `topic`"),
+    OptionRow("group", "DEFAULT_PRODUCER", "SB", "producer group named in the sends"),
+    OptionRow("batchBytes", "512k", "SB", "about so many bytes per send; a broker takes 4 MiB at most"),
+    OptionRow("inFlight", "4", "SB", "sends of one task that wait for their answers at the same time"),
+    OptionRow("sendTimeoutMs", "10000", "SB", "deadline of each send, flush and replicas included"),
+    OptionRow("retries", "8", "SB", "further attempts of a send that failed for a reason that may pass"),
+    OptionRow(
+        "retryIntervalMs", "250", "SB", "pause before the first of them; doubles up to 16 times itself"
+    ),
+    OptionRow("semantics", AT_LEAST_ONCE, "SB", f"only `{AT_LEAST_ONCE}`"),
+    OptionRow(
+        "writeId",
+        "one per write",
+        "B",
+        "names a batch write: repeating it with the same rows repeats the keys",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """Made by `parse_sink_options`."""
+
+    name_servers: tuple[str, ...]
+    topic: str = ""
+    group: str = DEFAULT_PRODUCER_GROUP
+    batch_bytes: int = 512 * KIB
+    in_flight: int = 4
+    send_timeout_s: float = 10.0
+    retry_count: int = 8
+    retry_interval_s: float = 0.25
+    write_id: str = ""
+
+
+def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
+    """The options of a write.
+
+    Raises:  ConfigError naming the option, what was wrong and what is allowed.
+    """
+    given = {key: value for key, value in raw.items() if key.lower() not in _OF_SPARK}
+    values = name_options(given, SINK_OPTION_TABLE)
+    semantics = values.get("semantics", AT_LEAST_ONCE).lower()
+    if semantics in _NOT_BUILT:
+        raise ConfigError(
+            f"option semantics: {semantics} is not built; {AT_LEAST_ONCE} is, and repeats of a row carry the "
+            "same UNIQ_KEY, by which consumers can drop them"
+        )
+    if semantics != AT_LEAST_ONCE:
+        raise ConfigError(f"option semantics: expected {AT_LEAST_ONCE}, got {semantics!r}")
+    batch_bytes = require(parse_size(values, "batchBytes", 512 * KIB))
+    if batch_bytes > MESSAGE_BYTES_MAX:
+        raise ConfigError(f"option batchBytes: brokers take {MESSAGE_BYTES_MAX} bytes at most")
+    return SinkOptions(
+        name_servers=parse_name_servers(values),
+        topic=values.get("topic", ""),
+        group=values.get("group", "") or DEFAULT_PRODUCER_GROUP,
+        batch_bytes=batch_bytes,
+        in_flight=require(parse_int(values, "inFlight", 4, least=1)),
+        send_timeout_s=require(parse_int(values, "sendTimeoutMs", 10_000, least=1)) / 1000,
+        retry_count=require(parse_int(values, "retries", 8, least=0)),
+        retry_interval_s=require(parse_int(values, "retryIntervalMs", 250, least=1)) / 1000,
+        write_id=values.get("writeId", ""),
+    )

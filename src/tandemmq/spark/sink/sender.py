@@ -1,0 +1,241 @@
+"""Sends shipments to masters, several under way at once, and tries again what may succeed later.
+
+A shipment is done when its broker says that it is stored as the cluster promises: flushed and replicated
+where it is set up so. Any other answer that may change is sent again, to another broker where the shipment
+may go anywhere; that may store a message twice, with the same unique key. Shipments for one given queue never
+travel side by side, so a repeat cannot overtake its successors.
+
+Blocking, for one thread: Spark runs each task in one (see `spark.wire`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from tandemmq.api.broker_send import STATUS_OF_CODE, SendStatus, send_command
+from tandemmq.client.route_view import RouteView, build_template_view, build_view
+from tandemmq.errors import NoRoute, RequestRejected, SendNotConfirmed
+from tandemmq.protocol import rejections
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.send import SendRequestV2
+from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC
+from tandemmq.spark.name_servers import NameServers
+from tandemmq.spark.sink.encode import Shipment
+from tandemmq.spark.sink.options import SinkOptions
+from tandemmq.spark.wire import POOL, UNREACHABLE, WireConnection
+
+NEW_TOPIC_QUEUES = 4
+PAUSE_FACTOR_MAX = 16
+
+_PASSING = (*UNREACHABLE, NoRoute, SendNotConfirmed)
+
+
+@dataclass(slots=True)
+class _Item:
+    """A shipment that is not done; `queue` is where its present attempt goes."""
+
+    shipment: Shipment
+    attempts: int = 0
+    queue: MessageQueue | None = None
+    address: str = ""
+    connection: WireConnection | None = None
+    opaque: int = 0
+    deadline: float = 0.0
+
+
+@dataclass(slots=True)
+class _Line:
+    """A borrowed connection."""
+
+    loan: AbstractContextManager[WireConnection]
+    connection: WireConnection
+
+
+class Sender:
+    """Of one task. `turn`: where the round over the queues begins, so that tasks do not all start alike."""
+
+    def __init__(self, options: SinkOptions, *, turn: int = 0) -> None:
+        self._options = options
+        self._name_servers = NameServers(options.name_servers, options.send_timeout_s)
+        self._turn = turn
+        self._views: dict[str, RouteView] = {}
+        self._lines: dict[str, _Line] = {}
+        self._in_flight: deque[_Item] = deque()
+        self.message_count = 0
+        self.send_count = 0
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """The topic's writable queues, sorted; those that it will get where it does not exist yet.
+
+        Raises:  NoRoute when nobody takes messages for it, after some patience.
+        """
+        attempt = 0
+        while True:
+            try:
+                return self._view(topic).publish_queues
+            except (*UNREACHABLE, NoRoute):
+                attempt += 1
+                if attempt > self._options.retry_count:
+                    raise
+                self._pause(attempt)
+
+    def send(self, shipment: Shipment) -> None:
+        """Puts a shipment under way; waits for earlier ones while there are too many.
+
+        Raises:  what an earlier or this shipment finally failed with.
+        """
+        while len(self._in_flight) >= self._options.in_flight or self._is_queue_busy(shipment.queue):
+            self._settle_oldest()
+        self._launch(_Item(shipment))
+
+    def finish(self) -> None:
+        """Returns when everything is confirmed."""
+        while self._in_flight:
+            self._settle_oldest()
+
+    def close(self) -> None:
+        """Gives the connections back; those that still wait for answers are closed by that."""
+        for line in self._lines.values():
+            line.loan.__exit__(None, None, None)
+        self._lines.clear()
+
+    def _is_queue_busy(self, queue: MessageQueue | None) -> bool:
+        return queue is not None and any(item.queue == queue for item in self._in_flight)
+
+    def _launch(self, item: _Item) -> None:
+        while True:
+            try:
+                self._start(item)
+            except _PASSING as error:
+                self._note_failure(item, error)
+            else:
+                self._in_flight.append(item)
+                return
+
+    def _start(self, item: _Item) -> None:
+        view = self._view(item.shipment.topic)
+        item.queue = item.shipment.queue or self._next_queue(view)
+        address = view.master_address(item.queue.broker_name)
+        if address is None:
+            raise NoRoute(f"the broker {item.queue.broker_name} has no master now")
+        item.address = address
+        item.deadline = time.monotonic() + self._options.send_timeout_s
+        try:
+            item.connection = self._line(address)
+            item.opaque = item.connection.send([self._make_request(item)])[0]
+        except UNREACHABLE as error:
+            self._drop_line(address, error)
+            raise
+
+    def _settle_oldest(self) -> None:
+        """Waits for the oldest answer; the shipment is done afterwards, or under way again."""
+        item = self._in_flight.popleft()
+        try:
+            line = self._lines.get(item.address)
+            if line is None or line.connection is not item.connection:
+                raise NoRoute(f"the connection to {item.address} broke before the answer came")
+            answer = line.connection.receive(item.opaque, item.deadline)
+        except UNREACHABLE as error:
+            self._drop_line(item.address, error)
+            self._note_failure(item, error)
+        except NoRoute as error:
+            self._note_failure(item, error)
+        else:
+            failure = judge_answer(answer)
+            if failure is None:
+                self.message_count += item.shipment.count
+                self.send_count += 1
+                return
+            self._note_failure(item, failure)
+        self._launch(item)
+
+    def _note_failure(self, item: _Item, error: Exception) -> None:
+        """Prepares another attempt: a pause, and a fresh route.
+
+        Raises:  `error` when it will not pass, or the attempts are used up.
+        """
+        is_passing = not isinstance(error, RequestRejected) or error.retriable
+        item.attempts += 1
+        if not is_passing or item.attempts > self._options.retry_count:
+            raise error
+        self._views.pop(item.shipment.topic, None)
+        self._pause(item.attempts)
+
+    def _pause(self, attempt: int) -> None:
+        time.sleep(self._options.retry_interval_s * min(2 ** (attempt - 1), PAUSE_FACTOR_MAX))
+
+    def _next_queue(self, view: RouteView) -> MessageQueue:
+        """The next one in turn, of a master that did not fail a moment ago if there is one."""
+        queues = view.publish_queues
+        for _ in queues:
+            self._turn += 1
+            queue = queues[self._turn % len(queues)]
+            address = view.master_address(queue.broker_name)
+            if address is not None and not POOL.is_suspect(address):
+                break
+        return queue
+
+    def _view(self, topic: str) -> RouteView:
+        view = self._views.get(topic)
+        if view is None:
+            view = self._views[topic] = self._find_view(topic)
+        return view
+
+    def _find_view(self, topic: str) -> RouteView:
+        route = self._name_servers.find_route(topic)
+        if route is not None:
+            view = build_view(topic, route)
+        else:
+            template = self._name_servers.find_route(AUTO_CREATE_TOPIC)
+            if template is None:
+                raise NoRoute(f"topic {topic!r}: no live broker has it, and none creates topics")
+            view = build_template_view(topic, template, NEW_TOPIC_QUEUES)
+        if not view.publish_queues:
+            raise NoRoute(f"topic {topic!r}: no broker with a master takes writes for it")
+        return view
+
+    def _make_request(self, item: _Item) -> Command:
+        shipment, queue = item.shipment, item.queue
+        assert queue is not None
+        header = SendRequestV2(
+            producer_group=self._options.group,
+            topic=shipment.topic,
+            default_topic=AUTO_CREATE_TOPIC,
+            default_topic_queue_count=NEW_TOPIC_QUEUES,
+            queue_id=queue.queue_id,
+            sys_flag=0,
+            born_at_ms=int(time.time() * 1000),
+            flag=shipment.flag,
+            properties=shipment.properties,
+            is_batch=shipment.is_batch,
+            broker_name=queue.broker_name,
+        )
+        return send_command(header, shipment.body)
+
+    def _line(self, address: str) -> WireConnection:
+        line = self._lines.get(address)
+        if line is None:
+            loan = POOL.borrow(address)
+            line = self._lines[address] = _Line(loan, loan.__enter__())
+        return line.connection
+
+    def _drop_line(self, address: str, error: Exception) -> None:
+        line = self._lines.pop(address, None)
+        if line is not None:
+            line.loan.__exit__(type(error), error, error.__traceback__)
+
+
+def judge_answer(answer: Command) -> Exception | None:
+    """Why a send is not done; None when it is."""
+    status = STATUS_OF_CODE.get(answer.code)
+    if status is None:
+        return rejections.to_error(answer)
+    if status is SendStatus.SEND_OK:
+        return None
+    remark = f"the messages are stored on the master alone: {status.value} ({answer.remark or 'no remark'})"
+    return SendNotConfirmed(status.value, remark)

@@ -1,0 +1,94 @@
+"""The writers that Spark calls: rows of one task to messages, for batch and streaming queries.
+
+What Spark commits was confirmed by the brokers before; there is nothing left to do at a commit, and an abort
+cannot take messages back. A task that runs twice and a batch that is replayed send again, with the same keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from tandemmq.spark.sink.columns import SinkColumns
+from tandemmq.spark.sink.options import SinkOptions
+from tandemmq.spark.task_names import BATCH_ID, QUERY_ID
+
+
+@dataclass
+class TaskSent(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyped here
+    """What one task attempt sent."""
+
+    message_count: int
+    send_count: int
+
+
+class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is untyped here
+    """A batch write; `write_id` names it in the unique keys."""
+
+    def __init__(self, options: SinkOptions, columns: SinkColumns, write_id: str) -> None:
+        self._options = options
+        self._columns = columns
+        self._write_id = write_id
+
+    def write(self, iterator: Iterator[Any]) -> TaskSent:
+        partition_id = TaskContext.get().partitionId()
+        names = ("batch", self._write_id, self._options.topic, partition_id)
+        return send_rows(iterator, self._options, self._columns, names, partition_id)
+
+    def commit(self, messages: Sequence[TaskSent | None]) -> None: ...
+
+    def abort(self, messages: Sequence[TaskSent | None]) -> None: ...
+
+
+class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is untyped here
+    """The batches of one streaming query."""
+
+    def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
+        self._options = options
+        self._columns = columns
+
+    def write(self, iterator: Iterator[Any]) -> TaskSent:
+        context = TaskContext.get()
+        partition_id = context.partitionId()
+        batch = (context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID))
+        names = ("stream", *batch, self._options.topic, partition_id)
+        return send_rows(iterator, self._options, self._columns, names, partition_id)
+
+    def commit(self, messages: Sequence[TaskSent | None], batchId: int) -> None: ...
+
+    def abort(self, messages: Sequence[TaskSent | None], batchId: int) -> None: ...
+
+
+def send_rows(
+    batches: Iterator[Any],
+    options: SinkOptions,
+    columns: SinkColumns,
+    names: tuple[object, ...],
+    partition_id: int,
+) -> TaskSent:
+    """Sends all rows; returns when the last one is confirmed. `names` name the task in the unique keys."""
+    # numpy and pyarrow come with it, which planners do not need.
+    from tandemmq.spark.sink.encode import BatchEncoder
+    from tandemmq.spark.sink.keys import make_prefix
+    from tandemmq.spark.sink.sender import Sender
+
+    sender = Sender(options, turn=partition_id)
+    encoder = BatchEncoder(
+        columns,
+        topic=options.topic,
+        batch_bytes=options.batch_bytes,
+        key_prefix=make_prefix(*names),
+        queues=sender.queues,
+    )
+    try:
+        for batch in batches:
+            for shipment in encoder.encode(batch):
+                sender.send(shipment)
+        sender.finish()
+    finally:
+        sender.close()
+    return TaskSent(message_count=sender.message_count, send_count=sender.send_count)

@@ -1,0 +1,78 @@
+"""Rows of real DataFrames and streams become messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def _read(spark: Any, cluster: Any, topic: str) -> Any:
+    options = {"nameServer": cluster.namesrv, "topic": topic, "startingOffsets": "earliest"}
+    return spark.read.format("tandemmq").options(**options).load()
+
+
+def _sink(frame: Any, cluster: Any, **options: str) -> Any:
+    return frame.write.format("tandemmq").options(nameServer=cluster.namesrv, **options)
+
+
+def test_a_frame_becomes_messages(spark: Any, cluster: Any) -> None:
+    frame = spark.range(2000, numPartitions=2).selectExpr(
+        "concat('n', id) AS value",
+        "if(id % 2 = 0, 'even', 'odd') AS tags",
+        "concat('k', id) AS keys",
+        "cast(id % 5 AS string) AS shardingKey",
+        "map('id', cast(id AS string)) AS properties",
+    )
+    _sink(frame, cluster, topic="SinkBatch", batchBytes="16k").mode("append").save()
+    rows = _read(spark, cluster, "SinkBatch").collect()
+    assert sorted(bytes(row.body) for row in rows) == sorted(b"n%d" % n for n in range(2000))
+    assert len({row.msgId for row in rows}) == 2000
+    queues: dict[str, set[int]] = {}
+    order: dict[int, list[int]] = {}
+    for row in sorted(rows, key=lambda row: (row.queueId, row.queueOffset)):
+        number = int(row.properties["id"])
+        assert (row.tags, row["keys"]) == ("odd" if number % 2 else "even", f"k{number}")
+        queues.setdefault(row.properties["__SHARDINGKEY"], set()).add(row.queueId)
+        if number < 1000:
+            order.setdefault(row.queueId, []).append(number)
+    assert all(len(ids) == 1 for ids in queues.values())
+    assert all(numbers == sorted(numbers) for numbers in order.values())
+
+
+def test_a_stream_repeats_a_batch_with_the_same_keys(spark: Any, cluster: Any, tmp_path: Path) -> None:
+    cluster.send("SinkFrom", 300)
+
+    def run() -> None:
+        query = (
+            spark.readStream.format("tandemmq")
+            .options(nameServer=cluster.namesrv, topic="SinkFrom", startingOffsets="earliest")
+            .option("columns", "body,tags,properties")
+            .load()
+            .writeStream.format("tandemmq")
+            .options(nameServer=cluster.namesrv, topic="SinkTo", checkpointLocation=str(tmp_path / "c"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    run()
+    # As after a crash between the sends and Spark's own log of the batch.
+    for path in (tmp_path / "c" / "commits").iterdir():
+        path.unlink()
+    run()
+    rows = _read(spark, cluster, "SinkTo").select("msgId", "body").collect()
+    assert len(rows) == 600
+    assert len({(row.msgId, bytes(row.body)) for row in rows}) == 300
+    assert len({row.msgId for row in rows}) == 300
+
+
+def test_what_the_sink_does_not_do_is_said(spark: Any, cluster: Any) -> None:
+    frame = spark.sql("SELECT 'x' AS body")
+    with pytest.raises(Exception, match="exactly-once is not built"):
+        _sink(frame, cluster, topic="T", semantics="exactly-once").mode("append").save()
+    with pytest.raises(Exception, match="did you mean tags"):
+        _sink(frame.selectExpr("body", "'a' AS tag"), cluster, topic="T").mode("append").save()
+    with pytest.raises(Exception, match="can only be added"):
+        _sink(frame, cluster, topic="T").mode("overwrite").save()

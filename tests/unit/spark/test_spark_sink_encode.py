@@ -1,0 +1,184 @@
+"""Rows to batch bodies: what a broker splits again is what the rows said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tandemmq.client.producer.queue_choice import queue_by_key
+from tandemmq.errors import ConfigError, MessageIllegal
+from tandemmq.protocol.batch import split_batch
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.java_hash import java_hash
+from tandemmq.protocol.properties import decode_properties
+from tandemmq.spark.sink.columns import SinkColumns, find_sink_columns
+from tandemmq.spark.sink.encode import BatchEncoder, Shipment
+from tandemmq.spark.sink.keys import make_keys, make_prefix
+
+PREFIX = make_prefix("query", 7, 1)
+
+
+def queues(topic: str) -> Sequence[MessageQueue]:
+    return [MessageQueue(topic=topic, broker_name=name, queue_id=n) for name in "ab" for n in range(3)]
+
+
+def encode(columns: dict[str, Any], *, topic: str = "T", batch_bytes: int = 1 << 19) -> list[Shipment]:
+    batch = pa.RecordBatch.from_pydict(columns)
+    encoder = BatchEncoder(
+        SinkColumns({name: place for place, name in enumerate(columns)}),
+        topic=topic,
+        batch_bytes=batch_bytes,
+        key_prefix=PREFIX,
+        queues=queues,
+    )
+    return list(encoder.encode(batch))
+
+
+def unpack(shipment: Shipment) -> list[tuple[int, bytes, dict[str, str]]]:
+    items = split_batch(shipment.body)
+    assert len(items) == shipment.count
+    return [(item.flag, bytes(item.body), decode_properties(item.properties)) for item in items]
+
+
+def test_a_row_becomes_a_message() -> None:
+    (shipment,) = encode(
+        {
+            "body": pa.array([b"one", "zwei — 2".encode()], pa.binary()),
+            "tags": pa.array(["a", None]),
+            "keys": pa.array([["k1", "k2"], []], pa.list_(pa.string())),
+            "shardingKey": pa.array([None, None], pa.string()),
+            "flag": pa.array([5, None], pa.int32()),
+            "properties": pa.array(
+                [[("x", "1"), ("TAGS", "no"), ("none", None), ("empty", "")], None],
+                pa.map_(pa.string(), pa.string()),
+            ),
+        }
+    )
+    assert (shipment.topic, shipment.queue, shipment.is_batch) == ("T", None, True)
+    keys = make_keys(PREFIX, 0, 2).to_pylist()
+    assert unpack(shipment) == [
+        (5, b"one", {"x": "1", "KEYS": "k1 k2", "TAGS": "a", "UNIQ_KEY": keys[0].decode()}),
+        (0, "zwei — 2".encode(), {"UNIQ_KEY": keys[1].decode()}),
+    ]
+
+
+def test_keys_name_the_row_and_repeat() -> None:
+    keys = [key.decode() for key in make_keys(PREFIX, 65_534, 4).to_pylist()]
+    assert [key[:20] for key in keys] == [PREFIX.decode()] * 4
+    assert [int(key[20:], 16) for key in keys] == [65_534, 65_535, 65_536, 65_537]
+    assert all(len(key) == 32 and key == key.upper() for key in keys)
+    assert make_prefix("query", 7, 1) == PREFIX
+    assert make_prefix("query", 71) != PREFIX
+
+
+def test_row_numbers_go_on_over_batches() -> None:
+    encoder = BatchEncoder(
+        SinkColumns({"body": 0}), topic="T", batch_bytes=1000, key_prefix=PREFIX, queues=queues
+    )
+    batch = pa.RecordBatch.from_pydict({"body": pa.array([b"x"] * 3)})
+    found = [unpack(s)[n][2]["UNIQ_KEY"] for _ in range(2) for s in encoder.encode(batch) for n in range(3)]
+    assert found == [key.decode() for key in make_keys(PREFIX, 0, 6).to_pylist()]
+
+
+def test_batches_end_near_the_limit_and_hold_at_least_one() -> None:
+    bodies = [bytes([65 + n]) * (50 if n != 3 else 900) for n in range(8)]
+    shipments = encode({"body": pa.array(bodies)}, batch_bytes=300)
+    assert [body for s in shipments for _, body, _ in unpack(s)] == bodies
+    assert all(len(s.body) <= 300 or s.count == 1 for s in shipments)
+    assert len(shipments) < 8
+
+
+def test_rows_are_grouped_by_topic_and_queue_in_their_order() -> None:
+    shipments = encode(
+        {
+            "topic": pa.array(["S", "T", "S", "T", "S"]),
+            "body": pa.array([b"0", b"1", b"2", b"3", b"4"]),
+            "queueId": pa.array([None, 2, None, None, 1], pa.int32()),
+            "shardingKey": pa.array(["k", None, "k", None, "k"]),
+        },
+        topic="",
+    )
+    found = {(s.topic, s.queue): [body for _, body, _ in unpack(s)] for s in shipments}
+    assert found == {
+        ("S", queue_by_key(queues("S"), java_hash("k"))): [b"0", b"2"],
+        ("S", queues("S")[1]): [b"4"],
+        ("T", queues("T")[2]): [b"1"],
+        ("T", None): [b"3"],
+    }
+    assert all(
+        props["__SHARDINGKEY"] == "k" for s in shipments if s.topic == "S" for _, _, props in unpack(s)
+    )
+
+
+def test_delayed_rows_travel_alone() -> None:
+    at = datetime(2033, 5, 18, 3, 33, 20, tzinfo=UTC)
+    shipments = encode(
+        {
+            "body": pa.array([b"0", b"1", b"2", b"3"]),
+            "delayLevel": pa.array([None, 3, 0, None], pa.int32()),
+            "deliverAt": pa.array([None, None, None, at], pa.timestamp("us", tz="UTC")),
+        }
+    )
+    alone = [s for s in shipments if not s.is_batch]
+    assert [bytes(s.body) for s in alone] == [b"1", b"3"]
+    assert decode_properties(alone[0].properties.encode())["DELAY"] == "3"
+    assert decode_properties(alone[1].properties.encode())["TIMER_DELIVER_MS"] == "2000000000000"
+    (batch,) = [s for s in shipments if s.is_batch]
+    assert [(body, set(props)) for _, body, props in unpack(batch)] == [
+        (b"0", {"UNIQ_KEY"}),
+        (b"2", {"UNIQ_KEY"}),
+    ]
+
+
+def test_properties_as_stored_and_given_keys() -> None:
+    (shipment,) = encode(
+        {
+            "body": pa.array([b"0", b"1"]),
+            "properties": pa.array(["x\x011\x02UNIQ_KEY\x01OLD\x02WAIT\x01true", None]),
+            "uniqueKey": pa.array(["MINE", None]),
+        }
+    )
+    (_, _, first), (_, _, second) = unpack(shipment)
+    assert first == {"x": "1", "UNIQ_KEY": "MINE"}
+    assert second == {"UNIQ_KEY": make_keys(PREFIX, 1, 1)[0].as_py().decode()}
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ({"body": pa.array([b"x", None])}, "row 1 .* no body"),
+        ({"body": pa.array([b"x", b""])}, "row 1 .* no body"),
+        ({"body": pa.array([b"x"]), "tags": pa.array(["a\x02b"])}, "TAGS holds the byte 2"),
+        ({"body": pa.array([b"x"]), "queueId": pa.array([9])}, "no writable queue 9"),
+        ({"body": pa.array([b"x" * (4 << 20)])}, "row 0 .* at most"),
+        ({"body": pa.array([b"x"]), "keys": pa.array(["k" * 40_000])}, "more than 32767 bytes"),
+        (
+            {
+                "body": pa.array([b"x"]),
+                "properties": pa.array([[("a\x01", "b")]], pa.map_(pa.string(), pa.string())),
+            },
+            "name holds",
+        ),
+    ],
+)
+def test_rows_that_no_broker_would_store_are_named(columns: dict[str, Any], why: str) -> None:
+    with pytest.raises(MessageIllegal, match=why):
+        encode(columns)
+
+
+def test_columns_are_found_or_refused() -> None:
+    fields = [("Value", "string"), ("topic", "string"), ("queueOffset", "bigint"), ("Tags", "string")]
+    assert find_sink_columns(fields, has_topic_option=False).places == {"body": 0, "topic": 1, "tags": 3}
+    for bad, why in (
+        ([("body", "string"), ("tag", "string")], "did you mean tags"),
+        ([("topic", "string")], "body"),
+        ([("body", "int")], "expected string or binary, got int"),
+        ([("body", "string"), ("value", "string")], "twice"),
+        ([("body", "string")], "option topic"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            find_sink_columns(bad, has_topic_option=False)

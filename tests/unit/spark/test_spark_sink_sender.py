@@ -1,0 +1,123 @@
+"""Sends: several under way, tried again where that may help, never side by side to one given queue."""
+
+from __future__ import annotations
+
+import pytest
+from spark_fakes import FakeNet, FakeQueue
+
+import tandemmq.spark.sink.sender
+from tandemmq.errors import BrokerUnreachable, ConfigError, MessageIllegal, SendNotConfirmed
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.spark.sink.encode import Shipment
+from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
+from tandemmq.spark.sink.sender import Sender
+
+OPTIONS = SinkOptions(name_servers=("ns:1",), topic="T", retry_count=3, in_flight=2)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tandemmq.spark.sink.sender.time, "sleep", lambda seconds: None)
+
+
+def ship(body: bytes, *, queue_index: int | None = None, sender: Sender | None = None) -> Shipment:
+    queue = None if queue_index is None or sender is None else sender.queues("T")[queue_index]
+    return Shipment(topic="T", queue=queue, body=body, count=1)
+
+
+def bodies(net: FakeNet, address: str = "b-0:1") -> list[bytes]:
+    return [sent.body for sent in net.brokers[address].sent]
+
+
+def test_free_shipments_go_round_the_queues(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(), T_1=FakeQueue(), T_2=FakeQueue())
+    sender = Sender(OPTIONS, turn=1)
+    for n in range(4):
+        sender.send(ship(b"%d" % n))
+    sender.finish()
+    sender.close()
+    assert [s.header.queue_id for s in net.brokers["b-0:1"].sent] == [2, 0, 1, 2]
+    assert (sender.message_count, sender.send_count) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    "code", [ResponseCode.SYSTEM_BUSY, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SERVICE_NOT_AVAILABLE]
+)
+def test_what_may_pass_is_sent_again(net: FakeNet, code: ResponseCode) -> None:
+    net.add_master(T_0=FakeQueue()).send_codes = [int(code), int(code)]
+    sender = Sender(OPTIONS)
+    sender.send(ship(b"x"))
+    sender.finish()
+    assert bodies(net) == [b"x"] * 3
+    assert sender.message_count == 1
+
+
+def test_the_attempts_have_an_end(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue()).send_codes = [int(ResponseCode.SLAVE_NOT_AVAILABLE)] * 9
+    sender = Sender(OPTIONS)
+    sender.send(ship(b"x"))
+    with pytest.raises(SendNotConfirmed, match="SLAVE_NOT_AVAILABLE"):
+        sender.finish()
+    assert len(bodies(net)) == 4
+
+
+def test_a_refusal_for_good_ends_at_once(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue()).send_codes = [int(ResponseCode.MESSAGE_ILLEGAL)]
+    sender = Sender(OPTIONS)
+    sender.send(ship(b"x"))
+    with pytest.raises(MessageIllegal):
+        sender.finish()
+    assert len(bodies(net)) == 1
+
+
+def test_another_broker_takes_what_a_dead_one_had(net: FakeNet) -> None:
+    net.add_master("a", T_0=FakeQueue()).dies_after = 0
+    net.add_master("b", T_0=FakeQueue())
+    sender = Sender(OPTIONS, turn=1)
+    for n in range(6):
+        sender.send(ship(b"%d" % n))
+    sender.finish()
+    assert sorted(bodies(net)) == [b"%d" % n for n in range(6)]
+
+
+def test_a_broker_that_stays_away_is_an_error(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue()).is_down = True
+    sender = Sender(OPTIONS)
+    with pytest.raises(BrokerUnreachable):
+        sender.send(ship(b"x"))
+
+
+def test_shipments_for_one_queue_never_overtake_each_other(net: FakeNet) -> None:
+    broker = net.add_master(T_0=FakeQueue(), T_1=FakeQueue())
+    broker.send_codes = [0, int(ResponseCode.SYSTEM_BUSY)]
+    sender = Sender(OPTIONS)
+    for n in range(4):
+        sender.send(ship(b"%d" % n, queue_index=1, sender=sender))
+    sender.finish()
+    assert bodies(net) == [b"0", b"1", b"1", b"2", b"3"]
+    assert {s.header.queue_id for s in broker.sent} == {1}
+
+
+def test_a_topic_that_does_not_exist_takes_the_template_of_new_ones(net: FakeNet) -> None:
+    net.add_master(TBW102_7=FakeQueue())
+    sender = Sender(OPTIONS)
+    assert [queue.queue_id for queue in sender.queues("New")] == [0, 1, 2, 3]
+    sender.send(Shipment(topic="New", queue=None, body=b"x", count=1))
+    sender.finish()
+    assert net.brokers["b-0:1"].sent[0].header.default_topic == "TBW102"
+
+
+def test_options_of_the_sink() -> None:
+    options = parse_sink_options(
+        {"nameserver": "h:1", "topic": "T", "batchbytes": "64k", "checkpointlocation": "x", "path": "y"}
+    )
+    assert (options.batch_bytes, options.in_flight, options.group) == (65536, 4, "DEFAULT_PRODUCER")
+    for bad, why in (
+        ({"semantics": "exactly-once"}, "exactly-once is not built"),
+        ({"semantics": "transactional"}, "transactional is not built"),
+        ({"semantics": "perhaps"}, "expected at-least-once"),
+        ({"inFlght": "3"}, "did you mean inFlight"),
+        ({"batchBytes": "5m"}, "brokers take"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            parse_sink_options({"nameserver": "h:1", **bad})
