@@ -3,8 +3,9 @@
 Invariants: bytes below `end` are written and never change; a record never spans files; whoever moves `end`
             has written everything below it. Files behind the one that holds `end` are empty: one made ahead
             of need, and those whose bytes still wait in the transient pool.
-Strategy:   what readers touch stays mapped into this process until `mapped_bytes_max` came together; then all
-            of it is let go, which costs a later look a page fault and no read, and leaves views valid.
+Strategy:   what readers touch stays mapped into this process until `mapped_bytes_max` came together, counted
+            in blocks that the kernel may map at once; then all of it is let go, which costs a later look a
+            page fault and no read, and leaves views valid.
 Knows not:  queues, watermarks, who waits.
 """
 
@@ -19,7 +20,7 @@ from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record
 from tandemmq.runtime.ports import Buffer, Disk, File
 from tandemmq.store.segment import Segment
 from tandemmq.store.segmented_log import SegmentedLog
-from tandemmq.units import KIB, MIB
+from tandemmq.units import MIB
 
 AHEAD_SEGMENT_BYTES_MIN = 64 * MIB
 """Smaller files are made in no time; making them ahead would only add a state."""
@@ -27,8 +28,8 @@ _STORED_AT = 56  # with an IPv4 born host
 _SYS_FLAG_AT = 36
 _BORN_HOST_V6 = 0x10
 _ZEROS = bytes(MIB)
-CHECKED_BYTES = 64 * KIB
-"""What a look at one record counts for: a page fault maps its neighbours too."""
+BLOCK_SHIFT = 21
+"""A page fault may map a whole huge page of the page cache: 2 MiB (measured on Linux 6, ext4)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +59,8 @@ class CommitLog:
 
     __slots__ = (
         "_ahead_for",
-        "_mapped_bytes",
-        "_mapped_bytes_max",
+        "_block_count_max",
+        "_blocks",
         "_touched",
         "_warmth",
         "disk",
@@ -75,8 +76,8 @@ class CommitLog:
         self.end = 0
         self._ahead_for = -1
         self._warmth = warmth
-        self._mapped_bytes = 0
-        self._mapped_bytes_max = mapped_bytes_max
+        self._block_count_max = max(1, mapped_bytes_max >> BLOCK_SHIFT)
+        self._blocks: set[int] = set()
         self._touched: set[Segment] = set()
 
     @property
@@ -131,7 +132,7 @@ class CommitLog:
         assert segment is not None, log_offset
         start = log_offset - segment.base
         stop = min(start + bytes_max, segment.size, self.end - segment.base)
-        self._touch(segment, stop - start)
+        self._touch(segment, log_offset, segment.base + stop)
         return segment.view()[start:stop]
 
     def segment_view(self, log_offset: int) -> tuple[int, memoryview] | None:
@@ -139,23 +140,27 @@ class CommitLog:
 
         It is taken for granted that the caller reads from there to the end.
         """
-        return self._segment_view(log_offset, self.segment_bytes)
+        return self._segment_view(log_offset, self.end)
 
-    def _segment_view(self, log_offset: int, bytes_read: int) -> tuple[int, memoryview] | None:
+    def _segment_view(self, log_offset: int, read_end: int) -> tuple[int, memoryview] | None:
         if not self.begin <= log_offset < self.end:
             return None
         segment = self.log.find(log_offset)
         assert segment is not None, log_offset
-        self._touch(segment, min(bytes_read, segment.end - log_offset, self.end - log_offset))
+        self._touch(segment, log_offset, min(read_end, segment.end))
         view = segment.view()
         return segment.base, view if segment.end <= self.end else view[: self.end - segment.base]
 
-    def _touch(self, segment: Segment, size: int) -> None:
-        """Count bytes that somebody is about to read through the map."""
-        self._mapped_bytes += size
-        if self._mapped_bytes > self._mapped_bytes_max:
+    def _touch(self, segment: Segment, begin: int, end: int) -> None:
+        """Somebody is about to read these bytes through the map."""
+        blocks = self._blocks
+        first, last = begin >> BLOCK_SHIFT, (end - 1) >> BLOCK_SHIFT
+        if first in blocks and last in blocks and last - first < 2:
+            return
+        touched = range(first, last + 1)
+        if blocks and len(blocks) + len(touched) > self._block_count_max:
             self.release_pages()
-            self._mapped_bytes = size
+        blocks.update(touched)
         self._touched.add(segment)
 
     def release_pages(self) -> None:
@@ -163,11 +168,11 @@ class CommitLog:
         for segment in self._touched:
             segment.release_pages()
         self._touched.clear()
-        self._mapped_bytes = 0
+        self._blocks.clear()
 
     def check(self, log_offset: int, *, check_crc: bool = False) -> RecordCheck:
         """What lies at `log_offset`, compared with the offset that the record says."""
-        found = self._segment_view(log_offset, CHECKED_BYTES)
+        found = self._segment_view(log_offset, log_offset + 1)
         if found is None:
             return RecordCheck(RecordOutcome.END)
         base, view = found

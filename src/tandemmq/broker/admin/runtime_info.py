@@ -26,8 +26,6 @@ _ZERO_KEYS = (
     "putLatency999",
     "dispatchMaxBuffer",
     "pageCacheLockTimeMills",
-    "remainTransientStoreBufferNumbs",
-    "remainHowManyDataToCommit",
     "timerReadBehind",
     "timerOffsetBehind",
     "timerCongestNum",
@@ -67,6 +65,7 @@ class RuntimeInfoHandlers:
     def _table(self) -> dict[str, str]:
         store, stats, options = self._store, self._stats, self._options
         now_ms = self._clock.now_ms()
+        facts = store.facts()
         total, free = self._disk.usage(store.options.log_dir)
         used_ratio = f"{(total - free) / total:.2f}" if total else "0.0"
         average = stats.put_bytes / stats.put_count if stats.put_count else 0.0
@@ -101,6 +100,8 @@ class RuntimeInfoHandlers:
             "consumeQueueDiskRatio": used_ratio,
             "commitLogDirCapacity": f"Total : {_render_gib(total)}, Free : {_render_gib(free)}.",
             "dispatchBehindBytes": str(store.appended.value - store.dispatched.value),
+            "remainTransientStoreBufferNumbs": str(facts.pool_free_count),
+            "remainHowManyDataToCommit": f"{facts.uncommitted_bytes} B",
             "remainHowManyDataToFlush": f"{store.appended.value - store.flushed.value} B",
             "earliestMessageTimeStamp": str(self._earliest_ms(now_ms)),
         }
