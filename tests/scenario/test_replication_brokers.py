@@ -5,6 +5,7 @@ Source: spec replication 4.10, 6, 7.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -27,7 +28,8 @@ from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.protocol.bodies.data_version import DataVersion
 from tandemmq.protocol.bodies.topic import TopicConfig
-from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.codes import LanguageCode, RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.runtime.chance import SeededRandom
@@ -246,3 +248,62 @@ async def test_tables_of_a_slave_survive_its_restart_without_the_master(group: G
     async with Peer(slave) as to_slave:
         answer = await to_slave.pull("T")
         assert pull_response(answer).next_offset == 1
+
+
+async def test_slave_of_a_master_that_lost_its_tail_and_grew_past_it_halts(group: Group) -> None:
+    master, slave = await group.start(0), await group.start(1)
+    ports = master.address[1], master.ha_address[1]
+    async with Peer(master) as to_master:
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="T"))
+        for number in range(5):
+            await to_master.send_ok("T", b"common %d" % number)
+        await group.caught_up()
+        await group.stop(1)
+        assert master.store is not None
+        common_end = master.store.appended.value
+    await group.stop(0)
+    # The tail that only the slave keeps: it copies three more, then the master goes back to before them.
+    shutil.copytree(group.root / "0", group.root / "before")
+    master, slave = await group.start(0, ports=ports), await group.start(1)
+    async with Peer(master) as to_master:
+        for number in range(3):
+            await to_master.send_ok("T", b"lost %d" % number)
+        await group.caught_up()
+    assert slave.store is not None
+    kept = log_bytes(slave.store)
+    await group.stop(1)
+    await group.stop(0)
+    shutil.rmtree(group.root / "0")
+    shutil.move(group.root / "before", group.root / "0")
+    master = await group.start(0, ports=ports)
+    async with Peer(master) as to_master:
+        for number in range(9):
+            await to_master.send_ok("T", b"instead %d" % number)
+        slave = await group.start(1)
+        assert slave.store is not None
+        assert master.store is not None
+        assert master.store.appended.value > slave.store.appended.value
+        replica = slave._replica
+        assert replica is not None
+        await until(lambda: replica.slave.status().state is SlaveState.HALTED, "halted")
+        async with Peer(slave) as to_slave:
+            told = (await fetch_ha_status(to_slave.client, to_slave.address)).client
+            assert (told.state, told.halt_reason, told.tail) == ("HALTED", "DIVERGED", "DIFFERENT")
+            assert told.halt_offset is not None
+            assert common_end <= told.halt_offset < common_end + 100
+        assert log_bytes(slave.store) == kept
+        assert (await fetch_ha_status(to_master.client, to_master.address)).in_sync_count == 0
+
+
+async def test_only_ours_are_told_more_than_rocketmqs_fields(group: Group) -> None:
+    master = await group.start(0)
+    await group.start(1)
+    async with Peer(master) as to_master:
+        await to_master.send_ok("TBW102", b"x")
+        await group.caught_up()
+        (one,) = (await fetch_ha_status(to_master.client, to_master.address)).connections
+        assert (one.state, one.start_rule, one.is_tandem) == ("TRANSFERRING", "FIRST_FILE", True)
+        asked = Command.request(RequestCode.GET_BROKER_HA_STATUS)
+        asked.language = int(LanguageCode.JAVA)
+        answer = await to_master.client.request(to_master.address, asked, 3)
+        assert b"tandem" not in bytes(answer.body)

@@ -29,6 +29,8 @@ from tandemmq.protocol.requests.replica import (
     AllGroupConfigResponse,
     AllTopicConfigRequest,
     AllTopicConfigResponse,
+    LogChecksumRequest,
+    LogChecksumResponse,
 )
 from tandemmq.remoting.client import RemotingClient
 
@@ -151,6 +153,20 @@ async def fetch_ha_status(
     """How replication stands at a broker of either role."""
     answer = await call(client, address, RequestCode.GET_BROKER_HA_STATUS, timeout_s=timeout_s)
     return decode_ha_status(answer.body)
+
+
+async def read_log_checksum(
+    client: RemotingClient, address: str, log_offset: int, size_bytes: int, *, timeout_s: float = 10.0
+) -> LogChecksumResponse:
+    """What a broker of ours holds of its log, and the checksum of a part of it.
+
+    Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from any other broker; Busy when too many
+             ask; BrokerUnreachable, RequestTimeout.
+    """
+    header = LogChecksumRequest(log_offset=log_offset, size_bytes=size_bytes)
+    code = RequestCode.TANDEM_READ_LOG_CHECKSUM
+    answer = await call(client, address, code, header, timeout_s=timeout_s)
+    return answer.decode(LogChecksumResponse)
 
 
 async def _fetch_table(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTable[T]:

@@ -169,6 +169,7 @@ class Broker:
             options=self._replication_options,
             client=self._client,
             network=self._network,
+            disk=self._disk,
             clock=self._clock,
             is_slave=self.options.is_slave,
             own_address=self._advertised_address,

@@ -94,6 +94,8 @@ _REPLICAS = _entries(
     (Code.EXCHANGE_BROKER_HA_INFO, replica.ExchangeHaInfoRequest, replica.ExchangeHaInfoResponse),
     (Code.GET_BROKER_HA_STATUS, None, None),
     (Code.RESET_MASTER_FLUSH_OFFSET, replica.ResetMasterFlushedOffsetRequest, None),
+    (Code.TANDEM_READ_LOG_CHECKSUM, replica.LogChecksumRequest, replica.LogChecksumResponse),
+    (Code.TANDEM_AWAIT_TABLES, replica.AwaitTablesRequest, None),
 )
 
 _ADMIN = _entries(

@@ -58,7 +58,9 @@ OUR_LANGUAGE = int(LanguageCode.PYTHON)
 
 
 class RequestCode(IntEnum):
-    """What a request asks for (spec remoting 8)."""
+    """What a request asks for (spec remoting 8). TANDEM_ codes are ours: only two of ours use them, and a
+    RocketMQ peer answers that it does not support them.
+    """
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -168,6 +170,8 @@ class RequestCode(IntEnum):
     POLLING_INFO = 200055
     POP_ROLLBACK = 200056
     BATCH_ACK_MESSAGE = 200151
+    TANDEM_READ_LOG_CHECKSUM = 30101
+    TANDEM_AWAIT_TABLES = 30102
 
 
 class ResponseCode(IntEnum):

@@ -235,6 +235,12 @@ MASTER_SILENCE: Final = _gauge(
 REPLICA_HALTED: Final = _gauge(
     "tandemmq_replica_halted", "on a slave: 1 when it stopped copying and a person must act"
 )
+REPLICA_HALT_REASON: Final = _gauge(
+    "tandemmq_replica_halt_reason",
+    "on a slave that halted: 1 for its reason",
+    "reason",
+    bound="5: slave_ahead, diverged, too_old, file_sizes_differ, damaged",
+)
 CONFIG_SYNC_AGE: Final = _gauge(
     "tandemmq_config_sync_age_seconds",
     "on a slave: since topics, groups and offsets were all as on the master; absent before the first time",

@@ -42,6 +42,8 @@ def _read_slave(replica: ReplicaRole, clock: Clock) -> Iterator[Reading]:
     status = replica.slave.status()
     yield Reading(metrics.MASTER_CONNECTED, status.state is SlaveState.TRANSFERRING)
     yield Reading(metrics.REPLICA_HALTED, status.halt is not None)
+    if status.halt is not None:
+        yield Reading(metrics.REPLICA_HALT_REASON, 1, (status.halt.reason.name.lower(),))
     if status.last_read_at:
         yield Reading(metrics.MASTER_SILENCE, max(0, clock.now_ms() - status.last_read_at) / 1000)
     synced_at = replica.config_sync.synced_at

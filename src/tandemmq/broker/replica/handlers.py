@@ -11,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from tandemmq.broker.delay.timer_check import encode_timer_answer
+from tandemmq.broker.replica.ha_status import without_ours
 from tandemmq.broker.replica.paging import plan_page, take_page
 from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.errors import RequestRejected
@@ -18,7 +19,7 @@ from tandemmq.protocol.bodies.group import encode_group_table
 from tandemmq.protocol.bodies.ha import HaStatus, encode_ha_status
 from tandemmq.protocol.bodies.offset import encode_consumer_offsets, encode_delay_offsets
 from tandemmq.protocol.bodies.topic import encode_topic_config_table
-from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.codes import OUR_LANGUAGE, RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.replica import (
     AllGroupConfigRequest,
@@ -92,4 +93,7 @@ class ReplicaHandlers:
         return command.reply(body=encode_timer_answer(progress.check, progress.data_version))
 
     def handle_ha_status(self, _channel: Channel, command: Command) -> Command:
-        return command.reply(body=encode_ha_status(self._ha_status()))
+        status = self._ha_status()
+        if command.language != OUR_LANGUAGE:
+            status = without_ours(status)
+        return command.reply(body=encode_ha_status(status))

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from tandemmq.broker.replica.config_sync import ConfigSync
 from tandemmq.broker.replica.ha_status import describe_master, describe_slave
 from tandemmq.broker.replica.handlers import ReplicaHandlers
+from tandemmq.broker.replica.log_checksum import LogChecksums
 from tandemmq.broker.replica.tables import ReplicaTables
+from tandemmq.broker.replica.tail_check import TailCheck
 from tandemmq.protocol.bodies.ha import HaStatus
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
-from tandemmq.runtime.ports import Address, Clock, Network
+from tandemmq.runtime.ports import Address, Clock, Disk, Network
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
 
@@ -36,6 +38,7 @@ class ReplicaRole:
         options: ReplicationOptions,
         client: RemotingClient,
         network: Network,
+        disk: Disk,
         clock: Clock,
         is_slave: bool,
         own_address: Callable[[], str],
@@ -46,7 +49,11 @@ class ReplicaRole:
         self._fixed_ha_address = fixed_ha_address if len(fixed_ha_address) >= FIXED_ADDRESS_CHARS_MIN else ""
         self._scope = TaskScope("replica", None if on_fatal is None else lambda _name, error: on_fatal(error))
         self.master = ReplicationMaster(store, options, network=network, clock=clock, on_fatal=on_fatal)
-        self.slave = ReplicationSlave(store, options, network=network, clock=clock, on_fatal=on_fatal)
+        self._checksums = LogChecksums(store, disk=disk)
+        check_tail = TailCheck(self._checksums, client=client, master=lambda: self.config_sync.master)
+        self.slave = ReplicationSlave(
+            store, options, network=network, clock=clock, on_fatal=on_fatal, check_tail=check_tail
+        )
         self.config_sync = ConfigSync(
             tables, client=client, clock=clock, options=options, own_address=own_address
         )
@@ -55,8 +62,10 @@ class ReplicaRole:
         """On a slave: the last registration answer named a master (spec replication 8.3)."""
 
     def routes(self) -> dict[int, Handler]:
-        """Codes 21, 43, 45, 201, 907; also for the fast listener, where RocketMQ's slaves ask for topics."""
-        return self._handlers.routes()
+        """The tables, the state, checksums; also for the fast listener, where RocketMQ's slaves ask for
+        topics.
+        """
+        return self._handlers.routes() | self._checksums.routes()
 
     async def start(self, host: str, port: int) -> Address:
         """The address that slaves dial. A slave starts following as soon as it learns its master."""
@@ -82,7 +91,10 @@ class ReplicaRole:
         if not self._is_slave:
             return
         self.is_master_known = bool(master_address)
+        was_unknown = self.config_sync.master is None
         self.config_sync.set_master(master_address or None)
+        if was_unknown and self.config_sync.master is not None:
+            self.slave.check_again()
         if ha_address and not self._fixed_ha_address:
             self.slave.set_master(ha_address)
 

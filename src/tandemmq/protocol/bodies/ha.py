@@ -1,4 +1,7 @@
-"""The state of replication as GET_BROKER_HA_STATUS (907) tells it (spec remoting 11.13)."""
+"""The state of replication as GET_BROKER_HA_STATUS (907) tells it (spec remoting 11.13).
+
+Fields whose wire name begins with `tandem` are ours and None, so not written, towards any other asker.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,10 @@ class HaConnection(Body, frozen=True, kw_only=True):
     acknowledged_offset: int = field(name="slaveAckOffset", default=0)
     transfer_from: int = field(name="transferFromWhere", default=0)
     bytes_per_second: int = field(name="transferredByteInSecond", default=0)
+    state: str | None = field(name="tandemState", default=None)
+    start_rule: str | None = field(name="tandemStartRule", default=None)
+    start_offset: int | None = field(name="tandemStartOffset", default=None)
+    is_tandem: bool | None = field(name="tandemPeer", default=None)
 
 
 class HaClient(Body, frozen=True, kw_only=True):
@@ -28,6 +35,13 @@ class HaClient(Body, frozen=True, kw_only=True):
     master_flushed_offset: int = field(name="masterFlushOffset", default=0)
     max_log_offset: int = field(name="maxOffset", default=0)
     bytes_per_second: int = field(name="transferredByteInSecond", default=0)
+    state: str | None = field(name="tandemState", default=None)
+    start_rule: str | None = field(name="tandemStartRule", default=None)
+    start_offset: int | None = field(name="tandemStartOffset", default=None)
+    tail: str | None = field(name="tandemTail", default=None)
+    halt_reason: str | None = field(name="tandemHaltReason", default=None)
+    halt_offset: int | None = field(name="tandemHaltOffset", default=None)
+    halt_detail: str | None = field(name="tandemHaltDetail", default=None)
 
 
 class HaStatus(Body, frozen=True, kw_only=True):

@@ -55,6 +55,37 @@ class ExchangeHaInfoResponse(Header, frozen=True, kw_only=True):
     master_address: str | None = field(name="masterAddress", default=None)
 
 
+class LogChecksumRequest(Header, frozen=True, kw_only=True):
+    """TANDEM_READ_LOG_CHECKSUM: of `size_bytes` bytes of the CommitLog from `log_offset` on. A size of 0 asks
+    only what the log holds.
+    """
+
+    log_offset: Int64 = field(name="logOffset")
+    size_bytes: Int64 = field(name="size")
+
+
+class LogChecksumResponse(Header, frozen=True, kw_only=True):
+    """`crc` is the CRC-32 of the first `size_bytes` bytes of the range: fewer than asked for, or none, where
+    the log does not hold them. The ends are those of the log when it answered.
+    """
+
+    min_offset: Int64 = field(name="minOffset")
+    max_offset: Int64 = field(name="maxOffset")
+    size_bytes: Int64 = field(name="size")
+    crc: Int64 = field(name="crc32")
+
+
+class AwaitTablesRequest(Header, frozen=True, kw_only=True):
+    """TANDEM_AWAIT_TABLES: answer when a table's version is no longer the caller's, or the time is over.
+
+    The versions are JSON text, as in the requests for the tables themselves.
+    """
+
+    topics: str = field(name="topicVersion")
+    groups: str = field(name="groupVersion")
+    wait_ms: Int64 = field(name="waitMillis")
+
+
 class ResetMasterFlushedOffsetRequest(Header, frozen=True, kw_only=True):
     """RESET_MASTER_FLUSH_OFFSET (908)."""
 

@@ -58,6 +58,13 @@ class Dial:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckTail:
+    """Compare the last bytes below `log_end` with the master's and answer with `on_checked`."""
+
+    log_end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """Append these verified bytes at exactly `log_offset`; whole records of one segment."""
 
@@ -69,6 +76,8 @@ class HaltReason(Enum):
     """Why a slave gave up until a person acts."""
 
     SLAVE_AHEAD = "the slave holds more than its master: the master lost its tail, the copies differ"
+    DIVERGED = "the master has other bytes where this log ends: it lost its tail and grew past it"
+    TOO_OLD = "the master no longer keeps the next byte: only an empty slave can follow it"
     FILE_SIZES_DIFFER = "master and slave have different CommitLog file sizes"
     DAMAGED = "the master sends damaged records"
 
@@ -92,4 +101,4 @@ class Halt:
 
 
 MasterEffect: TypeAlias = Send | Disconnect | Acknowledged | Started | FellBehind
-SlaveEffect: TypeAlias = Send | Disconnect | Dial | Store | Damage | Halt
+SlaveEffect: TypeAlias = Send | Disconnect | Dial | CheckTail | Store | Damage | Halt

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.replication.core.effects import (
+    CheckTail,
     Damage,
     Dial,
     Disconnect,
@@ -24,17 +25,28 @@ from tandemmq.replication.core.effects import (
 )
 from tandemmq.replication.core.frames import TransferDecoder, TransferHead, encode_report
 from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.replication.core.progress import RateMeter
+from tandemmq.replication.core.progress import RateMeter, StartRule
 from tandemmq.replication.core.states import SLAVE_TRANSITIONS, SlaveCause, SlaveState, next_state
+from tandemmq.replication.core.tail import TailOutcome, TailVerdict
 from tandemmq.replication.core.verifier import BadRecord, RecordVerifier
 
 NEVER_MS = 2**62
+
+_CONNECTED = (SlaveState.DIALING, SlaveState.CHECKING, SlaveState.TRANSFERRING)
+"""The states in which there is, or may be, a connection."""
+
+_REFUSALS = {
+    TailOutcome.DIFFERENT: HaltReason.DIVERGED,
+    TailOutcome.SLAVE_AHEAD: HaltReason.SLAVE_AHEAD,
+    TailOutcome.TOO_OLD: HaltReason.TOO_OLD,
+}
 
 
 class SlaveSession:
     """The one copy of a master's log, over all its connections."""
 
     __slots__ = (
+        "_checks_tail",
         "_decoder",
         "_has_frames",
         "_is_empty",
@@ -50,11 +62,14 @@ class SlaveSession:
         "halt",
         "rate",
         "reported",
+        "start_rule",
         "state",
+        "tail",
     )
 
-    def __init__(self, *, options: ReplicationOptions, segment_bytes: int) -> None:
+    def __init__(self, *, options: ReplicationOptions, segment_bytes: int, checks_tail: bool = False) -> None:
         self._options = options
+        self._checks_tail = checks_tail
         self._segment_bytes = segment_bytes
         self._read_at_ms = self._wrote_at_ms = 0
         self._resume_at_ms = NEVER_MS
@@ -66,6 +81,11 @@ class SlaveSession:
         self.halt: Halt | None = None
         self.damage_offset: int | None = None
         """Where the previous connection met damage; damage at the same place again is final."""
+        self.tail: TailVerdict | None = None
+        """What the last comparison of the own end with the master's log found."""
+        self.start_rule: StartRule | None = None
+        """How the copy of this connection began; None before, and for an empty slave whose master did not
+        tell where its log begins."""
         self.rate = RateMeter()
         self._begin_copy(0)
 
@@ -79,19 +99,33 @@ class SlaveSession:
         self.address = address
         if address is None:
             return self._leave(SlaveCause.CLEARED, "the master's address was taken away")
-        if self.state in (SlaveState.DIALING, SlaveState.TRANSFERRING):
+        if self.state in _CONNECTED:
             return []
         self._move(SlaveCause.ASSIGNED)
         return self._dial()
 
     def on_connected(self, log_end: int, now_ms: int) -> list[SlaveEffect]:
         """The connection is up; `log_end` is what the own log holds."""
-        self._move(SlaveCause.CONNECTED)
         self._begin_copy(log_end)
-        self._read_at_ms = self._wrote_at_ms = now_ms
         self.reported = log_end
-        # Twice: see HELLO_MS in master.py.
-        return [Send(encode_report(log_end) * 2)]
+        self.start_rule = None
+        if self._checks_tail:
+            self._move(SlaveCause.CONNECTED_UNCHECKED)
+            return [CheckTail(log_end)]
+        self._move(SlaveCause.CONNECTED)
+        return self._report_first(now_ms)
+
+    def on_checked(self, verdict: TailVerdict, now_ms: int) -> list[SlaveEffect]:
+        """The comparison that `CheckTail` asked for; nothing was reported before it."""
+        assert self.state is SlaveState.CHECKING
+        self.tail = verdict
+        refusal = _REFUSALS.get(verdict.outcome)
+        if refusal is not None:
+            return self._halt(refusal, verdict.log_offset, verdict.detail)
+        if verdict.outcome is TailOutcome.FAILED:
+            return self._fail(verdict.detail, now_ms)
+        self._move(SlaveCause.CHECKED)
+        return self._report_first(now_ms)
 
     def on_data(self, data: bytes, now_ms: int) -> list[SlaveEffect]:
         """Bytes from the master: stores, then at most one report for all of them."""
@@ -136,7 +170,7 @@ class SlaveSession:
 
         The `Disconnect` that comes back is for whatever is left of the connection.
         """
-        if self.state not in (SlaveState.DIALING, SlaveState.TRANSFERRING):
+        if self.state not in _CONNECTED:
             return []
         return self._fail(reason, now_ms)
 
@@ -153,6 +187,13 @@ class SlaveSession:
             self._read_at_ms + self._options.silence_ms_max,
             self._wrote_at_ms + self._options.heartbeat_interval_ms,
         )
+
+    def _report_first(self, now_ms: int) -> list[SlaveEffect]:
+        self._read_at_ms = self._wrote_at_ms = now_ms
+        if not self._is_empty:
+            self.start_rule = StartRule.RESUMED
+        # Twice: see HELLO_MS in master.py.
+        return [Send(encode_report(self.reported) * 2)]
 
     def _begin_copy(self, log_end: int) -> None:
         self._decoder = TransferDecoder()
@@ -181,6 +222,7 @@ class SlaveSession:
             self._received_to = offset
             self._verifier = self._new_verifier(offset)
             self._is_empty = size == 0
+            self.start_rule = self._rule_of(offset)
             return []
         if offset == self._received_to:
             return []
@@ -188,6 +230,13 @@ class SlaveSession:
             detail = f"the master's log ends at {offset}, ours at {self._received_to}"
             return self._halt(HaltReason.SLAVE_AHEAD, offset, detail)
         return self._fail(f"a frame begins at {offset}, expected was {self._received_to}", now_ms)
+
+    def _rule_of(self, log_offset: int) -> StartRule | None:
+        """By which rule an empty slave was sent the bytes from `log_offset` on, as far as can be known."""
+        master_start = 0 if self.tail is None else self.tail.master_start
+        if log_offset == 0 or log_offset == master_start:
+            return StartRule.FIRST_FILE
+        return None if master_start is None else StartRule.LAST_FILE
 
     def _take(self, pieces: list[memoryview], now_ms: int) -> tuple[list[SlaveEffect], BadRecord | None]:
         """Stores for all whole records, and the report behind them; also what cannot be stored."""
@@ -216,7 +265,7 @@ class SlaveSession:
         return self._leave(SlaveCause.FAILED, reason)
 
     def _leave(self, cause: SlaveCause, reason: str) -> list[SlaveEffect]:
-        has_connection = self.state in (SlaveState.DIALING, SlaveState.TRANSFERRING)
+        has_connection = self.state in _CONNECTED
         self._move(cause)
         return [Disconnect(reason)] if has_connection else []
 

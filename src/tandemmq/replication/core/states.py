@@ -35,6 +35,7 @@ class SlaveState(Enum):
 
     UNASSIGNED = "knows no master"
     DIALING = "connects"
+    CHECKING = "compares its end with the master's log"
     TRANSFERRING = "stores what arrives"
     PAUSED = "waits before the next attempt"
     HALTED = "a person must act: see the reason"
@@ -46,7 +47,9 @@ class SlaveCause(Enum):
 
     ASSIGNED = "a master's address became known"
     CLEARED = "the address was taken away"
-    CONNECTED = "the connection is up"
+    CONNECTED = "the connection is up, and there is nothing to compare"
+    CONNECTED_UNCHECKED = "the connection is up"
+    CHECKED = "the end is the master's, or could not be compared"
     FAILED = "connecting failed, the connection broke, or a frame did not fit"
     SILENT = "the master sent nothing for too long"
     RESUMED = "the pause is over"
@@ -78,7 +81,15 @@ SLAVE_TRANSITIONS: Mapping[SlaveState, Mapping[SlaveCause, SlaveState]] = Mappin
         _S.UNASSIGNED: {_SC.ASSIGNED: _S.DIALING, _SC.STOPPED: _S.STOPPED},
         _S.DIALING: {
             _SC.CONNECTED: _S.TRANSFERRING,
+            _SC.CONNECTED_UNCHECKED: _S.CHECKING,
             _SC.FAILED: _S.PAUSED,
+            _SC.CLEARED: _S.UNASSIGNED,
+            _SC.STOPPED: _S.STOPPED,
+        },
+        _S.CHECKING: {
+            _SC.CHECKED: _S.TRANSFERRING,
+            _SC.FAILED: _S.PAUSED,
+            _SC.REFUSED: _S.HALTED,
             _SC.CLEARED: _S.UNASSIGNED,
             _SC.STOPPED: _S.STOPPED,
         },

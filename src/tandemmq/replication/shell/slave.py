@@ -10,15 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import cast
 
 from tandemmq.errors import ConfigError, ReplicationError, RequestRejected, StoreError
 from tandemmq.remoting.address import parse_address
-from tandemmq.replication.core.effects import Damage, Dial, Disconnect, Halt, Send, SlaveEffect, Store
+from tandemmq.replication.core.effects import (
+    CheckTail,
+    Damage,
+    Dial,
+    Disconnect,
+    Halt,
+    Send,
+    SlaveEffect,
+    Store,
+)
 from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.progress import StartRule
 from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
 from tandemmq.replication.core.states import SlaveState
+from tandemmq.replication.core.tail import TailOutcome, TailVerdict
 from tandemmq.replication.shell.fault import FaultGuard, OnFatal
 from tandemmq.runtime.ports import Clock, Network, TimerHandle
 from tandemmq.runtime.tasks import TaskScope
@@ -28,18 +40,31 @@ from tandemmq.units import EpochMs
 
 log = logging.getLogger(__name__)
 
+CheckOf = Callable[[int], Awaitable[TailVerdict]]
+"""Compares the own log below its end with the master's; never raises for what a peer can do."""
+
+CHECK_TIMEOUT_S = 30.0
+"""Above what checksums of a few MiB take on a slow disk; a master that answers no sooner is asked again."""
+
 REPORT_BUFFER_BYTES_MAX = 64 * 1024
 """Reports that the master did not read; above it the connection counts as broken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationSlaveStatus:
-    """`halt` says why a person must act; times are wall clock, 0 before the first read or write."""
+    """`halt` says why a person must act; times are wall clock, 0 before the first read or write.
+
+    `tail`: what the last comparison with the master's log found, None where none is made. `start_rule`: how
+    the copy of this connection began, `log_start` where the copy begins.
+    """
 
     state: SlaveState
     master_address: str | None
     log_end: int
+    log_start: int
     reported: int
+    start_rule: StartRule | None
+    tail: TailVerdict | None
     halt: Halt | None
     last_read_at: EpochMs
     last_written_at: EpochMs
@@ -57,17 +82,24 @@ class ReplicationSlave:
         network: Network,
         clock: Clock,
         on_fatal: OnFatal | None = None,
+        check_tail: CheckOf | None = None,
     ) -> None:
         self._store = store
         self._options = options
         self._network = network
         self._clock = clock
         self._guard = FaultGuard(on_fatal)
-        self._session = SlaveSession(options=options, segment_bytes=store.options.commit_log_file_bytes)
+        self._check_tail = check_tail
+        self._session = SlaveSession(
+            options=options,
+            segment_bytes=store.options.commit_log_file_bytes,
+            checks_tail=check_tail is not None,
+        )
         self._tasks = TaskScope(
             "replication.slave", None if on_fatal is None else lambda _name, error: on_fatal(error)
         )
         self._dialling: tuple[asyncio.Task[None], MasterConnection] | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._connection: MasterConnection | None = None
         self._timer: TimerHandle | None = None
         self._timer_due_ms = NEVER_MS
@@ -101,12 +133,23 @@ class ReplicationSlave:
             state=session.state,
             master_address=session.address,
             log_end=self._store.appended.value,
+            log_start=self._store.min_log_offset,
             reported=session.reported,
+            start_rule=session.start_rule,
+            tail=session.tail,
             halt=session.halt,
             last_read_at=self._last_read_at,
             last_written_at=self._last_written_at,
             bytes_per_second=session.rate.per_second(self._now_ms()),
         )
+
+    def check_again(self) -> None:
+        """The master can be asked now: a copy that follows unchecked starts over with a comparison."""
+        tail = self._session.tail
+        if tail is None or tail.outcome is not TailOutcome.NOT_COMPARED or self._connection is None:
+            return
+        self._connection.close()
+        self._guard.run(self._lose, "the end of the log is compared first")
 
     # What the connection tells.
 
@@ -135,6 +178,7 @@ class ReplicationSlave:
 
     def _lose(self, reason: str) -> None:
         self._connection = None
+        self._end_check()
         log.warning(events.MASTER_LOST, extra={"master": self._session.address, "reason": reason})
         self._perform(self._session.on_failed(reason, self._now_ms()))
 
@@ -157,6 +201,8 @@ class ReplicationSlave:
                     connection = MasterConnection(self)
                     task = self._tasks.start("dial", self._dial(address, connection))
                     self._dialling = task, connection
+                case CheckTail(log_end):
+                    self._checking = self._tasks.start("check_tail", self._check(log_end))
                 case Disconnect(reason):
                     self._disconnect(reason)
                 case Damage():
@@ -186,7 +232,38 @@ class ReplicationSlave:
             return f"{type(error).__name__}: {error}"
         return ""
 
+    async def _check(self, log_end: int) -> None:
+        assert self._check_tail is not None
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                verdict = await self._check_tail(log_end)
+        except TimeoutError:
+            detail = f"the ends of the logs were not compared within {CHECK_TIMEOUT_S:.0f} s"
+            verdict = TailVerdict(outcome=TailOutcome.FAILED, log_offset=log_end, detail=detail)
+        self._checking = None  # this task: it ends by itself
+        self._note_verdict(verdict)
+        self._perform(self._session.on_checked(verdict, self._now_ms()))
+
+    def _note_verdict(self, verdict: TailVerdict) -> None:
+        before = self._session.tail
+        if before is not None and before.outcome is verdict.outcome:
+            return  # one line per change, not one per attempt
+        facts = {
+            "master": self._session.address,
+            "outcome": verdict.outcome.name,
+            "log_offset": verdict.log_offset,
+            "detail": verdict.detail,
+        }
+        is_good = verdict.outcome is TailOutcome.SAME
+        log.log(logging.INFO if is_good else logging.WARNING, events.REPLICA_TAIL_CHECKED, extra=facts)
+
+    def _end_check(self) -> None:
+        if self._checking is not None:
+            self._checking.cancel()
+            self._checking = None
+
     def _disconnect(self, reason: str) -> None:
+        self._end_check()
         if self._dialling is not None:
             task, connection = self._dialling
             # Also when its socket is up already: it must not speak for us any more.

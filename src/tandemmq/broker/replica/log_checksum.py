@@ -1,0 +1,81 @@
+"""Checksums of the own CommitLog: answers TANDEM_READ_LOG_CHECKSUM, and gives the slave its own half.
+
+Strategy: off the loop, in slices, so that a range of cold pages blocks nobody; a bounded number at a time
+          and bytes per request, because anyone may ask. The range is cut to what the log holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from tandemmq.errors import BadRequest, Busy
+from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.replica import LogChecksumRequest, LogChecksumResponse
+from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.dispatch import Handler
+from tandemmq.runtime.ports import Disk
+from tandemmq.store.message_store import MessageStore
+from tandemmq.units import MIB
+
+SLICE_BYTES: Final = 4 * MIB
+RANGE_BYTES_MAX: Final = 64 * MIB
+"""A longer range is cut; the answer says where."""
+WAITING_COUNT_MAX: Final = 16
+
+
+class Checksum(NamedTuple):
+    """CRC-32 of the first `size_bytes` bytes of a range."""
+
+    size_bytes: int
+    crc: int
+
+
+class LogChecksums:
+    """One at a time; the others wait in line, and beyond the bound are told so."""
+
+    def __init__(self, store: MessageStore, *, disk: Disk) -> None:
+        self._store = store
+        self._disk = disk
+        self._turn = asyncio.Lock()
+        self._waiting_count = 0
+
+    @property
+    def store(self) -> MessageStore:
+        return self._store
+
+    def routes(self) -> dict[int, Handler]:
+        return {RequestCode.TANDEM_READ_LOG_CHECKSUM: self.handle_checksum}
+
+    async def handle_checksum(self, _channel: Channel, command: Command) -> Command:
+        asked = command.decode(LogChecksumRequest)
+        if asked.log_offset < 0 or asked.size_bytes < 0:
+            raise BadRequest(f"{asked.size_bytes} bytes from {asked.log_offset} on are no range of a log")
+        if self._waiting_count >= WAITING_COUNT_MAX:
+            raise Busy("[OVERLOAD]too many checksums are asked for")
+        self._waiting_count += 1
+        try:
+            async with self._turn:
+                found = await self.checksum(asked.log_offset, min(asked.size_bytes, RANGE_BYTES_MAX))
+        finally:
+            self._waiting_count -= 1
+        header = LogChecksumResponse(
+            min_offset=self._store.min_log_offset,
+            max_offset=self._store.appended.value,
+            size_bytes=found.size_bytes,
+            crc=found.crc,
+        )
+        return command.reply(header=header)
+
+    async def checksum(self, log_offset: int, size_bytes: int) -> Checksum:
+        """Of [log_offset, log_offset + size_bytes), cut to what the log holds from `log_offset` on."""
+        crc = done = 0
+        while done < size_bytes:
+            view = self._store.log_view(log_offset + done, min(SLICE_BYTES, size_bytes - done))
+            if not len(view):
+                break
+            crc = await self._disk.offload(crc32, view, crc)
+            done += len(view)
+        return Checksum(done, crc)

@@ -1,0 +1,86 @@
+"""A slave's comparison of its log's end with its master's, over the remoting port, before it follows.
+
+Invariants: a slave follows a master of ours only after the last bytes that both keep were equal; a RocketMQ
+            master cannot be asked, so its slave follows uncompared and says so.
+Source:     spec replication 4.10; decisions 2, 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tandemmq.api.replica import read_log_checksum
+from tandemmq.broker.replica.log_checksum import LogChecksums
+from tandemmq.errors import RemoteProtocolError, RequestRejected, TandemError
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.replication.core.tail import TailOutcome, TailVerdict, find_difference
+from tandemmq.units import MIB
+
+COMPARED_BYTES_MIN: Final = 8 * MIB
+"""More than the filler at the end of a file, so that at least one record is compared; a few ms of CPU."""
+
+
+class TailCheck:
+    """Asks whoever `master` names (its remoting address)."""
+
+    def __init__(
+        self, own: LogChecksums, *, client: RemotingClient, master: Callable[[], str | None]
+    ) -> None:
+        self._own = own
+        self._client = client
+        self._master = master
+
+    async def __call__(self, log_end: int) -> TailVerdict:
+        """What may be said of the own log below `log_end`; TailOutcome.FAILED when it must be tried again."""
+        address = self._master()
+        if address is None:
+            detail = "the master's remoting address is not known"
+            return TailVerdict(outcome=TailOutcome.NOT_COMPARED, log_offset=log_end, detail=detail)
+        try:
+            return await self._compare(address, log_end)
+        except RequestRejected as error:
+            if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                return _failed(log_end, error)
+            detail = "the master cannot tell checksums: it is not one of ours"
+            return TailVerdict(outcome=TailOutcome.NOT_COMPARED, log_offset=log_end, detail=detail)
+        except TandemError as error:
+            return _failed(log_end, error)
+
+    async def _compare(self, address: str, log_end: int) -> TailVerdict:
+        ends = await read_log_checksum(self._client, address, log_end, 0)
+        low, high = ends.min_offset, ends.max_offset
+        if log_end and log_end > high:
+            detail = f"the master's log ends at {high}, ours at {log_end}"
+            return TailVerdict(outcome=TailOutcome.SLAVE_AHEAD, log_offset=high, detail=detail)
+        if log_end and log_end < low:
+            detail = f"the master's log begins at {low}, ours ends at {log_end}"
+            return TailVerdict(outcome=TailOutcome.TOO_OLD, log_offset=low, detail=detail)
+        store = self._own.store
+        compared_bytes = max(COMPARED_BYTES_MIN, 2 * store.options.message_bytes_max)
+        start = max(log_end - compared_bytes, store.min_log_offset, low)
+        if start >= log_end:
+            detail = "" if log_end == 0 else "no byte is kept by both"
+            outcome = TailOutcome.NOT_COMPARED if detail else TailOutcome.SAME
+            return TailVerdict(outcome=outcome, log_offset=log_end, detail=detail, master_start=low)
+
+        async def theirs(log_offset: int, size_bytes: int) -> int:
+            told = await read_log_checksum(self._client, address, log_offset, size_bytes)
+            if told.size_bytes != size_bytes:
+                raise RemoteProtocolError(f"the master told a checksum of {told.size_bytes} bytes")
+            return told.crc
+
+        async def ours(log_offset: int, size_bytes: int) -> int:
+            return (await self._own.checksum(log_offset, size_bytes)).crc
+
+        different_at = await find_difference(ours, theirs, start, log_end)
+        if different_at is None:
+            return TailVerdict(outcome=TailOutcome.SAME, log_offset=log_end, master_start=low)
+        detail = f"ours and the master's log differ from {different_at} on; ours ends at {log_end}"
+        return TailVerdict(outcome=TailOutcome.DIFFERENT, log_offset=different_at, detail=detail)
+
+
+def _failed(log_end: int, error: TandemError) -> TailVerdict:
+    detail = f"the ends of the logs could not be compared: {error}"
+    return TailVerdict(outcome=TailOutcome.FAILED, log_offset=log_end, detail=detail)
