@@ -19,6 +19,8 @@ class Cluster:
     namesrv: str
     master: Server
     slave: Server
+    directory: Path
+    """Where the stores `master` and `slave` lie."""
 
     def send(self, topic: str, count: int, *, first: int = 0) -> list[bytes]:
         """Bodies `first`..: sent to the topic, tags a and b in turn, all acknowledged."""
@@ -58,4 +60,4 @@ def start_cluster(directory: Path) -> Iterator[Cluster]:
         with stopping(brokers):
             for broker in brokers:
                 broker.start()
-            yield Cluster(namesrv=address, master=brokers[0], slave=brokers[1])
+            yield Cluster(namesrv=address, master=brokers[0], slave=brokers[1], directory=directory)

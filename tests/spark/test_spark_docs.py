@@ -17,6 +17,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "spark.md"
 
 def test_the_examples_run(spark: Any, cluster: Cluster, tmp_path: Path, monkeypatch: Any) -> None:
     cluster.send("Orders", 400)
+    (tmp_path / "store").symlink_to(cluster.directory / "master")
     # The landing command of the document, in the session that is there.
     monkeypatch.setattr(tandemmq.spark.pipelines.landing, "build_session", lambda *args, **kwargs: spark)
     monkeypatch.setattr(type(spark), "stop", lambda self: None)

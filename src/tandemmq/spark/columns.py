@@ -59,26 +59,27 @@ COLUMNS: tuple[Column, ...] = (
     Column("properties", (MAP_TYPE, "string")),
 )
 
-_BY_NAME = {column.name.lower(): column for column in COLUMNS}
 
-
-def find_column(name: str) -> Column:
+def find_column(name: str, known_columns: Sequence[Column] = COLUMNS) -> Column:
     """The column of that name, in any case.
 
     Raises:  ConfigError with the nearest known name.
     """
-    column = _BY_NAME.get(name.lower())
+    by_name = {column.name.lower(): column for column in known_columns}
+    column = by_name.get(name.lower())
     if column is None:
-        near = difflib.get_close_matches(name.lower(), list(_BY_NAME), n=1, cutoff=0.4)
-        hint = f"; did you mean {_BY_NAME[near[0]].name}?" if near else ""
-        known = ", ".join(column.name for column in COLUMNS)
+        near = difflib.get_close_matches(name.lower(), list(by_name), n=1, cutoff=0.4)
+        hint = f"; did you mean {by_name[near[0]].name}?" if near else ""
+        known = ", ".join(column.name for column in known_columns)
         raise ConfigError(f"unknown column {name!r}{hint} There are {known}")
     return column
 
 
-def select_columns(names: Sequence[str], properties_as: PropertiesAs) -> Projection:
+def select_columns(
+    names: Sequence[str], properties_as: PropertiesAs, known: Sequence[Column] = COLUMNS
+) -> Projection:
     """The projection of the options `columns` and `propertiesAs`; no names mean all columns."""
-    chosen = [find_column(name) for name in names] if names else list(COLUMNS)
+    chosen = [find_column(name, known) for name in names] if names else list(known)
     if properties_as is PropertiesAs.NONE:
         chosen = [column for column in chosen if column.name != "properties"]
     if len({column.name for column in chosen}) != len(chosen):
@@ -89,7 +90,7 @@ def select_columns(names: Sequence[str], properties_as: PropertiesAs) -> Project
     )
 
 
-def project_schema(fields: Sequence[tuple[str, str, bool]]) -> Projection:
+def project_schema(fields: Sequence[tuple[str, str, bool]], known: Sequence[Column] = COLUMNS) -> Projection:
     """The projection of a schema that the user gave: name, Spark type (`bigint`) and nullability of each
     field.
 
@@ -97,7 +98,7 @@ def project_schema(fields: Sequence[tuple[str, str, bool]]) -> Projection:
     """
     projection = []
     for label, type_name, is_nullable in fields:
-        column = find_column(label)
+        column = find_column(label, known)
         if type_name not in column.types:
             raise ConfigError(f"column {label}: expected {' or '.join(column.types)}, got {type_name}")
         projection.append(OutputColumn(label, column.name, type_name, is_nullable))

@@ -1,0 +1,1 @@
+"""CommitLog files as a table, without a broker: for proofs and after disasters."""
