@@ -16,6 +16,7 @@ from pathlib import Path
 from struct import Struct
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tandemmq.store.options import QUEUE_UNIT_BYTES
 from tandemmq.store.segment import OpenFiles, Segment
@@ -38,6 +39,8 @@ RECOVERY_BYTES = 16 * MIB
 
 More than that is never unsynced, because the flusher syncs long queues every second.
 """
+
+Ints = NDArray[np.int64]
 
 _pack = UNIT.pack
 
@@ -93,6 +96,20 @@ class ConsumeQueue:
         self.max_offset += 1
         self.end_log_offset = log_offset + size
         if len(tail) > TAIL_BYTES_MAX:
+            self._write_long_tail()
+
+    def put_many(self, log_offsets: Ints, sizes: Ints, tag_hashes: Ints) -> None:
+        """Append the entries of the next messages, one per item.
+
+        Raises:  OSError when a long tail could not be written; the entries are kept in memory all the same.
+        """
+        units = np.empty(len(log_offsets), dtype=ENTRY)
+        units["log_offset"], units["size"], units["tag_hash"] = log_offsets, sizes, tag_hashes
+        self._tail += units.tobytes()
+        self.max_offset += len(units)
+        self.next_offset = max(self.next_offset, self.max_offset)
+        self.end_log_offset = int(log_offsets[-1] + sizes[-1])
+        if len(self._tail) > TAIL_BYTES_MAX:
             self._write_long_tail()
 
     def put_at(self, queue_offset: int, log_offset: int, size: int, tag_hash: int) -> int:

@@ -14,17 +14,18 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS, delivered_at_ms
 from tandemmq.protocol.properties import find_property
 from tandemmq.protocol.record import NewRecord, RecordCheck, RecordOutcome, check_record, decode_record
 from tandemmq.store.admission import Admission
 from tandemmq.store.appender import Unit
+from tandemmq.store.block_dispatch import BlockDispatch, KeySink, note_gap
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues, QueueKey
 from tandemmq.store.options import StoreOptions
+from tandemmq.store.record_block import LEVEL_DIGITS_MAX, RecordBlock
 from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
 
@@ -36,15 +37,6 @@ KEYS_NOT_WANTED = 1 << 63
 _UNQUEUED = 0x4
 
 DispatchListener = Callable[[Mapping[QueueKey, int]], None]
-
-
-class KeySink(Protocol):
-    """Where the keys of dispatched records go; those up to log offset `indexed_to` are there already."""
-
-    @property
-    def indexed_to(self) -> int: ...
-
-    def add(self, units: list[Unit]) -> None: ...
 
 
 class Dispatcher:
@@ -70,6 +62,10 @@ class Dispatcher:
         self._pending: deque[tuple[int, list[Unit]]] = deque()
         self._listeners: tuple[DispatchListener, ...] = ()
         self._stopped_at = -1
+        self._blocks = BlockDispatch(
+            queues=queues, keys=keys, delays_ms=options.delay_levels_ms, on_failed=self.block
+        )
+        self.dispatched_count = 0  # records of this run, recovered ones included
         self.stored_at_ms = 0  # of the newest dispatched record
 
     def on_dispatch(self, listener: DispatchListener) -> None:
@@ -115,6 +111,7 @@ class Dispatcher:
     def add_keys(self, units: list[Unit]) -> None:
         """Hand dispatched records to the key index."""
         if units:
+            self.dispatched_count += len(units)
             self.stored_at_ms = units[-1][4]
             if self._keys is not None:
                 self._keys.add(units)
@@ -128,7 +125,7 @@ class Dispatcher:
         return tag
 
     def _level_due_at(self, level: bytes, stored_at_ms: int, tag: int) -> int:
-        if not level.isdigit() or int(level) == 0:
+        if not level.isdigit() or len(level) > LEVEL_DIGITS_MAX or int(level) == 0:
             return tag
         return delivered_at_ms(int(level), stored_at_ms, self._delays_ms)
 
@@ -173,6 +170,24 @@ class Dispatcher:
             position += checked.size
         return position
 
+    def put_one(self, checked: RecordCheck, view: memoryview, at: int) -> None:
+        """Feed the tables with the record that lies at `at` of `view`; as `put_block`."""
+        queue = None
+        if self.is_queued(checked):
+            queue = self._queues.get_or_create((checked.topic, checked.queue_id))
+            self.put_checked(queue, checked, view, at)
+        self.add_keys([(queue, checked.log_offset, checked.size, checked, checked.stored_at_ms)])
+
+    def put_block(self, block: RecordBlock, begin: int, end: int) -> list[ConsumeQueue]:
+        """Feed the tables with records `begin` to `end` of a block; the queues that they belong to.
+
+        What a table has already it skips, by queue offset and log offset.
+        """
+        if end > begin:
+            self.dispatched_count += end - begin
+            self.stored_at_ms = int(block.columns.stored_at_ms[end - 1])
+        return self._blocks.put(block, begin, end)
+
     @staticmethod
     def is_queued(checked: RecordCheck) -> bool:
         """False for prepared and rolled back transactions, which get no entry (spec store 5)."""
@@ -188,11 +203,7 @@ class Dispatcher:
         except OSError as error:
             self.block(queue, error)
             return
-        if gap and queue.min_offset != checked.queue_offset:
-            log.warning(
-                events.QUEUE_GAP_FILLED,
-                extra={"topic": queue.key[0], "queue_id": queue.key[1], "entry_count": gap},
-            )
+        note_gap(queue, gap, checked.queue_offset)
 
     def _own_due_at(self, view: memoryview, at: int, tag: int) -> int:
         """When the delayed message at `at` is due by the configured levels."""

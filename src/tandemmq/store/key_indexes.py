@@ -17,7 +17,7 @@ import numpy as np
 from tandemmq.protocol.java_hash import java_hashes, key_hash
 from tandemmq.runtime.ports import Clock, Disk, TimerHandle
 from tandemmq.store.appender import Unit
-from tandemmq.store.key_index import KeyIndex, fold_hashes
+from tandemmq.store.key_index import Ints, KeyIndex, fold_hashes
 from tandemmq.store.options import StoreOptions
 from tandemmq.store.paths import StorePaths
 from tandemmq.telemetry import events
@@ -132,6 +132,15 @@ class KeyIndexes:
         elif self._timer is None and self._pending:
             self._timer = self._clock.call_later(BUILD_DELAY_S, self.build)
 
+    def add_hashes(self, hashes: Ints, log_offsets: Ints, stored_at_ms: Ints) -> None:
+        """Keys of dispatched records by their hashes, in the order of the log; left out as in `add`."""
+        self.build()
+        first = int(np.searchsorted(log_offsets, self.indexed_to))
+        if first < len(log_offsets) and log_offsets[first] == self.indexed_to:
+            first += self._indexed_key_count
+        if not self._is_broken:
+            self._put(hashes[first:], log_offsets[first:], stored_at_ms[first:])
+
     def build(self) -> None:
         """Put the keys of the collected records into the files."""
         if self._timer is not None:
@@ -158,17 +167,16 @@ class KeyIndexes:
         if units[0][1] == self.indexed_to:
             del texts[: self._indexed_key_count], places[: self._indexed_key_count]
         if texts:
-            self._put(texts, places)
+            columns = np.array(places, dtype=np.int64)
+            self._put(fold_hashes(java_hashes(texts)), columns[:, 0], columns[:, 1])
 
-    def _put(self, texts: list[str], places: list[tuple[int, int]]) -> None:
-        hashes = fold_hashes(java_hashes(texts))
-        columns = np.array(places, dtype=np.int64)
+    def _put(self, hashes: Ints, log_offsets: Ints, stored_at_ms: Ints) -> None:
         done = 0
         try:
-            while done < len(texts):
+            while done < len(hashes):
                 index = self._current()
                 self._note_unsynced(index)
-                done += index.put_many(hashes[done:], columns[done:, 0], columns[done:, 1])
+                done += index.put_many(hashes[done:], log_offsets[done:], stored_at_ms[done:])
         except OSError as error:
             self._break(error)
 
