@@ -1,0 +1,192 @@
+"""Name servers and brokers of both makers behind one face: a test asks for a role and gets an address.
+
+Readiness is a fact that a client can see: a broker is ready when its name server shows it.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from java_peers import JavaServer, Line
+
+from tandemmq.client import BlockingAdmin
+from tandemmq.errors import TandemError
+from tandemmq.launcher import Server
+
+START_SECONDS_MAX = 60.0
+HOST = "127.0.0.1"
+
+
+def until(is_met: Callable[[], bool], what: str, seconds_max: float = START_SECONDS_MAX) -> None:
+    end = time.monotonic() + seconds_max
+    while not is_met():
+        assert time.monotonic() < end, f"not within {seconds_max:.0f} s: {what}"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port that is free with its neighbours, which a broker uses for its other listeners."""
+    for _ in range(200):
+        with ExitStack() as sockets:
+            try:
+                first = sockets.enter_context(socket.socket())
+                first.bind((HOST, 0))
+                port = int(first.getsockname()[1])
+                for neighbour in (port - 2, port + 1):
+                    sockets.enter_context(socket.socket()).bind((HOST, neighbour))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free ports")
+
+
+def is_open(address: str) -> bool:
+    host, port = address.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+class Cluster:
+    """A name server of one make, and brokers of any make that register with it."""
+
+    def __init__(self, name_server: str, directory: Path, stack: ExitStack) -> None:
+        self.name_server = name_server
+        self.directory = directory
+        self._stack = stack
+
+    def start_ours(self, name: str, settings: Mapping[str, object] | None = None) -> OurBroker:
+        """A broker of ours on a free port; its store is in a folder of its name, unless the settings tell."""
+        broker = OurBroker(self, name, dict(settings or {}))
+        self._stack.callback(broker.kill)
+        broker.start()
+        return broker
+
+    def start_java(self, line: Line, name: str, settings: Mapping[str, object] | None = None) -> JavaBroker:
+        broker = JavaBroker(self, line, name, dict(settings or {}))
+        self._stack.callback(broker.kill)
+        broker.start()
+        return broker
+
+    def wait_for(self, name: str, broker_id: int, address: str) -> None:
+        """Returns once the name server tells this broker's address."""
+        with BlockingAdmin(self.name_server) as admin:
+
+            def is_registered() -> bool:
+                try:
+                    group = admin.cluster_info().brokers.get(name)
+                except TandemError:
+                    return False
+                return group is not None and group.addresses.get(broker_id) == address
+
+            until(is_registered, f"{name}:{broker_id} at {address} is registered")
+
+
+class OurBroker:
+    """A TandemMQ broker process."""
+
+    def __init__(self, cluster: Cluster, name: str, settings: dict[str, object]) -> None:
+        self.store = Path(str(settings.setdefault("storePathRootDir", cluster.directory / f"{name}-store")))
+        self.settings = {"bindAddress": HOST, "listenPort": 0, "brokerName": name, **settings}
+        self.settings["namesrvAddr"] = cluster.name_server
+        self.address = ""
+        self.log_path = cluster.directory / f"{self.store.name}.log"
+        self._cluster = cluster
+        pairs = [part for key, value in self.settings.items() for part in ("--set", f"{key}={value}")]
+        self._server = Server(name, ["broker", *pairs], self.log_path)
+
+    def start(self) -> None:
+        self.address = self._server.start()
+        name, broker_id = str(self.settings["brokerName"]), int(str(self.settings.get("brokerId", 0)))
+        self._cluster.wait_for(name, broker_id, self.address)
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def kill(self) -> None:
+        self._server.kill()
+
+    def check_alive(self) -> None:
+        self._server.check_alive()
+
+
+class JavaBroker:
+    """A Java broker process of one line."""
+
+    def __init__(self, cluster: Cluster, line: Line, name: str, settings: dict[str, object]) -> None:
+        self.store = Path(str(settings.setdefault("storePathRootDir", cluster.directory / f"{name}-store")))
+        port = free_port()
+        self.address = f"{HOST}:{port}"
+        self.settings = {
+            "brokerIP1": HOST,
+            "brokerIP2": HOST,
+            "listenPort": port,
+            "brokerName": name,
+            **settings,
+        }
+        self.settings["namesrvAddr"] = cluster.name_server
+        self._cluster = cluster
+        home = cluster.directory / f"{self.store.name}-home-{port}"
+        self._server = JavaServer(line, "org.apache.rocketmq.broker.BrokerStartup", self.settings, home)
+        self.log_path = self._server.log_path
+
+    def start(self) -> None:
+        self._server.start()
+
+        def is_listening() -> bool:
+            self._server.check_alive()
+            return is_open(self.address)
+
+        until(is_listening, f"{self.address} listens; log: {self.log_path}")
+        name, broker_id = str(self.settings["brokerName"]), int(str(self.settings.get("brokerId", 0)))
+        self._cluster.wait_for(name, broker_id, self.address)
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def kill(self) -> None:
+        self._server.kill()
+
+    def check_alive(self) -> None:
+        self._server.check_alive()
+
+
+@contextmanager
+def our_cluster(directory: Path) -> Iterator[Cluster]:
+    """Our name server; brokers started through the result are gone at the end."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        settings = ["--set", f"bindAddress={HOST}", "--set", "listenPort=0"]
+        files = ["--set", f"kvConfigPath={directory / 'kvConfig.json'}"]
+        server = Server("namesrv", ["namesrv", *settings, *files], directory / "namesrv.log")
+        stack.callback(server.stop)
+        yield Cluster(server.start(), directory, stack)
+
+
+@contextmanager
+def java_cluster(line: Line, directory: Path) -> Iterator[Cluster]:
+    """A Java name server of the line."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        port = free_port()
+        server = JavaServer(
+            line,
+            "org.apache.rocketmq.namesrv.NamesrvStartup",
+            {"listenPort": port, "kvConfigPath": directory / "kvConfig.json"},
+            directory / "namesrv-home",
+        )
+        stack.callback(server.kill)
+        server.start()
+
+        def is_listening() -> bool:
+            server.check_alive()
+            return is_open(f"{HOST}:{port}")
+
+        until(is_listening, f"the name server listens; log: {server.log_path}")
+        yield Cluster(f"{HOST}:{port}", directory, stack)

@@ -1,0 +1,186 @@
+"""Java's clients and servers: fetched with Maven, compiled with javac, run as processes of this machine.
+
+Jars and classes are kept in `.interop-cache` of the checkout (or TANDEMMQ_INTEROP_CACHE), by the checksum of
+what they are made from. Every process gets a home of its own, so that it writes nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "java"
+CACHE = Path(os.environ.get("TANDEMMQ_INTEROP_CACHE") or FOLDER.parents[2] / ".interop-cache")
+ONLY_5X = {"Timer.java"}
+FETCH_SECONDS_MAX = 600
+STOP_SECONDS_MAX = 40
+# What brokers of both lines reach into on Java 17.
+OPENED = [
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+    *(
+        f"--add-opens=java.base/{package}=ALL-UNNAMED"
+        for package in ("java.lang", "java.nio", "jdk.internal.ref", "sun.nio.ch")
+    ),
+]
+SILENT_LOGBACK = '<configuration><root level="OFF"/></configuration>'
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of RocketMQ: its name and the poms of its clients and servers."""
+
+    name: str
+    clients: str
+    servers: str
+
+
+LINE_4 = Line("4.9", "clients-4.9", "servers-4.9")
+LINE_5 = Line("5.x", "peers-5.x", "peers-5.x")
+LINES = {line.name: line for line in (LINE_4, LINE_5)}
+
+
+def missing_tools() -> list[str]:
+    """What has to be installed before anything can run."""
+    return [tool for tool in ("mvn", "javac", "java") if shutil.which(tool) is None]
+
+
+@cache
+def jars(pom: str) -> Path:
+    """The folder with the pom's jars."""
+    source = FOLDER / f"{pom}.pom.xml"
+    folder = CACHE / pom / "lib"
+
+    def fetch() -> None:
+        command = ["mvn", "-q", "-B", "-f", str(source), "dependency:copy-dependencies"]
+        _run([*command, f"-DoutputDirectory={folder}"], FETCH_SECONDS_MAX)
+
+    _make(folder, source.read_bytes(), fetch)
+    return folder
+
+
+@cache
+def programs(line: Line) -> str:
+    """The class path of the line's clients and of our programs."""
+    library = f"{jars(line.clients)}/*"
+    folder = CACHE / line.clients / "classes"
+    sources = [path for path in sorted(FOLDER.glob("*.java")) if line is LINE_5 or path.name not in ONLY_5X]
+
+    def build() -> None:
+        folder.mkdir(parents=True)
+        _run(["javac", "-nowarn", "-d", str(folder), "-cp", library, *map(str, sources)], FETCH_SECONDS_MAX)
+
+    _make(folder, b"".join(path.read_bytes() for path in sources), build)
+    return f"{folder}:{library}"
+
+
+def _make(folder: Path, made_from: bytes, make: object) -> None:
+    """Makes the folder anew unless it was made from the same."""
+    stamp = folder.with_name(f"{folder.name}.stamp")
+    wanted = hashlib.sha256(made_from).hexdigest()
+    if stamp.exists() and stamp.read_text() == wanted and folder.exists():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    assert callable(make)
+    make()
+    stamp.write_text(wanted)
+
+
+def _run(command: list[str], seconds_max: float) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds_max, check=False)
+    assert done.returncode == 0, f"{command[0]} failed:\n{done.stdout}{done.stderr}"
+
+
+def run_java(
+    class_path: str, main: str, *arguments: str, home: Path, seconds_max: float = 200
+) -> subprocess.CompletedProcess[str]:
+    """A program run to its end; standard error is part of its output."""
+    make_home(home)
+    flags = ["-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Duser.home={home}"]
+    flags.append(f"-Dlogback.configurationFile={home / 'conf' / 'logback_tools.xml'}")
+    return subprocess.run(
+        ["java", *flags, "-cp", class_path, main, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=seconds_max,
+        check=False,
+        env=environment(home),
+        cwd=home,
+    )
+
+
+def run_program(line: Line, program: str, *arguments: str, home: Path, seconds_max: float = 200) -> str:
+    """What one of our programs printed; it says OK when all was as it should."""
+    done = run_java(programs(line), program, *arguments, home=home, seconds_max=seconds_max)
+    is_good = done.returncode == 0 and "OK" in done.stdout.splitlines()
+    assert is_good, f"{program} ({line.name}) ended with {done.returncode}:\n{done.stdout[-6000:]}"
+    return done.stdout
+
+
+def make_home(home: Path) -> None:
+    """A folder with what a broker of the 4.9 line insists to find in it."""
+    (home / "conf").mkdir(parents=True, exist_ok=True)
+    for name in ("broker", "namesrv", "tools"):
+        path = home / "conf" / f"logback_{name}.xml"
+        if not path.exists():
+            path.write_text(SILENT_LOGBACK)
+
+
+def environment(home: Path) -> dict[str, str]:
+    kept = {
+        key: value for key, value in os.environ.items() if key not in ("JAVA_TOOL_OPTIONS", "NAMESRV_ADDR")
+    }
+    return {**kept, "ROCKETMQ_HOME": str(home)}
+
+
+class JavaServer:
+    """A Java NameServer or broker as a process: started, stopped in order, or killed."""
+
+    def __init__(self, line: Line, main: str, settings: Mapping[str, object], home: Path) -> None:
+        make_home(home)
+        self.log_path = home / f"{main.rsplit('.', 1)[1]}.log"
+        config = home / f"{main.rsplit('.', 1)[1]}.properties"
+        config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        memory = ["-Xms256m", "-Xmx1g", "-XX:MaxDirectMemorySize=1g"]
+        path = ["-cp", f"{jars(line.servers)}/*"]
+        self._command = ["java", *memory, f"-Duser.home={home}", *OPENED, *path, main, "-c", str(config)]
+        self._home = home
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        assert self._process is None
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, env=environment(self._home), cwd=self._home
+            )
+
+    def check_alive(self) -> None:
+        assert self._process is not None
+        code = self._process.poll()
+        assert code is None, f"ended with exit code {code}:\n{self.log_path.read_text()[-4000:]}"
+
+    def stop(self) -> None:
+        """Ends it in order; by force after STOP_SECONDS_MAX, which is a failure."""
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"{self._command[-3]} did not stop in {STOP_SECONDS_MAX} s") from None
+
+    def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
