@@ -34,6 +34,8 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 PAUSE_PER_WORK: Final = 10
+PAUSE_S_MAX: Final = 10.0
+"""RocketMQ's period: a round may also have taken long because the network held it up."""
 
 
 class ConfigSync:
@@ -153,7 +155,9 @@ class ConfigSync:
             progress.replace(decode_timer_answer(body), self._clock.now_ms())
 
     async def _pause(self, worked_s: float) -> None:
-        delay_s = max(self._options.config_sync_interval_ms / 1000, PAUSE_PER_WORK * worked_s)
+        delay_s = max(
+            self._options.config_sync_interval_ms / 1000, min(PAUSE_PER_WORK * worked_s, PAUSE_S_MAX)
+        )
         timer = self._clock.call_later(delay_s, self._is_changed.set)
         try:
             await self._is_changed.wait()
