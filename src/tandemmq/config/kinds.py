@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final
 
@@ -131,6 +131,22 @@ def _parse_levels(text: str) -> tuple[int, ...]:
         raise ValueError from None
 
 
+SECRET_CHARS_MIN: Final = 16
+
+
+def _parse_networks(text: str) -> tuple[str, ...]:
+    networks = _parse_list(text)
+    for one in networks:
+        ip_network(one, strict=False)
+    return networks
+
+
+def _parse_secret(text: str) -> str:
+    if 0 < len(text) < SECRET_CHARS_MIN:
+        raise ValueError
+    return text
+
+
 def _parse_list(text: str) -> tuple[str, ...]:
     return tuple(piece.strip() for piece in text.split(";") if piece.strip())
 
@@ -146,6 +162,8 @@ ADDRESS: Final = Kind("host:port, or empty", _parse_optional_address)
 ADDRESSES: Final = Kind("host:port, several separated by ;", _parse_addresses)
 HOURS: Final = Kind("hours from 00 to 23, several separated by ;", _parse_hours)
 DELAY_LEVELS: Final = Kind("delays such as 1s 5m 2h 1d, separated by blanks", _parse_levels)
+NETWORKS: Final = Kind("addresses or networks such as 10.0.0.0/8, separated by ;", _parse_networks)
+SECRET: Final = Kind(f"at least {SECRET_CHARS_MIN} characters, or empty", _parse_secret)
 LIST: Final = Kind("names separated by ;", _parse_list)
 PORT: Final = whole(0, 65535)
 POSITIVE: Final = whole(1)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.config.check import check_broker
 from tandemmq.config.inert import BROKER_INERT, NAMESERVER_INERT
+from tandemmq.config.kinds import SECRET
 from tandemmq.config.names import ALIASES, BROKER_KEYS, NAMESERVER_KEYS, REFUSED, Key
 from tandemmq.errors import ConfigError
 from tandemmq.nameserver.options import NameServerOptions
@@ -197,7 +198,8 @@ def _parse_value(name: str, key: Key, setting: Setting) -> Any:
     try:
         return key.kind.parse(setting.text)
     except ValueError:
-        raise ConfigError(f"{setting.origin}: {name}={setting.text}: must be {key.kind.allowed}") from None
+        text = "***" if key.kind is SECRET else setting.text
+        raise ConfigError(f"{setting.origin}: {name}={text}: must be {key.kind.allowed}") from None
 
 
 def _refuse_unserved(name: str, setting: Setting) -> None:

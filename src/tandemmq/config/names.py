@@ -24,10 +24,12 @@ from tandemmq.config.kinds import (
     IP,
     LIST,
     NAME,
+    NETWORKS,
     OPTIONAL_IP,
     PORT,
     POSITIVE,
     POSITIVE_LONG,
+    SECRET,
     TEXT,
     Kind,
     choice,
@@ -172,6 +174,8 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "haFlowControlEnable": _key(FLAG, "replication.flow_control"),
     "maxHaTransferByteInSecond": _key(POSITIVE_LONG, "replication.sent_bytes_per_second_max"),
     "haFirstTransfer": _key(choice(FirstTransfer), "replication.first_transfer"),  # ours
+    "haAllowedSlaves": _key(NETWORKS, "replication.allowed_slaves"),  # ours
+    "haSharedSecret": _key(SECRET, "replication.shared_secret"),  # ours
     "configSyncInterval": _key(POSITIVE, "replication.config_sync_interval_ms"),  # ours
     "syncMasterCompat4": _key(FLAG, "store.sync_master_compat4"),  # ours
     # Bounds, all ours.

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import random
+import secrets
+
+
+def unpredictable_bytes(count: int) -> bytes:
+    """For secrets and challenges; never the same twice, not even under a seed."""
+    return secrets.token_bytes(count)
 
 
 class SystemRandom:

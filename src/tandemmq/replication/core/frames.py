@@ -13,6 +13,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from tandemmq.errors import RemoteProtocolError
+from tandemmq.replication.core.admission import GREETING_OFFSET
 from tandemmq.units import MIB
 
 REPORT_BYTES = 8
@@ -116,6 +117,8 @@ class TransferDecoder:
 
 
 def _check_head(head: TransferHead) -> None:
+    if head.log_offset == GREETING_OFFSET:
+        raise RemoteProtocolError("the master asks for a shared secret (haSharedSecret)")
     if head.log_offset < 0:
         raise RemoteProtocolError(f"the master sent the negative offset {head.log_offset}")
     if not 0 <= head.size_bytes <= BODY_BYTES_MAX:

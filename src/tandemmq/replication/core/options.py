@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from tandemmq.errors import ConfigError
+from tandemmq.replication.core.admission import AllowedHosts
 from tandemmq.replication.core.frames import BODY_BYTES_MAX
 from tandemmq.units import MIB
 
@@ -31,6 +32,8 @@ class ReplicationOptions:
     connect_timeout_ms: int = 5_000  # fixed in RocketMQ
     reconnect_delay_ms: int = 5_000  # fixed in RocketMQ
     first_transfer: FirstTransfer = FirstTransfer.NEGOTIATED  # ours
+    allowed_slaves: tuple[str, ...] = ()  # haAllowedSlaves (ours): networks; empty: everybody, as RocketMQ
+    shared_secret: str = field(default="", repr=False)  # haSharedSecret (ours); empty: none is asked for
     connection_count_max: int = 256  # ours: slaves and other peers on the replication port
     record_bytes_max: int = 64 * MIB  # ours: a slave takes a larger record for damage
     write_buffer_bytes_max: int = 1 * MIB  # ours: above it the master stops reading its log for that slave
@@ -53,6 +56,7 @@ class ReplicationOptions:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} must be at least 1")
+        AllowedHosts(self.allowed_slaves)
         if not 1 <= self.transfer_bytes_max <= BODY_BYTES_MAX:
             raise ConfigError(f"transfer_bytes_max: {self.transfer_bytes_max} is outside 1..{BODY_BYTES_MAX}")
         if self.heartbeat_interval_ms >= self.silence_ms_max:

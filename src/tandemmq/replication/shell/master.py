@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from tandemmq.replication.core.admission import NONCE_BYTES, AllowedHosts, MasterHandshake
 from tandemmq.replication.core.master import MasterSession
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, TransferStart, is_in_sync
@@ -20,6 +21,7 @@ from tandemmq.replication.core.replicas import ReplicaDirectory
 from tandemmq.replication.core.states import MasterState
 from tandemmq.replication.shell.fault import FaultGuard, OnFatal
 from tandemmq.replication.shell.slave_connection import SlaveConnection
+from tandemmq.runtime.chance import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
@@ -78,6 +80,7 @@ class ReplicationMaster:
         self._clock = clock
         self._guard = FaultGuard(on_fatal)
         self._segment_bytes = store.options.commit_log_file_bytes
+        self._allowed = AllowedHosts(options.allowed_slaves)
         self._listener: Listener | None = None
         self._connections: list[SlaveConnection] = []
         self._directory = ReplicaDirectory()
@@ -151,6 +154,10 @@ class ReplicationMaster:
     def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
         return self._store.log_view(log_offset, bytes_max)
 
+    def new_handshake(self) -> MasterHandshake | None:
+        secret = self._options.shared_secret
+        return MasterHandshake(secret, unpredictable_bytes(NONCE_BYTES)) if secret else None
+
     def new_session(self, host: str, now_ms: int) -> MasterSession:
         return MasterSession(
             options=self._options,
@@ -160,6 +167,10 @@ class ReplicationMaster:
         )
 
     def on_accepted(self, connection: SlaveConnection) -> bool:
+        if not self._allowed.allows(connection.peer[0]):
+            reason = "not in haAllowedSlaves"
+            log.warning(events.SLAVE_REFUSED, extra={"slave": connection.peer[0], "reason": reason})
+            return False
         if self._is_stopped or len(self._connections) >= self._options.connection_count_max:
             facts = {"slave": connection.peer[0], "connection_count": len(self._connections)}
             log.warning(events.SLAVE_REFUSED, extra=facts)

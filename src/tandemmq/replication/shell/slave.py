@@ -14,8 +14,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import cast
 
-from tandemmq.errors import ConfigError, ReplicationError, RequestRejected, StoreError
+from tandemmq.errors import (
+    ConfigError,
+    RemoteProtocolError,
+    ReplicationError,
+    RequestRejected,
+    StoreError,
+)
 from tandemmq.remoting.address import parse_address
+from tandemmq.replication.core.admission import NONCE_BYTES, SlaveHandshake
 from tandemmq.replication.core.effects import (
     CheckTail,
     Damage,
@@ -32,6 +39,7 @@ from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.replication.core.tail import TailOutcome, TailVerdict
 from tandemmq.replication.shell.fault import FaultGuard, OnFatal
+from tandemmq.runtime.chance import unpredictable_bytes
 from tandemmq.runtime.ports import Clock, Network, TimerHandle
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
@@ -198,7 +206,7 @@ class ReplicationSlave:
                         self._connection.write(data)
                         self._last_written_at = self._clock.now_ms()
                 case Dial(address):
-                    connection = MasterConnection(self)
+                    connection = MasterConnection(self, self._new_handshake())
                     task = self._tasks.start("dial", self._dial(address, connection))
                     self._dialling = task, connection
                 case CheckTail(log_end):
@@ -278,13 +286,20 @@ class ReplicationSlave:
     async def _dial(self, address: str, connection: MasterConnection) -> None:
         try:
             host, port = parse_address(address)
-            await self._network.connect(
-                host, port, lambda: connection, self._options.connect_timeout_ms / 1000
-            )
+            timeout_s = self._options.connect_timeout_ms / 1000
+            await self._network.connect(host, port, lambda: connection, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await connection.is_ready.wait()
         except (OSError, ConfigError) as error:
+            # A TimeoutError is an OSError: the master answered nothing to the secret.
             self._dialling = None  # this task: it ends by itself
+            connection.close()
             self._note_failure(address, str(error) or type(error).__name__)
             self._perform(self._session.on_failed(str(error), self._now_ms()))
+
+    def _new_handshake(self) -> SlaveHandshake | None:
+        secret = self._options.shared_secret
+        return SlaveHandshake(secret, unpredictable_bytes(NONCE_BYTES)) if secret else None
 
     def _note_failure(self, address: str, reason: str) -> None:
         """One line per outage, not one per attempt."""
@@ -316,12 +331,17 @@ class ReplicationSlave:
 
 
 class MasterConnection(asyncio.Protocol):
-    """The socket to the master; silent once it was given up."""
+    """The socket to the master; silent once it was given up.
 
-    __slots__ = ("_owner", "_transport")
+    `is_ready`: the owner was told of it, after the master has proven the secret if there is one.
+    """
 
-    def __init__(self, owner: ReplicationSlave) -> None:
+    __slots__ = ("_handshake", "_owner", "_transport", "is_ready")
+
+    def __init__(self, owner: ReplicationSlave, handshake: SlaveHandshake | None = None) -> None:
         self._owner: ReplicationSlave | None = owner
+        self._handshake = handshake
+        self.is_ready = asyncio.Event()
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -330,10 +350,13 @@ class MasterConnection(asyncio.Protocol):
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=REPORT_BUFFER_BYTES_MAX)
-        self._owner.on_connected(self)
+        if self._handshake is None:
+            self._join(self._owner)
 
     def data_received(self, data: bytes) -> None:
-        if self._owner is not None:
+        if self._handshake is not None:
+            data = self._shake_hands(self._handshake, data)
+        if data and self._owner is not None:
             self._owner.on_data(data)
 
     def pause_writing(self) -> None:
@@ -353,6 +376,27 @@ class MasterConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
+
+    def _join(self, owner: ReplicationSlave) -> None:
+        self.is_ready.set()
+        owner.on_connected(self)
+
+    def _shake_hands(self, handshake: SlaveHandshake, data: bytes) -> bytes:
+        """What of `data` belongs to the stream."""
+        if self._owner is None:
+            return b""
+        try:
+            answer, rest = handshake.feed(data)
+        except RemoteProtocolError as error:
+            self._give_up(str(error))
+            return b""
+        if answer:
+            self.write(answer)
+        if rest is None:
+            return b""
+        self._handshake = None
+        self._join(self._owner)
+        return rest
 
     def _give_up(self, reason: str) -> None:
         owner, self._owner = self._owner, None

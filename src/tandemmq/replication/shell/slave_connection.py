@@ -11,7 +11,8 @@ import asyncio
 import logging
 from typing import Protocol, cast
 
-from tandemmq.errors import StoreError
+from tandemmq.errors import RemoteProtocolError, StoreError
+from tandemmq.replication.core.admission import MasterHandshake
 from tandemmq.replication.core.effects import (
     Acknowledged,
     Disconnect,
@@ -43,6 +44,9 @@ class MasterHub(Protocol):
 
     def log_view(self, log_offset: int, bytes_max: int) -> memoryview: ...
 
+    def new_handshake(self) -> MasterHandshake | None:
+        """None when no secret is asked for."""
+
     def new_session(self, host: str, now_ms: int) -> MasterSession: ...
 
     def on_accepted(self, connection: SlaveConnection) -> bool:
@@ -68,6 +72,7 @@ class SlaveConnection(asyncio.Protocol):
         "_clock",
         "_close_reason",
         "_guard",
+        "_handshake",
         "_hub",
         "_is_paused",
         "_options",
@@ -90,6 +95,7 @@ class SlaveConnection(asyncio.Protocol):
         self._clock = clock
         self._transport: asyncio.Transport | None = None
         self._timer: TimerHandle | None = None
+        self._handshake: MasterHandshake | None = None
         self._is_paused = False
         self._close_reason = ""
         self.peer: Address = ("", 0)
@@ -104,6 +110,9 @@ class SlaveConnection(asyncio.Protocol):
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=self._options.write_buffer_bytes_max)
+        self._handshake = self._hub.new_handshake()
+        if self._handshake is not None:
+            self._write(self._handshake.greeting())
         self._arm()
 
     def data_received(self, data: bytes) -> None:
@@ -162,10 +171,29 @@ class SlaveConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _on_data(self, data: bytes) -> None:
+        if self._handshake is not None:
+            data = self._shake_hands(self._handshake, data)
+        if not data:
+            return
         if not self.session.is_closed:
             self._perform(self.session.on_data(data, self._hub.log_range(), self._now_ms()))
             if self.session.state is MasterState.SUBSCRIBING:
                 self._arm()
+
+    def _shake_hands(self, handshake: MasterHandshake, data: bytes) -> bytes:
+        """What of `data` belongs to the stream; nothing before the slave has proven the secret."""
+        try:
+            outcome = handshake.feed(data)
+        except RemoteProtocolError as error:
+            log.warning(events.SLAVE_REFUSED, extra={"slave": self.peer[0], "reason": str(error)})
+            self.close(str(error))
+            return b""
+        if outcome is None:
+            return b""
+        proof, rest = outcome
+        self._handshake = None
+        self._write(proof)
+        return rest
 
     def _can_write(self) -> bool:
         return self._transport is not None and not self._is_paused
