@@ -302,3 +302,18 @@ async def test_reset_sends_the_next_pull_to_the_new_offset(peer: Peer) -> None:
     assert (answer.code, pull_response(answer).next_offset) == (ResponseCode.PULL_OFFSET_MOVED, 2)
     assert await offset_of(peer) == 2
     assert len(records_of(await peer.pull("T1", queue_offset=2))) == 2
+
+
+async def test_reset_ends_the_hold_of_the_groups_pulls(broker: Broker, peer: Peer) -> None:
+    for _ in range(4):
+        await peer.send_ok("T1")
+    async with asyncio.TaskGroup() as tasks:
+        flags = WITH_SUBSCRIPTION | SUSPEND
+        held = tasks.create_task(peer.pull("T1", queue_offset=4, sys_flag=flags, suspend_timeout_ms=9000))
+        await until(lambda: held_count(broker) == 1, "a held pull")
+        header = ResetOffsetRequest(topic="T1", group="CG", timestamp_ms=0, is_forced=True)
+        assert (await peer.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)).code == 0
+        async with asyncio.timeout(5):
+            assert (await held).code == ResponseCode.PULL_NOT_FOUND
+    answer = await peer.pull("T1", queue_offset=4, sys_flag=flags, suspend_timeout_ms=9000)
+    assert (answer.code, pull_response(answer).next_offset) == (ResponseCode.PULL_OFFSET_MOVED, 0)

@@ -108,6 +108,7 @@ class Parts:
             topics=topics,
             groups=groups,
             consumers=consumers,
+            long_polls=self.long_polls,
             clock=clock,
         )
         self.clients = ClientHandlers(

@@ -12,6 +12,7 @@ from tandemmq.broker.clients.consumer_table import ConsumerTable
 from tandemmq.broker.guards import require_queue, require_topic
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.pull.long_poll import LongPolls
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import GroupNotFound, RequestRejected
@@ -40,6 +41,7 @@ class ResetHandlers:
         topics: TopicTable,
         groups: GroupTable,
         consumers: ConsumerTable,
+        long_polls: LongPolls,
         clock: Clock,
     ) -> None:
         self._options = options
@@ -48,6 +50,7 @@ class ResetHandlers:
         self._topics = topics
         self._groups = groups
         self._consumers = consumers
+        self._long_polls = long_polls
         self._clock = clock
 
     def handle_reset(self, channel: Channel, command: Command) -> Command:
@@ -59,6 +62,8 @@ class ResetHandlers:
             now_ms = self._clock.now_ms()
             for queue_id, offset in targets.items():
                 self._offsets.reset(header.group, header.topic, queue_id, offset, now_ms)
+                # The reset is told with the next pull: one that is held must not wait its time out.
+                self._long_polls.wake_queue((header.topic, queue_id))
         else:
             targets = self._lowered(header, targets)
             self._push(header, targets)

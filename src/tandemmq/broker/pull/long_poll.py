@@ -131,6 +131,11 @@ class LongPolls:
         for held in list(self._by_channel.get(channel, ())):
             self._remove(held)
 
+    def wake_queue(self, queue: QueueName) -> None:
+        """Look at the queue's held pulls again now, as at their expiry: a group was moved."""
+        for held in list(self._by_queue.get(queue, ())):
+            self._wake(held, Wake.EXPIRED)
+
     def wake_all(self) -> None:
         """Look at every held pull again now, as at its expiry: a topic is gone, the broker stops."""
         for held in [held for of_queue in list(self._by_queue.values()) for held in of_queue]:
