@@ -36,6 +36,7 @@ SEAL_AT = 20
 _SEAL_NAME = int.from_bytes(b"__CRC32#", "big")
 _MAGICS = {magic: (magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)}
 _ZEROS = bytes(MIB)
+_FIND_BYTES = MIB
 
 Progress = Callable[[int], None]
 """Called with the number of bytes done since the last call."""
@@ -133,7 +134,7 @@ class LogWalk:
                     continue
                 if self._is_finished(file, view, position, is_last=is_last):
                     break
-            position = self._skip_damage(file, mapped, view, position, is_last=is_last)
+            position = self._skip_damage(file, view, position, is_last=is_last)
         self._on_progress(file.size - self._reported)
         self._reported = 0
 
@@ -219,27 +220,23 @@ class LogWalk:
             self.intact_end = self.last_record_at
             self.last_record_at, self.stored_at_ms = self._before_last
 
-    def _skip_damage(
-        self, file: OffsetFile, mapped: mmap.mmap, view: memoryview, position: int, *, is_last: bool
-    ) -> int:
+    def _skip_damage(self, file: OffsetFile, view: memoryview, position: int, *, is_last: bool) -> int:
         """Take down the damage at `position`; where the walk goes on, the file's end when nowhere."""
         newest_ms = self.stored_at_ms if is_last else 0
-        end, is_stale = _next_sound(mapped, view, file, position, newest_ms=newest_ms)
+        end, is_stale = _next_sound(view, file, position, newest_ms=newest_ms)
         shown_end = end if end < len(view) or not is_last else data_end(view, position)
         self.damages.append(describe_damage(file, view, position, shown_end, is_stale=is_stale))
         return end
 
 
-def _next_sound(
-    mapped: mmap.mmap, view: memoryview, file: OffsetFile, begin: int, *, newest_ms: int
-) -> tuple[int, bool]:
+def _next_sound(view: memoryview, file: OffsetFile, begin: int, *, newest_ms: int) -> tuple[int, bool]:
     """The next record or BLANK behind `begin` that says that it lies there, else the file's end.
 
     Records stored before `newest_ms` are left-overs from behind an earlier end of the log, which RocketMQ
     does not zero; then the second value is True.
     """
     is_stale = False
-    found = {magic: mapped.find(raw, begin + 5) for magic, raw in _MAGICS.items()}
+    found = {magic: _find(view, raw, begin + 5) for magic, raw in _MAGICS.items()}
     while any(at >= 0 for at in found.values()):
         magic = min((at, magic) for magic, at in found.items() if at >= 0)[1]
         at = found[magic] - 4
@@ -250,8 +247,20 @@ def _next_sound(
             is_stale = True
         elif record.outcome is RecordOutcome.BLANK and record.size == len(view) - at and not is_stale:
             return at, False
-        found[magic] = mapped.find(_MAGICS[magic], at + 5)
+        found[magic] = _find(view, _MAGICS[magic], at + 5)
     return len(view), is_stale
+
+
+def _find(view: memoryview, wanted: bytes, start: int) -> int:
+    """Where `wanted` begins next, -1 when nowhere.
+
+    Not mmap.find: that of Python 3.11.2, which Debian 12 has, crashes the process here.
+    """
+    for begin in range(start, len(view), _FIND_BYTES):
+        found = bytes(view[begin : begin + _FIND_BYTES + len(wanted) - 1]).find(wanted)
+        if found >= 0:
+            return begin + found
+    return -1
 
 
 def used_count(files: Sequence[OffsetFile]) -> int:
