@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 QUEUE_WRITE_FAILED = "queue write failed"
 """The reason by which the admission knows that queue entries could not be written."""
-KEYS_NOT_WANTED = 1 << 63
 _UNQUEUED = 0x4
 
 DispatchListener = Callable[[Mapping[QueueKey, int]], None]
@@ -104,9 +103,9 @@ class Dispatcher:
                 self.block(queue, error)
 
     @property
-    def keys_known_to(self) -> int:
-        """Records that begin up to this log offset need no keys added."""
-        return KEYS_NOT_WANTED if self._keys is None else self._keys.indexed_to
+    def dispatched_end(self) -> int:
+        """Behind the last record that the tables were fed with."""
+        return self._dispatched.value
 
     def add_keys(self, units: list[Unit]) -> None:
         """Hand dispatched records to the key index."""

@@ -10,8 +10,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-import numpy as np
-
 from tandemmq.errors import Corrupt
 from tandemmq.runtime.ports import Advice, File
 from tandemmq.store.paths import offset_file_name, parse_offset_file_name
@@ -150,7 +148,7 @@ def zero_stale(segment: Segment, begin: int, end: int) -> int:
     written = 0
     for at in range(begin, end, MIB):
         size = min(MIB, end - at)
-        if np.frombuffer(file.pread(at, size), dtype=np.uint8).any():
+        if file.pread(at, size) != (_ZEROS if size == MIB else _ZEROS[:size]):
             file.pwrite(at, (_ZEROS[:size],))
             written += size
     return written

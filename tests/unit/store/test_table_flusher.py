@@ -1,0 +1,60 @@
+"""When the derived tables are put on disk, and what the checkpoint says of them."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.store.store_rig import Rig, record
+
+from tandemmq.store import table_flusher
+from tandemmq.store.message_store import MessageStore
+
+
+def queues_ms(store: MessageStore) -> int:
+    return store._checkpoint.times.queues_stored_at_ms
+
+
+async def test_a_minute_passes_before_the_checkpoint_vouches_for_a_quiet_store() -> None:
+    rig = Rig()
+    store = await rig.open()
+    stored_at_ms = rig.clock.now_ms()
+    rig.put(store, record(b"a"))
+    await rig.clock.pass_time(50)
+    assert queues_ms(store) == 0
+    await rig.clock.pass_time(12)
+    assert queues_ms(store) == stored_at_ms
+    await store.close()
+
+
+@pytest.mark.parametrize(("limit", "value"), [("BACKLOG_COUNT_MAX", 3), ("BACKLOG_BYTES_MAX", 300)])
+async def test_a_busy_store_is_vouched_for_every_second(
+    monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    monkeypatch.setattr(table_flusher, limit, value)
+    rig = Rig()
+    store = await rig.open()
+    for _ in range(3):
+        stored_at_ms = rig.clock.now_ms()
+        rig.put(store, *(record(bytes(100)) for _ in range(3)))
+        await rig.clock.pass_time(1.5)
+        assert queues_ms(store) == stored_at_ms
+    rig.put(store, record(b"a"))
+    await rig.clock.pass_time(5)
+    assert queues_ms(store) == stored_at_ms
+    await store.close()
+
+
+async def test_slow_disks_are_left_alone_most_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_flusher, "BACKLOG_COUNT_MAX", 1)
+    rig = Rig()
+    store = await rig.open()
+    flusher = store._table_flusher
+    rig.put(store, record(b"a"))
+    await rig.clock.pass_time(1.5)
+    first = queues_ms(store)
+    flusher._thorough_s = 2.0  # as if the disk had needed so long
+    rig.put(store, record(b"b"))
+    await rig.clock.pass_time(7)
+    assert queues_ms(store) == first
+    await rig.clock.pass_time(3)
+    assert queues_ms(store) > first
+    await store.close()
