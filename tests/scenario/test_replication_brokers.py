@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ class Group:
         self.root = root
         self.name_server = name_server
         self.brokers: dict[int, Broker] = {}
+        self.replication = REPLICATION
 
     async def start(self, broker_id: int, *, ports: tuple[int, int] = (0, 0), **store: object) -> Broker:
         settings: dict[str, object] = {
@@ -73,7 +75,7 @@ class Group:
                 slave_read_enable=True,
             ),
             StoreOptions(root=self.root / str(broker_id), **settings),  # type: ignore[arg-type]  # real fields
-            REPLICATION,
+            self.replication,
             network=TcpNetwork(),
             disk=RealDisk(),
             clock=LoopClock(),
@@ -307,3 +309,27 @@ async def test_only_ours_are_told_more_than_rocketmqs_fields(group: Group) -> No
         asked.language = int(LanguageCode.JAVA)
         answer = await to_master.client.request(to_master.address, asked, 3)
         assert b"tandem" not in bytes(answer.body)
+
+
+async def test_topics_and_groups_are_pushed_without_waiting_for_a_round(group: Group) -> None:
+    group.replication = replace(REPLICATION, config_sync_interval_ms=600_000)
+    master, slave = await group.start(0), await group.start(1)
+    replica = slave._replica
+    assert replica is not None
+    await until(lambda: replica.config_sync.round_count > 0, "first round")
+    async with Peer(master) as to_master:
+        for number in range(3):
+            await create_topic(to_master.client, to_master.address, TopicConfig(name=f"T{number}"))
+            await until(lambda name=f"T{number}": slave._tables.topics.get(name) is not None, "topic", 5.0)  # type: ignore[misc]  # default binds
+        await to_master.pull("T0", consumer_group="made-by-use")
+        await until(lambda: slave._tables.groups.get("made-by-use") is not None, "group", 5.0)
+
+
+async def test_codes_that_only_slaves_of_rocketmq_ask_have_whole_answers(group: Group) -> None:
+    master = await group.start(0)
+    async with Peer(master) as to_master:
+        modes = await to_master.ask(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+        assert (modes.code, bytes(modes.body)) == (ResponseCode.SUCCESS, b'{"messageRequestModeMap":{}}')
+        metrics = await to_master.ask(RequestCode.GET_TIMER_METRICS)
+        assert metrics.code == ResponseCode.SUCCESS
+        assert bytes(metrics.body).startswith(b'{"timingCount":{},"dataVersion":{')

@@ -29,6 +29,7 @@ from tandemmq.protocol.requests.replica import (
     AllGroupConfigResponse,
     AllTopicConfigRequest,
     AllTopicConfigResponse,
+    AwaitTablesRequest,
     LogChecksumRequest,
     LogChecksumResponse,
 )
@@ -153,6 +154,23 @@ async def fetch_ha_status(
     """How replication stands at a broker of either role."""
     answer = await call(client, address, RequestCode.GET_BROKER_HA_STATUS, timeout_s=timeout_s)
     return decode_ha_status(answer.body)
+
+
+async def await_tables(
+    client: RemotingClient, address: str, topics: DataVersion, groups: DataVersion, *, wait_ms: int
+) -> None:
+    """Returns when a table's version at a broker of ours is no longer that given, or the time is over.
+
+    Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from any other broker; BrokerUnreachable,
+             RequestTimeout.
+    """
+    header = AwaitTablesRequest(
+        topics=encode_data_version(topics).decode(),
+        groups=encode_data_version(groups).decode(),
+        wait_ms=wait_ms,
+    )
+    timeout_s = wait_ms / 1000 + CALL_TIMEOUT_S
+    await call(client, address, RequestCode.TANDEM_AWAIT_TABLES, header, timeout_s=timeout_s)
 
 
 async def read_log_checksum(

@@ -94,6 +94,8 @@ _REPLICAS = _entries(
     (Code.EXCHANGE_BROKER_HA_INFO, replica.ExchangeHaInfoRequest, replica.ExchangeHaInfoResponse),
     (Code.GET_BROKER_HA_STATUS, None, None),
     (Code.RESET_MASTER_FLUSH_OFFSET, replica.ResetMasterFlushedOffsetRequest, None),
+    (Code.GET_TIMER_METRICS, None, None),
+    (Code.GET_ALL_MESSAGE_REQUEST_MODE, None, None),
     (Code.TANDEM_READ_LOG_CHECKSUM, replica.LogChecksumRequest, replica.LogChecksumResponse),
     (Code.TANDEM_AWAIT_TABLES, replica.AwaitTablesRequest, None),
 )
@@ -187,7 +189,6 @@ CATALOGUE: dict[int, Entry] = {
 
 _TRANSACTIONS = "transactions are not served"
 _REPLIES = "request-reply is not served"
-_TIMER = "pending timer messages are not counted by topic"
 _REBALANCE = "server-side rebalance is not served; clients then use their own"
 _POP = "pop consumption is not served"
 _SETTINGS = "settings are read at the start and not changed while running"
@@ -205,10 +206,8 @@ UNSUPPORTED: dict[int, str] = {
     Code.SEND_REPLY_MESSAGE: _REPLIES,
     Code.SEND_REPLY_MESSAGE_V2: _REPLIES,
     Code.PUSH_REPLY_MESSAGE_TO_CLIENT: _REPLIES,
-    Code.GET_TIMER_METRICS: _TIMER,
     Code.QUERY_ASSIGNMENT: _REBALANCE,
     Code.SET_MESSAGE_REQUEST_MODE: _REBALANCE,
-    Code.GET_ALL_MESSAGE_REQUEST_MODE: _REBALANCE,
     Code.POP_MESSAGE: _POP,
     Code.ACK_MESSAGE: _POP,
     Code.BATCH_ACK_MESSAGE: _POP,

@@ -78,6 +78,10 @@ class ConfigSync:
             self._can_skip_topics = self._can_skip_groups = False
             self._is_changed.set()
 
+    def wake(self) -> None:
+        """The next round comes at once."""
+        self._is_changed.set()
+
     async def run(self) -> None:
         """Never returns."""
         while True:

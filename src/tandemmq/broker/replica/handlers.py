@@ -1,4 +1,5 @@
-"""The master's side of the config sync, and the state of replication: codes 21, 43, 45, 60, 201, 907.
+"""The master's side of the config sync, and the state of replication: codes 21, 43, 45, 60, 61, 201, 402,
+907.
 
 Every broker serves them, whatever its role; tools ask slaves too. `dataVersion` is always in the body,
 because RocketMQ's slaves fail or rewrite their files without it (spec replication 6.2).
@@ -15,6 +16,7 @@ from tandemmq.broker.replica.ha_status import without_ours
 from tandemmq.broker.replica.paging import plan_page, take_page
 from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.errors import RequestRejected
+from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.bodies.group import encode_group_table
 from tandemmq.protocol.bodies.ha import HaStatus, encode_ha_status
 from tandemmq.protocol.bodies.offset import encode_consumer_offsets, encode_delay_offsets
@@ -46,6 +48,8 @@ class ReplicaHandlers:
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.handle_groups,
             RequestCode.GET_BROKER_HA_STATUS: self.handle_ha_status,
             RequestCode.GET_TIMER_CHECK_POINT: self.handle_timer_check,
+            RequestCode.GET_TIMER_METRICS: self.handle_timer_metrics,
+            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: self.handle_request_modes,
         }
 
     def handle_topics(self, _channel: Channel, command: Command) -> Command:
@@ -91,6 +95,17 @@ class ReplicaHandlers:
         if progress is None:
             raise RequestRejected("timer messages are switched off on this broker (timerWheelEnable=false)")
         return command.reply(body=encode_timer_answer(progress.check, progress.data_version))
+
+    def handle_timer_metrics(self, _channel: Channel, command: Command) -> Command:
+        """No counts by topic are kept, so the table is empty; a RocketMQ slave shows them only."""
+        progress = self._tables.timer_progress
+        if progress is None:
+            raise RequestRejected("timer messages are switched off on this broker (timerWheelEnable=false)")
+        return command.reply(body=encode_body({"timingCount": {}, "dataVersion": progress.data_version}))
+
+    def handle_request_modes(self, _channel: Channel, command: Command) -> Command:
+        """Every group pulls, which is what no entry means."""
+        return command.reply(body=encode_body({"messageRequestModeMap": {}}))
 
     def handle_ha_status(self, _channel: Channel, command: Command) -> Command:
         status = self._ha_status()

@@ -12,6 +12,8 @@ from tandemmq.broker.replica.config_sync import ConfigSync
 from tandemmq.broker.replica.ha_status import describe_master, describe_slave
 from tandemmq.broker.replica.handlers import ReplicaHandlers
 from tandemmq.broker.replica.log_checksum import LogChecksums
+from tandemmq.broker.replica.table_waits import TableWaits
+from tandemmq.broker.replica.table_watch import TableWatch
 from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.broker.replica.tail_check import TailCheck
 from tandemmq.protocol.bodies.ha import HaStatus
@@ -57,6 +59,8 @@ class ReplicaRole:
         self.config_sync = ConfigSync(
             tables, client=client, clock=clock, options=options, own_address=own_address
         )
+        self._table_waits = TableWaits(tables, clock=clock)
+        self._table_watch = TableWatch(tables, self.config_sync, client=client, clock=clock)
         self._handlers = ReplicaHandlers(tables, self.status)
         self.is_master_known = not is_slave
         """On a slave: the last registration answer named a master (spec replication 8.3)."""
@@ -65,7 +69,7 @@ class ReplicaRole:
         """The tables, the state, checksums; also for the fast listener, where RocketMQ's slaves ask for
         topics.
         """
-        return self._handlers.routes() | self._checksums.routes()
+        return self._handlers.routes() | self._checksums.routes() | self._table_waits.routes()
 
     async def start(self, host: str, port: int) -> Address:
         """The address that slaves dial. A slave starts following as soon as it learns its master."""
@@ -75,10 +79,12 @@ class ReplicaRole:
                 self.slave.set_master(self._fixed_ha_address)
             await self.slave.start()
             self._scope.start("config_sync", self.config_sync.run())
+            self._scope.start("table_watch", self._table_watch.run())
         return address
 
     async def stop(self) -> None:
         """Returns when nothing of this runs any more; the store may be closed then."""
+        self._table_waits.close()
         await self._scope.close()
         await self.slave.stop()
         await self.master.stop()

@@ -1,0 +1,76 @@
+"""The slave's half of the push of tables: asks its master to say when topics or groups change.
+
+Negotiated by trying: a master that does not support the request is not asked again while it keeps its
+address, and the periodic copy goes on as it does with RocketMQ. The periodic copy stays with ours too; this
+only makes the next round come at once.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tandemmq.api.replica import await_tables
+from tandemmq.broker.replica.config_sync import ConfigSync
+from tandemmq.broker.replica.tables import ReplicaTables
+from tandemmq.errors import RequestRejected, TandemError
+from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.runtime.ports import Clock
+
+WAIT_MS: Final = 15_000
+PAUSE_S: Final = 0.05
+"""Between an answer and the next request: the round that the answer woke is mostly over then."""
+RETRY_S: Final = 1.0
+
+Versions = tuple[DataVersion, DataVersion]
+
+
+class TableWatch:
+    """`run` is its task."""
+
+    def __init__(
+        self, tables: ReplicaTables, sync: ConfigSync, *, client: RemotingClient, clock: Clock
+    ) -> None:
+        self._tables = tables
+        self._sync = sync
+        self._client = client
+        self._clock = clock
+        self._mute: str | None = None
+        """A master that does not support the request."""
+        self._told: Versions | None = None
+        """The versions with which the last answer came."""
+
+    async def run(self) -> None:
+        """Never returns."""
+        while True:
+            master = self._sync.master
+            if master != self._mute:
+                self._mute = None
+            if master is None or self._mute is not None:
+                await self._clock.sleep(RETRY_S)
+                continue
+            held, begun_at = self._versions(), self._clock.monotonic()
+            is_answered = await self._watch_once(master, held)
+            is_early = self._clock.monotonic() - begun_at < RETRY_S
+            # Told of the same change again: the rounds do not bring it, so asking faster is no use.
+            is_useless = is_early and held == self._told
+            self._told = held if is_answered else None
+            await self._clock.sleep(PAUSE_S if is_answered and not is_useless else RETRY_S)
+
+    async def _watch_once(self, master: str, held: Versions) -> bool:
+        """False when the master could not be asked."""
+        try:
+            await await_tables(self._client, master, *held, wait_ms=WAIT_MS)
+        except RequestRejected as error:
+            if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                self._mute = master
+            return False
+        except TandemError:
+            return False  # the periodic copy tells of it
+        if self._versions() == held:
+            self._sync.wake()
+        return True
+
+    def _versions(self) -> Versions:
+        return self._tables.topics.data_version, self._tables.groups.data_version

@@ -1,0 +1,132 @@
+"""A master that says at once when its tables change, and slaves that ask one (TANDEM_AWAIT_TABLES)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from test_config_sync import Master, make_sync, make_tables, same
+
+from tandemmq.api.replica import await_tables
+from tandemmq.broker.replica import ReplicaTables
+from tandemmq.broker.replica.handlers import ReplicaHandlers
+from tandemmq.broker.replica.table_waits import TableWaits
+from tandemmq.broker.replica.table_watch import TableWatch
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
+from tandemmq.protocol.bodies.ha import HaStatus
+from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.server import RemotingServer
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.tasks import TaskScope
+
+
+class Pusher(Master):
+    """A master that supports the request."""
+
+    waits: TableWaits
+
+
+@pytest.fixture
+async def master() -> AsyncIterator[Pusher]:
+    subject = Pusher()
+    subject.waits = TableWaits(subject.tables, clock=LoopClock())
+    handlers = dict.fromkeys(ReplicaHandlers(subject.tables, HaStatus).routes(), subject.handle)
+    server = RemotingServer(handlers | subject.waits.routes(), network=TcpNetwork(), clock=LoopClock())
+    host, port = await server.start("127.0.0.1", 0)
+    subject.address = f"{host}:{port}"
+    yield subject
+    subject.waits.close()
+    await server.stop()
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[RemotingClient]:
+    subject = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+    yield subject
+    await subject.close()
+
+
+def versions(tables: ReplicaTables) -> tuple[DataVersion, DataVersion]:
+    return tables.topics.data_version, tables.groups.data_version
+
+
+async def until_held(waits: TableWaits, count: int) -> None:
+    async with asyncio.timeout(5):
+        while len(waits) != count:  # noqa: ASYNC110  # what is awaited has no event
+            await asyncio.sleep(0.002)
+
+
+async def test_held_until_a_change_and_answered_once_for_a_burst(
+    master: Pusher, client: RemotingClient
+) -> None:
+    asking = [
+        asyncio.ensure_future(await_tables(client, master.address, *versions(master.tables), wait_ms=60_000))
+        for _ in range(3)
+    ]
+    await until_held(master.waits, 3)
+    master.tables.topics.put(TopicConfig(name="a"), 1)
+    master.tables.groups.put(SubscriptionGroupConfig(name="g"), 1)
+    await asyncio.gather(*asking)
+    assert len(master.waits) == 0
+
+
+async def test_caller_that_is_behind_is_answered_at_once(master: Pusher, client: RemotingClient) -> None:
+    before = versions(master.tables)
+    master.tables.groups.put(SubscriptionGroupConfig(name="g"), 1)
+    await await_tables(client, master.address, *before, wait_ms=60_000)
+
+
+async def test_quiet_time_ends(master: Pusher, client: RemotingClient) -> None:
+    await await_tables(client, master.address, *versions(master.tables), wait_ms=30)
+    assert len(master.waits) == 0
+
+
+async def test_waiting_slave_that_left_does_no_harm(master: Pusher, client: RemotingClient) -> None:
+    asking = asyncio.ensure_future(
+        await_tables(client, master.address, *versions(master.tables), wait_ms=60_000)
+    )
+    await until_held(master.waits, 1)
+    asking.cancel()
+    await client.close()
+    master.tables.topics.put(TopicConfig(name="a"), 1)
+    await until_held(master.waits, 0)
+
+
+async def test_change_reaches_the_slave_long_before_its_next_round(
+    master: Pusher, client: RemotingClient
+) -> None:
+    tables = make_tables()
+    sync = make_sync(tables, client)
+    sync._options = sync._options.__class__(config_sync_interval_ms=600_000)
+    sync.set_master(master.address)
+    scope = TaskScope("test")
+    scope.start("sync", sync.run())
+    scope.start("watch", TableWatch(tables, sync, client=client, clock=LoopClock()).run())
+    await until_held(master.waits, 1)
+    for number in range(5):
+        master.tables.topics.put(TopicConfig(name=f"t{number}"), number + 1)
+        async with asyncio.timeout(5):
+            while not same(tables, master.tables):  # noqa: ASYNC110  # what is awaited has no event
+                await asyncio.sleep(0.002)
+    await scope.close()
+
+
+async def test_master_without_the_request_is_asked_once(client: RemotingClient) -> None:
+    subject = Master()
+    codes = ReplicaHandlers(subject.tables, HaStatus).routes()
+    server = RemotingServer(dict.fromkeys(codes, subject.handle), network=TcpNetwork(), clock=LoopClock())
+    host, port = await server.start("127.0.0.1", 0)
+    tables = make_tables()
+    sync = make_sync(tables, client)
+    sync.set_master(f"{host}:{port}")
+    watch = TableWatch(tables, sync, client=client, clock=LoopClock())
+    with pytest.raises(RequestRejected):
+        await await_tables(client, f"{host}:{port}", *versions(tables), wait_ms=10)
+    assert not await watch._watch_once(f"{host}:{port}", versions(tables))
+    assert watch._mute == f"{host}:{port}"
+    await server.stop()
