@@ -9,7 +9,6 @@ Source: spec store 3, 3.2, 3.3. Must not know Spark or Arrow.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,7 +21,7 @@ from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boun
 from tandemmq.spark.commitlog.pieces import Piece
 from tandemmq.store.column_rows import take_rows
 from tandemmq.store.inspect.damage import Damage, describe_damage
-from tandemmq.store.inspect.files import map_file
+from tandemmq.store.inspect.files import find_bytes, map_file
 from tandemmq.store.inspect.log_walk import data_end
 
 _MAGICS = tuple((magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK))
@@ -45,9 +44,8 @@ def scan_piece(piece: Piece, *, run_records: int, check_crc: bool) -> Iterator[R
         return
     if piece.file.size == 0:
         return
-    mapped = map_file(piece.file.path)
-    view = memoryview(mapped)
-    position = 0 if piece.begin == 0 else find_sound(mapped, view, piece.file.base, piece.begin)
+    view = memoryview(map_file(piece.file.path))
+    position = 0 if piece.begin == 0 else find_sound(view, piece.file.base, piece.begin)
     while position < piece.end:
         bounds = scan_boundaries(view, position, count_max=run_records)
         columns = read_columns(view, bounds, log_offset=piece.file.base)
@@ -62,16 +60,15 @@ def scan_piece(piece: Piece, *, run_records: int, check_crc: bool) -> Iterator[R
             continue
         if _is_finished(piece, view, position):
             return
-        end = find_sound(mapped, view, piece.file.base, position + 1)
+        end = find_sound(view, piece.file.base, position + 1)
         shown_end = data_end(view, position) if end == len(view) and piece.is_last else end
         yield describe_damage(piece.file, view, position, shown_end, is_stale=False)
         position = end
 
 
-def find_sound(mapped: mmap.mmap, view: memoryview, base: int, begin: int) -> int:
+def find_sound(view: memoryview, base: int, begin: int) -> int:
     """The first record or BLANK at or behind `begin` that says that it lies there, else the file's end."""
-    find = mapped.find
-    found = {raw: find(raw, begin + 4) for raw in _MAGICS}
+    found = {raw: find_bytes(view, raw, begin + 4) for raw in _MAGICS}
     while any(at >= 0 for at in found.values()):
         at, raw = min((at, raw) for raw, at in found.items() if at >= 0)
         position = at - 4
@@ -80,7 +77,7 @@ def find_sound(mapped: mmap.mmap, view: memoryview, base: int, begin: int) -> in
             return position
         if record.outcome is RecordOutcome.BLANK and record.size == len(view) - position:
             return position
-        found[raw] = find(raw, at + 1)
+        found[raw] = find_bytes(view, raw, at + 1)
     return len(view)
 
 

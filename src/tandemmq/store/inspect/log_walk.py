@@ -23,7 +23,7 @@ from tandemmq.protocol.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, Rec
 from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
 from tandemmq.store.column_rows import take_rows
 from tandemmq.store.inspect.damage import Damage, describe_damage
-from tandemmq.store.inspect.files import OffsetFile, map_file
+from tandemmq.store.inspect.files import OffsetFile, find_bytes, map_file
 from tandemmq.store.inspect.findings import Findings, Part
 from tandemmq.store.property_scan import PropertyScan
 from tandemmq.store.topic_numbers import UNREADABLE, TopicNumbers
@@ -36,7 +36,6 @@ SEAL_AT = 20
 _SEAL_NAME = int.from_bytes(b"__CRC32#", "big")
 _MAGICS = {magic: (magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)}
 _ZEROS = bytes(MIB)
-_FIND_BYTES = MIB
 
 Progress = Callable[[int], None]
 """Called with the number of bytes done since the last call."""
@@ -236,7 +235,7 @@ def _next_sound(view: memoryview, file: OffsetFile, begin: int, *, newest_ms: in
     does not zero; then the second value is True.
     """
     is_stale = False
-    found = {magic: _find(view, raw, begin + 5) for magic, raw in _MAGICS.items()}
+    found = {magic: find_bytes(view, raw, begin + 5) for magic, raw in _MAGICS.items()}
     while any(at >= 0 for at in found.values()):
         magic = min((at, magic) for magic, at in found.items() if at >= 0)[1]
         at = found[magic] - 4
@@ -247,20 +246,8 @@ def _next_sound(view: memoryview, file: OffsetFile, begin: int, *, newest_ms: in
             is_stale = True
         elif record.outcome is RecordOutcome.BLANK and record.size == len(view) - at and not is_stale:
             return at, False
-        found[magic] = _find(view, _MAGICS[magic], at + 5)
+        found[magic] = find_bytes(view, _MAGICS[magic], at + 5)
     return len(view), is_stale
-
-
-def _find(view: memoryview, wanted: bytes, start: int) -> int:
-    """Where `wanted` begins next, -1 when nowhere.
-
-    Not mmap.find: that of Python 3.11.2, which Debian 12 has, crashes the process here.
-    """
-    for begin in range(start, len(view), _FIND_BYTES):
-        found = bytes(view[begin : begin + _FIND_BYTES + len(wanted) - 1]).find(wanted)
-        if found >= 0:
-            return begin + found
-    return -1
 
 
 def used_count(files: Sequence[OffsetFile]) -> int:
