@@ -446,6 +446,13 @@ class MessageStore:
         """The end of what is written."""
         return self._log.end
 
+    @property
+    def accepted_log_offset(self) -> int:
+        """The end of what sends were told of; beyond `appended` while it lies in the transient pool."""
+        if self._pool is None or self.role is BrokerRole.SLAVE:
+            return self._log.end
+        return self._pool.end
+
     def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
         """Written bytes from `log_offset` on, of one file, a BLANK tail included; empty at the end.
 

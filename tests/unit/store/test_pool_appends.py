@@ -52,11 +52,12 @@ async def test_a_send_is_answered_from_memory_and_readable_after_the_commit() ->
     assert rig.put(store, record(b"a")) == [PutStatus.PUT_OK]
     assert store.appended.value == store.max_log_offset == store.dispatched.value == 0
     assert bodies(store) == []
-    assert store.facts().uncommitted_bytes > 0
+    assert store.facts().uncommitted_bytes == store.accepted_log_offset > 0
     assert not any(rig.disk.read_bytes(LOG / "00000000000000000000"))
     await rig.clock.pass_time(0)
     assert bodies(store) == [b"a"]
     assert store.facts().uncommitted_bytes == 0
+    assert store.accepted_log_offset == store.max_log_offset
     await store.close()
 
 

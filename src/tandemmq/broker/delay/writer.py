@@ -46,8 +46,8 @@ class Writer:
 
     @property
     def log_end(self) -> int:
-        """The end of what is appended."""
-        return self._store.appended.value
+        """The end of what the store has accepted, which never falls behind what `append` returned."""
+        return self._store.accepted_log_offset
 
     def read(
         self, topic: str, queue_id: int, queue_offset: int, count_max: int = BATCH_COUNT_MAX
