@@ -278,6 +278,8 @@ _OTHERS: Final = {
     ),
     "pipeline": ("tandemmq.spark.command", "spark", "Run a Spark pipeline over topics."),
     "bench": ("tandemmq.bench.command", "", "Measure what a broker costs per message."),
+    "admin": ("tandemmq.admin.command", "", "Look at brokers, topics, groups and messages; change them."),
+    "audit": ("tandemmq.admin.audit_command", "", "Compare the logs of masters and slaves while they run."),
     "store": ("tandemmq.store_command", "", "Check or repair a store directory."),
 }
 """Command -> module, the extra that it needs ("" for none), its line of help."""

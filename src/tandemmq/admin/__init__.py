@@ -1,0 +1,1 @@
+"""What operators ask and change from the command line, by the names that mqadmin has."""

@@ -1,0 +1,138 @@
+"""Commands about clusters and brokers: clusterList, brokerStatus, haStatus, getBrokerConfig."""
+
+from __future__ import annotations
+
+from tandemmq.admin.render import Answer, Row, Table
+from tandemmq.admin.targets import Target, Tools, find_targets
+from tandemmq.api import broker_admin
+from tandemmq.errors import TandemError
+from tandemmq.protocol.bodies.ha import HaStatus
+from tandemmq.protocol.properties_file import parse_properties
+
+
+async def list_clusters(tools: Tools, cluster: str) -> Answer:
+    """Every registered broker with its figures; one that does not answer is listed with the reason."""
+    columns = ("cluster", "broker", "id", "address", "role", "version", "in_tps", "out_tps", "note")
+    table = Table("brokers", columns)
+    for target in await find_targets(tools, cluster=cluster):
+        place = (target.cluster, target.broker_name, target.broker_id, target.address)
+        try:
+            facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
+        except TandemError as error:
+            table.rows.append((*place, None, None, None, None, str(error)))
+            continue
+        in_tps = _first_rate(facts.get("putTps"))
+        out_tps = _first_rate(facts.get("getTransferredTps") or facts.get("getTransferedTps"))
+        role = facts.get("brokerRole")
+        table.rows.append((*place, role, facts.get("brokerVersionDesc"), in_tps, out_tps, None))
+    return Answer([table])
+
+
+async def show_status(tools: Tools, address: str, cluster: str) -> Answer:
+    """All figures of one broker, or of those of a cluster."""
+    table = Table("figures", ("broker", "name", "value"))
+    for target in await find_targets(tools, address=address, cluster=cluster):
+        facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
+        table.rows += [(target.address, name, text) for name, text in sorted(facts.items())]
+    return Answer([table])
+
+
+async def show_config(tools: Tools, address: str, cluster: str) -> Answer:
+    """The settings that a broker shows."""
+    table = Table("settings", ("broker", "key", "value"))
+    for target in await find_targets(tools, address=address, cluster=cluster):
+        text = await broker_admin.query_broker_config(tools.remoting, target.address)
+        settings = parse_properties(text.encode(), target.address)
+        table.rows += [(target.address, key, setting.text) for key, setting in sorted(settings.items())]
+    return Answer([table])
+
+
+async def show_replication(tools: Tools, address: str, cluster: str) -> Answer:
+    """How far every slave is, as masters and as slaves see it. Exit code 1 when a slave has halted."""
+    masters = Table("masters", ("broker", "log_end", "in_sync_slaves", "connections"))
+    slaves = Table(
+        "slaves_of_masters",
+        (
+            "master",
+            "slave",
+            "acknowledged",
+            "lag_bytes",
+            "in_sync",
+            "sent_to",
+            "bytes_per_second",
+            "state",
+            "start_rule",
+            "start_offset",
+        ),
+    )
+    copies = Table(
+        "copies",
+        (
+            "slave",
+            "master_ha_address",
+            "log_start",
+            "log_end",
+            "read_at",
+            "bytes_per_second",
+            "state",
+            "start_rule",
+            "tail",
+            "halt",
+        ),
+    )
+    has_halted = False
+    for target in await find_targets(tools, address=address, cluster=cluster):
+        status = await broker_admin.query_ha_status(tools.remoting, target.address)
+        if status.is_master:
+            count = len(status.connections)
+            masters.rows.append((target.address, status.max_log_offset, status.in_sync_count, count))
+            slaves.rows += _slave_rows(target, status)
+            continue
+        one = status.client
+        has_halted |= one.halt_reason is not None
+        halt = (
+            None if one.halt_reason is None else f"{one.halt_reason} at {one.halt_offset}: {one.halt_detail}"
+        )
+        copies.rows.append(
+            (
+                target.address,
+                one.master_address,
+                one.start_offset,
+                one.max_log_offset,
+                one.read_at_ms,
+                one.bytes_per_second,
+                one.state,
+                one.start_rule,
+                one.tail,
+                halt,
+            )
+        )
+    tables = [table for table in (masters, slaves, copies) if table.rows]
+    notes = ["a slave has halted: see docs/operations.md"] if has_halted else []
+    return Answer(tables, notes, exit_code=1 if has_halted else 0)
+
+
+def _slave_rows(target: Target, status: HaStatus) -> list[Row]:
+    return [
+        (
+            target.address,
+            one.address,
+            one.acknowledged_offset,
+            one.lag_bytes,
+            one.is_in_sync,
+            one.transfer_from,
+            one.bytes_per_second,
+            one.state,
+            one.start_rule,
+            one.start_offset,
+        )
+        for one in status.connections
+    ]
+
+
+def _first_rate(text: str | None) -> float | None:
+    """The newest of the rates that a broker gives as `10s 60s 600s`."""
+    try:
+        return round(float((text or "").split()[0]), 1)
+    except (IndexError, ValueError):
+        return None

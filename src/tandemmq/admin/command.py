@@ -1,0 +1,293 @@
+"""`tandemmq admin`: the commands that operators need first, with mqadmin's names and flags.
+
+Exit codes: 0 done, 1 refused, not found or a fault that the command reports, 2 a mistake in the command line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import typer
+
+from tandemmq.admin import brokers, groups, messages, topics
+from tandemmq.admin.render import Answer, print_answer
+from tandemmq.admin.targets import Tools, open_tools
+from tandemmq.api.broker_admin import END_OF_QUEUE_MS
+from tandemmq.protocol.bodies.topic import PERMISSION_DEFAULT, TopicConfig
+from tandemmq.runtime.clock import LoopClock
+
+app = typer.Typer(
+    name="admin",
+    help="Look at brokers, topics, groups and messages, and change them. Names and flags are mqadmin's.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+TIME_FORMAT: Final = "%Y-%m-%d#%H:%M:%S:%f"
+"""mqadmin's, local time."""
+
+NameServers = Annotated[
+    str,
+    typer.Option("-n", "--namesrvAddr", envvar="NAMESRV_ADDR", help="Name servers, separated by ;"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Address = Annotated[str, typer.Option("-b", "--brokerAddr", help="One broker.", metavar="HOST:PORT")]
+Cluster = Annotated[str, typer.Option("-c", "--clusterName", help="The brokers of this cluster.")]
+Topic = Annotated[str, typer.Option("-t", "--topic", help="The topic.")]
+Group = Annotated[str, typer.Option("-g", "--groupName", help="The consumer group.")]
+
+
+def run(
+    name_servers: str, work: Callable[[Tools], Awaitable[Answer]], *, as_json: bool, needs_names: bool = True
+) -> None:
+    """Do the work with connections of its own, print its answer, exit with its code."""
+
+    async def main() -> Answer:
+        async with open_tools(name_servers if needs_names else "") as tools:
+            return await work(tools)
+
+    answer = asyncio.run(main())
+    print_answer(answer, as_json=as_json)
+    raise typer.Exit(answer.exit_code)
+
+
+# Brokers
+
+
+@app.command("clusterList")
+def cluster_list(namesrv: NameServers = "", cluster: Cluster = "", as_json: AsJson = False) -> None:
+    """All registered brokers with role, version and rates."""
+    run(namesrv, lambda tools: brokers.list_clusters(tools, cluster), as_json=as_json)
+
+
+@app.command("brokerStatus")
+def broker_status(
+    namesrv: NameServers = "", broker: Address = "", cluster: Cluster = "", as_json: AsJson = False
+) -> None:
+    """All figures of a broker."""
+    run(
+        namesrv,
+        lambda tools: brokers.show_status(tools, broker, cluster),
+        as_json=as_json,
+        needs_names=not broker,
+    )
+
+
+@app.command("haStatus")
+def ha_status(
+    namesrv: NameServers = "", broker: Address = "", cluster: Cluster = "", as_json: AsJson = False
+) -> None:
+    """How far the slaves are; exit code 1 when one has halted."""
+    run(
+        namesrv,
+        lambda tools: brokers.show_replication(tools, broker, cluster),
+        as_json=as_json,
+        needs_names=not broker,
+    )
+
+
+@app.command("getBrokerConfig")
+def get_broker_config(
+    namesrv: NameServers = "", broker: Address = "", cluster: Cluster = "", as_json: AsJson = False
+) -> None:
+    """The settings of a broker."""
+    run(
+        namesrv,
+        lambda tools: brokers.show_config(tools, broker, cluster),
+        as_json=as_json,
+        needs_names=not broker,
+    )
+
+
+# Topics
+
+
+@app.command("topicList")
+def topic_list(namesrv: NameServers = "", as_json: AsJson = False) -> None:
+    """The names of all topics."""
+    run(namesrv, topics.list_topics, as_json=as_json)
+
+
+@app.command("topicRoute")
+def topic_route(topic: Topic, namesrv: NameServers = "", as_json: AsJson = False) -> None:
+    """Queues and brokers of a topic."""
+    run(namesrv, lambda tools: topics.show_route(tools, topic), as_json=as_json)
+
+
+@app.command("topicStatus")
+def topic_status(topic: Topic, namesrv: NameServers = "", as_json: AsJson = False) -> None:
+    """The ends of each queue of a topic."""
+    run(namesrv, lambda tools: topics.show_ends(tools, topic), as_json=as_json)
+
+
+@app.command("updateTopic")
+def update_topic(
+    topic: Topic,
+    namesrv: NameServers = "",
+    broker: Address = "",
+    cluster: Cluster = "",
+    read_queues: Annotated[int, typer.Option("-r", "--readQueueNums", min=1, max=65535)] = 8,
+    write_queues: Annotated[int, typer.Option("-w", "--writeQueueNums", min=1, max=65535)] = 8,
+    permission: Annotated[
+        int, typer.Option("-p", "--perm", min=0, max=7, help="2 write, 4 read, 6 both.")
+    ] = PERMISSION_DEFAULT,
+    ordered: Annotated[str, typer.Option("-o", "--order", help="true or false.")] = "false",
+    as_json: AsJson = False,
+) -> None:
+    """Create a topic, or change it, at one broker or every master of a cluster."""
+    _demand_place(broker, cluster)
+    config = TopicConfig(
+        name=topic,
+        read_queue_count=read_queues,
+        write_queue_count=write_queues,
+        permission=permission,
+        is_ordered=_flag(ordered, "-o"),
+    )
+    run(
+        namesrv,
+        lambda tools: topics.change_topic(tools, config, broker, cluster),
+        as_json=as_json,
+        needs_names=not broker,
+    )
+
+
+@app.command("deleteTopic")
+def delete_topic(topic: Topic, cluster: Cluster, namesrv: NameServers = "", as_json: AsJson = False) -> None:
+    """Delete a topic at all brokers of a cluster and at the name servers."""
+    run(namesrv, lambda tools: topics.remove_topic(tools, topic, cluster), as_json=as_json)
+
+
+# Groups
+
+
+@app.command("consumerProgress")
+def consumer_progress(
+    namesrv: NameServers = "",
+    group: Group = "",
+    topic: Annotated[str, typer.Option("-t", "--topicName", help="Only this topic.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """How far a group is in each queue; without one, the lag of every group."""
+    run(namesrv, lambda tools: groups.show_progress(tools, group, topic), as_json=as_json)
+
+
+@app.command("resetOffsetByTime")
+def reset_offset_by_time(
+    group: Annotated[str, typer.Option("-g", "--group", help="The consumer group.")],
+    topic: Topic,
+    timestamp: Annotated[
+        str,
+        typer.Option(
+            "-s", "--timestamp", help="now, milliseconds since 1970, -1 (the end) or yyyy-MM-dd#HH:mm:ss:SSS."
+        ),
+    ],
+    namesrv: NameServers = "",
+    force: Annotated[str, typer.Option("-f", "--force", help="Taken for granted, as by mqadmin.")] = "true",
+    as_json: AsJson = False,
+) -> None:
+    """Let a group, running or not, go on from a time."""
+    _flag(force, "-f")
+    time_ms = parse_time(timestamp, LoopClock().now_ms())
+    run(namesrv, lambda tools: groups.reset_by_time(tools, group, topic, time_ms), as_json=as_json)
+
+
+@app.command("updateSubGroup")
+def update_sub_group(
+    group: Group,
+    namesrv: NameServers = "",
+    broker: Address = "",
+    cluster: Cluster = "",
+    consume: Annotated[str | None, typer.Option("-s", "--consumeEnable", help="true or false.")] = None,
+    from_min: Annotated[
+        str | None, typer.Option("-m", "--consumeFromMinEnable", help="true or false.")
+    ] = None,
+    broadcast: Annotated[
+        str | None, typer.Option("-d", "--consumeBroadcastEnable", help="true or false.")
+    ] = None,
+    orderly: Annotated[
+        str | None, typer.Option("-o", "--consumeMessageOrderly", help="true or false.")
+    ] = None,
+    retry_queues: Annotated[int | None, typer.Option("-q", "--retryQueueNums", min=0)] = None,
+    retries: Annotated[int | None, typer.Option("-r", "--retryMaxTimes", min=-1)] = None,
+    broker_id: Annotated[int | None, typer.Option("-i", "--brokerId", min=0)] = None,
+    slow_broker_id: Annotated[int | None, typer.Option("-w", "--whichBrokerWhenConsumeSlowly", min=0)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a group, or change what is named of it, at one broker or every master of a cluster."""
+    _demand_place(broker, cluster)
+    changes: dict[str, Any] = {
+        "is_consume_enabled": consume and _flag(consume, "-s"),
+        "is_from_min_enabled": from_min and _flag(from_min, "-m"),
+        "is_broadcast_enabled": broadcast and _flag(broadcast, "-d"),
+        "is_orderly": orderly and _flag(orderly, "-o"),
+        "retry_queue_count": retry_queues,
+        "retry_count_max": retries,
+        "broker_id": broker_id,
+        "slow_read_broker_id": slow_broker_id,
+    }
+    changes = {name: value for name, value in changes.items() if value is not None}
+    run(
+        namesrv,
+        lambda tools: groups.change_group(tools, group, changes, broker, cluster),
+        as_json=as_json,
+        needs_names=not broker,
+    )
+
+
+# Messages
+
+
+@app.command("queryMsgById")
+def query_message_by_id(
+    message_id: Annotated[str, typer.Option("-i", "--msgId", help="Message id, or with -t unique key.")],
+    topic: Annotated[str, typer.Option("-t", "--topic", help="For a producer's unique key.")] = "",
+    namesrv: NameServers = "",
+    as_json: AsJson = False,
+) -> None:
+    """One message; exit code 1 when there is none."""
+    run(namesrv, lambda tools: messages.find_by_id(tools, message_id, topic), as_json=as_json)
+
+
+@app.command("queryMsgByKey")
+def query_message_by_key(
+    topic: Topic,
+    key: Annotated[str, typer.Option("-k", "--msgKey", help="One of the message's keys.")],
+    namesrv: NameServers = "",
+    count_max: Annotated[int, typer.Option("-m", "--maxNum", min=1, max=10_000)] = 64,
+    as_json: AsJson = False,
+) -> None:
+    """Messages that carry a key; exit code 1 when there is none."""
+    run(namesrv, lambda tools: messages.find_by_key(tools, topic, key, count_max), as_json=as_json)
+
+
+def parse_time(text: str, now_ms: int) -> int:
+    """The milliseconds of a time as mqadmin takes it. Raises typer.BadParameter."""
+    if text == "now":
+        return now_ms
+    if text.removeprefix("-").isdecimal():
+        time_ms = int(text)
+        if time_ms >= END_OF_QUEUE_MS:
+            return time_ms
+        raise typer.BadParameter(f"-s {text}: -1 is the end of each queue, other times are not below 0")
+    try:
+        # %f takes milliseconds as the front of microseconds, which they are.
+        return int(datetime.strptime(text, TIME_FORMAT).timestamp() * 1000)
+    except ValueError:
+        raise typer.BadParameter(
+            f"-s {text}: now, milliseconds since 1970, -1 or yyyy-MM-dd#HH:mm:ss:SSS"
+        ) from None
+
+
+def _flag(text: str, option: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise typer.BadParameter(f"{option} {text}: true or false")
+    return text.lower() == "true"
+
+
+def _demand_place(broker: str, cluster: str) -> None:
+    if bool(broker) == bool(cluster):
+        raise typer.BadParameter("name either a broker (-b) or a cluster (-c)")

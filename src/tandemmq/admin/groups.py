@@ -1,0 +1,93 @@
+"""Commands about consumer groups: consumerProgress, resetOffsetByTime, updateSubGroup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tandemmq.admin.render import Answer, Row, Table
+from tandemmq.admin.targets import Target, Tools, find_targets
+from tandemmq.api import broker_admin, broker_topic
+from tandemmq.errors import GroupNotFound, RequestRejected
+from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
+from tandemmq.protocol.topic_names import RETRY_PREFIX
+
+
+async def show_progress(tools: Tools, group: str, topic: str) -> Answer:
+    """How far one group is in each queue, or all groups in sum."""
+    masters = await find_targets(tools, masters_only=True)
+    if group:
+        return await _progress_of_group(tools, masters, group, topic)
+    names = await tools.cluster_admin.topics()
+    table = Table("groups", ("group", "members", "lag"))
+    for name in names:
+        if not name.startswith(RETRY_PREFIX):
+            continue
+        one = name.removeprefix(RETRY_PREFIX)
+        lag = sum(row[-3] for row in await _rows(tools, masters, one, ""))
+        table.rows.append((one, await _member_count(tools, masters, one), lag))
+    return Answer([table])
+
+
+async def reset_by_time(tools: Tools, group: str, topic: str, time_ms: int) -> Answer:
+    """Let a group go on from a time in every queue; -1: from the ends."""
+    offsets = await tools.cluster_admin.reset_offsets(group, topic, time_ms)
+    table = Table("queues", ("broker", "queue", "offset"))
+    table.rows += [(queue.broker_name, queue.queue_id, offset) for queue, offset in sorted(offsets.items())]
+    return Answer([table])
+
+
+async def change_group(
+    tools: Tools, group: str, changes: dict[str, Any], address: str, cluster: str
+) -> Answer:
+    """Create the group at the broker or every master of the cluster, or change the named fields of it."""
+    table = Table("changed", ("broker", "group", "settings"))
+    for target in await find_targets(tools, address=address, cluster=cluster, masters_only=True):
+        held = await broker_topic.query_group_config(tools.remoting, target.address, group)
+        config = msgspec.structs.replace(held or SubscriptionGroupConfig(name=group), **changes)
+        await broker_topic.create_group(tools.remoting, target.address, config)
+        table.rows.append((target.address, group, changes))
+    return Answer([table])
+
+
+async def _progress_of_group(tools: Tools, masters: list[Target], group: str, topic: str) -> Answer:
+    columns = ("topic", "broker", "queue", "broker_offset", "consumer_offset", "lag", "in_flight")
+    table = Table("queues", (*columns, "consumed_at"))
+    table.rows = await _rows(tools, masters, group, topic)
+    if not table.rows:
+        raise GroupNotFound(f"group {group!r} has committed no offset" + (f" in {topic!r}" if topic else ""))
+    lag = sum(row[-3] for row in table.rows)
+    members = await _member_count(tools, masters, group)
+    return Answer([table], [f"lag {lag} messages, {members} members online"])
+
+
+async def _rows(tools: Tools, masters: list[Target], group: str, topic: str) -> list[Row]:
+    rows: list[Row] = []
+    for target in masters:
+        try:
+            stats = await broker_admin.query_consume_stats(
+                tools.remoting, target.address, group, topic=topic or None
+            )
+        except RequestRejected:
+            continue  # this broker knows neither the group nor an offset of it
+        for queue, one in stats.queues.items():
+            lag = one.broker_offset - one.committed_offset
+            in_flight = max(0, one.pull_offset - one.committed_offset)
+            place = (queue.topic, queue.broker_name, queue.queue_id)
+            offsets = (one.broker_offset, one.committed_offset, lag, in_flight)
+            rows.append((*place, *offsets, one.last_timestamp_ms))
+    return sorted(rows)
+
+
+async def _member_count(tools: Tools, masters: list[Target], group: str) -> int:
+    """A member has connections to all brokers and counts once."""
+    members: set[str] = set()
+    for target in masters:
+        try:
+            found = await broker_admin.query_consumer_connections(tools.remoting, target.address, group)
+        except RequestRejected:
+            continue
+        if found is not None:
+            members.update(connection.client_id for connection in found.connections)
+    return len(members)

@@ -1,0 +1,104 @@
+"""Answers as tables for people or as JSON for programs.
+
+The JSON of an answer is one object: the name of each table -> its rows, each an object by column.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+COLUMNS_MAX: Final = 8
+"""A table with more of them is shown as one block per row; a terminal would break every cell."""
+
+PIPE_WIDTH: Final = 200
+
+Row = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Table:
+    """`name` is what programs see; a column whose name ends in `_at` holds milliseconds since 1970."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: list[Row] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`notes` are sentences for people, `exit_code` the command's."""
+
+    tables: Sequence[Table]
+    notes: Sequence[str] = ()
+    exit_code: int = 0
+
+
+def print_answer(answer: Answer, *, as_json: bool) -> None:
+    """Standard output gets the tables, standard error the notes."""
+    if as_json:
+        values = {
+            table.name: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+            for table in answer.tables
+        }
+        typer.echo(json.dumps(values, indent=2))
+        return
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_WIDTH)
+    for table in answer.tables:
+        if len(table.columns) <= COLUMNS_MAX:
+            console.print(_as_rich(table))
+        else:
+            for row in table.rows:
+                console.print(_as_rich(_turned(table, row)))
+    for note in answer.notes:
+        typer.echo(note, err=True)
+
+
+def render_time(time_ms: int) -> str:
+    """A time in UTC for people; `-` for none."""
+    if time_ms <= 0:
+        return "-"
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(" ", "milliseconds")
+
+
+def _turned(table: Table, row: Row) -> Table:
+    pairs = zip(table.columns, row, strict=True)
+    rows: list[Row] = [(column.replace("_", " "), _cell(column, value)) for column, value in pairs]
+    return Table(table.name, ("field", "value"), rows)
+
+
+def _as_rich(table: Table) -> RichTable:
+    shown = RichTable(title=table.name.replace("_", " "), title_justify="left")
+    for number, column in enumerate(table.columns):
+        is_number = any(
+            isinstance(row[number], int | float) and not isinstance(row[number], bool) for row in table.rows
+        )
+        is_right = is_number and not column.endswith("_at")
+        shown.add_column(column.replace("_", " "), justify="right" if is_right else "left", overflow="fold")
+    for row in table.rows:
+        shown.add_row(
+            *(escape(_cell(column, value)) for column, value in zip(table.columns, row, strict=True))
+        )
+    return shown
+
+
+def _cell(column: str, value: object) -> str:
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if column.endswith("_at") and isinstance(value, int):
+        return render_time(value)
+    if isinstance(value, dict):
+        return " ".join(f"{key}={text}" for key, text in value.items())
+    return str(value)

@@ -1,0 +1,85 @@
+"""Whom a command concerns: one broker by address, or the brokers of a cluster; and how to reach them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from tandemmq.client.admin import Admin
+from tandemmq.client.options import ClientOptions
+from tandemmq.errors import BadRequest
+from tandemmq.protocol.bodies.cluster import ClusterInfo
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.network import TcpNetwork
+
+MASTER_ID = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """`admin` needs a name server and is None when only a broker was named."""
+
+    admin: Admin | None
+    remoting: RemotingClient
+
+    @property
+    def cluster_admin(self) -> Admin:
+        """Raises BadRequest when no name server is known."""
+        if self.admin is None:
+            raise BadRequest("name the name servers: -n HOST:PORT, or NAMESRV_ADDR")
+        return self.admin
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Target:
+    """One broker; name and cluster are empty when it was named by its address."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int | None
+    address: str
+
+
+@asynccontextmanager
+async def open_tools(name_servers: str) -> AsyncIterator[Tools]:
+    """Connections for one command, closed behind it."""
+    remoting = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+    try:
+        if not name_servers:
+            yield Tools(None, remoting)
+            return
+        async with Admin(name_servers, options=ClientOptions(call_timeout_s=5.0)) as admin:
+            yield Tools(admin, remoting)
+    finally:
+        await remoting.close()
+
+
+async def find_targets(
+    tools: Tools, *, address: str = "", cluster: str = "", masters_only: bool = False
+) -> list[Target]:
+    """The broker at `address`, else those of the cluster, else of all clusters; by cluster, name and id.
+
+    Raises:  BadRequest for an unknown cluster, or when there is none.
+    """
+    if address:
+        return [Target("", "", None, address)]
+    targets = targets_of(await tools.cluster_admin.cluster_info(), cluster, masters_only=masters_only)
+    if not targets:
+        raise BadRequest("no such broker is registered")
+    return targets
+
+
+def targets_of(info: ClusterInfo, cluster: str = "", *, masters_only: bool = False) -> list[Target]:
+    """The brokers of one cluster, or of all."""
+    if cluster and cluster not in info.clusters:
+        raise BadRequest(f"cluster {cluster!r} is unknown; known are {', '.join(sorted(info.clusters))}")
+    return sorted(
+        Target(name, broker_name, broker_id, address)
+        for name, broker_names in info.clusters.items()
+        if not cluster or name == cluster
+        for broker_name in broker_names
+        for broker_id, address in info.brokers[broker_name].addresses.items()
+        if broker_id == MASTER_ID or not masters_only
+    )

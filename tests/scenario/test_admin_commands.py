@@ -1,0 +1,233 @@
+"""`tandemmq admin` and `tandemmq audit` against a name server, a master and its slave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from client_rig import Rig, running_rig, take, until
+from typer.testing import CliRunner, Result
+
+from tandemmq.admin import audit, audit_command
+from tandemmq.admin.audit import Outcome, compare_logs
+from tandemmq.admin.render import Answer
+from tandemmq.admin.targets import open_tools
+from tandemmq.broker.broker import Broker
+from tandemmq.cli import app
+from tandemmq.client import Message, Producer
+from tandemmq.remoting.address import render_address
+from tandemmq.store import MessageStore
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with running_rig(tmp_path) as subject:
+        yield subject
+
+
+async def invoke(*arguments: str) -> Result:
+    """The command in a thread of its own, because it runs an event loop."""
+    return await asyncio.to_thread(CliRunner().invoke, app, list(arguments))
+
+
+async def rows(rig: Rig, *arguments: str, exit_code: int = 0) -> dict[str, list[dict[str, Any]]]:
+    result = await invoke("admin", *arguments, "-n", rig.namesrv, "--json")
+    assert result.exit_code == exit_code, result.output
+    tables: dict[str, list[dict[str, Any]]] = json.loads(result.stdout)
+    return tables
+
+
+async def send(rig: Rig, topic: str, count: int, **fields: Any) -> str:
+    async with Producer("P", rig.namesrv) as producer:
+        for number in range(count):
+            result = await producer.send(Message(topic, b"m%d" % number, **fields))
+    return result.message_id
+
+
+async def test_topic_is_made_shown_and_deleted(rig: Rig) -> None:
+    await rig.start_broker()
+    made = await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders", "-r", "3", "-w", "3")
+    assert [(row["topic"], row["write_queues"]) for row in made["changed"]] == [("Orders", 3)]
+    assert {"topic": "Orders"} in (await rows(rig, "topicList"))["topics"]
+    route = await rows(rig, "topicRoute", "-t", "Orders")
+    assert [(row["broker"], row["read_queues"]) for row in route["queues"]] == [("broker-a", 3)]
+    assert [row["id"] for row in route["addresses"]] == [0]
+    await send(rig, "Orders", 5)
+    ends = (await rows(rig, "topicStatus", "-t", "Orders"))["queues"]
+    assert sum(row["messages"] for row in ends) == 5
+    await rows(rig, "deleteTopic", "-c", "DefaultCluster", "-t", "Orders")
+    assert {"topic": "Orders"} not in (await rows(rig, "topicList"))["topics"]
+
+
+async def test_brokers_are_shown(rig: Rig) -> None:
+    broker = await rig.start_broker()
+    address = render_address(broker.address)
+    (row,) = (await rows(rig, "clusterList"))["brokers"]
+    assert (row["broker"], row["id"], row["address"], row["role"]) == (
+        "broker-a",
+        0,
+        address,
+        "ASYNC_MASTER",
+    )
+    figures = (await rows(rig, "brokerStatus", "-b", address))["figures"]
+    assert {"broker": address, "name": "brokerActive", "value": "true"} in figures
+    settings = (await rows(rig, "getBrokerConfig", "-b", address))["settings"]
+    assert {"broker": address, "key": "brokerName", "value": "broker-a"} in settings
+
+
+async def test_broker_that_does_not_answer_is_listed(rig: Rig) -> None:
+    await rig.start_broker("broker-a")
+    gone = await rig.start_broker("broker-b")
+    for server in gone._servers:
+        await server.stop()
+    brokers = (await rows(rig, "clusterList"))["brokers"]
+    assert [bool(row["note"]) for row in brokers] == [False, True]
+
+
+async def test_messages_are_found(rig: Rig) -> None:
+    await rig.start_broker()
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "T")
+    message_id = await send(rig, "T", 1, keys=["order-7"], tags="new")
+    (row,) = (await rows(rig, "queryMsgById", "-i", message_id))["messages"]
+    assert (row["topic"], row["body"], row["tags"], row["message_id"]) == ("T", "m0", "new", message_id)
+    found = await rows(rig, "queryMsgById", "-i", row["unique_key"], "-t", "T")
+    assert found["messages"] == [row]
+    found = await rows(rig, "queryMsgByKey", "-t", "T", "-k", "order-7")
+    assert found["messages"] == [row]
+    assert (await rows(rig, "queryMsgByKey", "-t", "T", "-k", "none", exit_code=1))["messages"] == []
+
+
+async def test_progress_is_shown_and_reset(rig: Rig) -> None:
+    await rig.start_broker()
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "T", "-r", "1", "-w", "1")
+    await send(rig, "T", 10)
+    await rows(rig, "updateSubGroup", "-c", "DefaultCluster", "-g", "G", "-r", "3", "-d", "false")
+    async with rig.consumer("G") as consumer:
+        consumer.ack(*await take(consumer, 10))
+
+    async def lag() -> int:
+        shown = await rows(rig, "consumerProgress", "-g", "G", "-t", "T")
+        return sum(row["lag"] for row in shown["queues"])
+
+    assert await lag() == 0
+    reset = await rows(rig, "resetOffsetByTime", "-g", "G", "-t", "T", "-s", "0")
+    assert [row["offset"] for row in reset["queues"]] == [0]
+    assert await lag() == 10
+    summary = (await rows(rig, "consumerProgress"))["groups"]
+    assert {"group": "G", "members": 0, "lag": 10} in summary
+
+
+async def test_mistakes_are_sentences(rig: Rig) -> None:
+    await rig.start_broker()
+    for arguments, text in (
+        (["topicRoute", "-t", "none"], "none"),
+        (["updateTopic", "-t", "T"], "either a broker (-b) or a cluster (-c)"),
+        (["updateTopic", "-t", "T", "-c", "x"], "cluster 'x' is unknown"),
+        (["resetOffsetByTime", "-g", "G", "-t", "T", "-s", "soon"], "yyyy-MM-dd#HH:mm:ss:SSS"),
+        (["consumerProgress", "-g", "nobody"], "nobody"),
+    ):
+        result = await invoke("admin", *arguments, "-n", rig.namesrv)
+        assert result.exit_code in (1, 2), result.output
+        assert text in " ".join(result.output.replace("│", " ").split()), result.output
+        assert "Traceback" not in result.output
+
+
+async def test_tables_are_for_people(rig: Rig) -> None:
+    broker = await rig.start_broker()
+    result = await invoke("admin", "haStatus", "-b", render_address(broker.address))
+    assert result.exit_code == 0
+    assert "masters" in result.stdout
+
+
+# The audit.
+
+
+def store_of(broker: Broker) -> MessageStore:
+    assert broker.store is not None
+    return broker.store
+
+
+async def pair(rig: Rig, count: int = 50) -> tuple[Broker, Broker]:
+    master = await rig.start_broker()
+    slave = await rig.start_broker(broker_id=1)
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "T")
+    await send(rig, "T", count)
+    await until(lambda: store_of(slave).appended.value == store_of(master).appended.value, "copied")
+    return master, slave
+
+
+async def run_audit(rig: Rig, last_bytes: int | None = None) -> tuple[Answer, dict[str, Any]]:
+    async with open_tools(rig.namesrv) as tools:
+        answer = await audit_command.audit_brokers(tools, "broker-a", "", last_bytes)
+    (table,) = answer.tables
+    (row,) = table.rows
+    return answer, dict(zip(table.columns, row, strict=True))
+
+
+async def test_equal_logs_are_equal(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "RANGE_BYTES", 1_000)
+    master, _ = await pair(rig)
+    answer, row = await run_audit(rig)
+    end = store_of(master).appended.value
+    assert answer.exit_code == 0
+    assert (row["outcome"], row["equal_from"], row["equal_to"], row["lag_bytes"]) == ("EQUAL", 0, end, 0)
+    _, row = await run_audit(rig, last_bytes=500)
+    assert row["equal_from"] == end - 500
+    result = await invoke("audit", "-n", rig.namesrv, "--broker", "broker-a", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["replicas"][0]["outcome"] == "EQUAL"
+    status = await rows(rig, "haStatus")
+    assert status["copies"][0]["tail"] == "SAME"
+    assert status["slaves_of_masters"][0]["start_rule"] == "FIRST_FILE"
+
+
+async def test_flipped_byte_is_found(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(audit, "RANGE_BYTES", 1_000)
+    await pair(rig)
+    (segment,) = (tmp_path / "broker-a-1" / "commitlog").iterdir()
+    with segment.open("r+b") as file:
+        file.seek(4_321)
+        byte = file.read(1)
+        file.seek(4_321)
+        file.write(bytes([byte[0] ^ 1]))
+    answer, row = await run_audit(rig)
+    assert answer.exit_code == 1
+    assert (row["outcome"], row["first_difference"], row["equal_to"]) == ("DIFFERENT", 4_321, 4_321)
+
+
+async def test_slave_that_is_behind_is_equal_so_far(rig: Rig) -> None:
+    master, slave = await pair(rig)
+    assert slave._replica is not None
+    slave._replica.slave.set_master(None)
+    before = store_of(slave).appended.value
+    await send(rig, "T", 10)
+    answer, row = await run_audit(rig)
+    assert answer.exit_code == 0
+    assert (row["outcome"], row["equal_to"]) == ("EQUAL", before)
+    assert row["lag_bytes"] == store_of(master).appended.value - before
+
+
+async def test_roles_reversed_the_slave_is_ahead(rig: Rig) -> None:
+    master, slave = await pair(rig)
+    assert slave._replica is not None
+    slave._replica.slave.set_master(None)
+    await send(rig, "T", 10)
+    async with open_tools(rig.namesrv) as tools:
+        found = await compare_logs(
+            tools.remoting, render_address(slave.address), render_address(master.address)
+        )
+    assert found.outcome is Outcome.SLAVE_AHEAD
+    assert found.equal_to == store_of(slave).appended.value
+
+
+async def test_broker_that_cannot_be_asked_is_unknown(rig: Rig) -> None:
+    _, slave = await pair(rig)
+    for server in slave._servers:
+        await server.stop()
+    answer, row = await run_audit(rig)
+    assert (answer.exit_code, row["outcome"]) == (2, "UNKNOWN")
+    assert row["detail"]

@@ -1,0 +1,78 @@
+"""Times, tables and targets of `tandemmq admin`, without brokers."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+import pytest
+import typer
+
+from tandemmq.admin.command import parse_time
+from tandemmq.admin.render import Answer, Table, print_answer, render_time
+from tandemmq.admin.targets import Target, targets_of
+from tandemmq.errors import BadRequest
+from tandemmq.protocol.bodies.cluster import ClusterInfo
+from tandemmq.protocol.bodies.route import BrokerData
+
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("now", NOW_MS), ("-1", -1), ("0", 0), ("1690000000000", 1_690_000_000_000)],
+)
+def test_times(text: str, expected: int) -> None:
+    assert parse_time(text, NOW_MS) == expected
+
+
+def test_time_as_mqadmin_writes_it_is_local() -> None:
+    expected = datetime(2024, 5, 6, 7, 8, 9, 120_000).timestamp() * 1000
+    assert parse_time("2024-05-06#07:08:09:120", NOW_MS) == int(expected)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-2", "2024-05-06", "1e3"])
+def test_other_texts_are_no_time(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse_time(text, NOW_MS)
+
+
+def test_json_has_rows_by_column(capsys: pytest.CaptureFixture[str]) -> None:
+    print_answer(Answer([Table("t", ("a", "b"), [(1, None)])], ["a note"]), as_json=True)
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"t": [{"a": 1, "b": None}]}
+    assert err == ""
+
+
+@pytest.mark.parametrize("extra", [0, 8])
+def test_people_see_every_value(capsys: pytest.CaptureFixture[str], extra: int) -> None:
+    columns = ("name", "made_at", "ok", *(f"c{number}" for number in range(extra)))
+    row = ("[bold]x", 1_000, True, *(f"v{number}" for number in range(extra)))
+    print_answer(Answer([Table("some_things", columns, [row])], ["a note"]), as_json=False)
+    out, err = capsys.readouterr()
+    for text in ("some things", "[bold]x", "1970-01-01 00:00:01.000", "yes", *row[3:]):
+        assert text in out
+    assert err == "a note\n"
+
+
+def test_no_time_is_a_dash() -> None:
+    assert render_time(0) == render_time(-1) == "-"
+
+
+def test_targets_are_ordered_and_filtered() -> None:
+    info = ClusterInfo(
+        brokers={
+            "b": BrokerData(addresses={1: "b:1", 0: "b:0"}),
+            "a": BrokerData(addresses={0: "a:0"}),
+            "other": BrokerData(addresses={0: "o:0"}),
+        },
+        clusters={"C": ("b", "a"), "D": ("other",)},
+    )
+    assert targets_of(info, "C") == [
+        Target("C", "a", 0, "a:0"),
+        Target("C", "b", 0, "b:0"),
+        Target("C", "b", 1, "b:1"),
+    ]
+    assert [target.address for target in targets_of(info, masters_only=True)] == ["a:0", "b:0", "o:0"]
+    with pytest.raises(BadRequest, match="known are C, D"):
+        targets_of(info, "E")
