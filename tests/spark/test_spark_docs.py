@@ -9,6 +9,7 @@ from typing import Any
 from spark_cluster import Cluster
 from typer.testing import CliRunner
 
+import tandemmq.spark.pipelines.audit
 import tandemmq.spark.pipelines.landing
 from tandemmq.spark.command import app
 
@@ -26,6 +27,11 @@ def test_the_examples_run(spark: Any, cluster: Cluster, tmp_path: Path, monkeypa
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "400 rows" in result.output
+    monkeypatch.setattr(tandemmq.spark.pipelines.audit, "build_session", lambda *args, **kwargs: spark)
+    command = next(line.split()[2:] for line in text.splitlines() if "pipeline audit --namesrv" in line)
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "OK: all sides are equal" in result.output
     scope: dict[str, Any] = {"spark": spark}
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) >= 7

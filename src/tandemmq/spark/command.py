@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tandemmq.errors import TandemError
+from tandemmq.spark.command_audit import audit
+from tandemmq.spark.command_progress import ProgressKind, make_reporter, split_list, split_pair
 from tandemmq.spark.options import ReadFrom
-from tandemmq.spark.pipelines.events import JsonReporter, Reporter, SilentReporter, TextReporter
 
 app = typer.Typer(no_args_is_help=True, help="Run a Spark pipeline over topics.")
-
-
-class ProgressKind(Enum):
-    """How a pipeline tells its progress."""
-
-    TEXT = "text"
-    JSON = "json"
-    NONE = "none"
 
 
 @app.callback()
@@ -67,7 +57,7 @@ def landing(
     # Spark and pyarrow are only imported when a pipeline really runs.
     from tandemmq.spark.pipelines.landing import DEFAULT_COLUMNS, LandingOptions, run_landing
 
-    reporter = _make_reporter(progress)
+    reporter = make_reporter(progress)
     try:
         options = LandingOptions(
             name_servers=namesrv,
@@ -78,15 +68,15 @@ def landing(
             is_continuous=not once,
             trigger_s=trigger_seconds,
             batch_records_max=batch_rows,
-            partition_by=_split(partition_by),
+            partition_by=split_list(partition_by),
             compression=compression,
-            columns=_split(columns) or DEFAULT_COLUMNS,
+            columns=split_list(columns) or DEFAULT_COLUMNS,
             is_body_text=body_as_text,
             source=(
                 ("readFrom", read_from.value),
                 ("startingOffsets", starting_offsets),
                 ("tags", tags),
-                *(_split_pair(text) for text in option or []),
+                *(split_pair(text, "--option") for text in option or []),
             ),
         )
         code = run_landing(options, reporter)
@@ -98,18 +88,4 @@ def landing(
     raise typer.Exit(code)
 
 
-def _make_reporter(kind: ProgressKind) -> Reporter:
-    if kind is ProgressKind.JSON:
-        return JsonReporter(sys.stdout, sys.stderr)
-    return TextReporter(Console()) if kind is ProgressKind.TEXT else SilentReporter()
-
-
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _split_pair(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator or not name.strip():
-        raise typer.BadParameter(f"expected name=value, got {text!r}", param_hint="--option")
-    return name.strip(), value
+app.command()(audit)

@@ -83,7 +83,7 @@ class Cluster:
             if route is None:
                 continue
             for broker in route.brokers:
-                replicas[broker.broker_name] = dict(broker.addresses)
+                replicas[broker.broker_name] = self._allowed(broker.addresses)
             for entry in route.queues:
                 if entry.permission & PERM_READ:
                     ids = range(entry.read_queue_count)
@@ -96,7 +96,12 @@ class Cluster:
         """The replicas of the queue's broker as the name servers know them now; empty when they know none."""
         route = self._name_servers.find_route(queue.topic)
         brokers = route.brokers if route is not None else ()
-        return next((dict(b.addresses) for b in brokers if b.broker_name == queue.broker), {})
+        return next((self._allowed(b.addresses) for b in brokers if b.broker_name == queue.broker), {})
+
+    def _allowed(self, addresses: Mapping[int, str]) -> dict[int, str]:
+        """The replicas that the query may read."""
+        only = self._options.replica
+        return {number: address for number, address in addresses.items() if only in (None, number)}
 
     def read_bounds(self, topology: Topology, *, prefer_slave: bool = False) -> dict[QueueKey, Bounds]:
         """The bounds of every queue whose broker has a replica that answers."""

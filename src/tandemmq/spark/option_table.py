@@ -149,6 +149,12 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "when one is down or has not the range yet",
     ),
     OptionRow(
+        "replica",
+        "",
+        "SB",
+        "read this replica and no other: 0 is the master, 1 its first slave; for comparing replicas",
+    ),
+    OptionRow(
         "maxSlaveLag",
         "",
         "SB",

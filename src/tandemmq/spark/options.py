@@ -99,6 +99,7 @@ class SourceOptions:
     group: str = ""
     commit_progress: bool = False
     read_from: ReadFrom = ReadFrom.SUGGESTED
+    replica: int | None = None
     slave_lag_bytes_max: int | None = None
     columns: tuple[str, ...] = ()
     properties_as: PropertiesAs = PropertiesAs.MAP
@@ -161,6 +162,7 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool) -> SourceOption
         group=group,
         commit_progress=commit_progress,
         read_from=parse_enum(values, "readFrom", ReadFrom, ReadFrom.SUGGESTED),
+        replica=parse_int(values, "replica", None, least=0),
         slave_lag_bytes_max=parse_size(values, "maxSlaveLag", None),
         columns=parse_list(values.get("columns", "")),
         properties_as=parse_enum(values, "propertiesAs", PropertiesAs, PropertiesAs.MAP),

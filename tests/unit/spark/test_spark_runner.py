@@ -23,7 +23,6 @@ from tandemmq.spark.pipelines.events import (
     Stopped,
     TextReporter,
     render_bytes,
-    render_event,
 )
 from tandemmq.spark.pipelines.runner import (
     Job,
@@ -279,5 +278,5 @@ def test_a_line_per_event_where_there_is_no_terminal() -> None:
 def test_words_for_people() -> None:
     assert render_bytes(512) == "512 B"
     assert render_bytes(5 << 30) == "5.0 GiB"
-    assert "asked to" in render_event(Stopped(reason="signal", rows_total=0, bytes_total=0))
-    assert "in 2 s: gone" in render_event(Restarted(error="gone", pause_seconds=2.0))
+    assert "asked to" in Stopped(reason="signal", rows_total=0, bytes_total=0).render()
+    assert "in 2 s: gone" in Restarted(error="gone", pause_seconds=2.0).render()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Protocol, TextIO, TypeAlias
+from typing import Any, ClassVar, Protocol, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -15,10 +15,15 @@ from rich.text import Text
 class Started:
     """The query runs; `rows_total` is what the lake held already."""
 
+    kind: ClassVar[str] = "started"
+
     topic: str
     out: str
     rows_total: int
     bytes_total: int
+
+    def render(self) -> str:
+        return f"{self.topic} -> {self.out}: running, {self.rows_total:,} rows so far"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,8 @@ class BatchDone:
 
     `lag`: messages behind the ends of the queues, None when that is not known; `rate`: rows per second.
     """
+
+    kind: ClassVar[str] = "batch"
 
     batch: int
     rows: int
@@ -37,28 +44,61 @@ class BatchDone:
     seconds: float
     rate: int
 
+    def render(self) -> str:
+        lag = "?" if self.lag is None else f"{self.lag:,}"
+        return (
+            f"batch {self.batch}: {self.rows:,} rows, {render_bytes(self.bytes)}, {self.rate:,} rows/s, "
+            f"lag {lag} | total {self.rows_total:,} rows, {render_bytes(self.bytes_total)}"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarted:
     """The query failed for a reason that may pass and is started again after `pause_seconds`."""
 
+    kind: ClassVar[str] = "restarted"
+    is_lasting: ClassVar[bool] = True
+
     error: str
     pause_seconds: float
+
+    def render(self) -> str:
+        return f"starting again in {self.pause_seconds:g} s: {self.error}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
     """The end: `done` (nothing left to read), `signal` or `error`."""
 
+    kind: ClassVar[str] = "stopped"
+
     reason: str
     rows_total: int
     bytes_total: int
     error: str = ""
 
+    @property
+    def final_error(self) -> str:
+        """Told on standard error too."""
+        return self.error
 
-Event: TypeAlias = Started | BatchDone | Restarted | Stopped
+    def render(self) -> str:
+        total = f"total {self.rows_total:,} rows, {render_bytes(self.bytes_total)}"
+        if self.reason == "error":
+            return f"stopped by an error: {self.error} | {total}"
+        return f"stopped ({'everything is read' if self.reason == 'done' else 'asked to'}) | {total}"
 
-_NAMES: dict[type, str] = {Started: "started", BatchDone: "batch", Restarted: "restarted", Stopped: "stopped"}
+
+class Event(Protocol):
+    """What reporters take: a dataclass with a name for programs and a line for people.
+
+    `is_lasting`, where it is there and true, keeps the line on a terminal.
+    """
+
+    kind: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def render(self) -> str: ...
 
 
 class Reporter(Protocol):
@@ -80,10 +120,11 @@ class JsonReporter:
         self._errors = errors
 
     def report(self, event: Event) -> None:
-        self._stream.write(json.dumps({"event": _NAMES[type(event)], **asdict(event)}) + "\n")
+        self._stream.write(json.dumps({"event": event.kind, **asdict(event)}) + "\n")
         self._stream.flush()
-        if isinstance(event, Stopped) and event.error:
-            self._errors.write(f"error: {event.error}\n")
+        error = getattr(event, "final_error", "")
+        if error:
+            self._errors.write(f"error: {error}\n")
             self._errors.flush()
 
     def close(self) -> None:
@@ -108,34 +149,16 @@ class TextReporter:
             self._live.start()
 
     def report(self, event: Event) -> None:
-        line = render_event(event)
+        line = event.render()
         if not self._console.is_terminal:
             self._console.print(line, highlight=False, soft_wrap=True)
-        elif isinstance(event, Restarted):
+        elif getattr(event, "is_lasting", False):
             self._live.console.print(line, highlight=False)
         else:
             self._live.update(Text(line))
 
     def close(self) -> None:
         self._live.stop()
-
-
-def render_event(event: Event) -> str:
-    """The event as a line for people."""
-    if isinstance(event, Started):
-        return f"{event.topic} -> {event.out}: running, {event.rows_total:,} rows so far"
-    if isinstance(event, BatchDone):
-        lag = "?" if event.lag is None else f"{event.lag:,}"
-        return (
-            f"batch {event.batch}: {event.rows:,} rows, {render_bytes(event.bytes)}, {event.rate:,} rows/s, "
-            f"lag {lag} | total {event.rows_total:,} rows, {render_bytes(event.bytes_total)}"
-        )
-    if isinstance(event, Restarted):
-        return f"starting again in {event.pause_seconds:g} s: {event.error}"
-    total = f"total {event.rows_total:,} rows, {render_bytes(event.bytes_total)}"
-    if event.reason == "error":
-        return f"stopped by an error: {event.error} | {total}"
-    return f"stopped ({'everything is read' if event.reason == 'done' else 'asked to'}) | {total}"
 
 
 def render_bytes(count: int) -> str:

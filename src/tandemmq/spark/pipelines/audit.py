@@ -1,0 +1,330 @@
+"""Audit: do all copies of a topic hold the same messages, each exactly once?
+
+Every side is read once and folded into digests by queue and range of offsets; only ranges whose digests
+differ are then compared row by row, to name the first difference. The ends of the queues are taken once, from
+the reference, so messages may be sent meanwhile; a replica gets some time to reach them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.metadata import Bounds, Cluster, require_queues
+from tandemmq.spark.offsets import QueueKey
+from tandemmq.spark.options import SourceOptions, parse_options
+from tandemmq.spark.pipelines.audit_events import (
+    AuditDone,
+    AuditStarted,
+    Difference,
+    RepeatedKeys,
+    SideJudged,
+    SideRead,
+    SideReading,
+)
+from tandemmq.spark.pipelines.audit_frames import PLACE, Form, Frames, Side, choose_form
+from tandemmq.spark.pipelines.digests import (
+    Comparison,
+    Digest,
+    Digests,
+    Part,
+    PieceKey,
+    Ranges,
+    compare,
+    cut_parts,
+)
+from tandemmq.spark.pipelines.events import Reporter
+from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
+from tandemmq.spark.pipelines.runner import StopFlag, explain_failure
+from tandemmq.spark.resolve import describe_all
+from tandemmq.spark.session import build_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SEARCHED_PIECES_MAX = 16
+SHOWN_DIFFERENCES_MAX = 5
+ROWS_PER_SEARCH = 10_000
+POLL_S = 0.2
+
+EXIT_EQUAL, EXIT_DIFFERENT, EXIT_SIGNAL = 0, 1, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
+    """What `tandemmq pipeline audit` can be told. `stores`: broker name and directory of each."""
+
+    topic: str
+    name_servers: str = ""
+    lakes: tuple[Path, ...] = ()
+    stores: tuple[tuple[str, Path], ...] = ()
+    master: str = "local[*]"
+    piece_size: int = 100_000
+    settle_s: float = 10.0
+    count_repeated_keys: bool = True
+    spark_log: Path | None = None
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.topic.split(",") if name.strip())
+
+    def __post_init__(self) -> None:
+        if not self.name_servers and len(self.lakes) + len(self.stores) < 2:
+            raise ConfigError("an audit compares: give --namesrv, or at least two of --lake and --store")
+
+
+def run_audit(options: AuditOptions, reporter: Reporter) -> int:
+    """The process's exit code: 0 all sides are equal, 1 they are not or one cannot be read, 3 a signal."""
+    stop = StopFlag()
+    with stop.listening():
+        spark = build_session(f"audit {options.topic}", options.master, log_file=options.spark_log)
+        try:
+            # Spark took SIGINT for itself when the session began.
+            with stop.listening():
+                code, end = _judge(spark, options, reporter, stop)
+        finally:
+            with suppress(Exception):
+                spark.stop()
+    reporter.report(end)
+    return code
+
+
+def _judge(
+    spark: SparkSession, options: AuditOptions, reporter: Reporter, stop: StopFlag
+) -> tuple[int, AuditDone]:
+    try:
+        is_equal = Audit(spark, options, reporter, stop).run()
+    except Interrupted:
+        return EXIT_SIGNAL, AuditDone(reason="signal")
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001  (failures of Spark and py4j share no class)
+        return EXIT_DIFFERENT, AuditDone(reason="error", error=explain_failure(str(error)))
+    return (EXIT_EQUAL if is_equal else EXIT_DIFFERENT), AuditDone(
+        reason="equal" if is_equal else "different"
+    )
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What the search in suspicious pieces found on one side."""
+
+    missing: int = 0
+    repeated: int = 0
+    differing: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+    shown: list[Difference] = field(default_factory=list)
+
+
+class Audit:
+    """One audit in a session; `run` says whether all sides are equal."""
+
+    def __init__(
+        self, spark: SparkSession, options: AuditOptions, reporter: Reporter, stop: StopFlag
+    ) -> None:
+        from tandemmq.spark.commitlog.source import CommitLogSource
+        from tandemmq.spark.source import TandemSource
+
+        spark.dataSource.register(TandemSource)
+        spark.dataSource.register(CommitLogSource)
+        self._spark = spark
+        self._options = options
+        self._reporter = reporter
+        self._stop = stop
+        self._jobs = Jobs(spark, stop)
+
+    def run(self) -> bool:
+        """True when every side holds every message of the ranges exactly once, and the same."""
+        options = self._options
+        sides = self._find_sides()
+        form = self._jobs.run(lambda: choose_form(self._spark, options.lakes))
+        frames = Frames(self._spark, form, name_servers=options.name_servers, topics=options.topics)
+        ranges = self._find_ranges(sides[0], frames)
+        self._settle([side for side in sides if side.replica is not None], ranges)
+        self._tell_start(sides, form, ranges)
+        digests: dict[str, Digests] = {}
+        is_equal = True
+        for side in sides:
+            read = self._read(side, frames, ranges)
+            if read is None:
+                is_equal = False
+            else:
+                digests[side.name] = read
+        reference = next((side for side in sides if side.name in digests), None)
+        if reference is None:
+            return False
+        parts = cut_parts(ranges, options.piece_size)
+        expected = self._jobs.run(lambda: frames.expect(parts))
+        for side in sides:
+            if side.name in digests:
+                found = compare(digests[reference.name], digests[side.name], parts, expected, ranges)
+                self._tell_verdict(side, reference, found, frames)
+                is_equal &= found.is_equal
+        if options.count_repeated_keys:
+            frame = frames.read(reference, ranges)
+            messages, keys, example = self._jobs.run(lambda: frames.repeated_keys(frame))
+            self._reporter.report(
+                RepeatedKeys(side=reference.name, messages=messages, keys=keys, example=example)
+            )
+        return is_equal
+
+    def _find_sides(self) -> list[Side]:
+        """The reference first: the master, else what was named first."""
+        options = self._options
+        sides = []
+        if options.name_servers:
+            source = self._source_options()
+            topology = Cluster(source).describe()
+            require_queues(topology, source)
+            ids = sorted({number for replicas in topology.replicas.values() for number in replicas})
+            sides = [Side(name=f"slave {n}" if n else "master", replica=n) for n in ids]
+        sides += [Side(name=f"store {path}", store=path, broker=broker) for broker, path in options.stores]
+        sides += [Side(name=f"lake {path}", lake=path) for path in options.lakes]
+        if len(sides) < 2:
+            raise ConfigError("there is one copy only: no slave is registered, no --lake or --store is given")
+        return sides
+
+    def _source_options(self, replica: int | None = None) -> SourceOptions:
+        raw = {"nameServer": self._options.name_servers, "subscribe": ",".join(self._options.topics)}
+        if replica is not None:
+            raw["replica"] = str(replica)
+        return parse_options(raw, is_streaming=False)
+
+    def _find_ranges(self, reference: Side, frames: Frames) -> Ranges:
+        if reference.replica is None:
+            return self._jobs.run(lambda: frames.find_ranges(reference))
+        source = self._source_options(reference.replica)
+        _, bounds = describe_all(Cluster(source), source)
+        return {queue: (limits.begin, limits.end) for queue, limits in sorted(bounds.items())}
+
+    def _settle(self, replicas: Sequence[Side], ranges: Ranges) -> None:
+        """Waits until the replicas have what the reference had, or the time for it is over."""
+        deadline = time.monotonic() + self._options.settle_s
+        for side in replicas:
+            cluster = Cluster(self._source_options(side.replica))
+            while not self._stop.is_set and time.monotonic() < deadline:
+                bounds = cluster.read_bounds(cluster.describe())
+                if _has_reached(bounds, ranges):
+                    break
+                time.sleep(POLL_S)
+
+    def _tell_start(self, sides: Sequence[Side], form: Form, ranges: Ranges) -> None:
+        self._reporter.report(
+            AuditStarted(
+                topic=self._options.topic,
+                reference=sides[0].name,
+                sides=tuple(side.name for side in sides),
+                columns=form.compared,
+                queues=len(ranges),
+                messages=sum(end - begin for begin, end in ranges.values()),
+            )
+        )
+
+    def _read(self, side: Side, frames: Frames, ranges: Ranges) -> dict[PieceKey, Digest] | None:
+        """The digests of one side; None when it cannot be read."""
+        began = time.monotonic()
+
+        def tick(done: int, total: int) -> None:
+            seconds = round(time.monotonic() - began, 1)
+            self._reporter.report(SideReading(side=side.name, tasks_done=done, tasks=total, seconds=seconds))
+
+        try:
+            digests = self._jobs.run(
+                lambda: frames.digest(frames.read(side, ranges), self._options.piece_size), tick
+            )
+        except (Interrupted, ConfigError):
+            raise
+        except Exception as error:  # noqa: BLE001  (failures of Spark and py4j share no class)
+            self._reporter.report(
+                Difference(side=side.name, problem="unreadable", detail=explain_failure(str(error)))
+            )
+            return None
+        seconds = max(time.monotonic() - began, 0.001)
+        rows = sum(digest.rows for digest in digests.values())
+        self._reporter.report(
+            SideRead(side=side.name, rows=rows, seconds=round(seconds, 3), rate=round(rows / seconds))
+        )
+        return digests
+
+    def _tell_verdict(self, side: Side, reference: Side, comparison: Comparison, frames: Frames) -> None:
+        searched = comparison.suspects[:SEARCHED_PIECES_MAX]
+        findings = self._search(side, reference, searched, frames) if searched else _Findings()
+        for difference in findings.shown:
+            self._reporter.report(difference)
+        for late in comparison.behind:
+            self._reporter.report(
+                Difference(
+                    side=side.name,
+                    problem="behind",
+                    topic=late.queue.topic,
+                    broker=late.queue.broker,
+                    queue=late.queue.queue_id,
+                    offset=late.reached,
+                    detail=f"{late.messages:,} messages, {late.seconds:.1f} s",
+                )
+            )
+        self._reporter.report(_conclude(side, comparison, findings, len(comparison.suspects) - len(searched)))
+
+    def _search(self, side: Side, reference: Side, parts: Sequence[Part], frames: Frames) -> _Findings:
+        """Compares some parts row by row."""
+        theirs, ours = frames.read_parts(reference, parts), frames.read_parts(side, parts)
+        rows = self._jobs.run(
+            lambda: frames.differences(theirs, ours).orderBy(*PLACE).limit(ROWS_PER_SEARCH).collect()
+        )
+        findings = _Findings()
+        for row in rows:
+            if row.ours == 0:
+                findings.missing += 1
+                findings.first_ms = min(findings.first_ms or row.stored_at_ms, row.stored_at_ms)
+                findings.last_ms = max(findings.last_ms, row.stored_at_ms)
+            elif row.ours > 1:
+                findings.repeated += row.ours - 1
+            else:
+                findings.differing += 1
+        findings.shown = [
+            Difference(
+                side=side.name,
+                problem=_problem(row.theirs, row.ours),
+                topic=row.topic,
+                broker=row.brokerName,
+                queue=row.queueId,
+                offset=row.queueOffset,
+                columns=tuple(row.columns),
+            )
+            for row in rows[:SHOWN_DIFFERENCES_MAX]
+        ]
+        return findings
+
+
+def _problem(theirs: int, ours: int) -> str:
+    if ours == 0:
+        return "missing"
+    if ours > 1:
+        return "repeated"
+    return "extra" if theirs == 0 else "differs"
+
+
+def _has_reached(bounds: Mapping[QueueKey, Bounds], ranges: Ranges) -> bool:
+    return all(queue in bounds and bounds[queue].end >= end for queue, (_, end) in ranges.items())
+
+
+def _conclude(side: Side, comparison: Comparison, findings: _Findings, not_searched: int) -> SideJudged:
+    behind = sum(late.messages for late in comparison.behind)
+    gap_s = (findings.last_ms - findings.first_ms) / 1000
+    return SideJudged(
+        side=side.name,
+        is_equal=comparison.is_equal,
+        # The search knows better where gaps and repeats cancel out in the counts of a piece.
+        missing=max(comparison.missing, findings.missing),
+        behind=behind,
+        repeated=max(comparison.surplus, findings.repeated),
+        differing=findings.differing,
+        loss_seconds=round(max([gap_s, *(late.seconds for late in comparison.behind)]), 3),
+        pieces_not_searched=not_searched,
+    )

@@ -1,0 +1,281 @@
+"""The sides of an audit as DataFrames, and the questions that Spark answers about them.
+
+Every side is brought into one form: the four columns that name a message, and those of COMPARED that all
+sides have. Each side is read in the types of the lake, so text is compared with text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.columns import COLUMNS
+from tandemmq.spark.offsets import QueueKey, nest_positions
+from tandemmq.spark.pipelines.digests import Digest, Expected, Part, PieceKey, Ranges
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PLACE = ("topic", "brokerName", "queueId", "queueOffset")
+COMPARED = (
+    "body",
+    "properties",
+    "tags",
+    "keys",
+    "msgId",
+    "flag",
+    "sysFlag",
+    "bornTimestamp",
+    "storeTimestamp",
+    "physicalOffset",
+    "reconsumeTimes",
+)
+_DERIVED = ("tags", "keys", "msgId")
+"""Parts of `properties`, compared only where a side has not got those."""
+
+ROWS_PER_TASK = 200_000
+_TYPES = {column.name: column.types for column in COLUMNS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One copy of the topics: a replica of the cluster, a lake, or the files of a store."""
+
+    name: str
+    replica: int | None = None
+    lake: Path | None = None
+    store: Path | None = None
+    broker: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """Columns that are compared, and the Spark type of each column."""
+
+    compared: tuple[str, ...]
+    types: Mapping[str, str]
+
+    def schema(self) -> str:
+        return ", ".join(f"`{name}` {self.types[name]}" for name in (*PLACE, *self.read_columns()))
+
+    def read_columns(self) -> tuple[str, ...]:
+        """Besides the place; the store time is always read, and told."""
+        extra = [name for name in ("storeTimestamp", "msgId") if name not in self.compared]
+        return (*self.compared, *extra)
+
+
+def choose_form(spark: SparkSession, lakes: Sequence[Path]) -> Form:
+    """What all sides can be compared by: everything, or what the lakes have.
+
+    Raises:  ConfigError for a lake that does not say which message a row is.
+    """
+    types = {name: kinds[0] for name, kinds in _TYPES.items()}
+    compared = [name for name in COMPARED if name not in _DERIVED]
+    for lake in lakes:
+        fields = {f.name: f.dataType.simpleString() for f in read_lake(spark, lake).schema.fields}
+        absent = [name for name in (*PLACE, "storeTimestamp") if name not in fields]
+        if absent:
+            raise ConfigError(f"the lake {lake} has no column {absent[0]}: its rows cannot be named")
+        if "properties" not in fields and "properties" in compared:
+            compared = [name for name in COMPARED if name != "properties"]
+        compared = [name for name in compared if fields.get(name) in _TYPES[name]]
+        types |= {name: fields[name] for name in compared}
+    return Form(compared=tuple(compared), types=types)
+
+
+def read_lake(spark: SparkSession, lake: Path) -> DataFrame:
+    return spark.read.parquet(str(lake.absolute()))
+
+
+class Frames:
+    """Reads sides; `ranges` bounds what is read of each queue."""
+
+    def __init__(self, spark: SparkSession, form: Form, *, name_servers: str, topics: Sequence[str]) -> None:
+        self._spark = spark
+        self._form = form
+        self._name_servers = name_servers
+        self._topics = tuple(topics)
+
+    def read(self, side: Side, ranges: Ranges) -> DataFrame:
+        """The rows of one side within `ranges`."""
+        bounds = [(*queue, begin, end) for queue, (begin, end) in sorted(ranges.items())]
+        return self._within(self._load(side, ranges), bounds)
+
+    def read_parts(self, side: Side, parts: Sequence[Part]) -> DataFrame:
+        """The rows of one side within some parts of its queues."""
+        hull: dict[QueueKey, tuple[int, int]] = {}
+        for part in parts:
+            begin, end = hull.get(part.key.queue, (part.begin, part.end))
+            hull[part.key.queue] = (min(begin, part.begin), max(end, part.end))
+        bounds = [(*part.key.queue, part.begin, part.end) for part in parts]
+        return self._within(self._load(side, hull), bounds)
+
+    def find_ranges(self, side: Side) -> dict[QueueKey, tuple[int, int]]:
+        """First offset and end of each queue that the side has; for sides that no broker speaks for."""
+        rows = self._load(side, {}).groupBy(*PLACE[:3]).agg({"queueOffset": "min", "*": "count"})
+        ends = self._load(side, {}).groupBy(*PLACE[:3]).agg({"queueOffset": "max"})
+        begin = {_queue(row): row["min(queueOffset)"] for row in rows.collect()}
+        return {_queue(row): (begin[_queue(row)], row["max(queueOffset)"] + 1) for row in ends.collect()}
+
+    def digest(self, frame: DataFrame, piece_size: int) -> dict[PieceKey, Digest]:
+        """The digest of every piece that has rows."""
+        from pyspark.sql import functions as f
+
+        content = f.xxhash64("queueOffset", *self._comparable())
+        hashed = frame.select(
+            *PLACE[:3],
+            (f.floor(f.col("queueOffset") / piece_size)).alias("piece"),
+            "queueOffset",
+            f.xxhash64("queueOffset").alias("place"),
+            content.alias("content"),
+            "storeTimestamp",
+        )
+        grouped = hashed.groupBy(*PLACE[:3], "piece").agg(
+            f.count("*").alias("rows"),
+            f.expr("bit_xor(place)").alias("offset_xor"),
+            f.expr("bit_xor(content)").alias("content_xor"),
+            f.expr("sum(content & 4294967295L)").alias("content_sum"),
+            f.max("queueOffset").alias("offset_max"),
+            f.expr("unix_millis(max(storeTimestamp))").alias("stored_at_ms"),
+        )
+        return {PieceKey(_queue(row), int(row.piece)): _digest(row) for row in grouped.collect()}
+
+    def expect(self, parts: Sequence[Part]) -> dict[PieceKey, Expected]:
+        """What pieces without gaps and repeats have: made from the numbers alone."""
+        from pyspark.sql import functions as f
+
+        rows = [(index, part.begin, part.end - 1) for index, part in enumerate(parts)]
+        if not rows:
+            return {}
+        found = (
+            self._spark.createDataFrame(rows, "part int, first bigint, last bigint")
+            .select("part", f.explode(f.sequence("first", "last")).alias("id"))
+            .groupBy("part")
+            .agg(f.count("*").alias("rows"), f.expr("bit_xor(xxhash64(id))").alias("offset_xor"))
+            .collect()
+        )
+        return {parts[row.part].key: Expected(rows=row["rows"], offset_xor=row.offset_xor) for row in found}
+
+    def repeated_keys(self, frame: DataFrame) -> tuple[int, int, str]:
+        """Messages beyond the first of their unique key, how many keys that are, and one of them."""
+        from pyspark.sql import functions as f
+
+        groups = frame.groupBy("msgId").count().where("count > 1")
+        row = groups.agg(f.sum(f.col("count") - 1), f.count("*"), f.min("msgId")).first()
+        return (row[0] or 0, row[1], row[2] or "")
+
+    def differences(self, reference: DataFrame, side: DataFrame) -> DataFrame:
+        """Rows that are not exactly once and equal on both sides.
+
+        Columns: the place, `theirs` and `ours` (how often), `columns` (what differs), `stored_at_ms`.
+        """
+        from pyspark.sql import functions as f
+
+        names = self._form.compared
+
+        def fold(frame: DataFrame, prefix: str) -> DataFrame:
+            hashes = [
+                f.min(f.xxhash64(column)).alias(f"{prefix}_{name}")
+                for name, column in zip(names, self._comparable(), strict=True)
+            ]
+            spread = [
+                (f.min(f.xxhash64(column)) != f.max(f.xxhash64(column))) for column in self._comparable()
+            ]
+            is_mixed = f.expr("false")
+            for one in spread:
+                is_mixed = is_mixed | one
+            return frame.groupBy(*PLACE).agg(
+                f.count("*").alias(f"{prefix}_count"),
+                is_mixed.alias(f"{prefix}_mixed"),
+                f.expr("unix_millis(max(storeTimestamp))").alias(f"{prefix}_stored"),
+                *hashes,
+            )
+
+        joined = fold(reference, "r").join(fold(side, "s"), on=list(PLACE), how="full")
+        columns = f.filter(
+            f.array(*[f.when(f.expr(f"NOT r_{n} <=> s_{n}"), f.lit(n)) for n in names]),
+            lambda name: name.isNotNull(),
+        )
+        is_both = f.expr("r_count IS NOT NULL AND s_count IS NOT NULL")
+        return joined.select(
+            *PLACE,
+            f.coalesce("r_count", f.lit(0)).alias("theirs"),
+            f.coalesce("s_count", f.lit(0)).alias("ours"),
+            f.when(is_both, columns).otherwise(f.array().cast("array<string>")).alias("columns"),
+            f.coalesce("r_stored", "s_stored").alias("stored_at_ms"),
+        ).where("theirs != 1 OR ours != 1 OR size(columns) > 0")
+
+    def _comparable(self) -> list[Any]:
+        """The compared columns in a form that can be hashed: Spark hashes no maps."""
+        from pyspark.sql import functions as f
+
+        is_map = self._form.types["properties"].startswith("map")
+        return [
+            f.array_sort(f.map_entries(name)) if name == "properties" and is_map else f.col(name)
+            for name in self._form.compared
+        ]
+
+    def _load(self, side: Side, ranges: Ranges) -> DataFrame:
+        columns = (*PLACE, *self._form.read_columns())
+        if side.lake is not None:
+            frame = read_lake(self._spark, side.lake)
+            absent = [name for name in columns if name not in frame.columns]
+            for name in absent:
+                frame = frame.selectExpr("*", f"cast(NULL AS {self._form.types[name]}) AS `{name}`")
+        elif side.store is not None:
+            frame = (
+                self._spark.read.format("commitlog")
+                .schema(f"{self._form.schema()}, damage string")
+                .options(topic=",".join(self._topics), brokerName=side.broker)
+                .load(str(side.store.absolute()))
+                .where("queueOffset IS NOT NULL AND body IS NOT NULL")
+            )
+        else:
+            frame = (
+                self._spark.read.format("tandemmq")
+                .schema(self._form.schema())
+                .options(**self._source_options(side, ranges))
+                .load()
+            )
+        return frame.select(*columns).where(frame["topic"].isin(*self._topics))
+
+    def _source_options(self, side: Side, ranges: Ranges) -> dict[str, str]:
+        import json
+
+        return {
+            "nameServer": self._name_servers,
+            "subscribe": ",".join(self._topics),
+            "replica": str(side.replica),
+            "startingOffsets": json.dumps(nest_positions({q: begin for q, (begin, _) in ranges.items()})),
+            "endingOffsets": json.dumps(nest_positions({q: end for q, (_, end) in ranges.items()})),
+            # What a side has not got is what the audit is to find.
+            "failOnDataLoss": "false",
+            "maxRecordsPerPartition": str(ROWS_PER_TASK),
+        }
+
+    def _within(self, frame: DataFrame, bounds: Sequence[tuple[str, str, int, int, int]]) -> DataFrame:
+        from pyspark.sql import functions as f
+
+        table = self._spark.createDataFrame(
+            list(bounds), "topic string, brokerName string, queueId int, begin bigint, end bigint"
+        )
+        joined = frame.join(f.broadcast(table), on=list(PLACE[:3]))
+        return joined.where("queueOffset >= begin AND queueOffset < end").drop("begin", "end")
+
+
+def _queue(row: Any) -> QueueKey:
+    return QueueKey(row["topic"], row["brokerName"], row["queueId"])
+
+
+def _digest(row: Any) -> Digest:
+    return Digest(
+        rows=row["rows"],
+        offset_xor=row.offset_xor,
+        content_xor=row.content_xor,
+        content_sum=row.content_sum,
+        offset_max=row.offset_max,
+        stored_at_ms=row.stored_at_ms,
+    )

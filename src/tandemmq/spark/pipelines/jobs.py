@@ -1,0 +1,78 @@
+"""One question to Spark after the other, in a thread of its own: signals and progress are not late."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from tandemmq.errors import TandemError
+from tandemmq.spark.pipelines.runner import StopFlag
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+
+TICK_S = 0.5
+
+Tick = Callable[[int, int], None]
+"""Called now and then with the tasks that are done, and all tasks that are known."""
+
+
+class Interrupted(TandemError):
+    """A signal asked for the end while Spark was at work."""
+
+
+class Jobs:
+    """Runs jobs of one session until a signal."""
+
+    def __init__(self, spark: SparkSession, stop: StopFlag) -> None:
+        self._spark = spark
+        self._stop = stop
+
+    def run(self, work: Callable[[], T], on_tick: Tick = lambda done, total: None) -> T:
+        """What `work` returns.
+
+        Raises:  whatever `work` raises; Interrupted when a signal came, after Spark's tasks were cancelled.
+        """
+        results: list[T] = []
+        failures: list[BaseException] = []
+
+        def follow() -> None:
+            try:
+                results.append(work())
+            except BaseException as error:  # noqa: BLE001  (raised again in the caller's thread)
+                failures.append(error)
+
+        self._check()
+        thread = threading.Thread(target=follow, name="spark-job", daemon=True)
+        thread.start()
+        told_at = time.monotonic()
+        while thread.is_alive():
+            thread.join(0.05)
+            if self._stop.is_set:
+                self._spark.sparkContext.cancelAllJobs()
+            if time.monotonic() - told_at >= TICK_S:
+                told_at = time.monotonic()
+                on_tick(*self._count_tasks())
+        if failures:
+            # A cancelled job fails too; the signal is the reason.
+            self._check()
+            raise failures[0]
+        return results[0]
+
+    def _check(self) -> None:
+        if self._stop.is_set:
+            raise Interrupted("stopped by a signal")
+
+    def _count_tasks(self) -> tuple[int, int]:
+        tracker = self._spark.sparkContext.statusTracker()
+        done = total = 0
+        for stage_id in tracker.getActiveStageIds():
+            info = tracker.getStageInfo(stage_id)
+            if info is not None:
+                done += info.numCompletedTasks
+                total += info.numTasks
+        return done, total

@@ -1,0 +1,121 @@
+"""The audit finds what was planted, names it, and finds nothing in healthy copies."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from tandemmq.spark.lake.sink import LakeSink
+from tandemmq.spark.pipelines.audit import Audit, AuditOptions
+from tandemmq.spark.pipelines.audit_events import AuditStarted, Difference, RepeatedKeys, SideJudged
+from tandemmq.spark.pipelines.landing import DEFAULT_COLUMNS
+from tandemmq.spark.pipelines.runner import StopFlag
+
+TOPIC = "Audited"
+
+
+class Recorder:
+    """Keeps what is told."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def report(self, event: Any) -> None:
+        self.events.append(event)
+
+    def close(self) -> None: ...
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def _land(spark: Any, cluster: Any, out: Path) -> None:
+    spark.dataSource.register(LakeSink)
+    query = (
+        spark.readStream.format("tandemmq")
+        .options(nameServer=cluster.namesrv, topic=TOPIC, startingOffsets="earliest")
+        .option("columns", ",".join(DEFAULT_COLUMNS))
+        .load()
+        .writeStream.format("tandemmq_lake")
+        .option("checkpointLocation", str(out / "_checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(out))
+    )
+    query.awaitTermination()
+
+
+def _audit(spark: Any, cluster: Any, *lakes: Path, stores: tuple[Path, ...] = ()) -> tuple[bool, Recorder]:
+    recorder = Recorder()
+    options = AuditOptions(
+        topic=TOPIC,
+        name_servers=cluster.namesrv,
+        lakes=lakes,
+        stores=tuple(("b", store) for store in stores),
+        piece_size=100,
+    )
+    return Audit(spark, options, recorder, StopFlag()).run(), recorder
+
+
+def _flip_bit(log: Path, body: bytes) -> None:
+    for path in sorted(log.iterdir()):
+        at = path.read_bytes().find(body)
+        if at >= 0:
+            with path.open("r+b") as file:
+                file.seek(at + 2)
+                file.write(bytes([body[2] ^ 1]))
+            return
+    raise AssertionError(f"no file of {log} holds {body!r}")
+
+
+def test_healthy_copies_are_equal_and_planted_faults_are_named(
+    spark: Any, cluster: Any, tmp_path: Path
+) -> None:
+    cluster.send(TOPIC, 1000)
+    lake = tmp_path / "lake"
+    _land(spark, cluster, lake)
+    is_equal, told = _audit(spark, cluster, lake, stores=(cluster.directory / "slave",))
+    assert is_equal, told.events
+    assert len(told.of(SideJudged)) == 4
+    assert told.of(AuditStarted)[0].messages == 1000
+    assert {"body", "properties", "storeTimestamp"} <= set(told.of(AuditStarted)[0].columns)
+    assert told.of(RepeatedKeys)[0].messages == 0
+
+    behind = tmp_path / "behind"
+    shutil.copytree(cluster.directory / "slave" / "commitlog", behind / "commitlog")
+    cut, doubled = tmp_path / "cut", tmp_path / "doubled"
+    cluster.send(TOPIC, 50, first=1000)
+    _land(spark, cluster, cut)
+    shutil.copytree(cut, doubled)
+    _flip_bit(cluster.directory / "slave" / "commitlog", b'{"n":777}')
+    file = max(cut.glob("batch=*/*.parquet"), key=lambda path: path.stat().st_size)
+    table = pq.ParquetFile(file).read()
+    lost = table.slice(40, 1).to_pylist()[0]
+    pq.write_table(table.filter([n != 40 for n in range(table.num_rows)]), file)
+    file = next(doubled.glob("batch=*/*.parquet"))
+    twice = pq.ParquetFile(file).metadata.num_rows
+    shutil.copy(file, file.with_name("part-00000-again.parquet"))
+
+    is_equal, told = _audit(spark, cluster, cut, doubled, stores=(behind,))
+    assert not is_equal
+    verdicts = {event.side: event for event in told.of(SideJudged)}
+    found = {name: [e for e in told.of(Difference) if e.side == name] for name in verdicts}
+    assert verdicts["master"].is_equal
+    (flipped,) = found["slave 1"]
+    assert (flipped.problem, flipped.columns) == ("differs", ("body",))
+    assert (verdicts["slave 1"].differing, verdicts["slave 1"].missing) == (1, 0)
+    (missing,) = found[f"lake {cut}"]
+    assert (missing.problem, missing.queue, missing.offset) == (
+        "missing",
+        lost["queueId"],
+        lost["queueOffset"],
+    )
+    assert verdicts[f"lake {cut}"].missing == 1
+    assert verdicts[f"lake {doubled}"].repeated == twice
+    assert {event.problem for event in found[f"lake {doubled}"]} == {"repeated"}
+    late = verdicts[f"store {behind}"]
+    assert (late.behind, late.missing, late.repeated, late.differing) == (50, 50, 0, 0)
+    assert late.loss_seconds > 0
+    assert {event.problem for event in found[f"store {behind}"]} == {"behind"}
