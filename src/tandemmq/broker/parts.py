@@ -15,6 +15,7 @@ from tandemmq.broker.clients.lock_handlers import LockHandlers
 from tandemmq.broker.clients.notices import Notices
 from tandemmq.broker.clients.producer_table import ProducerTable
 from tandemmq.broker.clients.queue_locks import QueueLocks
+from tandemmq.broker.clients.relay_handlers import RelayHandlers
 from tandemmq.broker.delay.recall import RecallHandlers
 from tandemmq.broker.delay.timer_rule import TimerLimits
 from tandemmq.broker.offsets.handlers import OffsetHandlers
@@ -139,6 +140,9 @@ class Parts:
             options.broker_name, store=store, topics=topics, offsets=offsets, consumers=consumers
         )
         self.connections = ConnectionHandlers(consumers, producers)
+        self.relays = RelayHandlers(
+            options.broker_name, store=store, consumers=consumers, topics=topics, groups=groups
+        )
         self.runtime_info = RuntimeInfoHandlers(
             options, store=store, stats=self.stats, disk=disk, clock=clock
         )

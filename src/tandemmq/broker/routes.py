@@ -54,6 +54,8 @@ def build_routes(parts: Parts) -> dict[int, Handler]:
         Code.GET_CONSUMER_CONNECTION_LIST: parts.connections.handle_consumers,
         Code.GET_PRODUCER_CONNECTION_LIST: parts.connections.handle_producers,
         Code.GET_ALL_PRODUCER_INFO: parts.connections.handle_all_producers,
+        Code.GET_CONSUMER_RUNNING_INFO: parts.relays.handle_running_info,
+        Code.CONSUME_MESSAGE_DIRECTLY: parts.relays.handle_consume_directly,
         Code.GET_BROKER_RUNTIME_INFO: parts.runtime_info.handle_runtime_info,
         Code.GET_BROKER_CONFIG: parts.settings.handle_show,
         Code.UPDATE_BROKER_CONFIG: parts.settings.handle_update,
