@@ -15,6 +15,7 @@ from tandemmq.client.options import (
     ConsumerOptions,
     MessageModel,
     ProducerOptions,
+    ReadFrom,
     StartFrom,
 )
 from tandemmq.client.producer.bulk import SendSummary
@@ -38,6 +39,7 @@ __all__ = [
     "Producer",
     "ProducerOptions",
     "QueueRange",
+    "ReadFrom",
     "ReceivedMessage",
     "SendResult",
     "SendStatus",

@@ -17,6 +17,7 @@ __all__ = [
     "ConsumerOptions",
     "MessageModel",
     "ProducerOptions",
+    "ReadFrom",
     "StartFrom",
     "parse_name_servers",
 ]
@@ -29,6 +30,14 @@ def _check(owner: object, *names: str, low: float, high: float) -> None:
             continue
         if not low <= value <= high:
             raise ConfigError(f"{type(owner).__name__}.{name} = {value!r}: must be from {low:g} to {high:g}")
+
+
+class ReadFrom(Enum):
+    """Which replica a consumer reads; see ConsumerOptions."""
+
+    MASTER = "master"
+    SUGGESTED = "suggested"
+    PREFER_SLAVE = "prefer-slave"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +130,12 @@ class ConsumerOptions:
     zero_when_none_stored   let the broker answer 0 for a group without offset while the queue's first
                             message is still in memory, whatever start_from says: RocketMQ's habit, off
                             because it is a surprise
+    read_from               SUGGESTED: the replica that the broker names, as RocketMQ's clients do, and a
+                            slave while the master is away. MASTER: only the master, nothing while it is away.
+                            PREFER_SLAVE: a slave that serves reads (slaveReadEnable), else the master; at the
+                            queue's end a slave does not hold a pull, so new messages may come 1 s later
+    read_lag_count_max      with PREFER_SLAVE: a queue whose slave has this many messages less than the master
+                            when we have read all that the slave has is read at the master for a while
     offsets_dir             where a broadcasting consumer keeps its offsets; None: ~/.rocketmq_offsets
     """
 
@@ -138,12 +153,15 @@ class ConsumerOptions:
     rebalance_s: float = 20.0
     retry_count_max: int = 16
     zero_when_none_stored: bool = False
+    read_from: ReadFrom = ReadFrom.SUGGESTED
+    read_lag_count_max: int = 1_000
     offsets_dir: str | None = None
 
     def __post_init__(self) -> None:
         _check(self, "pull_count_max", low=1, high=1024)
         _check(self, "cached_count_max", low=1, high=1 << 20)
         _check(self, "cached_bytes_max", low=1, high=1 << 40)
+        _check(self, "read_lag_count_max", low=0, high=1 << 40)
         _check(self, "suspend_s", low=0.0, high=60.0)
         _check(self, "commit_s", "rebalance_s", "pull_error_delay_s", low=0.01, high=3600)
         _check(self, "retry_count_max", low=-1, high=1 << 20)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from tandemmq.api import broker_pull
+from tandemmq.api import broker_offset, broker_pull
 from tandemmq.api.broker_pull import Pulled, PullStatus
 from tandemmq.client.consumer.in_flight import InFlight
 from tandemmq.client.consumer.inbox import Delivery, Inbox
-from tandemmq.client.consumer.replica_choice import MASTER_ID, Replica, choose_replica
+from tandemmq.client.consumer.replica_choice import MASTER_ID, ReadPolicy, Replica
 from tandemmq.client.consumer.subscription import TAG, Subscription
 from tandemmq.client.faulty_peers import FaultyPeers
 from tandemmq.client.instance import ClientInstance
@@ -71,7 +71,11 @@ class QueueReader:
         self.in_flight = InFlight(start_offset)
         self.last_pull_at_ms = 0
         self._seams = seams
-        self._suggested_id = MASTER_ID
+        self._policy = ReadPolicy(
+            seams.options.read_from,
+            lag_count_max=seams.options.read_lag_count_max,
+            spread=queue.queue_id,
+        )
         self._idle_pause_s = IDLE_PAUSE_S_MIN
         self._generation = 0
         self._is_dropped = False
@@ -126,6 +130,8 @@ class QueueReader:
                 pulled = await self._pull(replica)
                 if generation == self._generation:
                     self._apply(pulled)
+                if await self._leaves_slave(replica, pulled):
+                    continue
             except TandemError as error:
                 await clock.sleep(self._pause_after(error, replica))
                 continue
@@ -152,8 +158,8 @@ class QueueReader:
         for is_last in (False, True):
             view = routes.get(queue.topic)
             addresses = view.addresses.get(queue.broker_name, {}) if view is not None else {}
-            avoided = seams.faulty.avoided(seams.instance.clock.monotonic())
-            replica = choose_replica(addresses, self._suggested_id, avoided)
+            now = seams.instance.clock.monotonic()
+            replica = self._policy.choose(addresses, seams.faulty.avoided(now), now)
             if replica is not None:
                 return replica
             if not is_last:
@@ -185,12 +191,34 @@ class QueueReader:
             seams.instance.remoting, replica.address, header, timeout_s=options.suspend_s + ANSWER_MARGIN_S
         )
 
+    async def _leaves_slave(self, replica: Replica, pulled: Pulled) -> bool:
+        """True when the slave that we have read to its end is too far behind its master to go on with it."""
+        is_at_end = pulled.status is not PullStatus.FOUND and pulled.next_offset >= pulled.max_offset
+        if not self._policy.must_compare(replica, is_at_end=is_at_end):
+            return False
+        view = self._seams.instance.routes.get(self.queue.topic)
+        addresses = view.addresses.get(self.queue.broker_name, {}) if view is not None else {}
+        master, faulty = addresses.get(MASTER_ID), self._seams.faulty
+        instance = self._seams.instance
+        now = instance.clock.monotonic()
+        if master is None or master in faulty.avoided(now):
+            return False  # without its master the slave is the best there is
+        try:
+            master_end = await broker_offset.query_max_offset(
+                instance.remoting, master, self.queue.topic, self.queue.queue_id
+            )
+        except TandemError as error:
+            if isinstance(error, BrokerUnreachable | RequestTimeout):
+                faulty.note_failure(master, now)
+            return False
+        return self._policy.note_ends(master_end, pulled.max_offset, instance.clock.monotonic())
+
     def _apply(self, pulled: Pulled) -> None:
         """Take over one answer.
 
         Raises:  RemoteProtocolError for a body that cannot be read; the messages before the bad one are kept.
         """
-        self._suggested_id = pulled.suggested_broker_id
+        self._policy.note_answer(pulled.suggested_broker_id)
         if pulled.status is PullStatus.OFFSET_MOVED:
             log.warning(
                 events.OFFSET_MOVED,
@@ -253,6 +281,10 @@ class QueueReader:
         if isinstance(error, BrokerUnreachable | RequestTimeout) and replica is not None:
             seams.faulty.note_failure(replica.address, seams.instance.clock.monotonic())
             return 0.0 if self._has_other(replica) else seams.options.pull_error_delay_s
+        now = seams.instance.clock.monotonic()
+        is_refusal = isinstance(error, RequestRejected)
+        if replica is not None and is_refusal and self._policy.note_refusal(replica, now):
+            return 0.0
         if isinstance(error, RequestRejected) and error.code == ResponseCode.FLOW_CONTROL:
             return FLOW_CONTROL_PAUSE_S
         if isinstance(error, RemoteProtocolError | LocalProtocolError):
