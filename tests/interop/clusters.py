@@ -59,17 +59,20 @@ class Cluster:
     def __init__(self, name_server: str, directory: Path, stack: ExitStack) -> None:
         self.name_server = name_server
         self.directory = directory
+        self.brokers: dict[str, OurBroker | JavaBroker] = {}
         self._stack = stack
 
     def start_ours(self, name: str, settings: Mapping[str, object] | None = None) -> OurBroker:
         """A broker of ours on a free port; its store is in a folder of its name, unless the settings tell."""
         broker = OurBroker(self, name, dict(settings or {}))
+        self.brokers[name] = broker
         self._stack.callback(broker.kill)
         broker.start()
         return broker
 
     def start_java(self, line: Line, name: str, settings: Mapping[str, object] | None = None) -> JavaBroker:
         broker = JavaBroker(self, line, name, dict(settings or {}))
+        self.brokers[name] = broker
         self._stack.callback(broker.kill)
         broker.start()
         return broker

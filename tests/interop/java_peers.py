@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +18,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / "java"
 CACHE = Path(os.environ.get("TANDEMMQ_INTEROP_CACHE") or FOLDER.parents[2] / ".interop-cache")
-ONLY_5X = {"Timer.java"}
+ONLY_5X = {"AdminShell.java", "Timer.java"}
 FETCH_SECONDS_MAX = 600
 STOP_SECONDS_MAX = 40
 # What brokers of both lines reach into on Java 17.
@@ -97,15 +98,21 @@ def _run(command: list[str], seconds_max: float) -> None:
     assert done.returncode == 0, f"{command[0]} failed:\n{done.stdout}{done.stderr}"
 
 
+def java_command(class_path: str, main: str, *arguments: str, home: Path) -> list[str]:
+    """How a client program is started; neither line's logging speaks."""
+    make_home(home)
+    silent = home / "conf" / "logback_tools.xml"
+    flags = ["-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Duser.home={home}", f"-Djava.io.tmpdir={home}"]
+    flags += [f"-Dlogback.configurationFile={silent}", f"-Drmq.logback.configurationFile={silent}"]
+    return ["java", *flags, "-cp", class_path, main, *arguments]
+
+
 def run_java(
     class_path: str, main: str, *arguments: str, home: Path, seconds_max: float = 200
 ) -> subprocess.CompletedProcess[str]:
     """A program run to its end; standard error is part of its output."""
-    make_home(home)
-    flags = ["-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Duser.home={home}"]
-    flags.append(f"-Dlogback.configurationFile={home / 'conf' / 'logback_tools.xml'}")
     return subprocess.run(
-        ["java", *flags, "-cp", class_path, main, *arguments],
+        java_command(class_path, main, *arguments, home=home),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -138,6 +145,50 @@ def environment(home: Path) -> dict[str, str]:
         key: value for key, value in os.environ.items() if key not in ("JAVA_TOOL_OPTIONS", "NAMESRV_ADDR")
     }
     return {**kept, "ROCKETMQ_HOME": str(home)}
+
+
+class Conversation:
+    """A program that stays and is talked to by lines; ended by the end of its input."""
+
+    def __init__(self, class_path: str, main: str, *arguments: str, home: Path) -> None:
+        self._process = subprocess.Popen(
+            java_command(class_path, main, *arguments, home=home),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            bufsize=1,
+            env=environment(home),
+            cwd=home,
+        )
+
+    def say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def read_until(self, marker: str, seconds_max: float = 60) -> list[str]:
+        """The lines before the one that starts with the marker, and that one."""
+        assert self._process.stdout is not None
+        watchdog = threading.Timer(seconds_max, self._process.kill)
+        watchdog.start()
+        lines = []
+        try:
+            for line in self._process.stdout:
+                lines.append(line.rstrip("\n"))
+                if line.startswith(marker):
+                    return lines
+        finally:
+            watchdog.cancel()
+        raise AssertionError(f"ended or silent before {marker!r}:\n" + "\n".join(lines[-60:]))
+
+    def close(self) -> None:
+        """Ends the program; by force after STOP_SECONDS_MAX."""
+        try:
+            self._process.communicate(timeout=STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
 
 
 class JavaServer:

@@ -35,7 +35,7 @@ public final class ResetOffset {
         var offsets = admin.resetOffsetByTimestamp(topic, group, between, true);
         Check.same(4, offsets.size(), "queues that were reset");
         offsets.values().forEach(offset -> Check.same(5L, offset, "offset by time"));
-        Check.until(() -> got.size() >= late.size(), 40, () -> got.size() + " of " + late.size());
+        Check.until(() -> got.size() >= late.size(), 75, () -> got.size() + " of " + late.size());
         Collections.sort(late);
         Check.same(late, Check.sortedTexts(got), "what came again");
         admin.shutdown();

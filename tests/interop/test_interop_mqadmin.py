@@ -1,0 +1,228 @@
+"""The commands of mqadmin 5.3.3 against our servers and, for comparison, against Java's.
+
+mqadmin ends with code 0 also when a command failed; what it printed decides. Commands run in one JVM, but for
+the first, which is started as a user does.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from clusters import Cluster, until
+from java_peers import LINE_5, Conversation, programs, run_java
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(240)]
+
+STARTUP = "org.apache.rocketmq.tools.command.MQAdminStartup"
+FAULT = re.compile(r"^\s+at org\.|command failed|sub command .* not exist", re.MULTILINE)
+
+
+@dataclass
+class Subject:
+    """A cluster with one topic of 12 messages, and a producer and a consumer that are online."""
+
+    cluster: Cluster
+    home: Path
+    topic: str
+    address: str
+    words: dict[str, str] = field(default_factory=dict)
+    shell: Conversation | None = None
+
+    def close(self) -> None:
+        shell, self.shell = self.shell, None
+        if shell is not None:
+            shell.close()
+
+    def run(self, line: str) -> str:
+        """What the command printed; words in braces are filled in, `-n` is added."""
+        words = [word.format(**self.words) for word in line.split()]
+        if self.shell is None:
+            self.shell = Conversation(programs(LINE_5), "AdminShell", home=self.home / "shell")
+        try:
+            self.shell.say("\t".join([*words, "-n", self.cluster.name_server]))
+            output = "\n".join(self.shell.read_until("-- end of command")[:-1])
+        except (AssertionError, OSError):
+            # A command that ended the JVM, or never ended, fails alone.
+            self.close()
+            raise
+        print(f"$ mqadmin {' '.join(words)}\n{output}")
+        return output
+
+    def run_ok(self, line: str, *wanted: str) -> str:
+        """The same for a command that must not fail and must print what matches all the patterns."""
+        output = self.run(line)
+        assert not FAULT.search(output), output
+        for pattern in wanted:
+            filled = pattern
+            for name, value in self.words.items():
+                filled = filled.replace(f"{{{name}}}", re.escape(value))
+            assert re.search(filled, output, re.MULTILINE), f"no {filled!r} in:\n{output}"
+        return output
+
+
+@pytest.fixture(scope="module", params=["ours", "java"])
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    cluster: Cluster = request.getfixturevalue("ours" if request.param == "ours" else "java_5")
+    home = tmp_path_factory.mktemp("mqadmin")
+    topic = f"admin-{secrets.token_hex(3)}"
+    path = programs(LINE_5)
+    stay = Conversation(path, "Stay", cluster.name_server, topic, home=home / "stay")
+    found = Subject(cluster, home, topic, cluster.brokers["broker-a"].address)
+    try:
+        _, unique_id, message_id, client_id = stay.read_until("READY", 90)[-1].split()
+        found.words = {
+            "topic": topic,
+            "group": f"{topic}-group",
+            "producers": f"{topic}-producers",
+            "broker": found.address,
+            "unique": unique_id,
+            "id": message_id,
+            "client": client_id,
+            "home": str(home),
+            "now": str(int(time.time() * 1000)),
+            "ns": cluster.name_server,
+        }
+        yield found
+    finally:
+        stay.close()
+        found.close()
+
+
+def test_exit_code_and_output_of_a_process(subject: Subject) -> None:
+    home = subject.home / "process"
+    arguments = ["clusterList", "-n", subject.cluster.name_server]
+    done = run_java(programs(LINE_5), STARTUP, *arguments, home=home)
+    assert done.returncode == 0, done.stdout
+    assert re.search(rf"DefaultCluster +broker-a +0 +{subject.address} +V5_3_3", done.stdout), done.stdout
+
+
+READS = [
+    ("clusterList -m", "^DefaultCluster +broker-a"),
+    (
+        "brokerStatus -b {broker}",
+        "^brokerVersionDesc +: V5_3_3",
+        "^putTps +: ",
+        "^commitLogMaxOffset +: [1-9]",
+    ),
+    ("brokerStatus -c DefaultCluster", "{broker} +runtime +: "),
+    ("getBrokerConfig -b {broker}", "^brokerName += +broker-a", "^fileReservedTime += +72"),
+    ("haStatus -b {broker}", "MasterAddr", "SlaveNum"),
+    ("sendMsgStatus -b broker-a -s 64 -c 2", "rt=.*SEND_OK"),
+    ("topicList", "^{topic}$", "^TBW102$", "^SCHEDULE_TOPIC_XXXX$|^SELF_TEST_TOPIC$"),
+    ("topicList -c DefaultCluster", "DefaultCluster +{topic} +{group}"),
+    ("topicRoute -t {topic}", '"brokerName": ?"broker-a"', '"{broker}"', '"readQueueNums": ?4'),
+    ("topicRoute -t {topic} -l", "DefaultCluster +broker-a +.*{broker}.* +4 +4 +6"),
+    ("topicStatus -t {topic}", "^broker-a +0 +0 +3", "^broker-a +3 +0 +3"),
+    ("topicClusterList -t {topic}", "^DefaultCluster$"),
+    ("allocateMQ -t {topic} -i 127.0.0.1,127.0.0.2", "queueId", "127.0.0.2"),
+    ("getNamesrvConfig", "listenPort"),
+    ("getConsumerConfig -g {group}", "groupName += +{group}", "retryMaxTimes += +16"),
+    ("consumerProgress -g {group}", "^{topic} +broker-a +0 +3 +3 .*0", "Consume Diff Total: 0"),
+    ("consumerProgress -g {group} -s true", "^{topic} +broker-a +0 +3 +3 .*\\d+\\.\\d+\\.\\d+\\.\\d+.* 0"),
+    ("consumerProgress", "{group} +1 +V5_3_3 +PUSH +CLUSTERING"),
+    (
+        "consumerConnection -g {group}",
+        "JAVA +V5_3_3",
+        "^{topic} +\\*",
+        "CONSUME_PASSIVELY",
+    ),
+    ("producerConnection -g {producers} -t {topic}", "JAVA +V5_3_3"),
+    ("queryMsgById -t {topic} -i {id} -g {group} -d {client}", "consumeResult: ?CR_SUCCESS|CR_SUCCESS"),
+    ("producer -b {broker}", "producer group \\({producers}\\) instance"),
+    ("consumerStatus -g {group}", "V5_3_3", "Same subscription", "Rebalance OK"),
+    ("queryMsgById -t {topic} -i {id}", "^OffsetID: +{id}", "^Keys: +\\[key-0\\]", "{group}.*CONSUMED"),
+    ("queryMsgByUniqueKey -t {topic} -i {unique}", "^Keys: +\\[key-0\\]", "^Tags: +\\[tag-a\\]"),
+    ("queryMsgByKey -t {topic} -k key-5", "[0-9A-F]{20,} +1 +1"),
+    ("queryMsgByOffset -t {topic} -b broker-a -i 0 -o 1", "^Keys: +\\[key-4\\]", "^Queue Offset: +1"),
+    ("printMsg -t {topic} -d true", "minOffset=0, maxOffset=3", "BODY: text 7"),
+    ("printMsgByQueue -t {topic} -a broker-a -i 2 -p true -d true", "text 2", "text 10"),
+    ("consumeMessage -t {topic} -b broker-a -i 1 -o 0 -c 2", "text 1"),
+    ("exportMetadata -c DefaultCluster -f {home}", "export .*metadata.json success"),
+    ("exportConfigs -c DefaultCluster -f {home}", "export .*configs.json success"),
+]
+
+
+@pytest.mark.parametrize("case", READS, ids=lambda case: case[0].replace("{", "").replace("}", ""))
+def test_command_that_reads(subject: Subject, case: tuple[str, ...]) -> None:
+    if case[0].startswith("queryMsgByKey"):
+        # The key index of a Java broker follows the log with a delay.
+        until(lambda: bool(re.search("[0-9A-F]{20,}", subject.run(case[0]))), "the key is indexed", 20)
+    subject.run_ok(*case)
+
+
+def test_life_of_a_topic(subject: Subject) -> None:
+    name = subject.words["new"] = f"{subject.topic}-new"
+    subject.run_ok("updateTopic -c DefaultCluster -t {new} -r 5 -w 5", "create topic to {broker} success")
+    until(lambda: f"\n{name}\n" in subject.run("topicList"), "the new topic is listed")
+    subject.run_ok("topicRoute -t {new}", '"writeQueueNums": ?5', '"perm": ?6')
+    subject.run_ok("updateTopicPerm -t {new} -p 4 -c DefaultCluster", "from 6 to 4|success")
+    until(
+        lambda: bool(re.search('"perm": ?4', subject.run("topicRoute -t {new}"))), "permission 4 in the route"
+    )
+    subject.run_ok("updateTopic -b {broker} -t {new} -r 6 -w 6 -p 6", "create topic to {broker} success")
+    until(
+        lambda: bool(re.search('"writeQueueNums": ?6', subject.run("topicRoute -t {new}"))),
+        "six queues in the route",
+    )
+    subject.run_ok("sendMessage -t {new} -p hello -k somekey -c sometag", "broker-a +\\d +SEND_OK +[0-9A-F]+")
+    subject.run_ok("checkMsgSendRT -t {new} -a 3 -s 16", "broker-a +\\d +true", "Avg RT")
+    subject.run_ok("updateOrderConf -t {new} -m put -v broker-a:6", "success")
+    subject.run_ok("updateOrderConf -t {new} -m get", "broker-a:6")
+    subject.run_ok("updateOrderConf -t {new} -m delete", "success")
+    subject.run_ok(
+        "deleteTopic -t {new} -c DefaultCluster", "delete topic \\[{new}\\] from cluster .* success"
+    )
+    until(lambda: f"\n{name}\n" not in subject.run("topicList"), "the topic is gone")
+
+
+def test_life_of_a_group(subject: Subject) -> None:
+    subject.words["new"] = f"{subject.topic}-g2"
+    subject.run_ok(
+        "updateSubGroup -c DefaultCluster -g {new} -r 3 -q 2", "create subscription group to {broker} success"
+    )
+    subject.run_ok("getConsumerConfig -g {new}", "retryMaxTimes += +3", "retryQueueNums += +2")
+    subject.run_ok("deleteSubGroup -g {new} -c DefaultCluster -r true", "success")
+    output = subject.run("getConsumerConfig -g {new}")
+    assert "retryMaxTimes" not in output, output
+
+
+def test_offsets_are_reset_and_skipped(subject: Subject) -> None:
+    """A group of its own, which is offline, is moved."""
+    subject.words["new"] = f"{subject.topic}-g3"
+    subject.run_ok("updateSubGroup -c DefaultCluster -g {new}", "success")
+    subject.run_ok("skipAccumulatedMessage -g {new} -t {topic} -f true", "broker-a +0 +3")
+    subject.run_ok("resetOffsetByTime -g {new} -t {topic} -s now", "broker-a +2 +3")
+    subject.run_ok("resetOffsetByTime -g {new} -t {topic} -s 1000", "broker-a +2 +0")
+    subject.run_ok("cloneGroupOffset -s {group} -d {new} -t {topic} -o false", "success")
+
+
+def test_settings_of_the_name_server(subject: Subject) -> None:
+    subject.run_ok("updateKvConfig -s space -k k1 -v v1", "success")
+    subject.run_ok("deleteKvConfig -s space -k k1", "success")
+    subject.run_ok("wipeWritePerm -b broker-a", "wipe write perm of broker.*broker-a.* OK, \\d+")
+    until(lambda: bool(re.search('"perm": ?4', subject.run("topicRoute -t {topic}"))), "permission 4", 20)
+    subject.run_ok("addWritePerm -b broker-a", "add write perm of broker.*broker-a.* OK, \\d+")
+    until(lambda: bool(re.search('"perm": ?6', subject.run("topicRoute -t {topic}"))), "permission 6", 20)
+    subject.run_ok("updateNamesrvConfig -k orderMessageEnable -v false", "success")
+    subject.run_ok("getNamesrvConfig", "orderMessageEnable += +false")
+
+
+REFUSED = [
+    "brokerConsumeStats -b {broker}",
+    "queryCq -t {topic} -q 0 -i 0 -b {broker}",
+    "updateBrokerConfig -b {broker} -k fileReservedTime -v 24",
+    "setConsumeMode -t {topic} -g {group} -m POP -q 1 -b {broker}",
+]
+
+
+@pytest.mark.parametrize("subject", ["ours"], indirect=True)
+@pytest.mark.parametrize("line", REFUSED, ids=lambda line: line.split()[0])
+def test_command_that_we_do_not_serve_is_refused_in_words(subject: Subject, line: str) -> None:
+    output = subject.run(line)
+    assert re.search("CODE: (3|4|16) ", output), output
