@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 import tandemmq.spark.pipelines.audit
 import tandemmq.spark.pipelines.landing
+import tandemmq.spark.pipelines.replay
 from tandemmq.spark.command import app
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "spark.md"
@@ -32,6 +34,11 @@ def test_the_examples_run(spark: Any, cluster: Cluster, tmp_path: Path, monkeypa
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "OK: all sides are equal" in result.output
+    monkeypatch.setattr(tandemmq.spark.pipelines.replay, "build_session", lambda *args, **kwargs: spark)
+    command = next(shlex.split(line)[2:] for line in text.splitlines() if "pipeline replay --lake" in line)
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "200 rows" in result.output
     scope: dict[str, Any] = {"spark": spark}
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) >= 7

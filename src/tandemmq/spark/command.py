@@ -10,6 +10,7 @@ import typer
 from tandemmq.errors import TandemError
 from tandemmq.spark.command_audit import audit
 from tandemmq.spark.command_progress import ProgressKind, make_reporter, split_list, split_pair
+from tandemmq.spark.command_replay import replay
 from tandemmq.spark.options import ReadFrom
 
 app = typer.Typer(no_args_is_help=True, help="Run a Spark pipeline over topics.")
@@ -89,3 +90,4 @@ def landing(
 
 
 app.command()(audit)
+app.command()(replay)

@@ -42,6 +42,9 @@ class Jobs:
 
         def follow() -> None:
             try:
+                # A write looks for its sink in the session of the Java thread that serves this one, which has
+                # none yet; making a frame of ours gives it one.
+                self._spark.createDataFrame([], "none int")
                 results.append(work())
             except BaseException as error:  # noqa: BLE001  (raised again in the caller's thread)
                 failures.append(error)

@@ -205,7 +205,10 @@ def explain_failure(text: str) -> str:
     ours = _OUR_ERROR.findall(text)
     if ours:
         return str(ours[-1][1])
-    return next((line for line in text.splitlines() if line.strip()), "unknown error")
+    lines = [line.strip(": ") for line in text.splitlines() if line.strip(": ")]
+    # The bridge to Java only names the call; what went wrong is the next line.
+    told = [line for line in lines if not line.startswith("An error occurred while calling")]
+    return next(iter(told or lines), "unknown error")
 
 
 def is_passing(text: str) -> bool:

@@ -51,11 +51,19 @@ class BatchEncoder:
     """Encodes the rows of one task, in their order."""
 
     def __init__(
-        self, columns: SinkColumns, *, topic: str, batch_bytes: int, key_prefix: bytes, queues: Queues
+        self,
+        columns: SinkColumns,
+        *,
+        topic: str,
+        batch_bytes: int,
+        key_prefix: bytes,
+        queues: Queues,
+        batch_count: int = BATCH_COUNT_MAX,
     ) -> None:
         self._columns = columns
         self._topic = topic
         self._batch_bytes = batch_bytes
+        self.batch_count = batch_count
         self._key_prefix = key_prefix
         self._queues = queues
         self.row_count = 0
@@ -132,7 +140,7 @@ class BatchEncoder:
         while at < len(messages):
             room = int(bounds[at]) + self._batch_bytes
             stop = int(np.searchsorted(bounds, room, side="right")) - 1
-            stop = min(max(stop, at + 1), at + BATCH_COUNT_MAX, len(messages))
+            stop = min(max(stop, at + 1), at + self.batch_count, len(messages))
             size = int(bounds[stop] - bounds[at])
             if size > MESSAGE_BYTES_MAX:
                 row = first_row + (at if group.rows is None else int(group.rows[at]))

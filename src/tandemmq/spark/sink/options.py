@@ -32,6 +32,7 @@ SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
     OptionRow(
         "retryIntervalMs", "250", "SB", "pause before the first of them; doubles up to 16 times itself"
     ),
+    OptionRow("taskRowsPerSecond", "", "SB", "each task sends at most about so many rows per second"),
     OptionRow("semantics", AT_LEAST_ONCE, "SB", f"only `{AT_LEAST_ONCE}`"),
     OptionRow(
         "writeId",
@@ -54,6 +55,7 @@ class SinkOptions:
     send_timeout_s: float = 10.0
     retry_count: int = 8
     retry_interval_s: float = 0.25
+    task_rows_per_s: int | None = None
     write_id: str = ""
 
 
@@ -84,5 +86,6 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         send_timeout_s=require(parse_int(values, "sendTimeoutMs", 10_000, least=1)) / 1000,
         retry_count=require(parse_int(values, "retries", 8, least=0)),
         retry_interval_s=require(parse_int(values, "retryIntervalMs", 250, least=1)) / 1000,
+        task_rows_per_s=parse_int(values, "taskRowsPerSecond", None, least=1),
         write_id=values.get("writeId", ""),
     )

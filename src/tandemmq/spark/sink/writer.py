@@ -6,6 +6,7 @@ cannot take messages back. A task that runs twice and a batch that is replayed s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,22 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # p
     def abort(self, messages: Sequence[TaskSent | None], batchId: int) -> None: ...
 
 
+class Pace:
+    """Keeps a task to a rate; None: no limit."""
+
+    def __init__(self, rows_per_s: int | None) -> None:
+        self._rows_per_s = rows_per_s
+        self._due_s = time.monotonic()
+
+    def wait(self, rows: int) -> None:
+        """Returns when the rows that were just sent have had their time."""
+        if self._rows_per_s is None:
+            return
+        now = time.monotonic()
+        self._due_s = max(self._due_s, now) + rows / self._rows_per_s
+        time.sleep(self._due_s - now)
+
+
 def send_rows(
     batches: Iterator[Any],
     options: SinkOptions,
@@ -84,10 +101,15 @@ def send_rows(
         key_prefix=make_prefix(*names),
         queues=sender.queues,
     )
+    # A slow task sends small batches, or its rate would be one of bursts.
+    limit = options.task_rows_per_s
+    encoder.batch_count = min(encoder.batch_count, max(1, limit // 10)) if limit else encoder.batch_count
+    pace = Pace(options.task_rows_per_s)
     try:
         for batch in batches:
             for shipment in encoder.encode(batch):
                 sender.send(shipment)
+                pace.wait(shipment.count)
         sender.finish()
     finally:
         sender.close()

@@ -1,0 +1,210 @@
+"""Replay: messages of a lake back into a topic, by time and filter, at a bounded rate.
+
+The lake's batches are the parts of a replay: a part that is sent is written down, and a replay that is
+started again goes on with the next. A part that was interrupted is sent again, with the same unique keys:
+they are made of where a message was landed from, not of when it was sent.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.files import CONTROL_DIR, batch_dir, list_batches
+from tandemmq.spark.pipelines.events import BatchDone, Reporter, Started, Stopped
+from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
+from tandemmq.spark.pipelines.replay_state import ReplayState, load_state
+from tandemmq.spark.pipelines.runner import StopFlag, explain_failure
+from tandemmq.spark.session import build_session
+from tandemmq.spark.sink.options import parse_sink_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PLACE = ("topic", "brokerName", "queueId", "queueOffset")
+TASKS = 2
+"""Senders at a time; the rate is shared out between them."""
+
+
+class Keys(Enum):
+    """Unique keys of replayed messages."""
+
+    NEW = "new"
+    KEEP = "keep"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """What `tandemmq pipeline replay` can be told. Times: milliseconds of store time, the end exclusive."""
+
+    lake: Path
+    name_servers: str
+    to_topic: str
+    begin_ms: int | None = None
+    end_ms: int | None = None
+    where: str = ""
+    rate: int | None = None
+    keys: Keys = Keys.NEW
+    keep_queues: bool = False
+    state: Path | None = None
+    master: str = "local[*]"
+    sink: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def state_path(self) -> Path:
+        return self.state or self.lake / CONTROL_DIR / f"replay-{self.to_topic}.json"
+
+    def plan(self) -> dict[str, str]:
+        """What decides which messages are sent, and with which keys."""
+        return {
+            "topic": self.to_topic,
+            "from": str(self.begin_ms),
+            "until": str(self.end_ms),
+            "where": self.where,
+            "keys": self.keys.value,
+        }
+
+    def sink_options(self) -> dict[str, str]:
+        options = {"nameServer": self.name_servers, "topic": self.to_topic}
+        if self.rate is not None:
+            options["taskRowsPerSecond"] = str(max(1, self.rate // TASKS))
+        return {**options, **dict(self.sink)}
+
+
+def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
+    """The process's exit code: 0 everything is sent or a signal asked for the end, 1 after an error."""
+    parse_sink_options(options.sink_options())
+    batches = list_batches(options.lake)
+    if not batches:
+        raise ConfigError(f"{options.lake} holds no batches of a landing")
+    state = load_state(options.state_path, options.plan())
+    stop = StopFlag()
+    with stop.listening():
+        log = options.lake / CONTROL_DIR / "replay.log"
+        spark = build_session(f"replay {options.to_topic}", options.master, log_file=log)
+        try:
+            # Spark took SIGINT for itself when the session began.
+            with stop.listening():
+                return Replay(spark, options, state, reporter, stop).run(batches)
+        finally:
+            with suppress(Exception):
+                spark.stop()
+
+
+class Replay:
+    """One replay in a session."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: ReplayOptions,
+        state: ReplayState,
+        reporter: Reporter,
+        stop: StopFlag,
+    ) -> None:
+        from tandemmq.spark.source import TandemSource
+
+        spark.dataSource.register(TandemSource)
+        self._spark = spark
+        self._options = options
+        self._state = state
+        self._reporter = reporter
+        self._jobs = Jobs(spark, stop)
+
+    def run(self, batches: list[int]) -> int:
+        """Sends the batches that are not done; the exit code."""
+        self._reporter.report(
+            Started(
+                topic=str(self._options.lake),
+                out=self._options.to_topic,
+                rows_total=self._state.rows,
+                bytes_total=self._state.size_bytes,
+            )
+        )
+        try:
+            for batch in batches:
+                if str(batch) not in self._state.done:
+                    self._send(batch, left=sum(str(other) not in self._state.done for other in batches) - 1)
+        except Interrupted:
+            return self._end("signal")
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001  (failures of Spark and py4j share no class)
+            return self._end("error", explain_failure(str(error)))
+        return self._end("done")
+
+    def _send(self, batch: int, *, left: int) -> None:
+        began = time.monotonic()
+        rows, size_bytes = self._jobs.run(lambda: self._write(batch))
+        self._state.mark(str(batch), rows, size_bytes)
+        seconds = max(time.monotonic() - began, 0.001)
+        self._reporter.report(
+            BatchDone(
+                batch=batch,
+                rows=rows,
+                bytes=size_bytes,
+                rows_total=self._state.rows,
+                bytes_total=self._state.size_bytes,
+                lag=left,
+                seconds=round(seconds, 3),
+                rate=round(rows / seconds),
+            )
+        )
+
+    def _write(self, batch: int) -> tuple[int, int]:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
+        directory = batch_dir(self._options.lake, batch).absolute()
+        frame = self._spark.read.parquet(str(directory))
+        seen = Observation()
+        messages = self._select(self._filter(frame)).observe(
+            seen, f.count("*").alias("rows"), f.sum(f.octet_length("body")).alias("bytes")
+        )
+        messages.write.format("tandemmq").options(**self._options.sink_options()).mode("append").save()
+        return int(seen.get["rows"]), int(seen.get["bytes"] or 0)
+
+    def _filter(self, frame: DataFrame) -> DataFrame:
+        options = self._options
+        absent = [name for name in PLACE if name not in frame.columns]
+        if absent or "body" not in frame.columns:
+            raise ConfigError(f"the lake has no column {(*absent, 'body')[0]}: it cannot be replayed")
+        if options.begin_ms is not None:
+            frame = frame.where(f"storeTimestamp >= timestamp_millis({options.begin_ms})")
+        if options.end_ms is not None:
+            frame = frame.where(f"storeTimestamp < timestamp_millis({options.end_ms})")
+        return frame.where(options.where) if options.where else frame
+
+    def _select(self, frame: DataFrame) -> DataFrame:
+        """The columns of the sink; messages of one queue stay in their order, in one task."""
+        from pyspark.sql import functions as f
+
+        options = self._options
+        ordered = frame.repartition(TASKS, *PLACE[:3]).sortWithinPartitions(*PLACE)
+        # The last twelve digits say the time to Java's search by key: see `sink.keys`.
+        origin = f.sha2(f.concat_ws("@", f.lit(options.to_topic), *PLACE), 256)
+        new_key = f.upper(f.concat(f.substring(origin, 1, 20), f.lit("0" * 12)))
+        columns: list[Any] = [
+            f.col("body"),
+            (f.col("msgId") if options.keys is Keys.KEEP else new_key).alias("uniqueKey"),
+            *(f.col(name) for name in ("tags", "keys", "properties", "flag") if name in frame.columns),
+        ]
+        if options.keep_queues:
+            columns.append(f.col("queueId"))
+        return ordered.select(*columns)
+
+    def _end(self, reason: str, error: str = "") -> int:
+        self._reporter.report(
+            Stopped(
+                reason=reason,
+                rows_total=self._state.rows,
+                bytes_total=self._state.size_bytes,
+                error=error,
+            )
+        )
+        return 1 if reason == "error" else 0

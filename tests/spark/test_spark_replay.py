@@ -1,0 +1,84 @@
+"""A lake goes back into a topic: once, and after an interruption with the same keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tandemmq.spark.lake.files import list_batches
+from tandemmq.spark.lake.sink import LakeSink
+from tandemmq.spark.pipelines.events import BatchDone, Stopped
+from tandemmq.spark.pipelines.replay import Replay, ReplayOptions
+from tandemmq.spark.pipelines.replay_state import load_state
+from tandemmq.spark.pipelines.runner import StopFlag
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def report(self, event: Any) -> None:
+        self.events.append(event)
+
+    def close(self) -> None: ...
+
+
+def _land(spark: Any, cluster: Any, topic: str, out: Path) -> None:
+    spark.dataSource.register(LakeSink)
+    query = (
+        spark.readStream.format("tandemmq")
+        .options(nameServer=cluster.namesrv, topic=topic, startingOffsets="earliest")
+        .option("maxOffsetsPerTrigger", "500")
+        .load()
+        .writeStream.format("tandemmq_lake")
+        .option("checkpointLocation", str(out / "_checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(out))
+    )
+    query.awaitTermination()
+
+
+def _replay(spark: Any, options: ReplayOptions) -> list[Any]:
+    recorder = Recorder()
+    state = load_state(options.state_path, options.plan())
+    code = Replay(spark, options, state, recorder, StopFlag()).run(list_batches(options.lake))
+    assert code == 0, recorder.events
+    return recorder.events
+
+
+def test_a_replay_sends_once_and_repeats_with_the_same_keys(spark: Any, cluster: Any, tmp_path: Path) -> None:
+    bodies = cluster.send("ReplayFrom", 900)
+    _land(spark, cluster, "ReplayFrom", tmp_path)
+    options = ReplayOptions(
+        lake=tmp_path,
+        name_servers=cluster.namesrv,
+        to_topic="ReplayTo",
+        where="tags = 'b'",
+        keep_queues=True,
+    )
+    told = _replay(spark, options)
+    assert sum(event.rows for event in told if isinstance(event, BatchDone)) == 450
+    assert told[-1] == Stopped(
+        reason="done", rows_total=450, bytes_total=sum(len(body) for body in bodies[1::2])
+    )
+    assert not [event for event in _replay(spark, options) if isinstance(event, BatchDone)]
+
+    # As if it had been killed before the last batch was written down.
+    document = json.loads(options.state_path.read_text())
+    del document["done"]["1"]
+    options.state_path.write_text(json.dumps(document))
+    (again,) = [event for event in _replay(spark, options) if isinstance(event, BatchDone)]
+    rows = (
+        spark.read.format("tandemmq")
+        .options(nameServer=cluster.namesrv, topic="ReplayTo")
+        .load()
+        .select("msgId", "body", "queueId", "tags", "queueOffset")
+        .collect()
+    )
+    assert len(rows) == 450 + again.rows
+    assert sorted({(row.msgId, bytes(row.body)) for row in rows}, key=lambda pair: pair[1]) == sorted(
+        {row.msgId: (row.msgId, bytes(row.body)) for row in rows}.values(), key=lambda pair: pair[1]
+    )
+    assert sorted({bytes(row.body) for row in rows}) == sorted(bodies[1::2])
+    assert {row.tags for row in rows} == {"b"}

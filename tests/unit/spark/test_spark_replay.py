@@ -1,0 +1,62 @@
+"""What a replay remembers, and how its times and rates are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tandemmq.spark.sink.writer
+from tandemmq.errors import ConfigError
+from tandemmq.spark.command_replay import parse_time
+from tandemmq.spark.pipelines.replay import ReplayOptions
+from tandemmq.spark.pipelines.replay_state import load_state
+from tandemmq.spark.sink.options import parse_sink_options
+from tandemmq.spark.sink.writer import Pace
+
+
+def make(tmp_path: Path, *, where: str = "", rate: int | None = None) -> ReplayOptions:
+    return ReplayOptions(lake=tmp_path, name_servers="h:1", to_topic="T", where=where, rate=rate)
+
+
+def test_what_is_done_survives_and_adds_up(tmp_path: Path) -> None:
+    options = make(tmp_path)
+    state = load_state(options.state_path, options.plan())
+    assert (state.done, state.rows) == ({}, 0)
+    state.mark("0", 10, 100)
+    state.mark("2", 5, 50)
+    again = load_state(options.state_path, options.plan())
+    assert (set(again.done), again.rows, again.size_bytes) == ({"0", "2"}, 15, 150)
+
+
+def test_another_plan_is_refused_and_another_rate_is_not(tmp_path: Path) -> None:
+    options = make(tmp_path)
+    load_state(options.state_path, options.plan()).mark("0", 1, 1)
+    load_state(options.state_path, make(tmp_path, rate=7).plan())
+    with pytest.raises(ConfigError, match=r"other options \(where\)"):
+        load_state(options.state_path, make(tmp_path, where="x = 1").plan())
+
+
+def test_times() -> None:
+    assert parse_time("--from-time", "") is None
+    assert parse_time("--from-time", "1700000000000") == 1_700_000_000_000
+    assert parse_time("--from-time", "2023-11-14T22:13:20") == 1_700_000_000_000
+    assert parse_time("--from-time", "2023-11-14T23:13:20+01:00") == 1_700_000_000_000
+    with pytest.raises(ConfigError, match="--from-time"):
+        parse_time("--from-time", "yesterday")
+
+
+def test_the_rate_is_shared_out_to_the_tasks_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert parse_sink_options(make(tmp_path, rate=5000).sink_options()).task_rows_per_s == 2500
+    assert parse_sink_options(make(tmp_path).sink_options()).task_rows_per_s is None
+    now = [100.0]
+    monkeypatch.setattr(tandemmq.spark.sink.writer.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        tandemmq.spark.sink.writer.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds)
+    )
+    pace = Pace(50)
+    for _ in range(10):
+        pace.wait(25)
+    assert now[0] == pytest.approx(105.0)
