@@ -19,6 +19,7 @@ from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.pull import ViewMessageRequest
 from tandemmq.protocol.requests.send import SendBackRequest, SendRequest, SendResponse
 from tandemmq.protocol.requests.topic import CreateTopicRequest, TopicConfigRequest
+from tandemmq.store import BrokerRole
 
 
 @pytest.fixture
@@ -260,6 +261,18 @@ async def test_sent_back_message_is_stored_for_later_and_in_the_end_as_dead_lett
     assert dead.properties["RETRY_TOPIC"] == "T1"
     assert dead.properties["ORIGIN_MESSAGE_ID"] == response.message_id
     assert (dead.tags, dead.keys) == ("a", "k")
+
+
+async def test_sent_back_message_waits_for_a_second_copy(tmp_path: Path) -> None:
+    """The consumer gives its message up for the answer (cluster simulation, seed 2095)."""
+    store = {"role": BrokerRole.SYNC_MASTER, "in_sync_replicas": 2, "slave_timeout_ms": 100}
+    async with running_broker(tmp_path, store=store) as broker, Peer(broker) as peer:
+        stored = await peer.send("T1", b"alone", properties={"WAIT": "false"})
+        log_offset = decode_message_id(stored.decode(SendResponse).message_id).log_offset
+        header = SendBackRequest(log_offset=log_offset, group="CG", delay_level=1)
+        answer = await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "FLUSH_SLAVE_TIMEOUT" in (answer.remark or "")
 
 
 async def test_sending_back_what_is_not_there_is_an_error(peer: Peer) -> None:

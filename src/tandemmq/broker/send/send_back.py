@@ -117,7 +117,9 @@ class SendBackHandlers:
             retry_count=message.retry_count + 1,
             keys=message.keys,
             unique_key=message.unique_key,
-            wait_stored=False,
+            # Whatever its property says: the consumer gives up the original for our answer, so the copy must
+            # be as safe as that was (RocketMQ answers at once, and a power cut loses the message).
+            wait_stored=True,
         )
 
     def _append(self, channel: Channel, command: Command, record: NewRecord) -> None:
