@@ -237,7 +237,7 @@ REPLICA_HALTED: Final = _gauge(
 )
 REPLICA_HALT_REASON: Final = _gauge(
     "tandemmq_replica_halt_reason",
-    "on a slave that halted: 1 for its reason",
+    "on a slave: 1 for the reason why it halted, 0 for the others",
     "reason",
     bound="5: slave_ahead, diverged, too_old, file_sizes_differ, damaged",
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tandemmq.broker.metrics.slave_lag import lag_seconds
 from tandemmq.broker.replica import ReplicaRole
+from tandemmq.replication.core.effects import HaltReason
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
@@ -42,8 +43,9 @@ def _read_slave(replica: ReplicaRole, clock: Clock) -> Iterator[Reading]:
     status = replica.slave.status()
     yield Reading(metrics.MASTER_CONNECTED, status.state is SlaveState.TRANSFERRING)
     yield Reading(metrics.REPLICA_HALTED, status.halt is not None)
-    if status.halt is not None:
-        yield Reading(metrics.REPLICA_HALT_REASON, 1, (status.halt.reason.name.lower(),))
+    for reason in HaltReason:
+        is_it = status.halt is not None and status.halt.reason is reason
+        yield Reading(metrics.REPLICA_HALT_REASON, is_it, (reason.name.lower(),))
     if status.last_read_at:
         yield Reading(metrics.MASTER_SILENCE, max(0, clock.now_ms() - status.last_read_at) / 1000)
     synced_at = replica.config_sync.synced_at
