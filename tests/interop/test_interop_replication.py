@@ -1,0 +1,95 @@
+"""A Java slave of our master, and our slave of a Java master, over more than two log files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from clusters import JavaBroker, OurBroker, java_cluster, our_cluster, until
+from java_peers import LINES
+from loads import COUNT, LOG_FILE_BYTES, SMALL_FILES, commit, drain, fill
+
+from tandemmq.client import BlockingAdmin
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
+
+NAME = "broker-r"
+GROUP = "replica-group"
+MASTER = {**SMALL_FILES, "brokerId": 0, "brokerRole": "SYNC_MASTER", "slaveReadEnable": "true"}
+SLAVE = {**SMALL_FILES, "brokerId": 1, "brokerRole": "SLAVE", "slaveReadEnable": "true"}
+Broker = OurBroker | JavaBroker
+
+
+def log_end(name_server: str, broker: Broker) -> int:
+    with BlockingAdmin(name_server) as admin:
+        return int(admin.runtime_info(broker.address)["commitLogMaxOffset"])
+
+
+def wait_for_copy(name_server: str, master: Broker, slave: Broker) -> int:
+    """The end of both logs."""
+    end = log_end(name_server, master)
+    until(lambda: log_end(name_server, slave) == end, f"the slave has the log up to {end}", 90)
+    return end
+
+
+def check_equal_logs(master: Broker, slave: Broker, end: int) -> None:
+    """Both logs have the same bytes below `end`, in the same files."""
+    for begin in range(0, end, LOG_FILE_BYTES):
+        name = f"{begin:020d}"
+        count = min(LOG_FILE_BYTES, end - begin)
+        files = [broker.store / "commitlog" / name for broker in (master, slave)]
+        with files[0].open("rb") as one, files[1].open("rb") as other:
+            assert one.read(count) == other.read(count), f"file {name} differs below {count}"
+
+
+def has_tables(slave: Broker, topic: str) -> bool:
+    """The slave has the topic, the group and its offsets from its master."""
+    config = slave.store / "config"
+    try:
+        topics = json.loads((config / "topics.json").read_text())["topicConfigTable"]
+        groups = json.loads((config / "subscriptionGroup.json").read_text())["subscriptionGroupTable"]
+        offsets = (config / "consumerOffset.json").read_text()
+    except (OSError, ValueError):
+        return False
+    return (
+        topics.get(topic, {}).get("readQueueNums") == 4 and GROUP in groups and f"{topic}@{GROUP}" in offsets
+    )
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("master_maker", ["ours", "java"])
+def test_slave_of_the_other_maker(tmp_path: Path, line: str, master_maker: str) -> None:
+    java = LINES[line]
+    # In 4.x a synchronous master always waits for one slave and has no such setting.
+    copies = {} if (line, master_maker) == ("4.9", "java") else {"inSyncReplicas": 2}
+    is_ours = master_maker == "ours"
+    with our_cluster(tmp_path) if is_ours else java_cluster(java, tmp_path) as cluster:
+        master_settings = {**MASTER, **copies, "storePathRootDir": tmp_path / "master"}
+        slave_settings = {**SLAVE, "storePathRootDir": tmp_path / "slave"}
+        master: Broker
+        slave: Broker
+        if is_ours:
+            master = cluster.start_ours(NAME, master_settings)
+            slave = cluster.start_java(java, NAME, slave_settings)
+        else:
+            master = cluster.start_java(java, NAME, master_settings)
+            slave = cluster.start_ours(NAME, slave_settings)
+        until(lambda: fill(cluster, "First", [0]) == [], "a send waits for the slave and finds it", 60)
+
+        assert fill(cluster, "Load", range(COUNT)) == []
+        commit(cluster, "Load", GROUP)
+        end = wait_for_copy(cluster.name_server, master, slave)
+        assert end > 2 * LOG_FILE_BYTES
+        check_equal_logs(master, slave, end)
+        until(lambda: has_tables(slave, "Load"), "the slave has the tables", 60)
+
+        slave.kill()
+        fill(cluster, "Load", range(COUNT, COUNT + 1000), is_waited_for=False)
+        slave.start()
+        end = wait_for_copy(cluster.name_server, master, slave)
+        check_equal_logs(master, slave, end)
+        until(lambda: fill(cluster, "First", [1]) == [], "a send waits for the slave again", 60)
+
+        master.stop()
+        assert drain(cluster, java, "Load", tmp_path / "home") == [*range(COUNT + 1000)]
