@@ -4,7 +4,7 @@ PY := .venv/bin/python
 TANDEMMQ := .venv/bin/tandemmq
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types contracts check crash bench-quick setup-demo setup-dev clean
+.PHONY: help demo test lint types contracts check crash sim bench-quick setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,9 +33,13 @@ types: setup-dev ## Check types (mypy --strict)
 contracts: setup-dev ## Check who may import whom
 	@.venv/bin/lint-imports
 
-SEEDS ?= 1000
+crash: SEEDS ?= 1000
 crash: setup-dev ## Crash a simulated store in 1000 random lives and check what is left (SEEDS=n, ARGS="--seed 7 --trace")
 	@$(PY) -m tandemmq.sim.crash --seeds $(SEEDS) $(ARGS)
+
+sim: SEEDS ?= 500
+sim: setup-dev ## Run 500 simulated clusters through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
+	@$(PY) -m tandemmq.sim.cluster.run --seeds $(SEEDS) $(ARGS)
 
 check: lint types contracts test ## All of the above
 

@@ -1,0 +1,169 @@
+"""What must hold at certain moments: after a loss, after a start, at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tandemmq.protocol.record import Record, decode_records
+from tandemmq.replication.core.states import MasterState, SlaveState
+from tandemmq.sim.cluster.ledger import Fate, Ledger, Place, Sent
+from tandemmq.sim.cluster.nodes import BrokerNode
+from tandemmq.sim.cluster.settings import TOPIC, Group
+from tandemmq.sim.cluster.watch import EXCUSE_S, holds
+from tandemmq.sim.cluster.world import World
+from tandemmq.store import GetStatus, MessageStore
+
+SHOWN_MAX = 5
+
+
+def check_replicas(world: World, master: BrokerNode, slaves: Iterable[BrokerNode]) -> None:
+    """The log of every slave that follows has the master's bytes, as far as both reach (spec replication 16,
+    I1).
+    """
+    if master.store is None:
+        return
+    for slave in slaves:
+        if slave.store is None or not is_followed(master, slave):
+            continue
+        begin = max(master.store.min_log_offset, slave.store.min_log_offset)
+        end = min(master.store.max_log_offset, slave.store.max_log_offset)
+        difference = first_difference(master.store, slave.store, begin, end)
+        if difference is not None:
+            world.findings.broken.append(f"{slave.life} differs from {master.life} at {difference}")
+
+
+def is_halted(slave: BrokerNode) -> bool:
+    """Its replication says that a person must act."""
+    replica = None if slave.broker is None else slave.broker._replica
+    return replica is not None and replica.slave.status().halt is not None
+
+
+def is_followed(master: BrokerNode, slave: BrokerNode) -> bool:
+    """The slave copies from this master, and both know it: before, it may hold what a master has lost."""
+    assert master.broker is not None
+    assert slave.broker is not None
+    ours, theirs = master.broker._replica, slave.broker._replica
+    if ours is None or theirs is None or theirs.slave.status().state is not SlaveState.TRANSFERRING:
+        return False
+    return any(
+        one.address[0] == slave.host.ip and one.state is MasterState.TRANSFERRING
+        for one in ours.master.status().slaves
+    )
+
+
+def first_difference(one: MessageStore, other: MessageStore, begin: int, end: int) -> int | None:
+    """The first offset where the logs differ; None where they are equal."""
+    position = begin
+    while position < end:
+        ours, theirs = one.log_view(position, end - position), other.log_view(position, end - position)
+        size = min(len(ours), len(theirs))
+        if not size:
+            return position
+        if ours[:size] != theirs[:size]:
+            return next(position + i for i in range(size) if ours[i] != theirs[i])
+        position += size
+    return None
+
+
+def check_promised(world: World, ledger: Ledger, holders: list[BrokerNode], *, after_cut: bool) -> None:
+    """What was acknowledged is held by one of `holders`.
+
+    After a power cut the messages that did not wait, or waited in vain, may be missing: those are forgotten.
+    """
+    names = ", ".join(node.name for node in holders)
+    shown = 0
+    for sent in ledger.sent.values():
+        if sent.fate not in (Fate.ACKNOWLEDGED, Fate.STORED) or any(holds(node, sent) for node in holders):
+            continue
+        if after_cut and not (sent.fate is Fate.ACKNOWLEDGED and sent.is_waiting):
+            sent.fate = Fate.GONE
+        elif shown < SHOWN_MAX:
+            shown += 1
+            world.findings.lost.append(f"{sent} is not on {names}")
+
+
+def read_queue(store: MessageStore, place: Place) -> list[Record]:
+    """Everything that the queue gives out."""
+    records: list[Record] = []
+    offset = store.queue_min(*place)
+    while True:
+        result = store.get(*place, offset, count_max=64)
+        if result.status is not GetStatus.FOUND:
+            return records
+        records += [record for view in result.slices for record in decode_records(view)]
+        offset = result.next_offset
+
+
+def check_queues(world: World, ledger: Ledger, node: BrokerNode) -> dict[Place, list[Sent]]:
+    """Queues are dense and hold nothing that was not sent; what they hold, by place."""
+    store = node.store
+    assert store is not None
+    found: dict[Place, list[Sent]] = {}
+    for place in sorted(store.queue_keys()):
+        if place[0] != TOPIC:
+            continue
+        records = read_queue(store, place)
+        low, high = store.queue_min(*place), store.queue_max(*place)
+        offsets = [record.queue_offset for record in records]
+        if offsets != list(range(low, high)):
+            world.findings.broken.append(
+                f"{node.life} {place}: not dense from {low} to {high}: {offsets[:20]}"
+            )
+        known = []
+        for record in records:
+            sent = ledger.find(record.content)
+            if sent is None:
+                world.findings.broken.append(f"{node.life} {place}:{record.queue_offset} was never sent")
+            else:
+                known.append(sent)
+        found[place] = known
+    return found
+
+
+def unfinished(ledger: Ledger, group: Group, store: MessageStore) -> list[str]:
+    """What the group has not finished of what the store holds."""
+    missing = []
+    for place in sorted(store.queue_keys()):
+        if place[0] != TOPIC:
+            continue
+        progress = ledger.progress_of(group.name, place)
+        if len(progress.finished) + len(progress.excused) >= store.queue_max(*place) and group.tags == "*":
+            continue
+        for record in read_queue(store, place):
+            sent = ledger.find(record.content)
+            offset = record.queue_offset
+            if sent is None or not group.wants(sent.tags) or offset in progress.excused:
+                continue
+            if progress.finished.get(offset) != sent.number:
+                missing.append(f"{group.name} never finished {place[1]}:{offset}, {sent}")
+    return missing
+
+
+def check_copies(world: World, ledger: Ledger, queues: dict[Place, list[Sent]]) -> None:
+    """A message is stored twice only when its send may have been repeated."""
+    seen: dict[int, int] = {}
+    for held in queues.values():
+        for sent in held:
+            seen[sent.number] = seen.get(sent.number, 0) + 1
+    for number, count in seen.items():
+        if count > 1:
+            sent = ledger.sent[number]
+            ledger.counts["stored more than once"] += 1
+            if not world.had_trouble(sent.sent_at - EXCUSE_S, sent.settled_at or world.loop.time()):
+                world.findings.broken.append(f"{sent} is stored {count} times without a reason")
+
+
+def check_tables_equal(master: BrokerNode, slave: BrokerNode) -> str:
+    """Empty, or which of the slave's tables differs from its master's."""
+    assert master.broker is not None
+    assert slave.broker is not None
+    ours, theirs = master.broker._tables, slave.broker._tables
+    if ours.topics.snapshot() != theirs.topics.snapshot():
+        return "topics"
+    if ours.groups.snapshot() != theirs.groups.snapshot():
+        return "groups"
+    held = theirs.offsets.snapshot().offsets
+    for key, queues in ours.offsets.snapshot().offsets.items():
+        if held.get(key) != queues:
+            return f"offsets of {key}: {held.get(key)}, its master {queues}"
+    return ""

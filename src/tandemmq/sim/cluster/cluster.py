@@ -1,0 +1,258 @@
+"""A whole cluster: builds its nodes, starts them, does an operator's work, brings it to rest, checks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from tandemmq.client import Admin
+from tandemmq.errors import TandemError
+from tandemmq.replication.core.effects import HaltReason
+from tandemmq.sim.cluster import checkers
+from tandemmq.sim.cluster.clients import ClientNode, ConsumerNode, ProducerNode
+from tandemmq.sim.cluster.ledger import Ledger
+from tandemmq.sim.cluster.nodes import BrokerNode, NameServerNode, Node
+from tandemmq.sim.cluster.settings import TOPIC
+from tandemmq.sim.cluster.watch import Watch
+from tandemmq.sim.cluster.world import World
+
+START_TIMEOUT_S = 60.0
+SETTLE_TIMEOUT_S = 400.0
+DIVERGENCES = (HaltReason.SLAVE_AHEAD, HaltReason.DIVERGED)
+"""Why a slave may halt: its master lost what it had not flushed."""
+
+
+class AdminNode(ClientNode):
+    """Creates the topic."""
+
+    async def run(self) -> None:
+        instance = await self.connect()
+        admin = Admin(instance=instance)
+        while True:
+            try:
+                await admin.create_topic(TOPIC, queue_count=self.world.settings.queue_count)
+                break
+            except TandemError:
+                await self.clock.sleep(0.5)
+        self.is_done = True
+
+    async def stop_server(self) -> None:
+        if self._instance is not None:
+            await self._instance.close()
+
+
+class Cluster:
+    """The nodes, by what they do."""
+
+    def __init__(self, world: World) -> None:
+        settings = world.settings
+        self.world = world
+        self.ledger = Ledger()
+        self.watch = Watch(world, self.ledger)
+        self.name_servers = [NameServerNode(f"ns{n}", world) for n in range(settings.name_server_count)]
+        addresses = tuple(node.address for node in self.name_servers)
+        self.master = BrokerNode("master", world, broker_id=0, name_servers=addresses)
+        self.slaves = [
+            BrokerNode(f"slave{n}", world, broker_id=n, name_servers=addresses)
+            for n in range(1, settings.slave_count + 1)
+        ]
+        self.watch.brokers += [self.master, *self.slaves]
+        for broker in self.watch.brokers:
+            broker.on_lost = self._on_broker_lost
+            broker.on_open = self._on_broker_open
+        shared = (world, ";".join(addresses), self.ledger, self.watch)
+        self.admin = AdminNode("admin", *shared)
+        self.producers = [ProducerNode(f"producer{n}", *shared) for n in range(settings.producer_count)]
+        self.consumers = [
+            ConsumerNode(f"consumer-{group.name}{n}", *shared, group)
+            for group in settings.groups
+            for n in range(group.member_count)
+        ]
+        self._was_power_cut: dict[BrokerNode, bool] = {}
+
+    @property
+    def brokers(self) -> list[BrokerNode]:
+        return [self.master, *self.slaves]
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [*self.name_servers, *self.brokers, *self.producers, *self.consumers]
+
+    # The beginning.
+
+    async def start(self) -> None:
+        """Servers, the topic, then clients. Slaves may come before their master."""
+        for name_server in self.name_servers:
+            name_server.start()
+        brokers = self.brokers if self.world.dice.happens(70) else self.brokers[::-1]
+        for broker in brokers:
+            broker.start()
+            await self.world.clock.sleep(self.world.dice.between(0, 300) / 1000)
+        self.admin.start()
+        await self._expect(lambda: self.admin.is_done, START_TIMEOUT_S, "the topic is not created")
+        await self._expect(self.is_level, START_TIMEOUT_S, "the slaves do not get level")
+        await self.admin.end_in_order()
+        for client in (*self.producers, *self.consumers):
+            client.start()
+        self.world.trouble()
+
+    async def _expect(self, is_met: Callable[[], bool], timeout_s: float, what: str) -> bool:
+        if await self.world.until(is_met, timeout_s):
+            return True
+        self.world.findings.broken.append(f"{what} within {timeout_s:g} s")
+        return False
+
+    def is_level(self) -> bool:
+        """All brokers run, and every slave holds what the master holds now."""
+        master = self.master.store
+        if master is None:
+            return False
+        end = master.max_log_offset
+        return all(
+            slave.store is not None
+            and slave.store.dispatched.value >= end
+            and checkers.is_followed(self.master, slave)
+            and slave.broker is not None
+            and slave.broker._tables.topics.get(TOPIC) is not None
+            for slave in self.slaves
+        )
+
+    def is_copied_whole(self) -> bool:
+        """Every slave has the log from its beginning: an empty one may have begun at the last file."""
+        return all(slave.store is not None and slave.store.min_log_offset == 0 for slave in self.slaves)
+
+    # An operator's work.
+
+    def _on_broker_lost(self, node: BrokerNode, is_power_cut: bool) -> None:
+        self._was_power_cut[node] = is_power_cut
+        self.watch.on_broker_lost(node, is_power_cut=is_power_cut)
+
+    def _on_broker_open(self, node: BrokerNode) -> None:
+        after_cut = self._was_power_cut.pop(node, False)
+        if node is self.master:
+            self.watch.on_master_open(node)
+            checkers.check_promised(self.world, self.ledger, [node], after_cut=after_cut)
+        checkers.check_queues(self.world, self.ledger, node)
+
+    async def tend(self) -> None:
+        """For ever: look at replicas and offsets, and replace slaves that say that a person must act."""
+        while True:
+            await self.world.clock.sleep(1.0)
+            checkers.check_replicas(self.world, self.master, self.slaves)
+            if self.master.store is not None:
+                self.watch.check_committed(self.master)
+            for slave in self.slaves:
+                if slave.is_running and checkers.is_halted(slave):
+                    await self._replace(slave)
+
+    def check_survivors(self) -> None:
+        """The master was lost: under synchronous double write a slave has every acknowledged message."""
+        if self.world.settings.is_sync_double_write and self.is_copied_whole():
+            checkers.check_promised(self.world, self.ledger, self.slaves, after_cut=True)
+
+    async def promote(self) -> None:
+        """The master is gone for good: the slave that holds most takes its place; it comes back empty."""
+        lost = self.master
+        assert not lost.is_running
+        chosen = max(self.slaves, key=lambda slave: slave.store.max_log_offset if slave.store else -1)
+        self.world.note(f"{chosen.name} becomes master")
+        self.ledger.counts["promotions"] += 1
+        if self.world.dice.happens(50):
+            chosen.kill()
+        else:
+            await chosen.end_in_order()
+        self.slaves[self.slaves.index(chosen)] = lost
+        self.master = chosen
+        lost.broker_id, chosen.broker_id = chosen.broker_id, lost.broker_id
+        lost.role, chosen.role = chosen.role, lost.role
+        self._was_power_cut[chosen] = True
+        self._was_power_cut.pop(lost, None)
+        chosen.start()
+        await self.world.clock.sleep(self.world.dice.between(0, 5_000) / 1_000)
+        self.watch.on_copy_lost(lost)
+        lost.wipe()
+        lost.start()
+
+    async def _replace(self, slave: BrokerNode) -> None:
+        assert slave.broker is not None
+        assert slave.broker._replica is not None
+        halt = slave.broker._replica.slave.status().halt
+        assert halt is not None
+        self.world.note(f"{slave.life} has halted: {halt.reason.value}, {halt.detail}")
+        self.ledger.counts["slaves replaced"] += 1
+        if halt.reason not in DIVERGENCES or not self.ledger.counts["power cuts of the master"]:
+            self.world.findings.broken.append(f"{slave.life} has halted: {halt}")
+        self.watch.on_copy_lost(slave)
+        slave.kill()
+        slave.wipe()
+        slave.start()
+
+    # The end.
+
+    async def settle(self) -> None:
+        """Everything runs and nothing goes wrong any more: now all must come level and be consumed."""
+        world = self.world
+        for node in self.nodes:
+            if not node.is_running:
+                node.start()
+        for producer in self.producers:
+            producer.is_ending = True
+        await self._expect(lambda: all(p.is_done for p in self.producers), 60.0, "producers do not end")
+        if not await self._expect(self.is_level, SETTLE_TIMEOUT_S, "the slaves do not get level"):
+            return
+        await world.until(lambda: not self._unfinished(), SETTLE_TIMEOUT_S, 0.5)
+        world.findings.skipped += self._unfinished()[: checkers.SHOWN_MAX]
+        for slave in self.slaves:
+            if not await world.until(partial(self._has_equal_tables, slave), 30.0):
+                what = checkers.check_tables_equal(self.master, slave)
+                world.findings.broken.append(f"{slave.life} has other {what} than its master")
+
+    def _has_equal_tables(self, slave: BrokerNode) -> bool:
+        return not checkers.check_tables_equal(self.master, slave)
+
+    def _unfinished(self) -> list[str]:
+        store = self.master.store
+        assert store is not None
+        missing = [
+            text
+            for group in self.world.settings.groups
+            for text in checkers.unfinished(self.ledger, group, store)
+        ]
+        owed = [
+            f"{group} gave back {self.ledger.sent[number]} at {at_s:.3f} and never got it again"
+            for (group, number), at_s in self.ledger.owed.items()
+        ]
+        return missing + owed
+
+    async def check(self) -> None:
+        """What must hold of a cluster at rest."""
+        if self.master.store is None:
+            return
+        checkers.check_replicas(self.world, self.master, self.slaves)
+        queues = checkers.check_queues(self.world, self.ledger, self.master)
+        checkers.check_copies(self.world, self.ledger, queues)
+        after_cut = bool(self.ledger.counts["power cuts of the master"])
+        checkers.check_promised(self.world, self.ledger, [self.master], after_cut=after_cut)
+        for slave in self.slaves:
+            theirs = checkers.check_queues(self.world, self.ledger, slave)
+            for place, held in theirs.items():
+                if held != queues[place][len(queues[place]) - len(held) :]:
+                    self.world.findings.broken.append(f"{slave.life} has another queue {place}")
+
+    async def stop(self) -> None:
+        """All in order; whatever is left is a leak."""
+        for node in (*self.consumers, *self.producers, *self.slaves, self.master, *self.name_servers):
+            await node.end_in_order()
+
+    async def restart_alone(self) -> None:
+        """Each broker once more from its disk, without the others: what was promised is still there."""
+        for node in self.brokers:
+            node.start()
+            await self._expect(partial(_is_open, node), START_TIMEOUT_S, f"{node.name} does not open again")
+            if node.is_open and node is not self.master:
+                checkers.check_queues(self.world, self.ledger, node)
+            await node.end_in_order()
+
+
+def _is_open(node: BrokerNode) -> bool:
+    return node.is_open

@@ -1,0 +1,202 @@
+"""A `runtime.ports.Network` between simulated hosts: late, split, joined, blocked, broken.
+
+Owns: hosts, open ports, which ways are blocked, and every connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from zlib import crc32
+
+from tandemmq.runtime.ports import Address, ProtocolFactory
+from tandemmq.sim.cluster.connection import Host, Pipe, SimTransport
+from tandemmq.sim.cluster.loop import Life, SimClock, SimLoop
+from tandemmq.sim.dice import Dice
+
+FIRST_EPHEMERAL_PORT = 40_000
+SYN_RETRY_S = 0.5
+
+
+class SimListener:
+    """An open port."""
+
+    def __init__(self, fabric: Fabric, life: Life, address: Address, factory: ProtocolFactory) -> None:
+        self._fabric = fabric
+        self.life = life
+        self._address = address
+        self.factory = factory
+
+    @property
+    def address(self) -> Address:
+        return self._address
+
+    async def close(self) -> None:
+        if self._fabric.listeners.get(self._address) is self:
+            del self._fabric.listeners[self._address]
+
+
+class Fabric:
+    """All hosts and what is between them. `observers` are called after a host's process has read bytes."""
+
+    def __init__(self, loop: SimLoop, dice: Dice) -> None:
+        self.loop = loop
+        self.dice = dice
+        self.context = Life("network").context
+        self.hosts: dict[str, Host] = {}
+        self.listeners: dict[Address, SimListener] = {}
+        self.ends: dict[SimTransport, None] = {}
+        self.blocked: dict[tuple[str, str], None] = {}
+        self.latency_ms = (0.2, 2.0)
+        self.cut_percent = 10
+        self.observers: list[Callable[[str], None]] = []
+        self.digest = 0
+        self.delivery_count = 0
+        self._pipes: dict[Pipe, None] = {}
+        self._ports = itertools.count(FIRST_EPHEMERAL_PORT)
+
+    def add_host(self, name: str) -> Host:
+        host = Host(name, f"10.0.0.{len(self.hosts) + 1}")
+        self.hosts[host.ip] = host
+        return host
+
+    # Chance.
+
+    def latency_s(self) -> float:
+        low, high = self.latency_ms
+        return (low + (high - low) * self.dice.below(1_000) / 1_000) / 1_000
+
+    def cut_of(self, size: int) -> int:
+        """How many of the bytes that have arrived are handed over together."""
+        if size < 2 or not self.dice.happens(self.cut_percent):
+            return size
+        return self.dice.between(1, min(size - 1, 20) if self.dice.happens(40) else size - 1)
+
+    # Ways.
+
+    def is_open(self, source_ip: str, target_ip: str) -> bool:
+        return (source_ip, target_ip) not in self.blocked
+
+    def block(self, source_ip: str, target_ip: str) -> None:
+        self.blocked[source_ip, target_ip] = None
+
+    def unblock(self, source_ip: str, target_ip: str) -> None:
+        """What waited moves on after a retransmission."""
+        self.blocked.pop((source_ip, target_ip), None)
+        self._move()
+
+    def is_up(self, ip: str) -> bool:
+        return ip in self.hosts and self.hosts[ip].is_up
+
+    def power_up(self, host: Host) -> None:
+        host.is_up = True
+        self._move()
+
+    def _move(self) -> None:
+        for pipe in list(self._pipes):
+            if pipe.is_over:
+                del self._pipes[pipe]
+            else:
+                pipe.arm(self.dice.below(1_000) / 1_000)
+
+    # Lives.
+
+    def end_life(self, life: Life, *, is_power_cut: bool) -> None:
+        """All sockets of the process end."""
+        for address in [a for a, listener in self.listeners.items() if listener.life is life]:
+            del self.listeners[address]
+        for end in [end for end in self.ends if end.life is life]:
+            end.vanish(is_power_cut=is_power_cut)
+
+    def ends_of(self, life: Life) -> list[SimTransport]:
+        return [end for end in self.ends if end.life is life]
+
+    def break_connection(self, end: SimTransport) -> None:
+        """Something in between ends a connection: both ends are told that the other did it."""
+        assert end.out is not None
+        for one in (end, end.out.target):
+            if one.out is not None:
+                one.out.clear()
+            if not one.is_gone and one.protocol is not None:
+                one.schedule(one.hear_reset)
+
+    # Tracing.
+
+    def note_bytes(self, pipe: Pipe, size: int) -> None:
+        self.delivery_count += 1
+        text = f"{self.loop.time():.6f} {pipe.route} {size}"
+        self.digest = crc32(text.encode(), self.digest)
+
+    def after_delivery(self, host_name: str) -> None:
+        for observer in self.observers:
+            observer(host_name)
+
+    # Connections.
+
+    def listen(self, life: Life, host: Host, port: int, factory: ProtocolFactory) -> SimListener:
+        address = (host.ip, port or next(self._ports))
+        if address in self.listeners:
+            raise OSError(f"{address} is in use")
+        listener = self.listeners[address] = SimListener(self, life, address, factory)
+        return listener
+
+    def join(self, life: Life, host: Host, listener: SimListener) -> SimTransport:
+        """Both ends of a new connection; the accepting process hears of it first."""
+        local, remote = (host.ip, next(self._ports)), listener.address
+        near = SimTransport(self, life, host, local, remote)
+        far = SimTransport(self, listener.life, self.hosts[remote[0]], remote, local)
+        near.out = far.inbound = Pipe(self, near, far)
+        far.out = near.inbound = Pipe(self, far, near)
+        near.wants_data = False  # until its protocol exists
+        self.ends[near] = self.ends[far] = None
+        self._pipes[near.out] = self._pipes[far.out] = None
+        far.schedule(_accept, far, listener.factory)
+        return near
+
+
+def _accept(end: SimTransport, factory: ProtocolFactory) -> None:
+    end.begin(factory)
+
+
+class HostNetwork:
+    """The network as one process on one host sees it."""
+
+    def __init__(self, fabric: Fabric, host: Host, life: Life, clock: SimClock) -> None:
+        self._fabric = fabric
+        self._host = host
+        self._life = life
+        self._clock = clock
+
+    async def listen(self, host: str, port: int, protocol_factory: ProtocolFactory) -> SimListener:
+        if not self._life.is_alive:
+            raise OSError("the process is gone")
+        return self._fabric.listen(self._life, self._host, port, protocol_factory)
+
+    async def connect(
+        self, host: str, port: int, protocol_factory: ProtocolFactory, timeout_s: float
+    ) -> asyncio.Transport:
+        if not self._life.is_alive:
+            raise OSError("the process is gone")
+        async with asyncio.timeout(timeout_s):
+            await self._travel(self._host.ip, host)
+            listener = self._fabric.listeners.get((host, port))
+            if listener is None or not listener.life.is_alive:
+                await self._travel(host, self._host.ip)
+                raise ConnectionRefusedError(f"nothing listens on {host}:{port}")
+            near = self._fabric.join(self._life, self._host, listener)
+            try:
+                await self._travel(host, self._host.ip)
+            except BaseException:
+                near.abort()
+                raise
+        near.begin(protocol_factory)
+        near.resume_reading()
+        return near
+
+    async def _travel(self, source_ip: str, target_ip: str) -> None:
+        """A segment of the handshake arrives, or never does."""
+        fabric = self._fabric
+        await self._clock.sleep(fabric.latency_s())
+        while not (fabric.is_open(source_ip, target_ip) and fabric.is_up(target_ip)):
+            await self._clock.sleep(SYN_RETRY_S)

@@ -1,0 +1,340 @@
+"""Machines with servers on them: they start, stop, are killed, lose power, and keep their disks."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from tandemmq.broker.broker import Broker
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.nameserver.nameserver import NameServer
+from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.protocol.record import Record, RecordError, RecordOutcome, check_record, decode_record
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.runtime.chance import SeededRandom
+from tandemmq.sim.cluster.disk import NodeDisk
+from tandemmq.sim.cluster.loop import LIFE, Life, SimClock
+from tandemmq.sim.cluster.network import HostNetwork
+from tandemmq.sim.cluster.settings import BROKER_NAME
+from tandemmq.sim.cluster.world import World
+from tandemmq.sim.disk import Crash
+from tandemmq.sim.disk import Faults as DiskFaults
+from tandemmq.sim.image import Image, Tear
+from tandemmq.store import BrokerRole, MessageStore, StoreOptions
+
+ROOT = Path("/store")
+LOG_DIR = ROOT / "commitlog"
+NAME_SERVER_PORT, BROKER_PORT, HA_PORT = 9876, 10911, 10912
+STOP_TIMEOUT_S = 120.0
+TEARS = (
+    (1, Tear.NOTHING),
+    (1, Tear.EVERYTHING),
+    (2, Tear.IN_ORDER),
+    (3, Tear.SECTORS),
+    (2, Tear.PAGES),
+)
+
+
+class Node:
+    """One host and the process that runs on it."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self.name = name
+        self.world = world
+        self.host = world.fabric.add_host(name)
+        self.life: Life | None = None
+        self.start_count = 0
+        self.skew_ms = world.dice.between(-2_000, 2_000)
+        self.clock = SimClock(world.loop, self.skew_ms)
+
+    @property
+    def is_running(self) -> bool:
+        return self.life is not None and self.life.is_alive
+
+    def start(self) -> None:
+        """Begin a new process."""
+        raise NotImplementedError
+
+    def begin_life(self) -> Life:
+        assert not self.is_running, self.name
+        self.start_count += 1
+        life = self.life = Life(f"{self.name}#{self.start_count}")
+        self.world.fabric.power_up(self.host)
+        self.network = HostNetwork(self.world.fabric, self.host, life, self.clock)
+        self.chance = SeededRandom(self.world.seed * 1_000_003 + len(self.name) * 101 + self.start_count)
+        return life
+
+    def end_life(self, *, is_power_cut: bool) -> None:
+        """Nothing of the process runs any more."""
+        life = self.life
+        if life is None or not life.is_alive:
+            return
+        life.end()
+        self.world.dead.append(life)
+        self.world.trouble()
+        self.world.fabric.end_life(life, is_power_cut=is_power_cut)
+        self.host.is_up = not is_power_cut
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.world.note(f"{self.life} is killed")
+        self.end_life(is_power_cut=False)
+
+    def cut_power(self) -> None:
+        self.world.note(f"{self.life} loses power")
+        self.end_life(is_power_cut=True)
+
+    def on_fatal(self, error: BaseException) -> None:
+        """The server says that it cannot be trusted any more; no fault here is a reason for that."""
+        life = LIFE.get()
+        if life is None or life.is_alive:
+            text = "".join(traceback.format_exception(error)).strip()
+            self.world.findings.broken.append(f"{life} failed: {text}")
+
+    async def end_in_order(self) -> None:
+        """Stop the server and end its process."""
+        life = self.life
+        if life is None or not life.is_alive:
+            return
+        self.world.note(f"{life} stops")
+        task = self.world.spawn(life, self.stop_server(), "stop")
+        done, _ = await asyncio.wait([task], timeout=STOP_TIMEOUT_S)
+        if not done:
+            self.world.findings.broken.append(f"{life} does not stop within {STOP_TIMEOUT_S:g} s")
+        elif life.is_alive and task.exception() is not None:
+            text = "".join(traceback.format_exception(task.exception())).strip()
+            self.world.findings.broken.append(f"{life} fails to stop: {text}")
+        elif life.is_alive:
+            # Connections that were closed a moment ago have a turn to end.
+            await self.world.clock.sleep(0.01)
+            self.check_left_nothing(life)
+        self.end_life(is_power_cut=False)
+
+    def check_left_nothing(self, life: Life) -> None:
+        """A stopped server leaves no task, socket or open port."""
+        broken = self.world.findings.broken
+        names = sorted(task.get_name() for task in life.running_tasks())
+        if names:
+            broken.append(f"{life} left tasks behind: {', '.join(names)}")
+        ends = self.world.fabric.ends_of(life)
+        if ends:
+            peers = sorted(str(end.get_extra_info("peername")) for end in ends)
+            broken.append(f"{life} left connections behind: {', '.join(peers)}")
+        ports = [a for a, listener in self.world.fabric.listeners.items() if listener.life is life]
+        if ports:
+            broken.append(f"{life} left ports open: {ports}")
+
+    async def stop_server(self) -> None:
+        raise NotImplementedError
+
+
+class NameServerNode(Node):
+    """A name server: it keeps nothing over a restart."""
+
+    def __init__(self, name: str, world: World) -> None:
+        super().__init__(name, world)
+        self.server: NameServer | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{self.host.ip}:{NAME_SERVER_PORT}"
+
+    def start(self) -> None:
+        life = self.begin_life()
+        self.world.note(f"{life} starts")
+        self.world.spawn(life, self._boot(), "boot")
+
+    async def _boot(self) -> None:
+        disk = NodeDisk(
+            Image(), dice=self.world.dice, clock=self.clock, note=lambda _: None, on_lost=lambda: None
+        )
+        options = NameServerOptions(
+            listen_port=NAME_SERVER_PORT,
+            kv_config_path=ROOT / "kvConfig.json",
+            config_store_path=ROOT / "namesrv.properties",
+        )
+        self.server = NameServer(
+            options, network=self.network, disk=disk, clock=self.clock, on_fatal=self.on_fatal
+        )
+        await self.server.start()
+
+    async def stop_server(self) -> None:
+        if self.server is not None:
+            await self.server.stop()
+
+
+class BrokerNode(Node):
+    """A broker and its disk. `broker_id` 0 is the master."""
+
+    def __init__(self, name: str, world: World, *, broker_id: int, name_servers: tuple[str, ...]) -> None:
+        super().__init__(name, world)
+        self.broker_id = broker_id
+        self.role = BrokerRole.SLAVE if broker_id else world.settings.role
+        self.in_sync_replicas = 2 if world.settings.is_sync_double_write else 1
+        self._name_servers = name_servers
+        self._image = Image()
+        self._disk: NodeDisk | None = None
+        self.broker: Broker | None = None
+        self.is_open = False
+        """It serves: its start is through."""
+        self.on_lost: Callable[[BrokerNode, bool], None] = lambda _node, _is_power_cut: None
+        self.on_open: Callable[[BrokerNode], None] = lambda _node: None
+
+    # What is on its disk.
+
+    @property
+    def image(self) -> Image:
+        """What its files hold now, or held when it was lost."""
+        if self._disk is None:
+            return self._image
+        return self._disk.image if self._disk.left is None else self._disk.left
+
+    def record_at(self, log_offset: int) -> Record | None:
+        """The intact record that its log holds there."""
+        size = self.world.settings.commit_log_file_bytes
+        node = self.image.files.get(LOG_DIR / f"{log_offset - log_offset % size:020d}")
+        if node is None or log_offset < 0:
+            return None
+        view = memoryview(node.data)[log_offset % size :]
+        if len(view) < 8 or check_record(view, 0, log_offset=log_offset).outcome is not RecordOutcome.OK:
+            return None
+        try:
+            return decode_record(view, log_offset=log_offset)
+        except RecordError:
+            return None
+
+    def wipe(self) -> None:
+        """An operator deletes its files."""
+        assert not self.is_running
+        self.world.note(f"{self.name} is wiped")
+        self._image, self._disk = Image(), None
+
+    # Life.
+
+    @property
+    def store(self) -> MessageStore | None:
+        """Of the running broker, once it is open."""
+        return self.broker.store if self.is_running and self.is_open and self.broker is not None else None
+
+    def start(self) -> None:
+        self._image = self.image
+        life = self.begin_life()
+        self.is_open = False
+        self.broker = None
+        self.world.note(f"{life} starts")
+        self._disk = NodeDisk(
+            self._image,
+            dice=self.world.dice,
+            clock=self.clock,
+            note=self.world.note,
+            on_lost=self._on_lost,
+        )
+        self._disk.faults = DiskFaults(slow_sync_percent=self.world.settings.slow_sync_percent)
+        self._image = self._disk.image
+        self.world.spawn(life, self._boot(life), "boot")
+
+    async def _boot(self, life: Life) -> None:
+        assert self._disk is not None
+        try:
+            broker = self.broker = Broker(
+                self._broker_options(),
+                self._store_options(),
+                self._replication_options(),
+                network=self.network,
+                disk=self._disk,
+                clock=self.clock,
+                chance=self.chance,
+                on_fatal=self.on_fatal,
+            )
+            await broker.start()
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is a finding)
+            if life.is_alive:
+                self.on_fatal(error)
+            return
+        if life.is_alive:
+            self.is_open = True
+            assert broker.store is not None
+            low, high = broker.store.min_log_offset, broker.store.max_log_offset
+            self.world.note(f"{life} is open, log {low}..{high}")
+            self.on_open(self)
+
+    def _store_options(self) -> StoreOptions:
+        settings = self.world.settings
+        return StoreOptions(
+            root=ROOT,
+            role=self.role,
+            flush_mode=settings.flush_mode,
+            in_sync_replicas=self.in_sync_replicas,
+            commit_log_file_bytes=settings.commit_log_file_bytes,
+            consume_queue_file_bytes=2_000,
+            key_index_slot_count=64,
+            key_index_entry_count=500,
+            message_bytes_max=4_096,
+            memory_bytes=20_000,
+        )
+
+    def _broker_options(self) -> BrokerOptions:
+        return BrokerOptions(
+            broker_name=BROKER_NAME,
+            broker_id=self.broker_id,
+            listen_port=BROKER_PORT,
+            ha_listen_port=HA_PORT,
+            fast_listen=False,
+            advertised_host=self.host.ip,
+            name_servers=self._name_servers,
+            register_period_ms=10_000,
+            register_timeout_ms=3_000,
+            slave_read_enable=self.world.settings.slave_read_enable,
+            channel_expired_ms=8_000,
+            client_scan_period_ms=1_000,
+            consumer_offset_flush_ms=1_000,
+        )
+
+    def _replication_options(self) -> ReplicationOptions:
+        settings = self.world.settings
+        return ReplicationOptions(
+            heartbeat_interval_ms=500,
+            silence_ms_max=5_000,
+            reconnect_delay_ms=500,
+            transfer_bytes_max=settings.transfer_bytes_max,
+            first_transfer=settings.first_transfer,
+        )
+
+    def kill(self) -> None:
+        """SIGKILL: what was written to files stays."""
+        self.world.note(f"{self.life} is killed")
+        self._lose(is_power_cut=False)
+
+    def cut_power(self, tear: Tear | None = None) -> None:
+        """What was not flushed may be gone; without `tear` chance says what of it."""
+        self.world.note(f"{self.life} loses power")
+        self._lose(is_power_cut=True, tear=tear)
+
+    def arm_crash(self, operations: int, *, is_power_cut: bool) -> None:
+        """Lose it in the middle of one of its next operations on files."""
+        assert self._disk is not None
+        self.world.note(f"{self.life} will be lost in {operations} disk operations")
+        self._disk.crash = Crash(operations, is_power_cut, self.world.dice.pick_weighted(TEARS))
+
+    def disarm_crash(self) -> None:
+        if self._disk is not None and not self._disk.is_lost:
+            self._disk.crash = None
+
+    def _lose(self, *, is_power_cut: bool, tear: Tear | None = None) -> None:
+        if self.is_running and self._disk is not None:
+            self._disk.lose(Crash(0, is_power_cut, tear or self.world.dice.pick_weighted(TEARS)))
+
+    def _on_lost(self) -> None:
+        assert self._disk is not None
+        assert self._disk.lost_by is not None
+        is_power_cut = self._disk.lost_by.is_power_cut
+        self.on_lost(self, is_power_cut)
+        self.is_open = False
+        self.end_life(is_power_cut=is_power_cut)
+
+    async def stop_server(self) -> None:
+        self.is_open = False
+        if self.broker is not None:
+            await self.broker.stop()

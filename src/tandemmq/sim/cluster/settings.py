@@ -1,0 +1,111 @@
+"""What one seed runs: the shape of the cluster, its guarantees, its load. Drawn once, then constant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandemmq.replication.core.options import FirstTransfer
+from tandemmq.sim.dice import Dice
+from tandemmq.store import BrokerRole, FlushMode
+
+BROKER_NAME = "sim"
+TOPIC = "Orders"
+TAGS = ("red", "blue", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A consumer group: its name, how many members, and the tags that it wants ("*": all)."""
+
+    name: str
+    member_count: int
+    tags: str
+
+    def wants(self, tags: str) -> bool:
+        return self.tags == "*" or self.tags == tags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One seed's cluster."""
+
+    name_server_count: int
+    slave_count: int
+    role: BrokerRole
+    flush_mode: FlushMode
+    first_transfer: FirstTransfer
+    commit_log_file_bytes: int
+    transfer_bytes_max: int
+    slow_sync_percent: int
+    queue_count: int
+    producer_count: int
+    worker_count: int
+    batch_linger_ms: float | None
+    groups: tuple[Group, ...]
+    latency_ms: tuple[float, float]
+    cut_percent: int
+    body_bytes_max: int
+    wait_percent: int
+    slave_read_enable: bool
+    load_s: float
+    pause_ms: tuple[int, int]
+    fault_names: tuple[str, ...] = ()
+    """Only these go wrong; empty: everything may."""
+
+    @property
+    def is_sync_double_write(self) -> bool:
+        """An acknowledgement promises two copies."""
+        return self.role is BrokerRole.SYNC_MASTER
+
+    @property
+    def is_sync_flush(self) -> bool:
+        return self.flush_mode is FlushMode.SYNC_FLUSH
+
+    def describe(self) -> str:
+        """In one line."""
+        members = ", ".join(f"{group.name} x{group.member_count} {group.tags}" for group in self.groups)
+        return (
+            f"{self.role.value} {self.flush_mode.value}, {self.name_server_count} name servers, "
+            f"{self.slave_count} slaves ({self.first_transfer.value}), files of "
+            f"{self.commit_log_file_bytes} bytes, {self.queue_count} queues, {self.producer_count} producers "
+            f"x {self.worker_count}, {members}, {self.latency_ms[0]:g}..{self.latency_ms[1]:g} ms"
+        )
+
+
+def draw_settings(dice: Dice) -> Settings:
+    """Half of the seeds write synchronously to two nodes: that promise matters most."""
+    role, flush_mode = dice.pick_weighted(
+        (
+            (5, (BrokerRole.SYNC_MASTER, FlushMode.ASYNC_FLUSH)),
+            (3, (BrokerRole.SYNC_MASTER, FlushMode.SYNC_FLUSH)),
+            (2, (BrokerRole.ASYNC_MASTER, FlushMode.SYNC_FLUSH)),
+            (2, (BrokerRole.ASYNC_MASTER, FlushMode.ASYNC_FLUSH)),
+        )
+    )
+    groups = [Group(name="all", member_count=dice.between(1, 3), tags="*")]
+    if dice.happens(40):
+        groups.append(Group(name="reds", member_count=dice.between(1, 2), tags="red"))
+    return Settings(
+        name_server_count=dice.between(1, 2),
+        slave_count=dice.pick_weighted(((3, 1), (1, 2))),
+        role=role,
+        flush_mode=flush_mode,
+        first_transfer=dice.pick_weighted(
+            ((4, FirstTransfer.FIRST_FILE), (1, FirstTransfer.LAST_FILE)),
+        ),
+        commit_log_file_bytes=dice.pick((4096, 16_384, 65_536)),
+        transfer_bytes_max=dice.pick((100, 1000, 32_768)),
+        slow_sync_percent=dice.pick((0, 20, 80)),
+        queue_count=dice.between(1, 5),
+        producer_count=dice.between(1, 2),
+        worker_count=dice.between(1, 3),
+        batch_linger_ms=dice.pick((None, None, 0, 5)),
+        groups=tuple(groups),
+        latency_ms=dice.pick(((0.1, 0.5), (0.2, 5.0), (1.0, 40.0))),
+        cut_percent=dice.pick((0, 10, 40)),
+        body_bytes_max=dice.pick((20, 200, 1200)),
+        wait_percent=dice.pick((100, 90)),
+        slave_read_enable=dice.happens(70),
+        load_s=float(dice.between(15, 45)),
+        pause_ms=dice.pick(((0, 200), (20, 400), (50, 800))),
+    )

@@ -1,0 +1,226 @@
+"""What must hold at every moment, looked at as it happens.
+
+Owns: where acknowledged messages are, what each group was handed, what the tables of slaves have had.
+Strategy: the watch sees all nodes at once, as no member of a cluster can.
+"""
+
+from __future__ import annotations
+
+from tandemmq.protocol.message import ReceivedMessage
+from tandemmq.protocol.topic_names import is_retry_topic
+from tandemmq.sim.cluster.ledger import Fate, Ledger, Place, Sent
+from tandemmq.sim.cluster.loop import Life
+from tandemmq.sim.cluster.nodes import BrokerNode
+from tandemmq.sim.cluster.settings import TOPIC, Group
+from tandemmq.sim.cluster.world import World
+
+EXCUSE_S = 25.0
+"""So long after something went wrong, repeats and offsets that step back are expected."""
+
+
+class Watch:
+    """Told by clients and the network; tells `world.findings`."""
+
+    def __init__(self, world: World, ledger: Ledger) -> None:
+        self._world = world
+        self._ledger = ledger
+        self.brokers: list[BrokerNode] = []
+        self._at_place: dict[tuple[int, int], Sent] = {}
+        self._handed: dict[tuple[str, Place, int, int], int] = {}
+        self._sessions: dict[object, int] = {}
+        self._topics_seen: dict[Life, tuple[int, bool]] = {}
+        self._committed: dict[tuple[Life, str, int], int] = {}
+        self.copies_lost_at = -1.0
+        """When a copy of the log was last cut by a power failure, or wiped."""
+        self._ack_floor = 0
+        self.queue_high: dict[int, int] = {}
+        """Per queue the end that any replica ever had, as of the losses of nodes."""
+        world.fabric.observers.append(self._after_delivery)
+
+    # Producers.
+
+    def on_answered(self, sent: Sent, previous: Sent | None) -> None:
+        """A send has its answer; `previous` is what its sender had sent to that queue before."""
+        world = self._world
+        if sent.fate is not Fate.ACKNOWLEDGED:
+            return
+        self._ledger.acknowledged.append(sent)
+        if not sent.is_waiting:
+            return
+        place = sent.queue_id, sent.queue_offset
+        other = self._at_place.get(place)
+        if other is not None:
+            world.findings.lost.append(f"{other}: its place was given to {sent}")
+        self._at_place[place] = sent
+        if (
+            previous is not None
+            and previous.fate is Fate.ACKNOWLEDGED
+            and previous.is_waiting
+            and previous.queue_offset >= sent.queue_offset
+        ):
+            world.findings.order.append(f"{sent} was sent after {previous}")
+        self._check_copies(sent)
+
+    def _check_copies(self, sent: Sent) -> None:
+        holders = [node.name for node in self.brokers if holds(node, sent)]
+        is_cut = self.copies_lost_at >= sent.sent_at
+        wanted = 2 if self._world.settings.is_sync_double_write and not is_cut else 1
+        if len(holders) < wanted and not (is_cut and not self._world.settings.is_sync_double_write):
+            self._world.findings.lost.append(
+                f"{sent} was acknowledged with {wanted} copies wanted and {holders} holding one"
+            )
+
+    # Consumers.
+
+    def on_handed_out(
+        self, group: Group, life: Life, session: object | None, message: ReceivedMessage
+    ) -> None:
+        """`session` stands for one time of one consumer owning a queue; None when it is not known."""
+        world = self._world
+        sent = self._ledger.find(message.body)
+        offset, place = message.queue_offset, (message.record.topic, message.queue_id)
+        where = f"{life} got {place[0]}/{place[1]}:{offset}"
+        if sent is None:
+            world.findings.broken.append(f"{where}, which was never sent: {message.body[:40]!r}")
+            return
+        if not group.wants(sent.tags):
+            world.findings.broken.append(f"{where} with tag {sent.tags!r}, it wants {group.tags!r}")
+        if session is not None:
+            before = self._sessions.get(session, -1)
+            if offset <= before:
+                world.findings.order.append(f"{where} after offset {before}")
+            self._sessions[session] = offset
+        key = (group.name, place, offset, sent.number)
+        count = self._handed[key] = self._handed.get(key, 0) + 1
+        if count > 1:
+            self._ledger.counts["duplicates"] += 1
+            if world.is_quiet_since(world.loop.time() - EXCUSE_S):
+                world.findings.broken.append(f"{where} for the {count}th time without a reason")
+
+    def on_finished(self, group: Group, message: ReceivedMessage) -> None:
+        """The application is done with a message."""
+        sent = self._ledger.find(message.body)
+        if sent is None:
+            return
+        if is_retry_topic(message.record.topic):
+            self._ledger.owed.pop((group.name, sent.number), None)
+            self._ledger.counts["finished at a retry"] += 1
+            return
+        progress = self._ledger.progress_of(group.name, (message.topic, message.queue_id))
+        other = progress.finished.get(message.queue_offset)
+        if other not in (None, sent.number) and message.queue_offset not in progress.excused:
+            self._world.findings.lost.append(
+                f"{group.name} had #{other} at {message.queue_id}:{message.queue_offset}, now {sent}"
+            )
+        progress.finished[message.queue_offset] = sent.number
+
+    def on_handed_back(self, group: Group, message: ReceivedMessage) -> None:
+        """The broker has taken a message back: it owes it to the group once more."""
+        sent = self._ledger.find(message.body)
+        assert sent is not None
+        self._ledger.owed[group.name, sent.number] = self._world.loop.time()
+        self._ledger.progress_of(group.name, (message.topic, message.queue_id)).finished[
+            message.queue_offset
+        ] = sent.number
+
+    # Losses.
+
+    def on_broker_lost(self, node: BrokerNode, *, is_power_cut: bool) -> None:
+        """A broker's process is gone; called while its store can still be asked."""
+        if is_power_cut:
+            self.on_copy_lost(node)
+        for broker in self.brokers:
+            self._note_high(broker)
+        self._note_high(node)
+
+    def on_copy_lost(self, node: BrokerNode) -> None:
+        """What this node acknowledged may no longer be there; its master need not know yet."""
+        self.copies_lost_at = self._world.loop.time()
+        if node.broker is not None and node.broker.store is not None:
+            self._ack_floor = max(self._ack_floor, node.broker.store.appended.value)
+
+    def _note_high(self, node: BrokerNode) -> None:
+        store = None if node.broker is None else node.broker.store
+        if store is None:
+            return
+        for topic, queue_id in store.queue_keys():
+            if topic == TOPIC:
+                high = store.queue_max(topic, queue_id)
+                self.queue_high[queue_id] = max(high, self.queue_high.get(queue_id, 0))
+
+    def on_master_open(self, node: BrokerNode) -> None:
+        """A master serves again. Where its queues end earlier than before, offsets are given a second time;
+        what a group had consumed there says nothing about what comes."""
+        assert node.store is not None
+        for broker in self.brokers:
+            # A slave may have got more after its master's death, and have given it out.
+            self._note_high(broker)
+        for queue_id, high in self.queue_high.items():
+            low = node.store.queue_max(TOPIC, queue_id)
+            if low >= high:
+                continue
+            self._world.note(f"queue {queue_id} goes back from {high} to {low}")
+            self._ledger.counts["offsets given twice"] += high - low
+            for (_, (_, queue)), progress in self._ledger.progress.items():
+                if queue == queue_id:
+                    progress.excused.update(range(low, high))
+                    for offset in range(low, high):
+                        progress.finished.pop(offset, None)
+            self.queue_high[queue_id] = low
+
+    # Servers.
+
+    def _after_delivery(self, host_name: str) -> None:
+        for node in self.brokers:
+            if node.name == host_name and node.store is not None:
+                self._check_topics(node)
+                if node.broker_id == 0:
+                    self._check_acks(node)
+
+    def _check_topics(self, node: BrokerNode) -> None:
+        """A table is never seen half replaced: a topic that was there stays."""
+        assert node.life is not None
+        assert node.broker is not None
+        table = node.broker._tables.topics
+        count, had_ours = self._topics_seen.get(node.life, (0, False))
+        has_ours = table.get(TOPIC) is not None
+        if len(table) < count or (had_ours and not has_ours):
+            self._world.findings.broken.append(f"{node.life} has {len(table)} topics, it had {count}")
+        self._topics_seen[node.life] = len(table), has_ours
+
+    def _check_acks(self, master: BrokerNode) -> None:
+        """No acknowledgement is ahead of what its slave holds."""
+        assert master.store is not None
+        positions = master.store.acks.positions()
+        slaves = [node for node in self.brokers if node.broker_id]
+        if not positions or any(node.store is None for node in slaves):
+            return
+        stored = max(node.store.appended.value for node in slaves if node.store is not None)
+        newest = max(positions.values())
+        if newest > max(stored, self._ack_floor):
+            self._world.findings.broken.append(
+                f"{master.life} counts an acknowledgement of {newest}, slaves hold {stored} at most"
+            )
+
+    def check_committed(self, master: BrokerNode) -> None:
+        """Committed offsets step back only after something went wrong."""
+        assert master.life is not None
+        assert master.broker is not None
+        for key, queues in master.broker._tables.offsets.snapshot().offsets.items():
+            for queue_id, offset in queues.items():
+                place = master.life, key, queue_id
+                before = self._committed.get(place, 0)
+                if offset < before:
+                    self._ledger.counts["commits stepping back"] += 1
+                    if self._world.is_quiet_since(self._world.loop.time() - EXCUSE_S):
+                        self._world.findings.broken.append(
+                            f"{master.life}: committed offset of {key} queue {queue_id} falls from {before} "
+                            f"to {offset} without a reason"
+                        )
+                self._committed[place] = offset
+
+
+def holds(node: BrokerNode, sent: Sent) -> bool:
+    """The node's log has the message where its acknowledgement says."""
+    record = node.record_at(sent.log_offset)
+    return record is not None and record.content == sent.body and record.queue_offset == sent.queue_offset

@@ -1,0 +1,118 @@
+"""The simulation of clusters: a few seeds pass, a seed repeats exactly, and planted bugs are found."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from tandemmq.broker.replica.tail_check import TailCheck
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.replication.core.effects import Send, SlaveEffect
+from tandemmq.replication.core.frames import TransferHead
+from tandemmq.replication.core.slave import SlaveSession
+from tandemmq.replication.core.tail import TailOutcome, TailVerdict
+from tandemmq.replication.shell.slave import ReplicationSlave
+from tandemmq.sim.cluster.run import Summary
+from tandemmq.sim.cluster.settings import Settings
+from tandemmq.sim.cluster.simulation import Adjust, run_seed
+from tandemmq.store import BrokerRole, FlushMode
+
+SMOKE_SEEDS = range(900, 910)
+SMOKE_LOAD_S = 12.0
+REPEATED_SEED = 903
+LATE_S = 0.02
+PRINT_DIGEST = (
+    "from tandemmq.sim.cluster.simulation import run_seed; from zlib import crc32;"
+    f"result = run_seed({REPEATED_SEED});"
+    "print(result.digest, crc32(chr(10).join(result.trace).encode()))"
+)
+
+
+def test_seeds_break_no_promise() -> None:
+    summary = Summary()
+    for seed in SMOKE_SEEDS:
+        summary.add(run_seed(seed, lambda settings: replace(settings, load_s=SMOKE_LOAD_S)))
+    *_, verdict = lines = list(summary.lines())
+    counts = f"seeds={len(SMOKE_SEEDS)} acknowledged={summary.acknowledged_count} lost=0 order=0 skipped=0"
+    assert verdict == f"SIM OK {counts}", "\n".join(lines)
+    assert summary.acknowledged_count > 1_000
+    assert summary.counts["kills of the master"] + summary.counts["losses of slaves"] > 3
+
+
+def test_seed_repeats_exactly_whatever_the_hash_seed() -> None:
+    def run(hash_seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-c", PRINT_DIGEST]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+    assert run("1") == run("2") != ""
+
+
+def seeds_until_found(seeds: range, kind: str, adjust: Adjust = lambda settings: settings) -> int:
+    """How many seeds it took to find something of that kind."""
+    for count, seed in enumerate(seeds, 1):
+        if any(kind in line for line in run_seed(seed, adjust).findings.lines()):
+            return count
+    raise AssertionError(f"not found in seeds {seeds}")
+
+
+def test_finds_an_acknowledgement_before_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    perform = ReplicationSlave._perform
+
+    def acknowledge_first(self: ReplicationSlave, effects: list[SlaveEffect]) -> None:
+        if len(effects) > 1 and isinstance(effects[-1], Send):
+            perform(self, [effects[-1]])
+            self._clock.call_later(LATE_S, perform, self, effects[:-1])
+        else:
+            perform(self, effects)
+
+    monkeypatch.setattr(ReplicationSlave, "_perform", acknowledge_first)
+    assert seeds_until_found(range(5), "acknowledgement") <= 5
+
+
+def test_finds_a_slave_that_does_not_check_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trust(self: SlaveSession, head: TransferHead, now_ms: int) -> list[SlaveEffect]:
+        if self._is_empty:
+            self._received_to = head[0]
+            self._verifier = self._new_verifier(head[0])
+            self._is_empty = head[1] == 0
+        return []
+
+    async def compare_nothing(self: TailCheck, log_end: int) -> TailVerdict:
+        return TailVerdict(outcome=TailOutcome.SAME, log_offset=log_end)
+
+    def with_power_cuts(settings: Settings) -> Settings:
+        """Only where a master loses its unflushed tail a slave may hold what its master has not."""
+        return replace(
+            settings,
+            role=BrokerRole.SYNC_MASTER,
+            flush_mode=FlushMode.SYNC_FLUSH,
+            slow_sync_percent=80,
+            fault_names=("lose master",),
+        )
+
+    monkeypatch.setattr(SlaveSession, "_refuse_head", trust)
+    monkeypatch.setattr(TailCheck, "__call__", compare_nothing)
+    assert seeds_until_found(range(10), "slave", with_power_cuts) <= 10
+
+
+def test_finds_a_table_that_is_replaced_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_all = TopicTable.replace_all
+
+    def replace_by_halves(
+        self: TopicTable, configs: Mapping[str, TopicConfig], data_version: DataVersion
+    ) -> list[str]:
+        half = dict(list(configs.items())[: len(configs) // 2])
+        asyncio.get_running_loop().call_later(LATE_S, replace_all, self, configs, data_version)
+        return replace_all(self, half, data_version)
+
+    monkeypatch.setattr(TopicTable, "replace_all", replace_by_halves)
+    assert seeds_until_found(range(5), "topics, it had") <= 5
