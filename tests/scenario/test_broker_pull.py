@@ -14,6 +14,7 @@ from tandemmq.protocol.bodies.group import SubscriptionGroupConfig, encode_group
 from tandemmq.protocol.bodies.offset import decode_reset_offsets
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command, Header
+from tandemmq.protocol.frame import encode_frame
 from tandemmq.protocol.requests.admin import ResetOffsetRequest
 from tandemmq.protocol.requests.offset import (
     EarliestStoreTimeRequest,
@@ -50,6 +51,17 @@ async def peer(broker: Broker) -> AsyncIterator[Peer]:
 def held_count(broker: Broker) -> int:
     assert broker._parts is not None
     return len(broker._parts.long_polls)
+
+
+async def test_only_a_reader_that_asks_for_it_gets_more_than_32_messages(peer: Peer) -> None:
+    for i in range(100):
+        await peer.send_ok("T1", b"m%d" % i)
+    usual = await peer.pull("T1", queue_offset=0, count_max=1000)
+    assert len(records_of(usual)) == 32
+    assert b"tandem" not in encode_frame(Command.request(RequestCode.PULL_MESSAGE, pull_header("T1")))
+    bulk = await peer.pull("T1", queue_offset=3, count_max=1000, bulk_bytes=1 << 20)
+    assert [record.body for record in records_of(bulk)] == [b"m%d" % i for i in range(3, 100)]
+    assert pull_response(bulk).next_offset == 100
 
 
 async def test_pull_returns_messages_in_order_and_says_where_to_go_on(peer: Peer) -> None:

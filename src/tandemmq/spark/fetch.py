@@ -39,7 +39,10 @@ from tandemmq.units import MIB
 log = logging.getLogger(__name__)
 
 LANES_MAX = 16
+IN_FLIGHT_BYTES = 16 * MIB
 PULL_BYTES_MAX = 4 * MIB
+BULK_BYTES = 4 * MIB
+"""What a broker of ours may put into one answer; others do not know the field, and cut as always."""
 GROW_AFTER = 64
 """Whole answers in a row after which larger pulls are tried again."""
 
@@ -92,6 +95,7 @@ class RangeReader:
         self._settling = 0
         self._step = options.pull_batch_size
         self._is_probed = False
+        self._answer_bytes = 1
         self._whole_answers = 0
         self._master_says: PullResponse | None = None
 
@@ -161,7 +165,7 @@ class RangeReader:
 
     def _fill(self, connection: WireConnection, lanes: deque[_Lane]) -> None:
         """Puts further pulls under way; only one until an answer has shown how much this broker gives."""
-        width = LANES_MAX if self._is_probed else 1
+        width = min(LANES_MAX, max(2, IN_FLIGHT_BYTES // self._answer_bytes)) if self._is_probed else 1
         if len(lanes) > width // 2:
             # Half of them at a time: one system call for eight requests instead of eight.
             return
@@ -196,12 +200,14 @@ class RangeReader:
             subscription=options.tag_expression,
             expression_type="TAG",
             bytes_max=PULL_BYTES_MAX,
+            bulk_bytes=BULK_BYTES,
         )
         return Command.request(RequestCode.PULL_MESSAGE, header)
 
     def _take(self, answer: Command, header: PullResponse, lane: _Lane) -> Chunk:
         """The records of an answer that belong to its lane; moves the position behind them."""
         data = bytes(answer.body)
+        self._answer_bytes = max(self._answer_bytes * 3 // 4, len(data), 1)
         boundaries = scan_boundaries(data)
         if boundaries.end != len(data) or header.next_offset <= lane.begin:
             raise RemoteProtocolError(

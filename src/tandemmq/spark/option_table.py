@@ -198,9 +198,9 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
     ),
     OptionRow(
         "pullBatchSize",
-        "1024",
+        "32768",
         "SB",
-        "messages asked for in one pull",
+        "messages asked for in one pull; our brokers answer up to 4 MiB of them, others as they are set up",
     ),
     OptionRow(
         "pullTimeoutMs",

@@ -107,7 +107,7 @@ class SourceOptions:
     verify_crc: bool = False
     arrow_rows: int = 5_000
     arrow_bytes: int = 8 * MIB
-    pull_batch_size: int = 1024
+    pull_batch_size: int = 32_768
     pull_timeout_s: float = 3.0
     retry_count: int = 8
     retry_interval_s: float = 0.25
@@ -170,7 +170,7 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool) -> SourceOption
         verify_crc=parse_bool(values, "verifyCrc", False),
         arrow_rows=require(parse_int(values, "arrowRows", 5_000, least=1)),
         arrow_bytes=require(parse_size(values, "arrowBytes", 8 * MIB)),
-        pull_batch_size=require(parse_int(values, "pullBatchSize", 1024, least=1)),
+        pull_batch_size=require(parse_int(values, "pullBatchSize", 32_768, least=1)),
         pull_timeout_s=require(parse_int(values, "pullTimeoutMs", 3000, least=1)) / 1000,
         retry_count=require(parse_int(values, "fetchOffset.numRetries", 8, least=0)),
         retry_interval_s=require(parse_int(values, "fetchOffset.retryIntervalMs", 250, least=1)) / 1000,

@@ -469,14 +469,22 @@ class MessageStore:
         count_max: int,
         bytes_max: int = GET_BYTES_MAX,
         tag_hashes: frozenset[int] | None = None,
+        is_bulk: bool = False,
     ) -> GetResult:
         """Records of a queue from `offset` on, at most as many as the transfer limits allow.
 
-        Units:   count_max in records; tag_hashes: the hashes to deliver, None for all.
+        Units:   count_max in records; tag_hashes: the hashes to deliver, None for all; is_bulk: limits of
+                 `bulk_read` instead of RocketMQ's.
         Source:  spec store 13.1.
         """
         return self._reader.get(
-            topic, queue_id, offset, count_max=count_max, bytes_max=bytes_max, tag_hashes=tag_hashes
+            topic,
+            queue_id,
+            offset,
+            count_max=count_max,
+            bytes_max=bytes_max,
+            tag_hashes=tag_hashes,
+            is_bulk=is_bulk,
         )
 
     def read_record(self, log_offset: int) -> memoryview | None:

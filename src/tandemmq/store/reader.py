@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tandemmq.store.bulk_read import collect_bulk
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues
@@ -65,8 +66,9 @@ class Reader:
         count_max: int,
         bytes_max: int,
         tag_hashes: frozenset[int] | None,
+        is_bulk: bool = False,
     ) -> GetResult:
-        """Records of a queue from `offset` on (spec store 13.1)."""
+        """Records of a queue from `offset` on (spec store 13.1); `is_bulk`: without RocketMQ's limits."""
         queue = self._queues.table.get((topic, queue_id))
         # A queue that nobody wrote to exists in RocketMQ, because looking for it creates it.
         if queue is None or queue.max_offset == 0:
@@ -78,7 +80,8 @@ class Reader:
             return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
         if offset > high:
             return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, self._corrected(offset, high), low, high)
-        batch = self._collect(queue, offset, count_max, bytes_max, tag_hashes)
+        collect = self._collect_bulk if is_bulk else self._collect
+        batch = collect(queue, offset, count_max, bytes_max, tag_hashes)
         if batch is None:
             next_offset = self._corrected(offset, queue.file_end(offset))
             return GetResult(GetStatus.OFFSET_FOUND_NULL, next_offset, low, high)
@@ -126,6 +129,36 @@ class Reader:
                 continue
             batch.add(log_offset, size, segment_bytes)
         return batch if batch.next_offset > offset else None
+
+    def _collect_bulk(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        tag_hashes: frozenset[int] | None,
+    ) -> _Batch | None:
+        """As `_collect`, for thousands of messages."""
+        near = self._log.end - self._options.memory_window_bytes
+        bulk = collect_bulk(
+            queue,
+            self._log,
+            offset,
+            count_max=count_max,
+            bytes_max=bytes_max,
+            near=near,
+            tag_hashes=tag_hashes,
+        )
+        if bulk is None:
+            return None
+        return _Batch(
+            bulk.next_offset,
+            [[begin, end] for begin, end in bulk.ranges],
+            bulk.record_count,
+            bulk.size_bytes,
+            bulk.last_log_offset,
+            was_removing=tag_hashes is None and not bulk.record_count,
+        )
 
     def _walk(self, queue: ConsumeQueue, offset: int, count_max: int) -> Iterator[tuple[int, int, int]]:
         """Entries from `offset` to the end of its queue file, at most as many as one get may scan."""

@@ -113,15 +113,18 @@ class PullHandlers:
 
     def _read(self, pull: Pull, offset: int) -> tuple[GetResult, PullPlan]:
         header, group = pull.header, pull.admitted.group
+        is_bulk = header.bulk_bytes is not None and header.bulk_bytes > 0
+        bytes_max = header.bulk_bytes if is_bulk else header.bytes_max
         result = self._store.get(
             header.topic,
             header.queue_id,
             offset,
-            count_max=min(header.count_max, self._options.pull_message_count_max),
-            bytes_max=header.bytes_max
-            if header.bytes_max is not None and header.bytes_max > 0
-            else GET_BYTES_MAX,
+            count_max=header.count_max
+            if is_bulk
+            else min(header.count_max, self._options.pull_message_count_max),
+            bytes_max=bytes_max if bytes_max is not None and bytes_max > 0 else GET_BYTES_MAX,
             tag_hashes=pull.admitted.tag_hashes,
+            is_bulk=is_bulk,
         )
         plan = plan_pull(
             result, offset, self.replica, normal_id=group.broker_id, slow_id=group.slow_read_broker_id

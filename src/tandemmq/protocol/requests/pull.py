@@ -33,6 +33,8 @@ class PullRequest(Header, frozen=True, kw_only=True):
     # The misspelling is the wire's own.
     proxy_client_id: str | None = field(name="proxyFrowardClientId", default=None)
     broker_name: str | None = field(name="bname", default=None)
+    # Ours: a reader that takes answers of so many bytes. Brokers that do not know it answer as always.
+    bulk_bytes: Int32 | None = field(name="tandemBulkBytes", default=None)
 
     @property
     def commits_offset(self) -> bool:

@@ -1,0 +1,110 @@
+"""Reads thousands of messages of a queue at once, for peers that asked for it.
+
+RocketMQ cuts every pull at 32 messages or 256 KiB; a reader that wants everything asks for more by a field of
+ours. The entries of the queue are judged as numpy columns, so the answer costs microseconds per slice of the
+log and not per message. Queues that share the log message by message give one slice per message, which is why
+slices are bounded too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandemmq.store.commit_log import CommitLog
+from tandemmq.store.consume_queue import ENTRY, FILLER_SIZE, ConsumeQueue
+from tandemmq.store.options import QUEUE_UNIT_BYTES
+from tandemmq.units import MIB
+
+BULK_COUNT_MAX = 32_768
+BULK_BYTES_MAX = 8 * MIB
+BULK_COLD_BYTES_MAX = MIB
+"""Of what is probably on disk only: the loop waits for the disk while it is sent."""
+BULK_SLICES_MAX = 1024
+
+Ints = NDArray[np.int64]
+
+
+class Bulk(NamedTuple):
+    """What was collected: `ranges` of the log, [begin, end) each, that hold `record_count` records."""
+
+    next_offset: int
+    ranges: list[tuple[int, int]]
+    record_count: int
+    size_bytes: int
+    last_log_offset: int
+
+
+def collect_bulk(
+    queue: ConsumeQueue,
+    log: CommitLog,
+    offset: int,
+    *,
+    count_max: int,
+    bytes_max: int,
+    near: int,
+    tag_hashes: frozenset[int] | None,
+) -> Bulk | None:
+    """Records from `offset` on; None when there are no entries. `near`: where warm data begins."""
+    entries = _read_entries(queue, offset, min(count_max, BULK_COUNT_MAX))
+    if not len(entries):
+        return None
+    begins = entries["log_offset"].astype(np.int64)
+    sizes = entries["size"].astype(np.int64)
+    is_kept = (sizes != FILLER_SIZE) & (begins >= log.begin) & (begins + sizes <= log.end)
+    if tag_hashes is not None:
+        is_kept &= np.isin(entries["tag_hash"].astype(np.int32), np.array(sorted(tag_hashes), dtype=np.int32))
+    rows = np.flatnonzero(is_kept)
+    if len(rows):
+        limit = min(bytes_max, BULK_BYTES_MAX if begins[rows[0]] >= near else BULK_COLD_BYTES_MAX)
+        rows = rows[: _fitting(begins[rows], sizes[rows], limit, log.segment_bytes)]
+    # With rows left out behind the last one, the next answer begins there.
+    is_cut = len(rows) < int(is_kept.sum())
+    reached = int(rows[-1]) + 1 if is_cut else len(entries)
+    ranges = _join(begins[rows], sizes[rows], log.segment_bytes)
+    return Bulk(
+        next_offset=offset + reached,
+        ranges=ranges,
+        record_count=len(rows),
+        size_bytes=int(sizes[rows].sum()),
+        last_log_offset=int(begins[reached - 1]),
+    )
+
+
+def _read_entries(queue: ConsumeQueue, offset: int, count: int) -> NDArray[np.void]:
+    """Entries of the files and of memory, of one queue file at most."""
+    end = min(offset + count, queue.file_end(offset), queue.max_offset)
+    pieces = []
+    while offset < end:
+        raw = queue.entries(offset, end - offset)
+        if not raw:
+            break
+        pieces.append(raw)
+        offset += len(raw) // QUEUE_UNIT_BYTES
+    return np.frombuffer(b"".join(pieces), dtype=ENTRY)
+
+
+def _starts(begins: Ints, sizes: Ints, segment_bytes: int) -> NDArray[np.bool_]:
+    """Whether each record begins a slice: it does not follow the one before, or begins a file."""
+    is_start = np.ones(len(begins), dtype=np.bool_)
+    is_start[1:] = (begins[1:] != begins[:-1] + sizes[:-1]) | (begins[1:] % segment_bytes == 0)
+    return is_start
+
+
+def _fitting(begins: Ints, sizes: Ints, bytes_max: int, segment_bytes: int) -> int:
+    """How many records fit; at least one."""
+    by_bytes = int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right"))
+    slices = np.cumsum(_starts(begins, sizes, segment_bytes))
+    by_slices = int(np.searchsorted(slices, BULK_SLICES_MAX, side="right"))
+    return max(1, min(by_bytes, by_slices))
+
+
+def _join(begins: Ints, sizes: Ints, segment_bytes: int) -> list[tuple[int, int]]:
+    firsts = np.flatnonzero(_starts(begins, sizes, segment_bytes))
+    lasts = np.append(firsts[1:], len(begins)) - 1
+    if not len(begins):
+        return []
+    ends = begins[lasts] + sizes[lasts]
+    return list(zip(begins[firsts].tolist(), ends.tolist(), strict=True))
