@@ -196,7 +196,7 @@ def _gather(data: NDArray[np.uint8], positions: Ints, dtype: np.dtype[Any]) -> N
     if count <= 0:
         return np.zeros(len(positions), dtype=dtype)
     items: NDArray[Any] = np.ndarray(shape=(count,), dtype=dtype, buffer=data, strides=(1,))
-    return items[np.clip(positions, 0, count - 1)]
+    return items[np.maximum(np.minimum(positions, count - 1), 0)]
 
 
 def _gather_ints(data: NDArray[np.uint8], positions: Ints, dtype: str) -> Ints:

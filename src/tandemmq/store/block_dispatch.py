@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandemmq.store.appender import Unit
-from tandemmq.store.consume_queue import ConsumeQueue
+from tandemmq.store.consume_queue import ConsumeQueue, pack_entries
 from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.options import QUEUE_UNIT_BYTES
 from tandemmq.store.record_block import RecordBlock
 from tandemmq.telemetry import events
 
@@ -57,28 +58,49 @@ class BlockDispatch:
         """Dispatch records `begin` to `end`; the queues that they belong to."""
         columns = block.columns
         touched = []
+        new = []
         for key, rows in block.queues(begin, end):
             queue = self._queues.get_or_create(key)
             touched.append(queue)
-            ends = columns.log_offset[rows[-1]] + columns.size[rows[-1]]
-            if ends > queue.end_log_offset:
-                self._put_rows(queue, block, rows)
+            if int(block.ends[rows[-1]]) > queue.end_log_offset:
+                new.append((queue, rows))
+        if new:
+            self._put_queues(block, new)
         keys = self._keys
         if keys is not None and end > begin and int(columns.log_offset[end - 1]) >= keys.indexed_to:
             hashes, rows = block.keys(begin, end)
             keys.add_hashes(hashes, columns.log_offset[rows], columns.stored_at_ms[rows])
         return touched
 
+    def _put_queues(self, block: RecordBlock, new: list[tuple[ConsumeQueue, Ints]]) -> None:
+        """Append entries to each queue whose records in the block are not all there."""
+        columns = block.columns
+        order = np.concatenate([rows for _, rows in new]) if len(new) > 1 else new[0][1]
+        offsets, log_offsets = columns.queue_offset[order], columns.log_offset[order]
+        entries = pack_entries(log_offsets, columns.size[order], block.tag_hash[order])
+        breaks = (offsets[1:] != offsets[:-1] + 1).nonzero()[0] + 1
+        last = 0
+        for queue, rows in new:
+            first, last = last, last + len(rows)
+            # Breaks between queues lie at their ends, others within.
+            is_one_run = breaks.searchsorted(first, side="right") == breaks.searchsorted(last)
+            continues = offsets[first] == queue.max_offset and log_offsets[first] >= queue.end_log_offset
+            if is_one_run and continues and not queue.is_schedule:
+                part = entries[first * QUEUE_UNIT_BYTES : last * QUEUE_UNIT_BYTES]
+                self._put_many(queue, part, int(block.ends[rows[-1]]))
+            else:
+                self._put_rows(queue, block, rows)
+
     def _put_rows(self, queue: ConsumeQueue, block: RecordBlock, rows: Ints) -> None:
         columns = block.columns
-        is_new = columns.log_offset[rows] + columns.size[rows] > queue.end_log_offset
+        is_new = block.ends[rows] > queue.end_log_offset
         rows = rows[is_new & (columns.queue_offset[rows] >= queue.max_offset)]
         if not len(rows):
             return
         tags = block.due_times(rows, self._delays_ms) if queue.is_schedule else block.tag_hash[rows]
         offsets, log_offsets, sizes = columns.queue_offset[rows], columns.log_offset[rows], columns.size[rows]
-        breaks = np.flatnonzero(np.diff(offsets) != 1) + 1
-        for first, last in zip([0, *breaks.tolist()], [*breaks.tolist(), len(rows)], strict=True):
+        breaks = ((offsets[1:] != offsets[:-1] + 1).nonzero()[0] + 1).tolist()
+        for first, last in zip([0, *breaks], [*breaks, len(rows)], strict=True):
             first += max(0, queue.max_offset - int(offsets[first]))
             while first < last:
                 place = (int(offsets[first]), int(log_offsets[first]), int(sizes[first]), int(tags[first]))
@@ -86,7 +108,8 @@ class BlockDispatch:
                 if self._put_at(queue, place):
                     break
             if first < last:
-                self._put_many(queue, log_offsets[first:last], sizes[first:last], tags[first:last])
+                entries = pack_entries(log_offsets[first:last], sizes[first:last], tags[first:last])
+                self._put_many(queue, entries, int(block.ends[rows[last - 1]]))
 
     def _put_at(self, queue: ConsumeQueue, place: tuple[int, int, int, int]) -> bool:
         """Append one entry at its place; True when the next one continues it."""
@@ -96,9 +119,9 @@ class BlockDispatch:
             self._on_failed(queue, error)
         return queue.max_offset == place[0] + 1
 
-    def _put_many(self, queue: ConsumeQueue, log_offsets: Ints, sizes: Ints, tags: Ints) -> None:
+    def _put_many(self, queue: ConsumeQueue, entries: bytes, end_log_offset: int) -> None:
         try:
-            queue.put_many(log_offsets, sizes, tags)
+            queue.put_many(entries, end_log_offset)
         except OSError as error:
             self._on_failed(queue, error)
 

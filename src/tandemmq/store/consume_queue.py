@@ -98,17 +98,15 @@ class ConsumeQueue:
         if len(tail) > TAIL_BYTES_MAX:
             self._write_long_tail()
 
-    def put_many(self, log_offsets: Ints, sizes: Ints, tag_hashes: Ints) -> None:
-        """Append the entries of the next messages, one per item.
+    def put_many(self, entries: bytes, end_log_offset: int) -> None:
+        """Append the packed entries of the next messages, the last of which ends at `end_log_offset`.
 
         Raises:  OSError when a long tail could not be written; the entries are kept in memory all the same.
         """
-        units = np.empty(len(log_offsets), dtype=ENTRY)
-        units["log_offset"], units["size"], units["tag_hash"] = log_offsets, sizes, tag_hashes
-        self._tail += units.tobytes()
-        self.max_offset += len(units)
+        self._tail += entries
+        self.max_offset += len(entries) // QUEUE_UNIT_BYTES
         self.next_offset = max(self.next_offset, self.max_offset)
-        self.end_log_offset = int(log_offsets[-1] + sizes[-1])
+        self.end_log_offset = end_log_offset
         if len(self._tail) > TAIL_BYTES_MAX:
             self._write_long_tail()
 
@@ -353,6 +351,13 @@ class ConsumeQueue:
         """Delete the queue's files and directory; later entries are ignored."""
         self.is_dropped = True
         self._log.remove_all()
+
+
+def pack_entries(log_offsets: Ints, sizes: Ints, tag_hashes: Ints) -> bytes:
+    """Entries as they lie on disk, one per item."""
+    units = np.empty(len(log_offsets), dtype=ENTRY)
+    units["log_offset"], units["size"], units["tag_hash"] = log_offsets, sizes, tag_hashes
+    return units.tobytes()
 
 
 def _units_below(segment: Segment, log_offset: int) -> int:

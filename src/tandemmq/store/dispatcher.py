@@ -25,14 +25,18 @@ from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues, QueueKey
 from tandemmq.store.options import StoreOptions
-from tandemmq.store.record_block import LEVEL_DIGITS_MAX, RecordBlock
+from tandemmq.store.record_block import LEVEL_DIGITS_MAX, RecordBlock, read_block
 from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
+from tandemmq.units import KIB
 
 log = logging.getLogger(__name__)
 
 QUEUE_WRITE_FAILED = "queue write failed"
 """The reason by which the admission knows that queue entries could not be written."""
+BLOCK_BYTES_MIN = 96 * KIB
+"""From about so many bytes on reading all records at once is quicker than one by one."""
+BLOCK_COUNT_MAX = 32_768
 _UNQUEUED = 0x4
 
 DispatchListener = Callable[[Mapping[QueueKey, int]], None]
@@ -152,6 +156,17 @@ class Dispatcher:
     ) -> int:
         """The position behind the last whole record (or file) of one file's bytes."""
         while position - base < len(view):
+            if len(view) - (position - base) >= BLOCK_BYTES_MIN:
+                # What the block leaves, and why it ends, is found one by one.
+                block = read_block(
+                    view, position - base, log_offset=base, check_crc=False, count_max=BLOCK_COUNT_MAX
+                )
+                if len(block):
+                    self.add_keys(units)
+                    units.clear()
+                    touched.update(dict.fromkeys(self.put_block(block, 0, len(block))))
+                    position = base + block.end
+                    continue
             checked = check_record(view, position - base, log_offset=position, check_crc=False)
             outcome = checked.outcome
             if outcome is RecordOutcome.BLANK:

@@ -21,6 +21,8 @@ from tandemmq.store.key_index import fold_hashes
 
 Ints = NDArray[np.int64]
 
+_PAD = bytes(8)
+"""In front of the joined properties, so that eight bytes precede any name's end."""
 _PAIR_END, _NAME_END, _SPACE, _ASCII_MAX = 2, 1, 32, 127
 _POWERS = np.cumprod(np.full(PROPERTIES_BYTES_MAX + 1, 31, dtype=np.uint32), dtype=np.uint32)
 _POWERS = np.concatenate((np.ones(1, dtype=np.uint32), _POWERS))
@@ -41,31 +43,39 @@ class PropertyScan:
     def __init__(self, view: memoryview, columns: RecordColumns) -> None:
         starts = columns.properties_position
         ends = (starts + columns.properties_size).tolist()
-        self._raw = b"".join(map(view.__getitem__, map(slice, starts.tolist(), ends)))
+        self._raw = _PAD + b"".join(map(view.__getitem__, map(slice, starts.tolist(), ends)))
         self._data = np.frombuffer(self._raw, dtype=np.uint8)
-        self._starts = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(columns.properties_size)))
-        self._marks = np.flatnonzero(self._data == _NAME_END)
-        self._ends = np.append(np.flatnonzero(self._data == _PAIR_END), len(self._data))
+        self._starts = np.full(len(columns) + 1, len(_PAD))
+        self._starts[1:] += columns.properties_size.cumsum()
+        self._marks = (self._data == _NAME_END).nonzero()[0]
+        self._ends = np.append((self._data == _PAIR_END).nonzero()[0], len(self._data))
+        words: NDArray[np.uint64] = np.ndarray((len(self._raw) - 7,), ">u8", buffer=self._raw, strides=(1,))
+        self._words = words[self._marks - 8]  # the ends of all names
 
     def find(self, name: bytes) -> Values:
         """The value of property `name` in each record that has one."""
-        data, at = self._data, self._marks[self._marks >= len(name)]
-        for index in range(len(name)):
-            at = at[data[at - len(name) + index] == name[index]]
-        row = np.searchsorted(self._starts, at, side="right") - 1
+        assert len(name) <= len(_PAD), name
+        data, word = self._data, int.from_bytes(name, "big")
+        at = self._marks[self._words & ((1 << 8 * len(name)) - 1) == word]
+        if not len(at):
+            return Values(at, at, at)
+        row = self._starts.searchsorted(at, side="right") - 1
         name_at = at - len(name)
         is_first = name_at == self._starts[row]
         is_whole = is_first | ((name_at > self._starts[row]) & (data[name_at - 1] == _PAIR_END))
         at, row = at[is_whole], row[is_whole]
         begin = at + 1
-        end = np.minimum(self._ends[np.searchsorted(self._ends, begin)], self._starts[row + 1])
-        kept = np.flatnonzero(end > begin)
-        kept = kept[np.flatnonzero(np.diff(row[kept], append=-1))]
-        return Values(row[kept], begin[kept], end[kept])
+        end = np.minimum(self._ends[self._ends.searchsorted(begin)], self._starts[row + 1])
+        is_last = end > begin
+        row, begin, end = row[is_last], begin[is_last], end[is_last]
+        if (row[1:] == row[:-1]).any():
+            is_last = np.append(row[1:] != row[:-1], True)
+            row, begin, end = row[is_last], begin[is_last], end[is_last]
+        return Values(row, begin, end)
 
     def pieces(self, values: Values) -> Values:
         """The values split at single spaces, without empty pieces."""
-        spaces = np.flatnonzero(self._data == _SPACE)
+        spaces = np.flatnonzero(self._data == _SPACE) if len(values.row) else values.row
         owner = np.searchsorted(values.begin, spaces, side="right") - 1
         is_inside = owner >= 0
         is_inside[is_inside] = spaces[is_inside] < values.end[owner[is_inside]]

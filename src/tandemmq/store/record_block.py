@@ -10,7 +10,7 @@ Source:     spec store 3, 3.3, 5, 8.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -48,6 +48,12 @@ class RecordBlock:
         return int(self.columns.position[-1] + self.columns.size[-1]) if len(self) else 0
 
     @cached_property
+    def ends(self) -> Ints:
+        """Where each record ends in the log."""
+        result: Ints = self.columns.log_offset + self.columns.size
+        return result
+
+    @cached_property
     def properties(self) -> PropertyScan:
         """The properties of all records."""
         return PropertyScan(self._view, self.columns)
@@ -65,19 +71,22 @@ class RecordBlock:
             self._view, take_rows(self.columns, slice(count)), self._topic[:count], self._names
         )
 
-    def queues(self, begin: int, end: int) -> Iterator[tuple[QueueKey, Ints]]:
+    def queues(self, begin: int, end: int) -> list[tuple[QueueKey, Ints]]:
         """The queues of records `begin` to `end`, by their first record, and the rows with an entry there."""
         columns = self.columns
         rows = begin + np.flatnonzero(columns.sys_flag[begin:end] & _UNQUEUED == 0)
         if not len(rows):
-            return
+            return []
         place = self._topic[rows] << 32 | columns.queue_id[rows] & 0xFFFFFFFF
-        order = np.argsort(place, kind="stable")
-        starts = np.flatnonzero(np.diff(place[order])) + 1
-        groups = np.split(rows[order], starts)
-        for group in sorted(groups, key=lambda group: int(group[0])):
-            first = int(group[0])
-            yield (self._names[int(self._topic[first])], int(columns.queue_id[first])), group
+        order = place.argsort(kind="stable")
+        place, rows = place[order], rows[order]
+        starts = [0, *((place[1:] != place[:-1]).nonzero()[0] + 1).tolist(), len(rows)]
+        firsts = rows[starts[:-1]]
+        topics, queue_ids = self._topic[firsts].tolist(), columns.queue_id[firsts].tolist()
+        return [
+            ((self._names[topics[index]], queue_ids[index]), rows[starts[index] : starts[index + 1]])
+            for index in firsts.argsort().tolist()
+        ]
 
     def due_times(self, rows: Ints, delays_ms: Sequence[int] = DELAY_LEVELS_MS) -> Ints:
         """When messages are due, which entries of the schedule topic have as tag (spec store 5)."""
