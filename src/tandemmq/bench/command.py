@@ -1,4 +1,7 @@
-"""`tandemmq bench`: what one broker costs per message, alone and with a synchronous slave."""
+"""`tandemmq bench`: what one broker costs per message, alone and with a synchronous slave.
+
+`tandemmq bench open`: what opening a store costs after its broker was killed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from rich.table import Table
 
 from tandemmq.bench.generator import LoadResult, run_load, send_frames
 from tandemmq.bench.process_stats import processor_seconds, resident_bytes
+from tandemmq.bench.reopen import measure_reopening
 from tandemmq.launcher import Server, stopping, write_properties
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, invoke_without_command=True)
 
 BODY_BYTES = 1024
 QUEUE_COUNT = 4
@@ -129,11 +135,15 @@ def _render(rows: list[Row]) -> Table:
     return table
 
 
+@app.callback()
 def bench(
+    context: typer.Context,
     seconds: Annotated[float, typer.Option(help="Length of each measured run.", min=0.5, max=60)] = 8.0,
 ) -> None:
     """Replay prepared send frames against a broker, alone and with a synchronous slave, and print what
     it costs."""
+    if context.invoked_subcommand is not None:
+        return
     console = Console()
     if not console.is_terminal:
         console.width = TABLE_WIDTH
@@ -154,3 +164,19 @@ def bench(
     if failed:
         console.print(f"{failed} sends were not answered with SUCCESS")
         raise typer.Exit(1)
+
+
+@app.command(name="open")
+def open_store(
+    gib: Annotated[float, typer.Option(help="Size of the log; the disk needs a tenth more.", min=0.01)] = 2.0,
+    body_bytes: Annotated[int, typer.Option(help="Body of each message.", min=0, max=4 * 2**20)] = BODY_BYTES,
+    directory: Annotated[Path | None, typer.Option(help="Where to put the store, for its disk.")] = None,
+) -> None:
+    """Fill a store, kill its process under load, open it again and print what that costs."""
+    with tempfile.TemporaryDirectory(prefix="tandemmq-bench-", dir=directory) as name:
+        found = measure_reopening(Path(name) / "store", gib, body_bytes)
+    typer.echo(
+        f"{found.log_bytes / 2**30:.1f} GiB, {found.message_count:,} messages: open in {found.seconds:.1f} s"
+        f" ({found.processor_seconds:.1f} s of processor time),"
+        f" {found.resident_bytes / 2**20:.0f} MiB resident, at most {found.peak_bytes / 2**20:.0f} MiB"
+    )

@@ -20,7 +20,16 @@ def processor_seconds(pid: int) -> float:
 
 def resident_bytes(pid: int) -> int:
     """The process's resident memory in bytes."""
+    return _status_bytes(pid, "VmRSS:")
+
+
+def peak_resident_bytes(pid: int) -> int:
+    """The most resident memory that the process had, in bytes."""
+    return _status_bytes(pid, "VmHWM:")
+
+
+def _status_bytes(pid: int, field: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(field):
             return int(line.split()[1]) * 1024
     return 0
