@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tandemmq.protocol.record import Record, decode_records
 from tandemmq.replication.core.states import MasterState, SlaveState
@@ -16,14 +16,14 @@ from tandemmq.store import GetStatus, MessageStore
 SHOWN_MAX = 5
 
 
-def check_replicas(world: World, master: BrokerNode, slaves: Iterable[BrokerNode]) -> None:
+def check_replicas(world: World, master: BrokerNode, slaves: Sequence[BrokerNode]) -> None:
     """The log of every slave that follows has the master's bytes, as far as both reach (spec replication 16,
     I1).
     """
     if master.store is None:
         return
     for slave in slaves:
-        if slave.store is None or not is_followed(master, slave):
+        if slave.store is None or not is_following(slave, (master, *slaves)):
             continue
         begin = max(master.store.min_log_offset, slave.store.min_log_offset)
         end = min(master.store.max_log_offset, slave.store.max_log_offset)
@@ -38,16 +38,19 @@ def is_halted(slave: BrokerNode) -> bool:
     return replica is not None and replica.slave.status().halt is not None
 
 
-def is_followed(master: BrokerNode, slave: BrokerNode) -> bool:
-    """The slave copies from this master, and both know it: before, it may hold what a master has lost."""
-    assert master.broker is not None
-    assert slave.broker is not None
-    ours, theirs = master.broker._replica, slave.broker._replica
-    if ours is None or theirs is None or theirs.slave.status().state is not SlaveState.TRANSFERRING:
+def is_following(slave: BrokerNode, sources: Iterable[BrokerNode]) -> bool:
+    """The slave copies from one of the sources, and both know it: before, it may hold what a master has lost.
+
+    A source may be a slave itself: one that keeps dialling an address where a slave runs now copies from it.
+    """
+    replica = None if slave.broker is None else slave.broker._replica
+    if replica is None or replica.slave.status().state is not SlaveState.TRANSFERRING:
         return False
     return any(
         one.address[0] == slave.host.ip and one.state is MasterState.TRANSFERRING
-        for one in ours.master.status().slaves
+        for source in sources
+        if source is not slave and source.store is not None and source.broker is not None
+        for one in (source.broker._replica.master.status().slaves if source.broker._replica else ())
     )
 
 

@@ -111,7 +111,7 @@ class Cluster:
         return all(
             slave.store is not None
             and slave.store.dispatched.value >= end
-            and checkers.is_followed(self.master, slave)
+            and checkers.is_following(slave, self.brokers)
             and slave.broker is not None
             and slave.broker._tables.topics.get(TOPIC) is not None
             for slave in self.slaves
