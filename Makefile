@@ -14,7 +14,7 @@ setup-demo:
 	@scripts/setup java
 
 setup-dev:
-	@scripts/setup venv spark,dev
+	@scripts/setup venv spark,delta,iceberg,dev
 	@scripts/setup java
 
 demo: setup-demo ## Run the main job: 336,776 flights through master, slave and Spark into a table (ARGS="--chaos")
