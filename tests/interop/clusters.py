@@ -63,7 +63,7 @@ class Cluster:
         self._stack = stack
 
     def start_ours(self, name: str, settings: Mapping[str, object] | None = None) -> OurBroker:
-        """A broker of ours on a free port; its store is in a folder of its name, unless the settings tell."""
+        """A broker of ours; its store is in a folder of its name, unless the settings tell."""
         broker = OurBroker(self, name, dict(settings or {}))
         self.brokers[name] = broker
         self._stack.callback(broker.kill)
@@ -96,7 +96,9 @@ class OurBroker:
 
     def __init__(self, cluster: Cluster, name: str, settings: dict[str, object]) -> None:
         self.store = Path(str(settings.setdefault("storePathRootDir", cluster.directory / f"{name}-store")))
-        self.settings = {"bindAddress": HOST, "listenPort": 0, "brokerName": name, **settings}
+        # Not port 0: a Java slave asks its master for tables at the port two below, which 0 does not open.
+        port = free_port()
+        self.settings = {"bindAddress": HOST, "listenPort": port, "brokerName": name, **settings}
         self.settings["namesrvAddr"] = cluster.name_server
         self.address = ""
         self.log_path = cluster.directory / f"{self.store.name}.log"

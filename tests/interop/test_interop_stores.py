@@ -14,6 +14,7 @@ from java_peers import LINES, Line
 from loads import COUNT, SMALL_FILES, commit, drain, fill
 
 from tandemmq.client import BlockingAdmin, BlockingProducer, Message
+from tandemmq.protocol.bodies.offset import decode_consumer_offsets
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
 
@@ -34,9 +35,11 @@ def committed(cluster: Cluster, topic: str) -> dict[int, int | None]:
         return {queue.queue_id: offset for queue, offset in admin.committed_offsets(GROUP, topic).items()}
 
 
-def is_written(root: Path, topic: str) -> bool:
+def is_written(root: Path, topic: str, offsets: dict[int, int]) -> bool:
+    """The group's offsets are in the table on disk."""
     path = root / "config" / "consumerOffset.json"
-    return path.exists() and f"{topic}@{GROUP}" in path.read_text()
+    table = decode_consumer_offsets(path.read_bytes()) if path.exists() else None
+    return table is not None and table.offsets.get(f"{topic}@{GROUP}") == offsets
 
 
 def message_count(cluster: Cluster, topic: str) -> int:
@@ -55,7 +58,7 @@ def test_store_of_the_other_maker(tmp_path: Path, line: str, end: str, writer: s
         assert fill(cluster, "Load", range(COUNT)) == []
         offsets = commit(cluster, "Load", GROUP)
         assert len(offsets) == 4
-        until(lambda: is_written(root, "Load"), "offsets are written down", 30)
+        until(lambda: is_written(root, "Load", offsets), "offsets are written down", 30)
         with BlockingProducer("delayed", cluster.name_server) as producer:
             producer.send(Message(topic=LATER, body=b"delayed", delay_level=3))
         getattr(first, end)()

@@ -48,9 +48,9 @@ public final class Drain {
                 offset = result.getNextBeginOffset();
                 continue;
             }
-            boolean isEnd = result.getPullStatus() == PullStatus.NO_NEW_MSG
-                || result.getPullStatus() == PullStatus.OFFSET_ILLEGAL && result.getMaxOffset() == offset;
-            Check.that(isEnd, queue + " at " + offset + ": " + result);
+            // A slave says NO_MATCHED_MSG where a master says NO_NEW_MSG.
+            Check.that(result.getMaxOffset() == offset && result.getNextBeginOffset() == offset,
+                queue + " at " + offset + ": " + result);
             return;
         }
     }

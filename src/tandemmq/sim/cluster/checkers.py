@@ -71,7 +71,8 @@ def first_difference(one: MessageStore, other: MessageStore, begin: int, end: in
 def check_promised(world: World, ledger: Ledger, holders: list[BrokerNode], *, after_cut: bool) -> None:
     """What was acknowledged is held by one of `holders`.
 
-    After a power cut the messages that did not wait, or waited in vain, may be missing: those are forgotten.
+    After a power cut (or with a pool, any loss) the messages that did not wait, or waited in vain, may be
+    missing: those are forgotten.
     """
     names = ", ".join(node.name for node in holders)
     shown = 0

@@ -128,7 +128,7 @@ class Cluster:
         self.watch.on_broker_lost(node, is_power_cut=is_power_cut)
 
     def _on_broker_open(self, node: BrokerNode) -> None:
-        after_cut = self._was_power_cut.pop(node, False)
+        after_cut = self._was_power_cut.pop(node, False) or self.world.settings.has_pool
         if node is self.master:
             self.watch.on_master_open(node)
             checkers.check_promised(self.world, self.ledger, [node], after_cut=after_cut)
@@ -231,7 +231,7 @@ class Cluster:
         checkers.check_replicas(self.world, self.master, self.slaves)
         queues = checkers.check_queues(self.world, self.ledger, self.master)
         checkers.check_copies(self.world, self.ledger, queues)
-        after_cut = bool(self.ledger.counts["power cuts of the master"])
+        after_cut = self.world.settings.has_pool or bool(self.ledger.counts["power cuts of the master"])
         checkers.check_promised(self.world, self.ledger, [self.master], after_cut=after_cut)
         for slave in self.slaves:
             theirs = checkers.check_queues(self.world, self.ledger, slave)

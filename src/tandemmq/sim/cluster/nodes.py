@@ -266,6 +266,7 @@ class BrokerNode(Node):
             root=ROOT,
             role=self.role,
             flush_mode=settings.flush_mode,
+            transient_pool_enable=settings.has_pool,
             in_sync_replicas=self.in_sync_replicas,
             commit_log_file_bytes=settings.commit_log_file_bytes,
             consume_queue_file_bytes=2_000,

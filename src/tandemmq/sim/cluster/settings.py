@@ -33,6 +33,8 @@ class Settings:
     slave_count: int
     role: BrokerRole
     flush_mode: FlushMode
+    has_pool: bool
+    """The master answers who waits for nobody from its own memory (transientStorePoolEnable)."""
     first_transfer: FirstTransfer
     commit_log_file_bytes: int
     transfer_bytes_max: int
@@ -65,7 +67,8 @@ class Settings:
         """In one line."""
         members = ", ".join(f"{group.name} x{group.member_count} {group.tags}" for group in self.groups)
         return (
-            f"{self.role.value} {self.flush_mode.value}, {self.name_server_count} name servers, "
+            f"{self.role.value} {self.flush_mode.value}{' with pool' if self.has_pool else ''}, "
+            f"{self.name_server_count} name servers, "
             f"{self.slave_count} slaves ({self.first_transfer.value}), files of "
             f"{self.commit_log_file_bytes} bytes, {self.queue_count} queues, {self.producer_count} producers "
             f"x {self.worker_count}, {members}, {self.latency_ms[0]:g}..{self.latency_ms[1]:g} ms"
@@ -90,6 +93,7 @@ def draw_settings(dice: Dice) -> Settings:
         slave_count=dice.pick_weighted(((3, 1), (1, 2))),
         role=role,
         flush_mode=flush_mode,
+        has_pool=role is BrokerRole.SYNC_MASTER and flush_mode is FlushMode.ASYNC_FLUSH and dice.happens(25),
         first_transfer=dice.pick_weighted(
             ((4, FirstTransfer.FIRST_FILE), (1, FirstTransfer.LAST_FILE)),
         ),
