@@ -197,8 +197,8 @@ class RangeReader:
             committed_offset=0,
             suspend_timeout_ms=0,
             subscription_version=0,
-            subscription=options.tag_expression,
-            expression_type="TAG",
+            subscription=options.subscription,
+            expression_type=options.subscription_type,
             bytes_max=PULL_BYTES_MAX,
             bulk_bytes=BULK_BYTES,
         )
@@ -221,7 +221,7 @@ class RangeReader:
             kept = int(np.searchsorted(read_columns(data, boundaries).queue_offset, lane.stop))
             data = data[: int(positions[kept])] if kept < len(positions) else data
             positions = positions[:kept]
-        if not self._options.tags and len(positions) != reached - lane.begin:
+        if not self._options.is_filtered and len(positions) != reached - lane.begin:
             report_loss(self._queue, lane.begin, reached - len(positions), header.max_offset, self._options)
         self._learn_step(header, lane)
         self.position = reached
@@ -244,7 +244,7 @@ class RangeReader:
     def _skip_unmatched(self, header: PullResponse, lane: _Lane) -> None:
         """Moves on over messages that the filter does not want; without a filter they are gone."""
         reached = min(header.next_offset, lane.stop)
-        if not self._options.tags:
+        if not self._options.is_filtered:
             report_loss(self._queue, lane.begin, reached, header.max_offset, self._options)
         self._learn_step(header, lane)
         self.position = reached

@@ -22,7 +22,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "required",
         "SB",
         "`host:port[;host:port]`",
-        aliases=("endpoints", "namesrv"),
+        aliases=("endpoints", "namesrv", "nameServerAddress"),
     ),
     OptionRow(
         "subscribe",
@@ -48,7 +48,15 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "*",
         "SB",
         "`a || b`: the broker sends these tags only; fixed per checkpoint",
-        aliases=("subExpression",),
+        aliases=("subExpression", "tag"),
+    ),
+    OptionRow(
+        "filter",
+        "",
+        "SB",
+        "an SQL92 condition over properties, judged by the broker: `price > 10 AND region = 'EU'`; instead "
+        "of `tags`; fixed per checkpoint; RocketMQ's brokers need `enablePropertyFilter=true`",
+        aliases=("sql",),
     ),
     OptionRow(
         "startingOffsets",
@@ -62,6 +70,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "",
         "SB",
         "milliseconds; from the first message stored at or after it; wins over `startingOffsets`",
+        aliases=("startTimeMs",),
     ),
     OptionRow(
         "startingOffsetsByTimestamp",
@@ -112,6 +121,19 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "about so many bytes per batch, by the measured size of messages",
     ),
     OptionRow(
+        "minOffsetsPerTrigger",
+        "",
+        "S",
+        "wait until so many messages are there, at most `maxTriggerDelay`; the first batch of a run, and "
+        "`availableNow`, do not wait",
+    ),
+    OptionRow(
+        "maxTriggerDelay",
+        "15m",
+        "S",
+        "longest wait for `minOffsetsPerTrigger`: `500ms`, `30s`, `15m`, `2h`, or milliseconds",
+    ),
+    OptionRow(
         "minPartitions",
         "",
         "SB",
@@ -134,6 +156,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "",
         "SB",
         "consumer group named in pulls; needed for `startingOffsets=group` and `commitProgress`",
+        aliases=("consumerGroup",),
     ),
     OptionRow(
         "commitProgress",

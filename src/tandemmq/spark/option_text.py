@@ -87,6 +87,17 @@ def parse_size(values: Mapping[str, str], name: str, default: int | None) -> int
     return int(match[1]) * {"": 1, "k": KIB, "m": MIB, "g": 1024 * MIB}[match[2].lower()]
 
 
+def parse_duration_s(values: Mapping[str, str], name: str, default_s: float) -> float:
+    """Seconds of `500ms`, `30s`, `15m`, `2h`; a bare number is milliseconds."""
+    text = values.get(name)
+    if text is None or text == "":
+        return default_s
+    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h|)", text.lower())
+    if match is None:
+        raise ConfigError(f"option {name}: expected a time such as 500ms, 30s or 15m, got {text!r}")
+    return int(match[1]) * {"": 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
+
+
 def parse_enum(values: Mapping[str, str], name: str, kind: type[_E], default: _E) -> _E:
     text = values.get(name)
     if text is None:

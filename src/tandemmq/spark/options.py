@@ -24,6 +24,7 @@ from tandemmq.spark.option_table import OPTION_TABLE
 from tandemmq.spark.option_text import (
     name_options,
     parse_bool,
+    parse_duration_s,
     parse_enum,
     parse_int,
     parse_list,
@@ -90,11 +91,14 @@ class SourceOptions:
     topic_pattern: str = ""
     assigned: tuple[QueueKey, ...] = ()
     tags: tuple[str, ...] = ()
+    sql: str = ""
     start: PositionRule | None = None
     end: PositionRule = field(default_factory=lambda: PositionRule(kind=StartKind.LATEST))
     fail_on_data_loss: bool = True
     trigger_records_max: int | None = None
     trigger_bytes_max: int | None = None
+    trigger_records_min: int = 0
+    trigger_delay_s: float = 900.0
     packing: PackingOptions = field(default_factory=PackingOptions)
     group: str = ""
     commit_progress: bool = False
@@ -113,16 +117,27 @@ class SourceOptions:
     retry_interval_s: float = 0.25
 
     @property
-    def tag_expression(self) -> str:
+    def is_filtered(self) -> bool:
+        """The broker leaves messages out, so a gap between offsets is no loss."""
+        return bool(self.tags or self.sql)
+
+    @property
+    def subscription(self) -> str:
         """What a pull request carries as its subscription."""
-        return " || ".join(self.tags) if self.tags else "*"
+        return self.sql or " || ".join(self.tags) or "*"
+
+    @property
+    def subscription_type(self) -> str:
+        """The language of `subscription`."""
+        return "SQL92" if self.sql else "TAG"
 
     @property
     def filter_hash(self) -> str:
-        """Identifies the tag filter in a checkpoint; empty without one."""
-        if not self.tags:
+        """Identifies the filter in a checkpoint; empty without one."""
+        if not self.is_filtered:
             return ""
-        return hashlib.sha256("\0".join(sorted(self.tags)).encode()).hexdigest()[:16]
+        text = f"\0SQL92\0{self.sql}" if self.sql else "\0".join(sorted(self.tags))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def parse_options(raw: Mapping[str, str], *, is_streaming: bool) -> SourceOptions:
@@ -136,6 +151,9 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool) -> SourceOption
             if name in values:
                 raise ConfigError(f"option {name} belongs to batch queries; a streaming query has no end")
     topics, pattern, assigned = _parse_subscription(values)
+    tags, sql = parse_tags(values.get("tags", "*")), values.get("filter", "")
+    if tags and sql:
+        raise ConfigError("give either the option tags or the option filter, which can ask for TAGS too")
     group = values.get("group", "")
     start = _parse_start(values, is_streaming=is_streaming)
     if start.kind is StartKind.GROUP and not group:
@@ -148,12 +166,15 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool) -> SourceOption
         topics=topics,
         topic_pattern=pattern,
         assigned=assigned,
-        tags=parse_tags(values.get("tags", "*")),
+        tags=tags,
+        sql=sql,
         start=start,
         end=_parse_end(values),
         fail_on_data_loss=parse_bool(values, "failOnDataLoss", True),
         trigger_records_max=parse_int(values, "maxOffsetsPerTrigger", None, least=1),
         trigger_bytes_max=parse_size(values, "maxBytesPerTrigger", None),
+        trigger_records_min=_parse_minimum(values),
+        trigger_delay_s=parse_duration_s(values, "maxTriggerDelay", 900.0),
         packing=PackingOptions(
             partitions_min=parse_int(values, "minPartitions", 0, least=0) or 0,
             records_max=parse_int(values, "maxRecordsPerPartition", 0, least=0) or 0,
@@ -185,6 +206,14 @@ def parse_tags(expression: str) -> tuple[str, ...]:
     if not all(tags) or "*" in tags:
         raise ConfigError(f"option tags: expected `*` or `a || b`, got {expression!r}")
     return tuple(dict.fromkeys(tags))
+
+
+def _parse_minimum(values: Mapping[str, str]) -> int:
+    least = parse_int(values, "minOffsetsPerTrigger", 0, least=0) or 0
+    most = parse_int(values, "maxOffsetsPerTrigger", None, least=1)
+    if most is not None and least > most:
+        raise ConfigError(f"option minOffsetsPerTrigger: {least} is more than maxOffsetsPerTrigger, {most}")
+    return least
 
 
 def _parse_subscription(values: Mapping[str, str]) -> tuple[tuple[str, ...], str, tuple[QueueKey, ...]]:

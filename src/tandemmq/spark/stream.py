@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 
@@ -32,6 +33,7 @@ from tandemmq.spark.offsets import (
     QueueRange,
     StreamOffset,
     advance,
+    count_behind,
     decode_offset,
     encode_offset,
     plan_ranges,
@@ -63,6 +65,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         self._latest: Positions = {}
         self._committed: Positions = {}
         self._slave_ends = SlaveEnds()
+        self._planned_at = float("-inf")
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Remembers where all queues end now; this run reads no further."""
@@ -78,6 +81,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             return ReadMaxRows(options.trigger_records_max)
         if options.trigger_bytes_max is not None:
             return ReadMaxBytes(options.trigger_bytes_max)
+        if options.trigger_records_min:
+            return ReadMinRows(options.trigger_records_min)
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
@@ -99,7 +104,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             limit=None if isinstance(limit, ReadAllAvailable) else self._record_limit(known, latest),
             filter_hash=self._options.filter_hash,
         )
-        return start if end is None else encode_offset(end)
+        if end is None:
+            return start
+        self._planned_at = time.monotonic()
+        return encode_offset(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Where the queues end, as the last `latestOffset` saw it: Spark shows it in the query's progress."""
@@ -133,8 +141,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     def _check_filter(self, offset: StreamOffset) -> None:
         if offset.symbol is None and offset.filter_hash != self._options.filter_hash:
             raise ConfigError(
-                "the option tags differs from the one that the checkpoint was written with; "
-                "use the old tags, or a new checkpoint"
+                "the option tags or filter differs from the one that the checkpoint was written with; "
+                "use the old one, or a new checkpoint"
             )
 
     def _look(self, offset: StreamOffset) -> tuple[dict[QueueKey, int], Positions]:
@@ -184,14 +192,24 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         )
 
     def _record_limit(self, positions: Positions, latest: Positions) -> int | None:
-        """The smaller of both limits in messages; a sample of the backlog turns bytes into messages."""
+        """The smaller of both limits in messages; a sample of the backlog turns bytes into messages. None of
+        them while there are too few: the batch then only pins the start of new queues.
+        """
         options = self._options
+        if self._is_waiting(count_behind(positions, latest)):
+            return 0
         limits = [] if options.trigger_records_max is None else [options.trigger_records_max]
         if options.trigger_bytes_max is not None:
             size = self._sample_record_size(positions, latest)
             if size is not None:
                 limits.append(max(1, int(options.trigger_bytes_max / size)))
         return min(limits, default=None)
+
+    def _is_waiting(self, backlog: int) -> bool:
+        """Fewer messages than minOffsetsPerTrigger, and still time to wait for more."""
+        if self._target is not None or backlog >= self._options.trigger_records_min:
+            return False
+        return time.monotonic() - self._planned_at < self._options.trigger_delay_s
 
     def _sample_record_size(self, positions: Positions, latest: Positions) -> float | None:
         """The mean stored size of the next messages of the queue furthest behind; None without any."""

@@ -37,7 +37,7 @@ def test_defaults() -> None:
     assert options.read_from is ReadFrom.SUGGESTED
     assert options.properties_as is PropertiesAs.MAP
     assert options.fail_on_data_loss
-    assert options.tag_expression == "*"
+    assert options.subscription == "*"
     assert options.filter_hash == ""
 
 
@@ -133,6 +133,47 @@ def test_a_group_commits_progress_unless_told_otherwise() -> None:
 def test_the_filter_hash_ignores_the_order_of_tags() -> None:
     assert _parse(tags="a || b").filter_hash == _parse(tags="b||a").filter_hash != ""
     assert parse_tags(" * ") == ()
+
+
+def test_a_condition_is_told_apart_from_tags() -> None:
+    options = _parse(filter="a > 1")
+    assert (options.subscription, options.subscription_type) == ("a > 1", "SQL92")
+    assert options.is_filtered
+    assert options.filter_hash not in ("", _parse(tags="a > 1").filter_hash)
+    with pytest.raises(ConfigError, match="either the option tags or the option filter"):
+        _parse(filter="a > 1", tags="b")
+
+
+def test_a_minimum_per_trigger_and_its_delay() -> None:
+    options = _parse(minoffsetspertrigger="5", maxtriggerdelay="30s", maxoffsetspertrigger="9")
+    assert (options.trigger_records_min, options.trigger_delay_s) == (5, 30.0)
+    assert _parse(maxtriggerdelay="1500").trigger_delay_s == 1.5
+    assert _parse().trigger_delay_s == 900.0
+    with pytest.raises(ConfigError, match="more than maxOffsetsPerTrigger"):
+        _parse(minoffsetspertrigger="10", maxoffsetspertrigger="9")
+    with pytest.raises(ConfigError, match=r"maxTriggerDelay.*30s"):
+        _parse(maxtriggerdelay="soon")
+
+
+def test_the_names_of_older_connectors_are_read() -> None:
+    options = parse_options(
+        {
+            "nameServerAddress": "a:1",
+            "topic": "T",
+            "consumerGroup": "G",
+            "tag": "x",
+            "startTimeMs": "5",
+            "pullBatchSize": "32",
+            "pullTimeoutMs": "3000",
+            "failOnDataLoss": "false",
+            "maxOffsetsPerTrigger": "7",
+        },
+        is_streaming=True,
+    )
+    assert (options.group, options.tags, options.pull_batch_size) == ("G", ("x",), 32)
+    assert options.start is not None
+    assert options.start.timestamp_ms == 5
+    assert _parse(sql="a = 1").sql == "a = 1"
 
 
 def test_options_travel_to_executors() -> None:

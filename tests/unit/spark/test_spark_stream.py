@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from spark_fakes import FakeNet, FakeQueue
 
 import tandemmq.spark.stream
@@ -94,6 +94,51 @@ def test_a_limit_in_bytes_is_measured(net: FakeNet) -> None:
     assert 50 <= end["o"]["T"]["b"]["0"] <= 150
 
 
+def test_a_minimum_is_waited_for_but_not_longer_than_the_delay(
+    net: FakeNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = FakeQueue(0, 5)
+    net.add_master(T_0=queue)
+    now = 1000.0
+    monkeypatch.setattr(tandemmq.spark.stream.time, "monotonic", lambda: now)
+    reader = _stream(startingOffsets="earliest", minOffsetsPerTrigger="100", maxTriggerDelay="30s")
+    least = reader.getDefaultReadLimit()
+    assert least == ReadMinRows(100)
+    start = reader.latestOffset(reader.initialOffset(), least)
+    assert start["o"]["T"]["b"]["0"] == 5
+    queue.end = 104
+    assert reader.latestOffset(start, least) is start
+    assert reader.latestOffset(start, ALL)["o"]["T"]["b"]["0"] == 104
+    queue.end = 105
+    enough = reader.latestOffset(start, least)
+    assert enough["o"]["T"]["b"]["0"] == 105
+    queue.end = 106
+    now += 29.0
+    assert reader.latestOffset(enough, least) is enough
+    now += 2.0
+    assert reader.latestOffset(enough, least)["o"]["T"]["b"]["0"] == 106
+
+
+def test_a_new_queue_is_pinned_while_a_minimum_is_waited_for(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 5))
+    reader = _stream(startingOffsets="earliest", minOffsetsPerTrigger="100")
+    start = reader.latestOffset(reader.initialOffset(), ReadMinRows(100))
+    net.add_master("c", T_0=FakeQueue(3, 6))
+    end = reader.latestOffset(start, ReadMinRows(100))
+    assert end["base"] == {"T": {"c": {"0": 3}}}
+    assert reader.partitions(start, end) == []
+
+
+def test_available_now_does_not_wait_for_a_minimum(net: FakeNet) -> None:
+    queue = FakeQueue(0, 5)
+    net.add_master(T_0=queue)
+    start = _stream(startingOffsets="earliest").latestOffset({"v": 1, "init": "earliest"}, ALL)
+    queue.end = 9
+    reader = _stream(minOffsetsPerTrigger="100")
+    reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset(start, ReadMinRows(100))["o"]["T"]["b"]["0"] == 9
+
+
 def test_available_now_ends_where_the_topic_ended_at_the_start(net: FakeNet) -> None:
     queue = FakeQueue(0, 100)
     net.add_master(T_0=queue)
@@ -159,7 +204,7 @@ def test_a_changed_filter_is_refused(net: FakeNet) -> None:
     net.add_master(T_0=FakeQueue(0, 5))
     reader = _stream(startingOffsets="earliest", tags="a")
     end = reader.latestOffset(reader.initialOffset(), ALL)
-    with pytest.raises(ConfigError, match="tags differs"):
+    with pytest.raises(ConfigError, match="tags or filter differs"):
         _stream(tags="b").latestOffset(end, ALL)
 
 
