@@ -46,7 +46,9 @@ class _FlipRun:
         self.dice = Dice(seed)
         self.options = random_options(self.dice)
         is_sync = self.options.flush_mode is FlushMode.SYNC_FLUSH
-        self.ledger = Ledger(is_sync=is_sync, store_host=STORE_HOST)
+        self.ledger = Ledger(
+            is_sync=is_sync, is_pooled=self.options.uses_transient_pool, store_host=STORE_HOST
+        )
         self.machine = Machine(
             self.options,
             dice=self.dice,
@@ -89,7 +91,7 @@ class _FlipRun:
                 placed = self._store.append([record], _ignore)
             except RequestRejected:
                 continue
-            self._sends += self.ledger.add([record], placed)
+            self._sends += self.ledger.add([record], placed, 0.0)
             await self.machine.pass_time(self.dice.between(0, 20) / 1000)
         await self.machine.pass_time(1)
 

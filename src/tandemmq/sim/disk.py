@@ -21,6 +21,8 @@ from tandemmq.sim.image import SECTOR_BYTES, Image, Node, Tear
 from tandemmq.units import align_down
 
 TOTAL_BYTES = 1 << 40
+SLOW_MS_MAX = 40
+"""What runs off the loop takes so long at most."""
 
 
 @dataclass(slots=True)
@@ -125,6 +127,7 @@ class SimDisk:
         self.crash: Crash | None = None
         self.left: Image | None = None
         self.lost_by: Crash | None = None
+        self.lost_at_s = 0.0
         self.total_bytes = TOTAL_BYTES
         self.failed_paths: set[Path] = set()  # files of which an operation failed
         self.sync_failed = False
@@ -149,6 +152,7 @@ class SimDisk:
         if self.left is not None:
             return
         self.lost_by = crash
+        self.lost_at_s = self._clock.monotonic()
         self._on_lost()
         self.left = self.image.clone()
         if crash.is_power_cut:
@@ -273,7 +277,7 @@ class SimDisk:
         """As with a thread: other work happens meanwhile, and an fsync covers only what came before it."""
         limit = self.image.write_number
         if self._dice.happens(self.faults.slow_sync_percent):
-            await self._clock.sleep(self._dice.between(1, 40) / 1000)
+            await self._clock.sleep(self._dice.between(1, SLOW_MS_MAX) / 1000)
         else:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._clock.call_soon(lambda: None if turn.done() else turn.set_result(None))

@@ -9,6 +9,7 @@ Knows not:  the store; how it was asked.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -33,6 +34,7 @@ class Send:
     record: NewRecord
     log_offset: int
     data: bytes
+    at_s: float = 0.0  # when it was accepted, by the machine's clock
     fate: Fate = Fate.PENDING
 
     @property
@@ -55,6 +57,8 @@ class Ledger:
     """All sends whose bytes may lie on the disk, by log offset."""
 
     is_sync: bool
+    is_pooled: bool
+    """An answer promises memory only; what the store calls appended survives it."""
     store_host: bytes
     acknowledged_count: int = 0
     written_end: int = 0
@@ -66,7 +70,7 @@ class Ledger:
     by_offset: dict[int, list[Send]] = field(default_factory=dict)
     _count: int = 0
 
-    def add(self, records: list[NewRecord], placed: Appended) -> list[Send]:
+    def add(self, records: list[NewRecord], placed: Appended, at_s: float) -> list[Send]:
         """The sends of an append that was accepted."""
         sends = []
         queue_offset = placed.queue_offset
@@ -80,7 +84,7 @@ class Ledger:
                 store_host=self.store_host,
             )
             queue_offset += is_queued
-            sends.append(Send(self._count, record, log_offset, data))
+            sends.append(Send(self._count, record, log_offset, data, at_s))
             self._count += 1
             self.by_offset.setdefault(log_offset, []).append(sends[-1])
         return sends
@@ -97,7 +101,8 @@ class Ledger:
             return
         self.acknowledged_count += len(sends)
         end = sends[-1].end
-        self.written_end = max(self.written_end, end)
+        if not self.is_pooled:
+            self.written_end = max(self.written_end, end)
         if self.is_sync and sends[0].record.wait_stored:
             self.durable_end = max(self.durable_end, end)
 
@@ -110,6 +115,20 @@ class Ledger:
         """Everything below `end` is said to be flushed, or was shown to a reader who may rely on it."""
         if not self.is_frozen:
             self.durable_end = max(self.durable_end, end)
+
+    def note_clean_stop(self) -> None:
+        """The store says that it left nothing to recover: everything that was promised is on disk."""
+        ends = (s.end for s in self._all() if s.fate is Fate.ACKNOWLEDGED)
+        self.written_end = max(self.written_end, *ends, 0)
+        self.durable_end = max(self.durable_end, self.written_end)
+
+    def oldest_unwritten(self) -> Send | None:
+        """The first send that was answered and is in memory only; None without one."""
+        sends = (s for s in self._all() if s.fate is Fate.ACKNOWLEDGED and s.end > self.written_end)
+        return min(sends, key=lambda send: send.at_s, default=None)
+
+    def _all(self) -> Iterator[Send]:
+        return (send for sends in self.by_offset.values() for send in sends)
 
     def candidates(self, log_offset: int, *, after_power_cut: bool) -> list[Send]:
         """The sends that may lie at an offset; only a power cut brings refused ones back."""

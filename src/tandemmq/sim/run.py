@@ -11,11 +11,11 @@ from tandemmq.errors import RequestRejected
 from tandemmq.protocol.record import NewRecord, decode_records
 from tandemmq.sim.checks import Faults, StoreCheck
 from tandemmq.sim.dice import Dice
-from tandemmq.sim.disk import Crash
+from tandemmq.sim.disk import SLOW_MS_MAX, Crash
 from tandemmq.sim.disk import Faults as DiskFaults
 from tandemmq.sim.image import Tear
 from tandemmq.sim.ledger import Fate, Ledger, Send
-from tandemmq.sim.machine import Hung, Machine, OpenStore, is_fail_stop
+from tandemmq.sim.machine import STEP_S, Hung, Machine, OpenStore, is_fail_stop
 from tandemmq.sim.workload import (
     QUEUES_PER_TOPIC,
     STORE_HOST,
@@ -63,7 +63,7 @@ class CrashRun:
         options = random_options(self.dice)
         self.options = options
         is_sync = options.flush_mode is FlushMode.SYNC_FLUSH
-        self.ledger = Ledger(is_sync=is_sync, store_host=STORE_HOST)
+        self.ledger = Ledger(is_sync=is_sync, is_pooled=options.uses_transient_pool, store_host=STORE_HOST)
         self.machine = Machine(
             options, dice=self.dice, ledger=self.ledger, note=self._note, open_store=open_store
         )
@@ -87,8 +87,10 @@ class CrashRun:
             (2, self._trouble_syncs),
             (4, self._calm),
         )
+        pool = f", pool of {options.transient_pool_size}" if options.uses_transient_pool else ""
         self._note(
-            f"seed {seed}: {options.flush_mode.value}, log files of {options.commit_log_file_bytes} bytes"
+            f"seed {seed}: {options.flush_mode.value}{pool}, "
+            f"log files of {options.commit_log_file_bytes} bytes"
         )
 
     def _note(self, text: str) -> None:
@@ -180,8 +182,21 @@ class CrashRun:
             machine.lose(is_power_cut=self.dice.happens(50), tear=self.dice.pick_weighted(TEARS))
         if machine.disk.is_lost:
             self.result.crash_count += 1
+            self._check_loss_window()
             await machine.replace()
             await self._start()
+
+    def _check_loss_window(self) -> None:
+        """With the pool a death takes only what came in the last moments, unless the disk took no writes."""
+        disk, options = self.machine.disk, self.options
+        oldest = self.ledger.oldest_unwritten()
+        if oldest is None or disk.failed_paths or disk.sync_failed:
+            return
+        age_ms = (disk.lost_at_s - oldest.at_s) * 1000
+        # A put may just miss one commit, and both may be slow.
+        window_ms = options.commit_interval_ms + options.commit_thorough_interval_ms + 2 * SLOW_MS_MAX
+        if age_ms > window_ms + STEP_S * 1000:
+            self.result.faults.lost.append(f"{oldest}: in memory only for {age_ms:.0f} ms")
 
     def _note_index_faults(self) -> None:
         """The index gives up on write errors, as RocketMQ's does; from then on it may lack keys."""
@@ -221,7 +236,7 @@ class CrashRun:
         disk = machine.disk
         if not disk.is_lost and not disk.sync_failed:
             if is_clean:
-                self.ledger.note_durable(self.ledger.written_end)
+                self.ledger.note_clean_stop()
             elif not disk.failed_paths:
                 self.result.faults.broken.append("a stop without faults was not clean")
             pending = [s for sends in self.ledger.by_offset.values() for s in sends if s.fate is Fate.PENDING]
@@ -283,7 +298,7 @@ class CrashRun:
             self.ledger.settle(sends, status)
 
         placed = self._store.append(records, on_done)
-        sends += self.ledger.add(records, placed)
+        sends += self.ledger.add(records, placed, self.machine.clock.monotonic())
         head = sends[0]
         self._note(
             f"append {len(sends)}: #{head.number} {records[0].topic}/{records[0].queue_id} "

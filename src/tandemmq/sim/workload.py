@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tandemmq.protocol.java_hash import tag_hash
@@ -20,7 +21,22 @@ _ROLLBACK = 0xC
 
 
 def random_options(dice: Dice) -> StoreOptions:
-    """Files so small that everything rolls all the time; mostly SYNC_FLUSH."""
+    """Files so small that everything rolls all the time; mostly SYNC_FLUSH, else often with the pool."""
+    options = _random_files(dice)
+    if options.flush_mode is FlushMode.SYNC_FLUSH or dice.happens(40):
+        return options
+    return replace(
+        options,
+        transient_pool_enable=True,
+        transient_pool_size=dice.pick((1, 2, 5)),
+        fail_fast_without_buffer=dice.happens(30),
+        commit_interval_ms=dice.pick((20, 200)),
+        commit_least_pages=dice.pick((0, 1, 4)),
+        commit_thorough_interval_ms=dice.pick((20, 200)),
+    )
+
+
+def _random_files(dice: Dice) -> StoreOptions:
     return StoreOptions(
         root=ROOT,
         store_host=STORE_HOST,

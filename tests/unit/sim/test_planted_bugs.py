@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pytest
 
+from tandemmq.sim.dice import Dice
 from tandemmq.sim.run import run_seed
+from tandemmq.sim.workload import random_options
+from tandemmq.store.committer import Committer
 from tandemmq.store.confirm import WaitFor
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.flusher import Flusher
 from tandemmq.store.key_indexes import KeyIndexes
+from tandemmq.store.transient_pool import Piece, TransientPool
 
 SEEDS_MAX = 25
 
@@ -77,6 +82,41 @@ def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, plant: Plant, k
     for seed in range(SEEDS_MAX):
         faults = run_seed(seed).faults
         if getattr(faults, kind):
+            return
+    pytest.fail(f"not found in {SEEDS_MAX} seeds")
+
+
+def call_written_what_is_in_the_pool(patch: pytest.MonkeyPatch) -> None:
+    wake = Committer.wake
+
+    def wake_too_early(self: Committer) -> None:
+        self._appended.raise_to(self._pool.end)
+        wake(self)
+
+    patch.setattr(Committer, "wake", wake_too_early)
+
+
+def commit_only_whole_pages(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Committer, "_tick", lambda self: setattr(self, "_timer", None))
+
+
+def lose_the_end_of_a_commit(patch: pytest.MonkeyPatch) -> None:
+    pieces = TransientPool.pieces
+
+    def most_pieces(self: TransientPool, begin: int, end: int) -> list[Piece]:
+        return pieces(self, begin, end)[:1]
+
+    patch.setattr(TransientPool, "pieces", most_pieces)
+
+
+@pytest.mark.parametrize(
+    "plant", [call_written_what_is_in_the_pool, commit_only_whole_pages, lose_the_end_of_a_commit]
+)
+def test_a_bug_that_is_planted_into_the_pool_is_found(monkeypatch: pytest.MonkeyPatch, plant: Plant) -> None:
+    plant(monkeypatch)
+    pooled = (seed for seed in range(1000) if random_options(Dice(seed)).uses_transient_pool)
+    for seed in islice(pooled, SEEDS_MAX):
+        if run_seed(seed).faults:
             return
     pytest.fail(f"not found in {SEEDS_MAX} seeds")
 
