@@ -40,7 +40,8 @@ class Weather(Protocol):
     loop: SimLoop
     dice: Dice
     context: contextvars.Context
-    ends: dict[SimTransport, None]
+
+    def forget(self, end: SimTransport) -> None: ...
 
     def is_open(self, source_ip: str, target_ip: str) -> bool: ...
 
@@ -262,7 +263,7 @@ class SimTransport(asyncio.Transport):
     def vanish(self, *, is_power_cut: bool) -> None:
         """The process is gone; without a power cut its kernel sends what it has and ends the connection."""
         self.is_gone = True
-        self._fabric.ends.pop(self, None)
+        self._fabric.forget(self)
         if self.out is None:
             return
         if is_power_cut:
@@ -279,6 +280,6 @@ class SimTransport(asyncio.Transport):
 
     def _go(self, error: Exception | None) -> None:
         self.is_gone = True
-        self._fabric.ends.pop(self, None)
+        self._fabric.forget(self)
         if self.protocol is not None:
             self.schedule(self.protocol.connection_lost, error)

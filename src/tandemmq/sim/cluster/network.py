@@ -95,10 +95,7 @@ class Fabric:
 
     def _move(self) -> None:
         for pipe in list(self._pipes):
-            if pipe.is_over:
-                del self._pipes[pipe]
-            else:
-                pipe.arm(self.dice.below(1_000) / 1_000)
+            pipe.arm(self.dice.below(1_000) / 1_000)
 
     # Lives.
 
@@ -108,6 +105,13 @@ class Fabric:
             del self.listeners[address]
         for end in [end for end in self.ends if end.life is life]:
             end.vanish(is_power_cut=is_power_cut)
+
+    def forget(self, end: SimTransport) -> None:
+        """Nothing is heard or said there any more; the connection is over when that holds of both ends."""
+        self.ends.pop(end, None)
+        for pipe in (end.out, end.inbound):
+            if pipe is not None and pipe.is_over:
+                self._pipes.pop(pipe, None)
 
     def ends_of(self, life: Life) -> list[SimTransport]:
         return [end for end in self.ends if end.life is life]
