@@ -1,10 +1,13 @@
 """`tandemmq bench`: what one broker costs per message, alone and with a synchronous slave.
 
 `tandemmq bench open`: what opening a store costs after its broker was killed.
+
+`tandemmq bench catchup`: how fast an empty slave copies its master.
 """
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +17,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from tandemmq.bench.catchup import CatchUp, measure_catchup
 from tandemmq.bench.generator import LoadResult, run_load, send_frames
 from tandemmq.bench.process_stats import processor_seconds, resident_bytes
 from tandemmq.bench.reopen import measure_reopening
@@ -180,3 +185,72 @@ def open_store(
         f" ({found.processor_seconds:.1f} s of processor time),"
         f" {found.resident_bytes / 2**20:.0f} MiB resident, at most {found.peak_bytes / 2**20:.0f} MiB"
     )
+
+
+@app.command()
+def catchup(
+    gib: Annotated[
+        float, typer.Option(help="Size of the master's log; the disk needs twice that.", min=0.01)
+    ] = 5.0,
+    body_bytes: Annotated[
+        int, typer.Option("--body", help="Body of each message.", min=0, max=4 * 2**20)
+    ] = BODY_BYTES,
+    directory: Annotated[Path | None, typer.Option(help="Where to put the stores, for its disk.")] = None,
+) -> None:
+    """Let an empty slave copy a master's whole log; print how fast it was, beside the bare loopback."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with (
+        tempfile.TemporaryDirectory(prefix="tandemmq-bench-", dir=directory) as name,
+        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+    ):
+        tasks: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], completed=done, total=total)
+
+        found = asyncio.run(measure_catchup(Path(name), gib, body_bytes, show))
+    _print_catchup(found)
+
+
+def _print_catchup(found: CatchUp) -> None:
+    """Four lines: the loopback, the log, the tables, the processes."""
+    size, count = found.log_bytes, found.message_count
+    echo = typer.echo
+    echo(
+        f"bare loopback {found.loopback_rate / 1e6:,.0f} MB/s,"
+        f" received and written to a file {found.loopback_file_rate / 1e6:,.0f} MB/s"
+    )
+    for what, reading in (("log copied", found.copied), ("queues and keys too", found.dispatched)):
+        echo(
+            f"{what}: {size / 2**30:.1f} GiB, {count:,} messages in {reading.seconds:.1f} s:"
+            f" {size / reading.seconds / 1e6:,.0f} MB/s"
+            f" ({size / reading.seconds / found.loopback_file_rate:.0%} of the loopback with a file);"
+            f" slave {reading.processor_seconds:.1f} s of processor time,"
+            f" {reading.processor_seconds * 1e6 / count:.2f} us per message"
+        )
+    echo(
+        f"master {found.master_seconds:.1f} s of processor time,"
+        f" {found.master_seconds * 1e6 / count:.2f} us per message;"
+        f" at most resident: master {found.master_peak_bytes / 2**20:.0f} MiB,"
+        f" slave {found.dispatched.peak_bytes / 2**20:.0f} MiB"
+    )
+
+
+@app.command(name="spark")
+def spark_read(
+    rows: Annotated[int, typer.Option(help="Messages in the topic.", min=1)] = 2_000_000,
+    body: Annotated[int, typer.Option(help="Body of each message, in bytes.", min=1, max=4 * 2**20)] = 128,
+    queues: Annotated[int, typer.Option(help="Queues of the topic.", min=1, max=1024)] = QUEUE_COUNT,
+    master: Annotated[str, typer.Option(help="Spark's master.")] = "local[2]",
+    runs: Annotated[int, typer.Option(help="Reads of each kind; the best is told.", min=1)] = 3,
+    has_idle: Annotated[bool, typer.Option("--idle/--no-idle", help="Measure micro-batches too.")] = True,
+) -> None:
+    """Fill a topic, read it with Spark on the same machine and print what that costs."""
+    from tandemmq.bench.spark_command import run_spark_bench
+
+    for line in run_spark_bench(
+        rows=rows, body_bytes=body, queue_count=queues, master=master, runs=runs, has_idle=has_idle
+    ):
+        typer.echo(line)

@@ -33,3 +33,30 @@ def _status_bytes(pid: int, field: str) -> int:
         if line.startswith(field):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def tree_seconds(root: int, *, without: frozenset[int] = frozenset()) -> float:
+    """Processor time of all running descendants of a process, and of the children that they waited for.
+
+    Neither `root` itself nor the subtrees of `without` count. What a child used that ended without being waited
+    for is lost.
+    """
+    children: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        fields = text[text.rindex(")") + 2 :].split()
+        pid = int(entry.name)
+        children.setdefault(int(fields[1]), []).append(pid)
+        ticks[pid] = sum(map(int, fields[_USER_FIELD - 2 : _USER_FIELD + 2]))
+    total, todo = 0, [root]
+    while todo:
+        found = [pid for pid in children.get(todo.pop(), ()) if pid not in without]
+        total += sum(ticks[pid] for pid in found)
+        todo += found
+    return total / _TICKS_PER_SECOND

@@ -1,0 +1,194 @@
+"""What reading a topic with Spark costs: a batch query over all of it, and a micro-batch with next to nothing in it.
+
+Broker, Spark's Java process and its Python workers share the machine, so processor time is told apart by
+process: what the broker used, and what everything that Spark started used. Every figure is the best of several
+runs, because whatever else the machine does only ever adds to it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from tandemmq.bench.process_stats import processor_seconds, tree_seconds
+from tandemmq.errors import TandemError
+from tandemmq.protocol.batch import encode_batch
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.requests.send import SendRequestV2
+from tandemmq.spark.wire import WireConnection
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BATCH_BYTES = 512 * 1024
+SENDS_AT_ONCE = 8
+SEND_TIMEOUT_S = 30.0
+IDLE_BATCHES = 25
+IDLE_SKIPPED = 5
+"""The first batches of a query start its Python processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadCost:
+    """A read of all rows: seconds on the wall, and processor time per row."""
+
+    what: str
+    rows: int
+    body_bytes: int
+    seconds: float
+    broker_us: float
+    spark_us: float
+
+    @property
+    def rows_per_second(self) -> float:
+        return self.rows / self.seconds
+
+    @property
+    def mib_per_second(self) -> float:
+        return self.rows * self.body_bytes / self.seconds / 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleCost:
+    """Micro-batches of one message each: milliseconds from trigger to commit."""
+
+    what: str
+    median_ms: float
+    best_ms: float
+
+
+def fill_topic(address: str, topic: str, *, rows: int, body_bytes: int, queue_count: int) -> None:
+    """Sends `rows` messages, spread over the queues; the bodies are noise, so nothing can be compressed.
+
+    Raises:  TandemError when the broker refuses a send.
+    """
+    noise = random.Random(body_bytes).randbytes(body_bytes + 4096)
+    per_batch = max(1, min(BATCH_BYTES // (body_bytes + 100), rows))
+    connection = WireConnection(address)
+    commands: list[Command] = []
+    for number, first in enumerate(range(0, rows, per_batch)):
+        count = min(per_batch, rows - first)
+        items = [(0, _body(noise, n, body_bytes), _properties(n)) for n in range(first, first + count)]
+        header = SendRequestV2(
+            producer_group="bench",
+            topic=topic,
+            default_topic="TBW102",
+            default_topic_queue_count=queue_count,
+            queue_id=number % queue_count,
+            sys_flag=0,
+            born_at_ms=1_700_000_000_000 + first,
+            flag=0,
+            is_batch=True,
+        )
+        commands.append(Command.request(RequestCode.SEND_BATCH_MESSAGE, header, body=encode_batch(items)))
+        if len(commands) == SENDS_AT_ONCE or first + count == rows or first == 0:
+            # The first one alone: it makes the topic.
+            _send_all(connection, commands)
+            commands = []
+    connection.close()
+
+
+def _body(noise: bytes, number: int, size: int) -> bytes:
+    start = number % 4096
+    return noise[start : start + size]
+
+
+def _properties(number: int) -> bytes:
+    return encode_properties({"UNIQ_KEY": f"7F0000010001{number:020X}", "TAGS": f"Tag{number % 4}"})
+
+
+def _send_all(connection: WireConnection, commands: list[Command]) -> None:
+    for answer in connection.request_all(commands, SEND_TIMEOUT_S):
+        if answer.code != ResponseCode.SUCCESS:
+            raise TandemError(f"a send was answered with {answer.code}: {answer.remark}")
+
+
+def measure_read(
+    what: str, frame: DataFrame, *, rows: int, body_bytes: int, broker: int, runs: int
+) -> ReadCost:
+    """The cheapest of `runs` reads of the whole frame; the rows are built, and thrown away in Java.
+
+    Raises:  TandemError when the frame has not `rows` rows.
+    """
+    found = frame.count()
+    if found != rows:
+        raise TandemError(f"{what}: read {found} of {rows} rows")
+    costs = [_measure_once(what, frame, rows, body_bytes, broker) for _ in range(runs)]
+    return min(costs, key=lambda cost: cost.seconds)
+
+
+def _measure_once(what: str, frame: DataFrame, rows: int, body_bytes: int, broker: int) -> ReadCost:
+    broker_before = processor_seconds(broker)
+    spark_before = tree_seconds(os.getpid(), without=frozenset([broker]))
+    begun = time.perf_counter()
+    frame.write.format("noop").mode("overwrite").save()
+    seconds = time.perf_counter() - begun
+    spark_used = tree_seconds(os.getpid(), without=frozenset([broker])) - spark_before
+    return ReadCost(
+        what=what,
+        rows=rows,
+        body_bytes=body_bytes,
+        seconds=seconds,
+        broker_us=(processor_seconds(broker) - broker_before) * 1e6 / rows,
+        spark_us=spark_used * 1e6 / rows,
+    )
+
+
+def measure_idle(what: str, stream: DataFrame, send_one: Callable[[], None]) -> IdleCost:
+    """What a micro-batch costs that carries one message: a message, its batch, and the next message."""
+    taken: list[float] = []
+    with TemporaryDirectory(prefix="tandemmq-bench-", ignore_cleanup_errors=True) as checkpoint:
+        query = (
+            stream.writeStream.format("noop")
+            .option("checkpointLocation", str(Path(checkpoint) / "checkpoint"))
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+        try:
+            for _ in range(IDLE_BATCHES):
+                seen = _last_batch(query)
+                send_one()
+                taken.append(_wait_for_rows(query, seen))
+        finally:
+            query.stop()
+    kept = taken[IDLE_SKIPPED:]
+    return IdleCost(what=what, median_ms=statistics.median(kept), best_ms=min(kept))
+
+
+def _last_batch(query: Any) -> int:
+    progress = query.lastProgress
+    return -1 if progress is None else int(progress["batchId"])
+
+
+def _wait_for_rows(query: Any, seen: int) -> float:
+    """Milliseconds of the first batch after `seen` that had rows."""
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        if query.exception() is not None:
+            raise TandemError(f"the query failed: {query.exception()}")
+        for progress in query.recentProgress:
+            if int(progress["batchId"]) > seen and int(progress["numInputRows"]) > 0:
+                return float(progress["durationMs"]["triggerExecution"])
+        time.sleep(0.005)
+    raise TandemError("no batch within 60 s")
+
+
+def read_topic(spark: SparkSession, name_server: str, topic: str, columns: str) -> DataFrame:
+    """The topic as a table of those columns."""
+    options = {"nameServer": name_server, "topic": topic, **({"columns": columns} if columns else {})}
+    return spark.read.format("tandemmq").options(**options).load()
+
+
+def follow_topic(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
+    """The topic as a stream of what comes from now on."""
+    options = {"nameServer": name_server, "topic": topic, "startingOffsets": "latest"}
+    return spark.readStream.format("tandemmq").options(**options, columns="queueOffset,body").load()
