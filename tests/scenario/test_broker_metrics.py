@@ -240,11 +240,11 @@ async def test_taken_port_is_told(tmp_path: Path) -> None:
 
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[tuple[Broker, Broker]]:
-    """A synchronous master and its slave, connected."""
+    """A synchronous master with a pool and its slave, connected."""
     async with AsyncExitStack() as stack:
         name_server = await stack.enter_async_context(running_name_server(tmp_path))
         settings = {**PROM, "name_servers": (name_server,), "broker_name": "pair"}
-        sync = {"role": BrokerRole.SYNC_MASTER, "in_sync_replicas": 2}
+        sync = {"role": BrokerRole.SYNC_MASTER, "in_sync_replicas": 2, "transient_pool_enable": True}
         master = await stack.enter_async_context(running_broker(tmp_path / "m", store=sync, **settings))
         slave = await stack.enter_async_context(
             running_broker(tmp_path / "s", broker_id=1, slave_read_enable=True, **settings)
@@ -295,6 +295,23 @@ async def test_slave_tells_how_it_follows(pair: tuple[Broker, Broker]) -> None:
     assert samples[("tandemmq_store_append_batch_seconds_count",)] >= 1
     health = await fetch(slave, "/healthz")
     assert health == (200, "ok, but the broker is a slave, it takes no messages\n")
+
+
+async def test_master_shows_its_pool_and_how_far_back_pulls_read(pair: tuple[Broker, Broker]) -> None:
+    master, slave = pair
+    async with Peer(master) as peer:
+        await peer.send_ok("T")
+        await until(lambda: master.store.queue_max("T", 0) == 1, "it is dispatched")
+        assert (await peer.pull("T")).code == ResponseCode.SUCCESS
+        samples = await scrape(master)
+    assert samples[("tandemmq_store_commit_seconds_count",)] >= 1
+    assert samples[("tandemmq_store_uncommitted_bytes",)] == 0
+    assert samples[("tandemmq_store_pool_free_buffers",)] == 4
+    size = master.store.max_log_offset
+    assert samples[("tandemmq_store_read_distance_bytes",)] == size
+    assert samples[("tandemmq_store_memory_window_bytes",)] > size
+    assert samples[("tandemmq_store_reads_beyond_memory_total",)] == 0
+    assert ("tandemmq_store_pool_free_buffers",) not in await scrape(slave)
 
 
 async def test_every_metric_of_the_table_is_served_and_no_other(pair: tuple[Broker, Broker]) -> None:

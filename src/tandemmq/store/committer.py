@@ -22,6 +22,7 @@ from tandemmq.store.admission import Admission
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.flusher import PAGE_BYTES
 from tandemmq.store.options import StoreOptions
+from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.segment import Segment
 from tandemmq.store.transient_pool import TransientPool
 from tandemmq.store.watermarks import Watermark
@@ -50,6 +51,7 @@ class Committer:
         clock: Clock,
         tasks: TaskScope,
         admission: Admission,
+        recorder: StoreRecorder,
         appended: Watermark,
         written_at_ms: Callable[[], int],
     ) -> None:
@@ -62,6 +64,7 @@ class Committer:
         self._clock = clock
         self._tasks = tasks
         self._admission = admission
+        self._recorder = recorder
         self._appended = appended
         self._written_at_ms = written_at_ms
         self._task: asyncio.Task[None] | None = None
@@ -107,6 +110,7 @@ class Committer:
     async def commit(self) -> bool:
         """Carry what is in the pool now to the files; False if the disk took no write."""
         target, stored_at_ms = self._pool.end, self._written_at_ms()
+        begun_at = self._clock.monotonic()
         pinned: list[Segment] = []
         writes: list[Write] = []
         try:
@@ -120,6 +124,7 @@ class Committer:
         finally:
             for segment in pinned:
                 segment.unpin()
+        self._recorder.commit_s.observe(self._clock.monotonic() - begun_at)
         self._advance(target, stored_at_ms)
         self._pool.release_below(self._log.end)
         return True

@@ -102,7 +102,9 @@ class MessageStore:
             admission=self._admission,
             dispatched=self.dispatched,
         )
-        self._reader = Reader(options, log=self._log, queues=self._queues, role=options.role)
+        self._reader = Reader(
+            options, log=self._log, queues=self._queues, recorder=self.recorder, role=options.role
+        )
         self._replies = Replies(
             options,
             clock=clock,
@@ -216,6 +218,7 @@ class MessageStore:
                 clock=self._clock,
                 tasks=self._tasks,
                 admission=self._admission,
+                recorder=self.recorder,
                 appended=self.appended,
                 written_at_ms=lambda: self._appender.written_at_ms,
             )
@@ -540,6 +543,7 @@ class MessageStore:
         """What a metric or a health check wants to know; the rest is in the watermarks and the recorder."""
         refusal = self._admission.refusal
         lines = self._replies.lines
+        pool = None if self.role is BrokerRole.SLAVE else self._pool
         return StoreFacts(
             is_failed=self._admission.is_blocked(_FAILED),
             refusal=None if refusal is None else refusal().remark,
@@ -547,8 +551,9 @@ class MessageStore:
             queue_count=len(self._queues),
             sends_waiting_for_flush=len(lines) - lines.ack_count,
             sends_waiting_for_acks=lines.ack_count,
-            pool_free_count=0 if self._pool is None else self._pool.free_count,
-            uncommitted_bytes=0 if self._pool is None else self._pool.uncommitted_bytes,
+            has_pool=pool is not None,
+            pool_free_count=0 if pool is None else pool.free_count,
+            uncommitted_bytes=0 if pool is None else pool.uncommitted_bytes,
         )
 
 

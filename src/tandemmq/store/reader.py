@@ -18,6 +18,7 @@ from tandemmq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.options import QUEUE_UNIT_BYTES, BrokerRole, StoreOptions
 from tandemmq.store.outcomes import GetResult, GetStatus
+from tandemmq.store.recorder import StoreRecorder
 
 GET_BYTES_MAX = 134_217_728
 GET_BYTES_MIN = 100
@@ -50,9 +51,17 @@ class Reader:
     """Reads of one store."""
 
     def __init__(
-        self, options: StoreOptions, *, log: CommitLog, queues: ConsumeQueues, role: BrokerRole
+        self,
+        options: StoreOptions,
+        *,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        recorder: StoreRecorder,
+        role: BrokerRole,
     ) -> None:
         self._options = options
+        self._memory_window_bytes = options.memory_window_bytes
+        self._recorder = recorder
         self._log = log
         self._queues = queues
         self.role = role
@@ -104,7 +113,7 @@ class Reader:
         options = self._options
         log_begin, log_end = self._log.begin, self._log.end
         segment_bytes = self._log.segment_bytes
-        near = log_end - options.memory_window_bytes
+        near = log_end - self._memory_window_bytes
         bytes_max = max(min(bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
         batch = _Batch(offset)
         for log_offset, size, tag in self._walk(queue, offset, count_max):
@@ -139,7 +148,7 @@ class Reader:
         tag_hashes: frozenset[int] | None,
     ) -> _Batch | None:
         """As `_collect`, for thousands of messages."""
-        near = self._log.end - self._options.memory_window_bytes
+        near = self._log.end - self._memory_window_bytes
         bulk = collect_bulk(
             queue,
             self._log,
@@ -181,6 +190,9 @@ class Reader:
         else:
             status = GetStatus.NO_MATCHED_MESSAGE
         lag = self._log.end - batch.last_log_offset
+        is_far = lag > self._memory_window_bytes
+        self._recorder.read_distance_bytes = lag
+        self._recorder.far_read_count += is_far
         return GetResult(
             status,
             batch.next_offset,
@@ -189,7 +201,7 @@ class Reader:
             [self._log.view(begin, end - begin) for begin, end in batch.ranges],
             batch.count,
             batch.bytes,
-            lag > self._options.memory_window_bytes,
+            is_far,
             lag,
         )
 

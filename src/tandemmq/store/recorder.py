@@ -49,14 +49,26 @@ class WaitTimes:
 class StoreRecorder:
     """Durations of one store, and how its appends ended."""
 
-    __slots__ = ("ack_wait", "append_batch_s", "flush_s", "flush_wait", "outcomes")
+    __slots__ = (
+        "ack_wait",
+        "append_batch_s",
+        "commit_s",
+        "far_read_count",
+        "flush_s",
+        "flush_wait",
+        "outcomes",
+        "read_distance_bytes",
+    )
 
     def __init__(self) -> None:
         self.append_batch_s = Histogram(WRITE_BUCKETS_S)
+        self.commit_s = Histogram(WRITE_BUCKETS_S)
         self.flush_s = Histogram(DISK_BUCKETS_S)
         self.flush_wait = WaitTimes()
         self.ack_wait = WaitTimes()
         self.outcomes = dict.fromkeys(PutStatus, 0)
+        self.read_distance_bytes = 0  # of the last read, from the log's end
+        self.far_read_count = 0  # reads from beyond the memory window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,5 +81,6 @@ class StoreFacts:
     queue_count: int
     sends_waiting_for_flush: int
     sends_waiting_for_acks: int
+    has_pool: bool  # False on a slave too, which does not use it
     pool_free_count: int
     uncommitted_bytes: int

@@ -144,10 +144,27 @@ DISPATCH_BEHIND: Final = _gauge(
 UNFLUSHED: Final = _gauge(
     "tandemmq_store_unflushed_bytes", "in the page cache only, lost with the power: appended - flushed"
 )
+UNCOMMITTED: Final = _gauge(
+    "tandemmq_store_uncommitted_bytes",
+    "with transientStorePoolEnable: in the pool only, lost with the process",
+)
+POOL_FREE: Final = _gauge(
+    "tandemmq_store_pool_free_buffers", "with transientStorePoolEnable: log files that may be begun now"
+)
 LOG_FILES: Final = _gauge("tandemmq_store_log_files", "CommitLog files, one made ahead of need included")
 QUEUES: Final = _gauge("tandemmq_store_queues", "ConsumeQueues")
 WRITEABLE: Final = _gauge(
     "tandemmq_store_writeable", "1 while sends are taken; 0 on a slave, with a full disk or after a failure"
+)
+READ_DISTANCE: Final = _gauge(
+    "tandemmq_store_read_distance_bytes", "how far behind the end of the log the last pull read"
+)
+MEMORY_WINDOW: Final = _gauge(
+    "tandemmq_store_memory_window_bytes",
+    "what is so far behind counts as in the page cache: accessMessageInMemoryMaxRatio of the memory",
+)
+READS_BEYOND_MEMORY: Final = _counter(
+    "tandemmq_store_reads_beyond_memory_total", "pulls from further behind, which a slave may answer"
 )
 DISK_USED: Final = _gauge("tandemmq_disk_used_bytes", "used on the file system of the CommitLog")
 DISK_TOTAL: Final = _gauge("tandemmq_disk_total_bytes", "size of that file system, without root's reserve")
@@ -155,6 +172,10 @@ DISK_RATIO: Final = _gauge("tandemmq_disk_used_ratio", "used share of it, 0..1")
 APPEND_BATCH: Final = _histogram(
     "tandemmq_store_append_batch_seconds",
     "write of one batch into the log: all that arrived in one turn of the loop, or a run from the master",
+)
+COMMIT: Final = _histogram(
+    "tandemmq_store_commit_seconds",
+    "with transientStorePoolEnable: from the pool into the page cache, the change of threads included",
 )
 FLUSH: Final = _histogram("tandemmq_store_flush_seconds", "fsync of the log, the change of threads included")
 FLUSH_WAIT: Final = _histogram(
