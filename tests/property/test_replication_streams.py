@@ -173,7 +173,7 @@ class Pair:
                 return
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     body_sizes=st.lists(st.integers(0, 1500), min_size=1, max_size=25),
     batch=st.integers(1, 900),

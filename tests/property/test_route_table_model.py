@@ -108,5 +108,5 @@ class RouteTableMachine(RuleBasedStateMachine):
         assert self.table.cluster_info().brokers == {}
 
 
-RouteTableMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+RouteTableMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestRouteTable = RouteTableMachine.TestCase

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandemmq.errors import Busy, MessageIllegal, ServiceNotAvailable
@@ -229,7 +229,7 @@ async def run(flush_mode: FlushMode, seed: int, steps: list[tuple[Any, ...]]) ->
     await world.close()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(
     flush_mode=st.sampled_from(list(FlushMode)),
     seed=st.integers(0, 2**32),

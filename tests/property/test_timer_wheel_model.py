@@ -37,7 +37,7 @@ class Model:
         return wheel
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ACTIONS, st.integers(1, 8))
 def test_messages_come_out_in_order_and_none_is_lost(
     actions: list[tuple[object, ...]], count_max: int

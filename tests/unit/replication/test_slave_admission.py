@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemmq.errors import ConfigError, RemoteProtocolError
@@ -58,7 +58,6 @@ def pieces_of(data: bytes, sizes: list[int]) -> list[bytes]:
     return [piece for piece in (*pieces, data) if piece]
 
 
-@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 60), max_size=5), early=st.binary(max_size=20))
 def test_both_prove_the_secret_however_the_bytes_are_cut(sizes: list[int], early: bytes) -> None:
     master, slave = MasterHandshake(SECRET, MASTER_NONCE), SlaveHandshake(SECRET, SLAVE_NONCE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zlib import crc32
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemmq.replication.core.effects import CheckTail, Disconnect, Halt, HaltReason, Send
@@ -30,7 +30,6 @@ def checksum_of(log: bytes, asked: list[int] | None = None) -> ChecksumOf:
     return checksum
 
 
-@settings(deadline=None)
 @given(log=st.binary(min_size=1, max_size=300), data=st.data())
 async def test_first_difference_is_found(log: bytes, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(log)))

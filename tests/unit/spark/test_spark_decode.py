@@ -6,7 +6,7 @@ import datetime as dt
 import zlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from spark_fakes import BORN, STORED, make_record
 
@@ -68,7 +68,6 @@ def _time(ms: int) -> dt.datetime:
     return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=ms)
 
 
-@settings(deadline=None)
 @given(st.lists(records(), max_size=8))
 def test_all_columns_equal_the_plain_decoder(raw: list[bytes]) -> None:
     rows = _decode(b"".join(raw), verify_crc=True)
@@ -98,7 +97,6 @@ def test_all_columns_equal_the_plain_decoder(raw: list[bytes]) -> None:
         }
 
 
-@settings(deadline=None)
 @given(st.lists(records(), min_size=1, max_size=4), st.data())
 def test_any_cut_or_broken_byte_raises_nothing_but_protocol_errors(
     raw: list[bytes], data: st.DataObject

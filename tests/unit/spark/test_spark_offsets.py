@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemmq.errors import ConfigError
@@ -34,7 +34,6 @@ queues = st.builds(
 positions = st.dictionaries(queues, st.integers(min_value=0, max_value=2**62))
 
 
-@settings(deadline=None)
 @given(positions, positions, st.sampled_from(["", "abc"]))
 def test_an_offset_survives_the_checkpoint(found: dict, base: dict, filter_hash: str) -> None:
     offset = StreamOffset(positions=found, base=base, filter_hash=filter_hash)
@@ -42,7 +41,6 @@ def test_an_offset_survives_the_checkpoint(found: dict, base: dict, filter_hash:
     assert decode_offset(json.loads(text)) == offset
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(queues, st.integers(min_value=0)), unique_by=lambda pair: pair[0]))
 def test_equal_positions_have_one_text_whatever_their_order(pairs: list) -> None:
     forwards = json.dumps(encode_offset(StreamOffset(positions=dict(pairs))))
@@ -113,7 +111,6 @@ def test_a_replica_that_is_behind_does_not_move_a_position_back() -> None:
 backlogs = st.dictionaries(queues, st.integers(min_value=0, max_value=10**9), max_size=12)
 
 
-@settings(deadline=None)
 @given(backlogs, st.integers(min_value=1, max_value=10**9))
 def test_shares_use_the_limit_exactly_and_never_exceed_a_backlog(backlog: dict, limit: int) -> None:
     shares = share_out(backlog, limit)
@@ -121,7 +118,6 @@ def test_shares_use_the_limit_exactly_and_never_exceed_a_backlog(backlog: dict, 
     assert all(0 < share <= backlog[queue] for queue, share in shares.items())
 
 
-@settings(deadline=None)
 @given(backlogs)
 def test_a_small_queue_is_not_starved(backlog: dict) -> None:
     waiting = {queue for queue, count in backlog.items() if count}

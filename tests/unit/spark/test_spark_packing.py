@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemmq.spark.offsets import QueueKey, QueueRange
@@ -25,7 +25,6 @@ options = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(min_value=1, max_value=3000), max_size=12), options)
 def test_every_offset_is_in_exactly_one_task(sizes: list[int], packing: PackingOptions) -> None:
     ranges = _ranges(*sizes)
@@ -35,7 +34,6 @@ def test_every_offset_is_in_exactly_one_task(sizes: list[int], packing: PackingO
     assert read == [(item.queue, at) for item in ranges for at in range(item.begin, item.end)]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(min_value=1, max_value=3000), max_size=12), options)
 def test_no_piece_is_larger_than_allowed(sizes: list[int], packing: PackingOptions) -> None:
     pieces = [piece for task in plan_tasks(_ranges(*sizes), packing) for piece in task]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemmq.protocol.properties import decode_properties
@@ -25,7 +25,6 @@ def _scan(blobs: list[bytes]):  # type: ignore[no-untyped-def]
     return scan_properties(pa.array(blobs, type=pa.binary()))
 
 
-@settings(deadline=None)
 @given(st.lists(any_form, max_size=8))
 def test_maps_and_values_equal_those_of_the_plain_decoder(blobs: list[bytes]) -> None:
     spans = _scan(blobs)
@@ -39,7 +38,6 @@ def test_maps_and_values_equal_those_of_the_plain_decoder(blobs: list[bytes]) ->
         assert [picked[row] for row in readable] == [expected[row].get(name) for row in readable]
 
 
-@settings(deadline=None)
 @given(st.lists(any_form, min_size=1, max_size=8))
 def test_a_map_names_each_key_once(blobs: list[bytes]) -> None:
     for pairs in build_map(_scan(blobs)).to_pylist():

@@ -103,7 +103,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(STEPS)
 def test_deaths_leave_a_prefix_of_what_was_accepted(steps: Steps) -> None:
     asyncio.run(play(steps))
