@@ -4,7 +4,7 @@ PY := .venv/bin/python
 TANDEMMQ := .venv/bin/tandemmq
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types contracts check crash sim bench-quick setup-demo setup-dev clean
+.PHONY: help demo test lint types contracts check crash sim soak bench-quick setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,10 @@ crash: setup-dev ## Crash a simulated store in 1000 random lives and check what 
 sim: SEEDS ?= 500
 sim: setup-dev ## Run 500 simulated clusters through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
 	@$(PY) -m tandemmq.sim.cluster.run --seeds $(SEEDS) $(ARGS)
+
+soak: MINUTES ?= 10
+soak: setup-dev ## Run a master and a slave through random faults for 10 minutes and compare what was promised (MINUTES=n, ARGS="--seed 7")
+	@$(PY) tests/faults/soak.py --minutes $(MINUTES) $(ARGS)
 
 check: lint types contracts test ## All of the above
 

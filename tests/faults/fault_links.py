@@ -1,0 +1,157 @@
+"""TCP links that can be cut, held and slowed while servers talk over them.
+
+A link listens where a server says that it can be reached and passes bytes on to where it really listens. All
+links live in one thread with a loop of its own, so they go on while a test blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+PIECE_BYTES = 16 * 1024
+
+Pair = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
+
+
+class Link:
+    """One direction of dialling: `near` is dialled, `far` is where the bytes go."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, near: tuple[str, int], far: tuple[str, int]) -> None:
+        self._loop = loop
+        self._near = near
+        self._far = far
+        self._server: asyncio.Server | None = None
+        self._pairs: set[Pair] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._flows = asyncio.Event()
+        self._is_cut = False
+        self._bytes_per_s: float | None = None
+        self.passed_bytes = 0
+
+    # From the test's thread
+
+    def cut(self) -> None:
+        """Break every connection and every new one, until `mend`."""
+        self._do(self._cut())
+
+    def hold(self) -> None:
+        """Pass nothing on and break nothing, as a network that loses every packet; until `mend`."""
+        self._do(self._hold())
+
+    def slow(self, bytes_per_s: float) -> None:
+        """Pass on so much each way and connection."""
+        self._bytes_per_s = bytes_per_s
+
+    def mend(self) -> None:
+        """As good as new; what was held arrives."""
+        self._do(self._mend())
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    # In the links' thread
+
+    async def open(self) -> None:
+        self._flows.set()
+        self._server = await asyncio.start_server(self._on_accepted, *self._near)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self._cut()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _cut(self) -> None:
+        self._is_cut = True
+        for pair in list(self._pairs):
+            _abort(pair)
+
+    async def _hold(self) -> None:
+        self._flows.clear()
+
+    async def _mend(self) -> None:
+        self._is_cut = False
+        self._bytes_per_s = None
+        self._flows.set()
+
+    async def _on_accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            await self._serve(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._flows.wait()
+        if self._is_cut:
+            return
+        far_reader, far_writer = await asyncio.open_connection(*self._far)
+        pair = (writer, far_writer)
+        self._pairs.add(pair)
+        try:
+            if self._is_cut:
+                return
+            ways = [
+                asyncio.ensure_future(self._pass(reader, far_writer)),
+                asyncio.ensure_future(self._pass(far_reader, writer)),
+            ]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+        finally:
+            self._pairs.discard(pair)
+            _abort(pair)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(PIECE_BYTES):
+            await self._flows.wait()
+            if self._bytes_per_s is not None:
+                await asyncio.sleep(len(data) / self._bytes_per_s)
+            writer.write(data)
+            self.passed_bytes += len(data)
+            await writer.drain()
+        await writer.drain()
+
+
+class Links:
+    """The thread that serves all links of a cluster."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
+        self._thread.start()
+        self._links: list[Link] = []
+
+    def add(self, near: tuple[str, int], far: tuple[str, int]) -> Link:
+        """A link that is open now."""
+        link = Link(self._loop, near, far)
+        asyncio.run_coroutine_threadsafe(link.open(), self._loop).result(10)
+        self._links.append(link)
+        return link
+
+    def close(self) -> None:
+        for link in self._links:
+            asyncio.run_coroutine_threadsafe(link.close(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _abort(pair: Pair) -> None:
+    for writer in pair:
+        writer.transport.abort()

@@ -1,0 +1,107 @@
+"""Waiting for the states of a cluster of processes, which have no events that a test could wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from fault_cluster import FaultCluster
+from outside_lists import OutsideLists, consuming, sending
+
+from tandemmq.api import broker_admin, broker_offset
+from tandemmq.client import Admin
+from tandemmq.errors import TandemError
+from tandemmq.protocol.bodies.ha import HaStatus
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.network import TcpNetwork
+
+PATIENCE_S = 40.0
+
+
+async def until(
+    is_met: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = PATIENCE_S
+) -> None:
+    """Returns once `is_met`; a TandemError of its questions means not yet."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not await _is_met(is_met):  # noqa: ASYNC110  # what is awaited has no event
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"not within {timeout_s:.0f} s: {what}") from None
+
+
+async def _is_met(is_met: Callable[[], bool | Awaitable[bool]]) -> bool:
+    try:
+        answer = is_met()
+        return answer if isinstance(answer, bool) else await answer
+    except TandemError:
+        return False
+
+
+@asynccontextmanager
+async def asking() -> AsyncIterator[RemotingClient]:
+    """Connections of their own, for questions to single brokers."""
+    client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def ha_status(address: str) -> HaStatus:
+    async with asking() as client:
+        return await broker_admin.query_ha_status(client, address)
+
+
+async def committed(address: str, topic: str, queue_id: int, group: str = "G") -> int:
+    """What one broker has as the group's offset; -1 for none."""
+    async with asking() as client:
+        found = await broker_offset.query_committed_offset(
+            client, address, group, topic, queue_id, zero_if_missing=False, timeout_s=2.0
+        )
+        return -1 if found is None else found
+
+
+async def until_in_sync(cluster: FaultCluster) -> None:
+    """The slave holds, but for what is under way, what the master holds."""
+
+    async def is_in_sync() -> bool:
+        return (await ha_status(cluster.master_address)).in_sync_count == 1
+
+    await until(is_in_sync, "the slave is in sync")
+
+
+async def create_topic(cluster: FaultCluster, topic: str, queue_count: int = 2) -> None:
+    """The topic, known to the slave too."""
+    async with Admin(cluster.namesrv.address) as admin:
+        await admin.create_topic(topic, queue_count=queue_count)
+
+    async def is_at_slave() -> bool:
+        async with asking() as client:
+            return await broker_offset.query_max_offset(client, cluster.slave_address, topic, 0) >= 0
+
+    await until(is_at_slave, f"the slave knows {topic}")
+
+
+async def until_more(lists: OutsideLists, status: str, count: int = 5) -> None:
+    """So many more sends end with `status`."""
+    goal = lists.statuses[status] + count
+    await until(
+        lambda: lists.statuses[status] >= goal, f"{count} more sends end with {status}: {lists.statuses}"
+    )
+
+
+async def until_delivered(lists: OutsideLists) -> None:
+    """Everything promised so far was delivered."""
+    await until(lambda: not lists.missing, f"delivery of {len(lists.missing)} messages")
+
+
+@asynccontextmanager
+async def traffic(cluster: FaultCluster, lists: OutsideLists, topic: str) -> AsyncIterator[None]:
+    """Sends and consumes until the block ends, and then consumes what is promised."""
+    async with consuming(cluster.namesrv.address, lists, topic):
+        async with sending(cluster.namesrv.address, lists, topic):
+            yield
+        await until_delivered(lists)

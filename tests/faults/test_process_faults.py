@@ -1,0 +1,252 @@
+"""Processes that die, stand still or lose each other: what was promised stays, and is told truly meanwhile.
+
+Every test runs a producer and a consumer throughout and compares their lists at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fault_cluster import FaultCluster
+from fault_waits import (
+    committed,
+    create_topic,
+    ha_status,
+    traffic,
+    until,
+    until_delivered,
+    until_in_sync,
+    until_more,
+)
+from outside_lists import OutsideLists, consumer_of, consuming, sending
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultCluster]:
+    """A synchronous master with its slave. Each test has a topic of its own and leaves all whole."""
+    cluster = FaultCluster(tmp_path_factory.mktemp("faults"))
+    yield cluster
+    cluster.close()
+
+
+async def begin(cluster: FaultCluster, topic: str) -> None:
+    await create_topic(cluster, topic)
+    await until_in_sync(cluster)
+
+
+async def test_a_killed_slave_and_a_killed_master_come_back(shared: FaultCluster) -> None:
+    await begin(shared, "Kill")
+    lists = OutsideLists()
+    async with traffic(shared, lists, "Kill"):
+        await until_more(lists, "SEND_OK", 50)
+        shared.slave.kill()
+        await until_more(lists, "FLUSH_SLAVE_TIMEOUT", 2)
+        await asyncio.to_thread(shared.slave.start)
+        await until_more(lists, "SEND_OK", 50)
+        shared.master.kill()
+        await asyncio.to_thread(shared.master.start)
+        await until_more(lists, "SEND_OK", 50)
+        # Both at once: what both had in their page caches is still there.
+        shared.master.kill()
+        shared.slave.kill()
+        await asyncio.to_thread(shared.slave.start)
+        await asyncio.to_thread(shared.master.start)
+        await until_more(lists, "SEND_OK", 50)
+    lists.check().check()
+
+
+async def test_a_slave_that_stands_still_is_dropped_and_taken_back(shared: FaultCluster) -> None:
+    await begin(shared, "Frozen")
+    lists = OutsideLists()
+    async with traffic(shared, lists, "Frozen"):
+        await until_more(lists, "SEND_OK", 20)
+        shared.freeze(shared.slave)
+        await until_more(lists, "FLUSH_SLAVE_TIMEOUT", 2)
+
+        async def is_dropped() -> bool:
+            status = await ha_status(shared.master_address)
+            return status.in_sync_count == 0 and not any(
+                one.state == "TRANSFERRING" for one in status.connections
+            )
+
+        await until(is_dropped, "the master gives the silent slave up (haHousekeepingInterval)")
+        shared.thaw(shared.slave)
+        await until_more(lists, "SEND_OK", 50)
+    lists.check().check()
+
+
+async def test_a_master_that_stands_still_goes_on_where_it_was(shared: FaultCluster) -> None:
+    await begin(shared, "Still")
+    lists = OutsideLists()
+    async with traffic(shared, lists, "Still"):
+        await until_more(lists, "SEND_OK", 20)
+        shared.freeze(shared.master)
+        await until_more(lists, "RequestTimeout", 2)
+
+        async def has_given_up() -> bool:
+            return (await ha_status(shared.slave_address)).client.state != "TRANSFERRING"
+
+        await until(has_given_up, "the slave gives the silent master up")
+        await until_delivered(lists)
+        shared.thaw(shared.master)
+        await until_more(lists, "SEND_OK", 50)
+    lists.check().check()
+
+
+@pytest.mark.parametrize("fault", ["cut", "hold"])
+async def test_without_the_way_of_the_log_sends_say_so(shared: FaultCluster, fault: str) -> None:
+    """Spec replication 11, "network cut master-slave only"; spec replication 5.4."""
+    topic = f"Ha-{fault}"
+    await begin(shared, topic)
+    lists = OutsideLists()
+    async with traffic(shared, lists, topic):
+        await until_more(lists, "SEND_OK", 20)
+        getattr(shared.to_master_ha, fault)()
+        await until_more(lists, "FLUSH_SLAVE_TIMEOUT", 4)
+        before = lists.statuses["SEND_OK"]
+        await until_more(lists, "FLUSH_SLAVE_TIMEOUT", 2)
+        assert lists.statuses["SEND_OK"] == before, "nothing is promised without the slave"
+        shared.to_master_ha.mend()
+        await until_more(lists, "SEND_OK", 50)
+    lists.check().check()
+    status = await ha_status(shared.master_address)
+    assert status.in_sync_count == 1
+
+
+async def test_consumers_cut_from_the_master_go_on_at_the_slave_and_come_back(shared: FaultCluster) -> None:
+    """Spec replication 9: progress goes to the slave, and back to the master without a repetition."""
+    topic = "Cut"
+    await begin(shared, topic)
+    lists = OutsideLists()
+    names = shared.namesrv.address
+    async with consuming(names, lists, topic) as consumer:
+        async with sending(names, lists, topic):
+            await until_more(lists, "SEND_OK", 100)
+            shared.to_master.cut()
+            await until_more(lists, "BrokerUnreachable", 2)
+        await until_delivered(lists)
+        reached = {queue.queue_id: offset for queue, offset in consumer.positions.items()}
+
+        async def is_at_slave() -> bool:
+            return all(
+                [
+                    await committed(shared.slave_address, topic, queue_id) >= reached[queue_id]
+                    for queue_id in (0, 1)
+                ]
+            )
+
+        await until(is_at_slave, "the progress is committed at the slave")
+        shared.to_master.mend()
+
+        async def is_at_master() -> bool:
+            return all(
+                [
+                    await committed(shared.master_address, topic, queue_id) >= reached[queue_id]
+                    for queue_id in (0, 1)
+                ]
+            )
+
+        await until(is_at_master, "the progress comes back to the master")
+        async with sending(names, lists, topic):
+            await until_more(lists, "SEND_OK", 20)
+        await until_delivered(lists)
+    findings = lists.check()
+    findings.check()
+    assert findings.duplicates == 0, "a consumer that runs through the outage repeats nothing"
+
+
+async def test_a_killed_master_comes_back_with_old_offsets_and_nothing_is_repeated(
+    shared: FaultCluster,
+) -> None:
+    """Spec replication 9.3: the consumer's memory and the offset in its pulls outlive the master's table."""
+    topic = "Return"
+    await begin(shared, topic)
+    lists = OutsideLists()
+    names = shared.namesrv.address
+    async with sending(names, lists, topic):
+        await until_more(lists, "SEND_OK", 100)
+    # No periodic commits: what reaches the master again, its pulls have carried.
+    async with consuming(names, lists, topic, commit_s=3600) as consumer:
+        await until_delivered(lists)
+        await consumer.commit()
+        shared.master.kill()
+        await asyncio.to_thread(shared.master.start)
+        await until_in_sync(shared)
+        async with sending(names, lists, topic):
+            await until_more(lists, "SEND_OK", 20)
+        await until_delivered(lists)
+        reached = sum(consumer.positions.values())
+
+        async def is_at_master() -> bool:
+            return sum([await committed(shared.master_address, topic, queue_id) for queue_id in (0, 1)]) >= (
+                reached - 2
+            )
+
+        await until(is_at_master, "pulls have brought the offsets to the master")
+    findings = lists.check()
+    findings.check()
+    assert findings.duplicates == 0
+    # And a new member goes on from there.
+    async with consumer_of(names, topic) as late:
+        assert all(message.queue_offset >= 0 for message in await late.poll(32, 0.5))
+        assert sum(late.positions.values()) >= reached
+
+
+async def test_a_slow_link_is_used_to_its_limit_and_the_copy_catches_up(tmp_path: Path) -> None:
+    cluster = FaultCluster(
+        tmp_path,
+        brokerRole="ASYNC_MASTER",
+        inSyncReplicas=1,
+        haFlowControlEnable="true",
+        maxHaTransferByteInSecond=400_000,
+    )
+    try:
+        await begin(cluster, "Slow")
+        lists = OutsideLists()
+        names = cluster.namesrv.address
+        cluster.to_master_ha.slow(200_000)
+        async with consuming(names, lists, "Slow"):
+            async with sending(names, lists, "Slow", body_bytes=8_000):
+                await until_more(lists, "SEND_OK", 150)
+                status = await ha_status(cluster.master_address)
+                assert status.connections[0].lag_bytes > 0
+            await until_delivered(lists)
+
+            async def is_even() -> bool:
+                (slave,) = (await ha_status(cluster.master_address)).connections
+                assert slave.bytes_per_second <= 420_000, "the master keeps its own limit too"
+                return slave.lag_bytes == 0
+
+            await until(is_even, "the slave has caught up over the slow link")
+            cluster.to_master_ha.mend()
+            cluster.master.kill()
+        # The copy alone has everything.
+        copy = OutsideLists()
+        copy.promised = dict(lists.promised)
+        async with consuming(names, copy, "Slow", group="Copy"):
+            await until_delivered(copy)
+        copy.check().check()
+    finally:
+        cluster.close()
+
+
+async def test_compatibility_with_4_x_says_at_once_that_no_slave_is_there(tmp_path: Path) -> None:
+    """Spec replication 5.4: SLAVE_NOT_AVAILABLE without a wait, stored all the same."""
+    cluster = FaultCluster(tmp_path, inSyncReplicas=1, syncMasterCompat4="true")
+    try:
+        await begin(cluster, "Four")
+        lists = OutsideLists()
+        async with traffic(cluster, lists, "Four"):
+            await until_more(lists, "SEND_OK", 20)
+            cluster.to_master_ha.cut()
+            await until_more(lists, "SLAVE_NOT_AVAILABLE", 20)
+            cluster.to_master_ha.mend()
+            await until_more(lists, "SEND_OK", 20)
+        lists.check().check()
+    finally:
+        cluster.close()

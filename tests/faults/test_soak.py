@@ -1,0 +1,19 @@
+"""`make soak`, short: random faults for some seconds, and nothing of what was promised is lost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from soak import soak
+
+pytestmark = pytest.mark.process
+
+
+def test_twenty_seconds_of_random_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert soak(tmp_path, seconds=15, seed=3) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(
+        r"SOAK OK seconds=\d+ acknowledged=\d+ lost=0 order=0 skipped=0 duplicates=\d+ faults=\d+", last
+    )
