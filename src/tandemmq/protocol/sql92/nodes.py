@@ -1,0 +1,360 @@
+"""Makes functions out of an expression while it is parsed: `Builder` is called for each complete rule.
+
+A node's `evaluate` takes the lookup of a property and gives a value; None is SQL's NULL. What a node is
+(`Kind`) is all that the checks of RocketMQ's parser ask for.
+Source: spec semantics 9.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final, NamedTuple, TypeAlias
+
+from lark import Token, Transformer, v_args
+
+from tandemmq.protocol.sql92.values import (
+    INT_MAX,
+    LONG_MAX,
+    Long,
+    NotComparable,
+    Present,
+    SqlError,
+    Value,
+    compare,
+    compare_doubles,
+)
+
+DEPTH_MAX: Final = 100
+DOUBLE_MIN: Final = 5e-324
+DOUBLE_MAX: Final = 1.7976931348623157e308
+
+Lookup: TypeAlias = Callable[[str], str | None]
+Evaluate: TypeAlias = Callable[[Lookup], Value]
+Judge: TypeAlias = Callable[[int], bool]
+
+
+class Kind(Enum):
+    """What a node is to the checks."""
+
+    CONSTANT = auto()
+    BOOLEAN_CONSTANT = auto()
+    PROPERTY = auto()
+    BOOLEAN = auto()
+    NUMBER = auto()
+
+
+_CONSTANTS: Final = (Kind.CONSTANT, Kind.BOOLEAN_CONSTANT)
+_BOOLEANS: Final = (Kind.BOOLEAN, Kind.BOOLEAN_CONSTANT)
+
+
+class Node(NamedTuple):
+    """A part of an expression. `size` counts its nodes, `depth` how far they nest."""
+
+    kind: Kind
+    evaluate: Evaluate
+    size: int = 1
+    depth: int = 1
+    constant: Value = None
+
+
+def _join(kind: Kind, evaluate: Evaluate, *parts: Node) -> Node:
+    depth = 1 + max(part.depth for part in parts)
+    if depth > DEPTH_MAX:
+        raise SqlError(f"the expression nests more than {DEPTH_MAX} levels deep")
+    return Node(kind, evaluate, 1 + sum(part.size for part in parts), depth)
+
+
+def _constant(value: Value, kind: Kind = Kind.CONSTANT) -> Node:
+    return Node(kind, lambda _lookup: value, constant=value)
+
+
+def as_boolean(node: Node) -> Node:
+    """The node as a condition; a property alone is one, which is never true: its value is a string.
+
+    Raises:  SqlError for a number or a string.
+    """
+    if node.kind in _BOOLEANS:
+        return node
+    if node.kind is not Kind.PROPERTY:
+        raise SqlError("a number or a string stands where a condition is expected")
+    of = node.evaluate
+    return _join(Kind.BOOLEAN, lambda lookup: None if of(lookup) is None else False, node)
+
+
+def _not(node: Node) -> Node:
+    of = as_boolean(node).evaluate
+
+    def evaluate(lookup: Lookup) -> Value:
+        value = of(lookup)
+        return None if value is None else not value
+
+    return _join(Kind.BOOLEAN, evaluate, node)
+
+
+def _all(parts: tuple[Node, ...]) -> Node:
+    if len(parts) == 1:
+        return parts[0]
+    conditions = [as_boolean(part).evaluate for part in parts]
+
+    def evaluate(lookup: Lookup) -> Value:
+        result: Value = True
+        for condition in conditions:
+            value = condition(lookup)
+            if value is False:
+                return False
+            if value is None:
+                result = None
+        return result
+
+    return _join(Kind.BOOLEAN, evaluate, *parts)
+
+
+def _any(parts: tuple[Node, ...]) -> Node:
+    if len(parts) == 1:
+        return parts[0]
+    conditions = [as_boolean(part).evaluate for part in parts]
+
+    def evaluate(lookup: Lookup) -> Value:
+        result: Value = False
+        for condition in conditions:
+            value = condition(lookup)
+            if value is True:
+                return True
+            if value is None:
+                result = None
+        return result
+
+    return _join(Kind.BOOLEAN, evaluate, *parts)
+
+
+def _equal_values(left: Evaluate, right: Evaluate) -> Evaluate:
+    def evaluate(lookup: Lookup) -> Value:
+        first, second = left(lookup), right(lookup)
+        if first is None:
+            return True if second is None else None
+        if second is None:
+            return False
+        return compare(first, second) == 0
+
+    return evaluate
+
+
+def _equal(left: Node, right: Node) -> Node:
+    for node in (left, right):
+        if node.kind in _CONSTANTS and node.constant is None:
+            raise SqlError("NULL cannot be compared with = or <>: use IS NULL or IS NOT NULL")
+    if left.kind is Kind.BOOLEAN_CONSTANT and right.kind is Kind.CONSTANT:
+        raise SqlError("TRUE and FALSE cannot be compared with a number or a string")
+    return _join(Kind.BOOLEAN, _equal_values(left.evaluate, right.evaluate), left, right)
+
+
+def _ordered(left: Node, right: Node, judge: Judge) -> Node:
+    for node in (left, right):
+        is_number = isinstance(node.constant, int | float) and not isinstance(node.constant, bool)
+        if node.kind in _BOOLEANS or (node.kind is Kind.CONSTANT and not is_number):
+            raise SqlError("only numbers and properties can stand beside <, <=, > and >=, or in BETWEEN")
+    first_of, second_of = left.evaluate, right.evaluate
+
+    def evaluate(lookup: Lookup) -> Value:
+        first = first_of(lookup)
+        if first is None:
+            return None
+        second = second_of(lookup)
+        if second is None:
+            return None
+        if isinstance(first, str) and isinstance(second, str):
+            return judge(compare_doubles(first, second))
+        return judge(compare(first, second))
+
+    return _join(Kind.BOOLEAN, evaluate, left, right)
+
+
+def _greater(order: int) -> bool:
+    return order > 0
+
+
+def _greater_equal(order: int) -> bool:
+    return order >= 0
+
+
+def _less(order: int) -> bool:
+    return order < 0
+
+
+def _less_equal(order: int) -> bool:
+    return order <= 0
+
+
+def _search(left: Node, token: Token, found: Callable[[str, str], bool], *, wanted: bool) -> Node:
+    wanted_text, of = _unquote(token), left.evaluate
+    is_text = left.kind is Kind.PROPERTY or isinstance(left.constant, str)
+    if not is_text:
+        raise SqlError("CONTAINS, STARTSWITH and ENDSWITH need a property or a string before them")
+
+    def evaluate(lookup: Lookup) -> Value:
+        value = of(lookup)
+        if not wanted_text or not isinstance(value, str):
+            return False
+        return found(value, wanted_text) is wanted
+
+    return _join(Kind.BOOLEAN, evaluate, left)
+
+
+def _in(left: Node, tokens: tuple[Token, ...], *, wanted: bool) -> Node:
+    if left.kind is not Kind.PROPERTY:
+        raise SqlError("IN needs the name of a property before it")
+    texts = frozenset(map(_unquote, tokens))
+    of = left.evaluate
+
+    def evaluate(lookup: Lookup) -> Value:
+        value = of(lookup)
+        return None if value is None else (value in texts) is wanted
+
+    return _join(Kind.BOOLEAN, evaluate, left)
+
+
+def _unquote(token: Token) -> str:
+    return str(token)[1:-1].replace("''", "'")
+
+
+def _check_bounds(low: Node, high: Node) -> None:
+    if low.kind not in _CONSTANTS or high.kind not in _CONSTANTS:
+        return
+    if low.constant is None or high.constant is None:
+        raise SqlError("NULL cannot be a bound of BETWEEN")
+    try:
+        order = compare(_present(high), _present(low))
+    except NotComparable:
+        raise SqlError("the bounds of BETWEEN cannot be compared with each other") from None
+    if order < 0:
+        raise SqlError(
+            f"the bounds of BETWEEN are the wrong way round: {low.constant!r} is above {high.constant!r}"
+        )
+
+
+def _present(node: Node) -> Present:
+    assert node.constant is not None
+    return node.constant
+
+
+@v_args(inline=True)
+class Builder(Transformer[Token, Node]):
+    """One method per rule of the grammar."""
+
+    def start(self, root: Node) -> Node:
+        return as_boolean(root)
+
+    def disjunction(self, *parts: Node) -> Node:
+        return _any(parts)
+
+    def conjunction(self, *parts: Node) -> Node:
+        return _all(parts)
+
+    def equal(self, left: Node, right: Node) -> Node:
+        return _equal(left, right)
+
+    def not_equal(self, left: Node, right: Node) -> Node:
+        return _not(_equal(left, right))
+
+    def is_null(self, node: Node) -> Node:
+        of = node.evaluate
+        return _join(Kind.BOOLEAN, lambda lookup: of(lookup) is None, node)
+
+    def is_not_null(self, node: Node) -> Node:
+        of = node.evaluate
+        return _join(Kind.BOOLEAN, lambda lookup: of(lookup) is not None, node)
+
+    def greater(self, left: Node, right: Node) -> Node:
+        return _ordered(left, right, _greater)
+
+    def greater_equal(self, left: Node, right: Node) -> Node:
+        return _ordered(left, right, _greater_equal)
+
+    def less(self, left: Node, right: Node) -> Node:
+        return _ordered(left, right, _less)
+
+    def less_equal(self, left: Node, right: Node) -> Node:
+        return _ordered(left, right, _less_equal)
+
+    def contains(self, left: Node, token: Token) -> Node:
+        return _search(left, token, str.__contains__, wanted=True)
+
+    def not_contains(self, left: Node, token: Token) -> Node:
+        return _search(left, token, str.__contains__, wanted=False)
+
+    def starts_with(self, left: Node, token: Token) -> Node:
+        return _search(left, token, str.startswith, wanted=True)
+
+    def not_starts_with(self, left: Node, token: Token) -> Node:
+        return _search(left, token, str.startswith, wanted=False)
+
+    def ends_with(self, left: Node, token: Token) -> Node:
+        return _search(left, token, str.endswith, wanted=True)
+
+    def not_ends_with(self, left: Node, token: Token) -> Node:
+        return _search(left, token, str.endswith, wanted=False)
+
+    def between(self, node: Node, low: Node, high: Node) -> Node:
+        _check_bounds(low, high)
+        return _all((_ordered(node, low, _greater_equal), _ordered(node, high, _less_equal)))
+
+    def not_between(self, node: Node, low: Node, high: Node) -> Node:
+        return _any((_ordered(node, low, _less), _ordered(node, high, _greater)))
+
+    def in_list(self, left: Node, *tokens: Token) -> Node:
+        return _in(left, tokens, wanted=True)
+
+    def not_in_list(self, left: Node, *tokens: Token) -> Node:
+        return _in(left, tokens, wanted=False)
+
+    def plus(self, node: Node) -> Node:
+        return node
+
+    def minus(self, node: Node) -> Node:
+        of = node.evaluate
+
+        def evaluate(lookup: Lookup) -> Value:
+            value = of(lookup)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                return None
+            return Long(-value) if isinstance(value, Long) else -value
+
+        return _join(Kind.NUMBER, evaluate, node)
+
+    def negation(self, node: Node) -> Node:
+        return _not(node)
+
+    def group(self, node: Node) -> Node:
+        # Deeper by one, so that brackets alone cannot nest without end.
+        if node.depth >= DEPTH_MAX:
+            raise SqlError(f"the expression nests more than {DEPTH_MAX} levels deep")
+        return node._replace(depth=node.depth + 1)
+
+    def text(self, token: Token) -> Node:
+        return _constant(_unquote(token))
+
+    def integer(self, token: Token) -> Node:
+        number = int(str(token).rstrip("lL"))
+        if number > LONG_MAX:
+            raise SqlError(f"{str(token)[:32]} is too large: whole numbers have at most 64 bits")
+        return _constant(number if number <= INT_MAX else Long(number))
+
+    def float_number(self, token: Token) -> Node:
+        number = float(token)
+        if not DOUBLE_MIN <= number <= DOUBLE_MAX:
+            raise SqlError(f"{str(token)[:32]} is zero or too large for a number with a point or an exponent")
+        return _constant(number)
+
+    def true(self) -> Node:
+        return _constant(True, Kind.BOOLEAN_CONSTANT)
+
+    def false(self) -> Node:
+        return _constant(False, Kind.BOOLEAN_CONSTANT)
+
+    def null(self) -> Node:
+        return _constant(None, Kind.BOOLEAN_CONSTANT)
+
+    def name(self, token: Token) -> Node:
+        name = str(token)
+        return Node(Kind.PROPERTY, lambda lookup: lookup(name))

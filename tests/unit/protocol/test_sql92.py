@@ -1,0 +1,116 @@
+"""SQL92 filters: what compiles, what matches (spec semantics 9.2)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.record import NewRecord, encode_record
+from tandemmq.protocol.sql92 import SqlError, compile_filter
+
+
+def matches(expression: str, **properties: str) -> bool:
+    return compile_filter(expression).matches(properties.get)
+
+
+@pytest.mark.parametrize(
+    ("expression", "properties", "expected"),
+    [
+        ("a > 5", {"a": "6"}, True),
+        ("a > 5", {"a": "5"}, False),
+        ("a > 5", {}, False),
+        ("a > 5", {"a": "six"}, False),
+        ("NOT (a > 5)", {"a": "six"}, False),  # an evaluation error is no match, negated or not
+        ("a > 5 OR b = 'x'", {"a": "six", "b": "x"}, False),  # nor is it with OR
+        ("b = 'x' OR a > 5", {"a": "six", "b": "x"}, True),  # unless it is not reached
+        ("a > 5", {"a": "3000000000"}, False),  # no Integer of Java
+        ("a > 5.0", {"a": "3000000000"}, True),
+        ("a < 5000000000", {"a": "3000000000"}, True),
+        ("a > b", {"a": "10", "b": "9"}, True),  # two properties are compared as doubles
+        ("a = b", {"a": "10", "b": "10.0"}, False),  # but not with =
+        ("a = b", {}, True),  # two absent properties are the same object
+        ("a = 5", {"a": "5"}, True),
+        ("a = 5", {"a": "5.0"}, False),
+        ("a = 5.0", {"a": "5"}, True),
+        ("a = -5", {"a": "-5"}, True),
+        ("a = TRUE", {"a": "True"}, True),
+        ("TRUE = a", {"a": "true"}, False),
+        ("5 = TRUE", {}, False),
+        ("a <> 'x'", {"a": "y"}, True),
+        ("a <> 'x'", {}, False),
+        ("NOT a = 'x'", {"a": "y"}, False),  # (NOT a) = 'x'
+        ("NOT (a = 'x')", {"a": "y"}, True),
+        ("a IS NULL", {}, True),
+        ("a IS NOT NULL", {"a": "x"}, True),
+        ("a", {"a": "true"}, False),  # a property is a string, never a condition
+        ("a BETWEEN 1 AND 3", {"a": "3"}, True),
+        ("a NOT BETWEEN 1 AND 3", {"a": "4"}, True),
+        ("a NOT BETWEEN 1 AND 3", {}, False),
+        ("a IN ('x', 'it''s')", {"a": "it's"}, True),
+        ("a NOT IN ('x')", {"a": "y"}, True),
+        ("a NOT IN ('x')", {}, False),
+        ("a CONTAINS 'b'", {"a": "abc"}, True),
+        ("a NOT CONTAINS 'z'", {"a": "abc"}, True),
+        ("a NOT CONTAINS 'z'", {}, False),
+        ("a NOT CONTAINS ''", {"a": "abc"}, False),
+        ("a STARTSWITH 'ab' AND a ENDSWITH 'bc'", {"a": "abc"}, True),
+        ("TAGS = 'TagA' and price>=1e2", {"TAGS": "TagA", "price": "100"}, True),
+        ("b IS NULL AND a = 1", {"a": "1"}, True),
+        ("b = 1 OR a = 1", {"a": "1"}, True),
+        ("b = 1 AND a = 1", {"a": "1"}, False),
+        ("a = 1 /* why */ -- and so on\n AND b = 2", {"a": "1", "b": "2"}, True),
+        ("$a_1 = 'x'", {"$a_1": "x"}, True),
+        ("android = 1", {"android": "1"}, True),  # a keyword is a whole word
+        ("a = 1 what ( follows", {"a": "1"}, True),  # is ignored, as in RocketMQ
+        ("true", {}, True),
+        ("NULL", {}, False),
+    ],
+)
+def test_message_matches_as_in_rocketmq(expression: str, properties: dict[str, str], expected: bool) -> None:
+    assert matches(expression, **properties) is expected
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        ("", "empty"),
+        ("a = ", "ends too early"),
+        ("= a", "not expected here"),
+        ("a = 'x", "begins no word"),
+        ("5", "condition"),
+        ("a AND 5", "condition"),
+        ("a > 'x'", "only numbers"),
+        ("a > TRUE", "only numbers"),
+        ("a > 1 > 2", "only numbers"),
+        ("a = NULL", "IS NULL"),
+        ("TRUE = 5", "TRUE and FALSE"),
+        ("a BETWEEN 3 AND 1", "wrong way round"),
+        ("a BETWEEN NULL AND 1", "NULL"),
+        ("5 IN ('x')", "property before"),
+        ("a IN (5)", "not expected here"),
+        ("a = 0.0", "is zero or too large"),
+        ("a = 99999999999999999999", "64 bits"),
+        ("(" * 200 + "a = 1" + ")" * 200, "100 levels"),
+        ("NOT " * 200 + "a", "100 levels"),
+        ("a = 1" + " OR a = 1" * 900, "at most 1000"),
+        ("a = '" + "x" * 20_000 + "'", "at most 16384"),
+    ],
+)
+def test_expression_that_cannot_be_used_says_why(expression: str, reason: str) -> None:
+    with pytest.raises(SqlError, match=reason):
+        compile_filter(expression)
+
+
+def test_filter_reads_the_properties_of_a_stored_record() -> None:
+    new = NewRecord(
+        topic="T",
+        queue_id=0,
+        body=b"a > 5",
+        properties=encode_properties({"a": "7", "TAGS": "t"}),
+        born_at_ms=1,
+        born_host=bytes(8),
+    )
+    raw = encode_record(new, queue_offset=3, log_offset=100, stored_at_ms=2, store_host=bytes(8))
+    assert compile_filter("a > 5 AND TAGS = 't'").matches_record(memoryview(raw))
+    assert not compile_filter("a > 7").matches_record(raw)
+    assert not compile_filter("TRUE").matches_record(raw[:50])
