@@ -69,8 +69,16 @@ class BrokerOptions:
     region_id: str = "DefaultRegion"  # regionId
     trace_on: bool = True  # traceOn
     accept_sends_from_ms: int = 0  # startAcceptSendRequestTimeStamp
+    reply_store_enable: bool = True  # storeReplyMessageEnable
+
+    # Transactions.
+    transactions_refused: bool = False  # rejectTransactionMessage
+    transaction_timeout_ms: int = 6_000  # transactionTimeOut: how long a half message is left alone
+    transaction_check_period_ms: int = 30_000  # transactionCheckInterval
+    transaction_check_count_max: int = 15  # transactionCheckMax
 
     # Pulls.
+    property_filter_enable: bool = False  # enablePropertyFilter
     slave_read_enable: bool = False  # slaveReadEnable
     lite_pull_enable: bool = True  # litePullMessageEnable
     reject_pull_consumers: bool = False  # rejectPullConsumerEnable
@@ -157,6 +165,9 @@ _POSITIVE = (
     "subscriptions_per_group_max",
     "queue_lock_expired_ms",
     "timer_delay_s_max",
+    "transaction_timeout_ms",
+    "transaction_check_period_ms",
+    "transaction_check_count_max",
 )
 
 

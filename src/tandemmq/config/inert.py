@@ -1,9 +1,8 @@
 """RocketMQ's settings that have no effect here, so that a broker.conf written for Java starts.
 
 Each stands with RocketMQ's own default where that is a fixed value: a file that only repeats a default asks
-for nothing and is not warned about. rejectTransactionMessage stands with what we do instead, so that whoever
-asks for transactions is told. The names and defaults are what the admin tool shows of a 5.3.3 broker and name
-server, and those of spec store 20, semantics 25.2 and replication 17.
+for nothing and is not warned about. The names and defaults are what the admin tool shows of a 5.3.3 broker
+and name server, and those of spec store 20, semantics 25.2 and replication 17.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ BROKER_INERT: Final = _parse(
     enableConsumeQueueExt=false enableDetailStat=true enableFastChannelEventProcess=false enableLmq=false
     enableLmqStats=false enableMultiDispatch=false enableNetWorkFlowControl=false
     enableNotifyAfterPopOrderLockRelease=true enableNotifyBeforePopCalculateLag=true enablePopBatchAck=false
-    enablePopBufferMerge=false enablePopLog=false enablePopMessageThreshold=false enablePropertyFilter=false
+    enablePopBufferMerge=false enablePopLog=false enablePopMessageThreshold=false
     enableReconnectForGoAway=true enableRegisterProducer=true enableRemoteEscape=false
     enableRetryTopicV2=false enableRocksDBLog=false enableRunningFlagsInFlush
     enableScheduleAsyncDeliver=false enableScheduleMessageStats=true enableShutdownGracefully=false
@@ -96,7 +95,7 @@ BROKER_INERT: Final = _parse(
     putMsgIndexHightWater=600000 putThreadPoolQueueCapacity=10000 queryMessageThreadPoolNums
     queryThreadPoolQueueCapacity=20000 readUnCommitted=false realTimePersistRocksDBConfig=true
     recheckReputOffsetFromCq=false recoverConcurrently=false recoverThreadPoolNums
-    redeleteHangedFileInterval=120000 rejectTransactionMessage=true replicasPerDiskPartition=1
+    redeleteHangedFileInterval=120000 replicasPerDiskPartition=1
     replyThreadPoolQueueCapacity=10000 retrieveMessageFromPopRetryTopicV1=true reviveAckWaitMs=180000
     reviveInterval=1000 reviveMaxSlow=3 reviveQueueNum=8 reviveScanTime=10000 rocketmqHome
     rocksdbCQDoubleWriteEnable=false rocksdbCompressionType=lz4 rocksdbFlushWalFrequency=1024
@@ -110,7 +109,7 @@ BROKER_INERT: Final = _parse(
     shutdownWaitTimeSeconds=30 skipPreOnline=false skipWhenCKRePutReachMaxTimes=false socksProxyConfig={}
     spinLockCollisionRetreatOptimalDegree=1000 splitMetadataSize splitRegistrationSize=800
     statRocksDBCQIntervalSec=10 storePathBrokerIdentity storePathDLedgerCommitLog storePathEpochFile
-    storeReplyMessageEnable=true subscriptionExpiredTimeout=600000 syncBrokerMemberGroupPeriod=1000
+    subscriptionExpiredTimeout=600000 syncBrokerMemberGroupPeriod=1000
     syncBrokerMetadataPeriod=5000 syncControllerMetadataPeriod=10000 syncFromLastFile=false
     syncMasterFlushOffsetWhenStartup=false timerCheckMetricsWhen=05 timerColdDataCheckIntervalMs=60000
     timerCongestNumEachSlot=2147483647 timerEnableCheckMetrics=true timerEnableDisruptor=false
@@ -118,9 +117,9 @@ BROKER_INERT: Final = _parse(
     timerInterceptDelayLevel=false timerMetricSmallThreshold=1000000
     timerPrecisionMs=1000 timerProgressLogIntervalMs=10000 timerPutMessageThreadNum=3
     timerRollWindowSlot=172800 timerSkipUnknownError=false timerStopDequeue=false timerStopEnqueue=false
-    timerWarmEnable=false topicQueueLockNum=32 transactionCheckInterval=30000
-    transactionCheckMax=15 transactionMetricFlushInterval=3000 transactionOpBatchInterval=3000
-    transactionOpMsgMaxSize=4096 transactionTimeOut=6000 transferMsgByHeap=true
+    timerWarmEnable=false topicQueueLockNum=32
+    transactionMetricFlushInterval=3000 transactionOpBatchInterval=3000
+    transactionOpMsgMaxSize=4096 transferMsgByHeap=true
     travelCqFileNumWhenGetMessage=1
     updateNameServerAddrPeriod=120000 useABSLock=false useEpollNativeSelector=false
     usePIDColdCtrStrategy=true useReentrantLockWhenPutMessage=true useStaticSubscription=false

@@ -98,7 +98,14 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "timerWheelEnable": _key(FLAG, "broker.timer_wheel_enable"),
     "timerMaxDelaySec": _key(whole(1, 10**9), "broker.timer_delay_s_max"),
     "recallMessageEnable": _key(FLAG, "broker.recall_enable"),
+    "storeReplyMessageEnable": _key(FLAG, "broker.reply_store_enable"),
+    # Transactions.
+    "rejectTransactionMessage": _key(FLAG, "broker.transactions_refused"),
+    "transactionTimeOut": _key(POSITIVE, "broker.transaction_timeout_ms"),
+    "transactionCheckInterval": _key(POSITIVE, "broker.transaction_check_period_ms"),
+    "transactionCheckMax": _key(POSITIVE, "broker.transaction_check_count_max"),
     # Pulls.
+    "enablePropertyFilter": _key(FLAG, "broker.property_filter_enable"),
     "slaveReadEnable": _key(FLAG, "broker.slave_read_enable"),
     "litePullMessageEnable": _key(FLAG, "broker.lite_pull_enable"),
     "rejectPullConsumerEnable": _key(FLAG, "broker.reject_pull_consumers"),

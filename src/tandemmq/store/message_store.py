@@ -26,7 +26,7 @@ from tandemmq.store.flusher import PAGE_BYTES, Flusher
 from tandemmq.store.key_indexes import KeyIndexes
 from tandemmq.store.lock import StoreMarks
 from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
-from tandemmq.store.outcomes import Appended, GetResult, PutStatus
+from tandemmq.store.outcomes import Appended, GetResult, PutStatus, RecordFilter
 from tandemmq.store.paths import StorePaths
 from tandemmq.store.reader import GET_BYTES_MAX, Reader
 from tandemmq.store.recorder import StoreFacts, StoreRecorder
@@ -476,8 +476,9 @@ class MessageStore:
     ) -> GetResult:
         """Records of a queue from `offset` on, at most as many as the transfer limits allow.
 
-        Units:   count_max in records; tag_hashes: the hashes to deliver, None for all; is_bulk: limits of
-                 `bulk_read` instead of RocketMQ's.
+        Units:   count_max in records; tag_hashes: the hashes to deliver, None for all; record_filter: asked
+                 of what the tags leave; is_bulk: limits of `bulk_read` instead of RocketMQ's.
+        record_filter: RecordFilter | None = None,
         Source:  spec store 13.1.
         """
         return self._reader.get(
@@ -493,6 +494,7 @@ class MessageStore:
     def read_record(self, log_offset: int) -> memoryview | None:
         """The whole record that begins at `log_offset`; None when none does."""
         return self._log.record(log_offset)
+            record_filter=record_filter,
 
     def queue_min(self, topic: str, queue_id: int) -> int:
         """The first queue offset whose record is kept; 0 for a queue nobody wrote to."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 import msgspec
 
@@ -63,3 +64,12 @@ class GetResult(msgspec.Struct, frozen=True):
     bytes: int = 0
     suggest_slave: bool = False
     lag_bytes: int = 0
+    sizes: Packed = b""
+    """Of a bulk read: the size of each record, four bytes, big-endian."""
+
+
+class RecordFilter(NamedTuple):
+    """Which records a read delivers, asked of each record's bytes for at most `count_max` of them."""
+
+    matches: Callable[[memoryview], bool]
+    count_max: int

@@ -17,7 +17,7 @@ from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.options import QUEUE_UNIT_BYTES, BrokerRole, StoreOptions
-from tandemmq.store.outcomes import GetResult, GetStatus
+from tandemmq.store.outcomes import GetResult, GetStatus, RecordFilter
 from tandemmq.store.recorder import StoreRecorder
 
 GET_BYTES_MAX = 134_217_728
@@ -76,8 +76,11 @@ class Reader:
         bytes_max: int,
         tag_hashes: frozenset[int] | None,
         is_bulk: bool = False,
+        record_filter: RecordFilter | None = None,
     ) -> GetResult:
-        """Records of a queue from `offset` on (spec store 13.1); `is_bulk`: without RocketMQ's limits."""
+        """Records of a queue from `offset` on (spec store 13.1); `is_bulk`: without RocketMQ's limits, unless
+        there is a `record_filter`.
+        """
         queue = self._queues.table.get((topic, queue_id))
         # A queue that nobody wrote to exists in RocketMQ, because looking for it creates it.
         if queue is None or queue.max_offset == 0:
@@ -89,8 +92,10 @@ class Reader:
             return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
         if offset > high:
             return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, self._corrected(offset, high), low, high)
-        collect = self._collect_bulk if is_bulk else self._collect
-        batch = collect(queue, offset, count_max, bytes_max, tag_hashes)
+        if is_bulk and record_filter is None:
+            batch = self._collect_bulk(queue, offset, count_max, bytes_max, tag_hashes)
+        else:
+            batch = self._collect(queue, offset, count_max, bytes_max, tag_hashes, record_filter)
         if batch is None:
             next_offset = self._corrected(offset, queue.file_end(offset))
             return GetResult(GetStatus.OFFSET_FOUND_NULL, next_offset, low, high)
@@ -109,9 +114,11 @@ class Reader:
         bytes_max: int,
         tag_hashes: frozenset[int] | None,
     ) -> _Batch | None:
+        record_filter: RecordFilter | None,
         """Walk the entries of one queue file; None when there are none."""
         options = self._options
         log_begin, log_end = self._log.begin, self._log.end
+        asked = 0
         segment_bytes = self._log.segment_bytes
         near = log_end - self._memory_window_bytes
         bytes_max = max(min(bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
@@ -137,6 +144,13 @@ class Reader:
                 batch.was_removing |= not batch.count
                 continue
             batch.add(log_offset, size, segment_bytes)
+            if record_filter is not None:
+                if asked == record_filter.count_max:
+                    batch.next_offset -= 1
+                    break
+                asked += 1
+                if not record_filter.matches(self._log.view(log_offset, size)):
+                    continue
         return batch if batch.next_offset > offset else None
 
     def _collect_bulk(

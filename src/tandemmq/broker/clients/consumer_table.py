@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from tandemmq.broker.clients.membership import Member, Membership
+from tandemmq.broker.pull.sql_filter import SQL_TYPE, compile_sql
 from tandemmq.broker.pull.tag_filter import is_tag_type, parse_tags
+from tandemmq.protocol.sql92 import SqlFilter
 from tandemmq.remoting.channel import Channel
 
 BROADCASTING = "BROADCASTING"
@@ -18,22 +20,35 @@ ACTIVE_TYPE = "CONSUME_ACTIVELY"
 
 
 class Subscription(NamedTuple):
-    """What a group wants of a topic. `tag_hashes` None takes everything."""
+    """What a group wants of a topic. `tag_hashes` None takes everything.
+
+    `sql` is the filter of an expression that is not of type TAG, or why it has none; `has_older_sql`: the
+    group's filter before this one could be compiled.
+    """
 
     topic: str
     expression: str
     expression_type: str
     version: int
     tag_hashes: frozenset[int] | None
+    sql: SqlFilter | str | None = None
+    has_older_sql: bool = False
 
 
 def make_subscription(topic: str, expression: str, expression_type: str, version: int) -> Subscription:
-    """A subscription with its tags parsed.
+    """A subscription with its tags parsed, or its filter compiled.
 
+    A filter that cannot be compiled is no error here: the group's pulls are told (spec semantics 9.3).
     Raises:  ValueError when a tag expression cannot be used.
     """
-    tags = parse_tags(expression) if is_tag_type(expression_type) else None
-    return Subscription(topic, expression, expression_type, version, tags)
+    if is_tag_type(expression_type):
+        return Subscription(topic, expression, expression_type, version, parse_tags(expression))
+    sql = (
+        compile_sql(expression)
+        if expression_type == SQL_TYPE
+        else f"the expression type {expression_type[:32]!r} is unknown"
+    )
+    return Subscription(topic, expression, expression_type, version, None, sql)
 
 
 class Consumption(NamedTuple):
@@ -126,7 +141,13 @@ def _update_subscriptions(group: ConsumerGroup, subscriptions: Iterable[Subscrip
     is_changed = stored.keys() != wanted.keys()
     for topic, subscription in wanted.items():
         before = stored.get(topic)
-        if before is not None and before.version > subscription.version:
+        if before is None:
+            continue
+        if before.version > subscription.version:
             wanted[topic] = before
+        elif isinstance(subscription.sql, str) and (
+            isinstance(before.sql, SqlFilter) or before.has_older_sql
+        ):
+            wanted[topic] = subscription._replace(has_older_sql=True)
     group.subscriptions = wanted
     return is_changed

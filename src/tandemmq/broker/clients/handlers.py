@@ -19,6 +19,7 @@ from tandemmq.broker.clients.membership import Member
 from tandemmq.broker.clients.producer_table import ProducerTable
 from tandemmq.broker.guards import invalid, read_body
 from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.pull.sql_filter import require_sql
 from tandemmq.broker.pull.tag_filter import is_tag_type, parse_tags
 from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.group_table import GroupTable
@@ -112,10 +113,13 @@ class ClientHandlers:
         """CHECK_CLIENT_CONFIG (46): does the broker understand this subscription."""
         subscription = read_body(decode_client_config_check, command.body).subscription
         if not is_tag_type(subscription.expression_type):
-            raise RequestRejected(
-                f"the expression type {subscription.expression_type[:32]!r} is not served: use TAG",
-                code=ResponseCode.SYSTEM_ERROR,
+            require_sql(
+                subscription.topic,
+                subscription.expression,
+                subscription.expression_type,
+                is_enabled=self._options.property_filter_enable,
             )
+            return command.reply()
         try:
             parse_tags(subscription.expression)
         except ValueError as error:

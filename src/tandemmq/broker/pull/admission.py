@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE, BROADCASTING, ConsumerTable
+from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE, BROADCASTING, ConsumerTable, Subscription
 from tandemmq.broker.guards import require_group, require_queue, require_topic
 from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.pull.sql_filter import check_type, require_sql
 from tandemmq.broker.pull.tag_filter import is_tag_type, parse_tags
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
@@ -16,6 +17,7 @@ from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.pull import PullRequest
+from tandemmq.protocol.sql92 import SqlFilter
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION
 from tandemmq.protocol.topic_names import is_system_group
 from tandemmq.remoting.channel import Channel
@@ -29,6 +31,9 @@ FORBIDDEN_BROADCAST = 4
 FORBIDDEN_SUBSCRIPTION = 5
 
 
+Filter: TypeAlias = frozenset[int] | SqlFilter | None
+
+
 class PullForbidden(NotPermitted):
     """NO_PERMISSION with the kind that the answer's header names."""
 
@@ -38,11 +43,14 @@ class PullForbidden(NotPermitted):
 
 
 class Admitted(NamedTuple):
-    """What a pull may read, and the settings its answer depends on. `tag_hashes` None takes everything."""
+    """What a pull may read, and the settings its answer depends on. `tag_hashes` None takes everything that
+    `sql` takes; of the two at most one is there.
+    """
 
     topic: TopicConfig
     group: SubscriptionGroupConfig
     tag_hashes: frozenset[int] | None
+    sql: SqlFilter | None = None
 
 
 class PullAdmission:
@@ -74,12 +82,14 @@ class PullAdmission:
         if not 0 <= header.queue_id < topic.read_queue_count:
             require_queue(topic, header.queue_id, queue_count=topic.read_queue_count)
         if header.sys_flag & PULL_SUBSCRIPTION:
-            tag_hashes = self._parse(header)
+            wanted = self._parse(header)
         else:
-            tag_hashes = self._stored_tags(header, group)
+            wanted = self._stored_filter(header, group)
         if self._options.reject_pull_consumers:
             self._check_is_registered(channel, name)
-        return Admitted(topic, group, tag_hashes)
+        if isinstance(wanted, SqlFilter):
+            return Admitted(topic, group, None, wanted)
+        return Admitted(topic, group, wanted)
 
     def _check_broker(self, code: int) -> None:
         options = self._options
@@ -97,10 +107,15 @@ class PullAdmission:
         if code == RequestCode.LITE_PULL_MESSAGE and not options.lite_pull_enable:
             raise PullForbidden("litePullMessageEnable is false on this broker", FORBIDDEN_BROKER)
 
-    def _parse(self, header: PullRequest) -> frozenset[int] | None:
-        if not is_tag_type(header.expression_type):
-            raise self._no_property_filter(header.expression_type)
+    def _parse(self, header: PullRequest) -> Filter:
         expression = header.subscription
+        if not is_tag_type(header.expression_type):
+            return require_sql(
+                header.topic,
+                expression or "",
+                header.expression_type,
+                is_enabled=self._options.property_filter_enable,
+            )
         try:
             if expression is None or len(expression) <= CACHED_EXPRESSION_LENGTH_MAX:
                 return _parse_cached(expression)
@@ -111,8 +126,8 @@ class PullAdmission:
                 code=ResponseCode.SUBSCRIPTION_PARSE_FAILED,
             ) from None
 
-    def _stored_tags(self, header: PullRequest, config: SubscriptionGroupConfig) -> frozenset[int] | None:
-        """The tags of the group's own subscription, as its heartbeats registered it."""
+    def _stored_filter(self, header: PullRequest, config: SubscriptionGroupConfig) -> Filter:
+        """The tags or the filter of the group's own subscription, as its heartbeats registered it."""
         name = config.name
         group = self._consumers.get(name)
         if group is None:
@@ -138,9 +153,18 @@ class PullAdmission:
                 f" {header.topic}, the pull names {header.subscription_version}",
                 code=ResponseCode.SUBSCRIPTION_NOT_LATEST,
             )
-        if not is_tag_type(subscription.expression_type):
-            raise self._no_property_filter(subscription.expression_type)
-        return subscription.tag_hashes
+        return subscription.tag_hashes if subscription.sql is None else self._stored_sql(subscription)
+
+    def _stored_sql(self, subscription: Subscription) -> SqlFilter:
+        sql = subscription.sql
+        if isinstance(sql, str):
+            code = ResponseCode.FILTER_DATA_NOT_LATEST
+            if not subscription.has_older_sql:
+                code = ResponseCode.FILTER_DATA_NOT_EXIST
+            raise RequestRejected(f"the subscription of {subscription.topic} has no filter: {sql}", code=code)
+        check_type(subscription.expression_type, is_enabled=self._options.property_filter_enable)
+        assert sql is not None
+        return sql
 
     def _check_is_registered(self, channel: Channel, name: str) -> None:
         if is_system_group(name):
@@ -152,12 +176,6 @@ class PullAdmission:
                 f"rejectPullConsumerEnable is set and this connection is no registered consumer of {name}",
                 code=ResponseCode.SUBSCRIPTION_NOT_EXIST,
             )
-
-    def _no_property_filter(self, expression_type: str | None) -> RequestRejected:
-        return RequestRejected(
-            f"the expression type {str(expression_type)[:32]!r} is not served by this broker: use TAG",
-            code=ResponseCode.SYSTEM_ERROR,
-        )
 
 
 _parse_cached = lru_cache(maxsize=4096)(parse_tags)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tandemmq.protocol.java_hash import java_hash
 
 TAG_TYPE = "TAG"
-SQL_TYPE = "SQL92"
 MATCH_ALL = "*"
 
 EXPRESSION_LENGTH_MAX = 65_536

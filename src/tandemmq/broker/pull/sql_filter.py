@@ -1,0 +1,55 @@
+"""Subscription expressions of type SQL92: compiled once, kept, evaluated on the properties of stored records.
+
+A broken expression is kept too, so that a client that repeats it costs nothing. Spec semantics 9.2 and 9.3.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.sql92 import SqlError, SqlFilter, compile_filter
+
+SQL_TYPE = "SQL92"
+CACHED_COUNT_MAX = 512
+"""At most 16 KiB of text each, and about ten times that as functions for the few that are that long."""
+
+
+@lru_cache(maxsize=CACHED_COUNT_MAX)
+def compile_sql(expression: str) -> SqlFilter | str:
+    """The filter, or why there is none."""
+    try:
+        return compile_filter(expression)
+    except SqlError as error:
+        return str(error)
+
+
+def require_sql(topic: str, expression: str, expression_type: str | None, *, is_enabled: bool) -> SqlFilter:
+    """The filter for a subscription that is not of type TAG.
+
+    Raises:  RequestRejected: SYSTEM_ERROR when filters by property are off or the type is unknown,
+             SUBSCRIPTION_PARSE_FAILED when the expression cannot be compiled.
+    """
+    check_type(expression_type, is_enabled=is_enabled)
+    compiled = compile_sql(expression)
+    if isinstance(compiled, str):
+        raise RequestRejected(
+            f"the subscription of {topic[:160]} cannot be parsed: {compiled}",
+            code=ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+        )
+    return compiled
+
+
+def check_type(expression_type: str | None, *, is_enabled: bool) -> None:
+    """Raises RequestRejected (SYSTEM_ERROR) unless filters of this type are served."""
+    if expression_type != SQL_TYPE:
+        raise RequestRejected(
+            f"the expression type {str(expression_type)[:32]!r} is unknown: use TAG or SQL92",
+            code=ResponseCode.SYSTEM_ERROR,
+        )
+    if not is_enabled:
+        raise RequestRejected(
+            "filters by property (SQL92) are off on this broker: set enablePropertyFilter=true",
+            code=ResponseCode.SYSTEM_ERROR,
+        )
