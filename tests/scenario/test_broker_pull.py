@@ -62,6 +62,12 @@ async def test_only_a_reader_that_asks_for_it_gets_more_than_32_messages(peer: P
     bulk = await peer.pull("T1", queue_offset=3, count_max=1000, bulk_bytes=1 << 20)
     assert [record.body for record in records_of(bulk)] == [b"m%d" % i for i in range(3, 100)]
     assert pull_response(bulk).next_offset == 100
+    assert pull_response(bulk).sizes_bytes is None
+    told = await peer.pull("T1", queue_offset=98, count_max=1000, bulk_bytes=1 << 20, wants_sizes=True)
+    assert pull_response(told).sizes_bytes == 8
+    first = int.from_bytes(bytes(told.body)[:4], "big")
+    assert bytes(told.body)[-8:] == first.to_bytes(4, "big") * 2
+    assert len(told.body) == 2 * first + 8
 
 
 async def test_pull_returns_messages_in_order_and_says_where_to_go_on(peer: Peer) -> None:

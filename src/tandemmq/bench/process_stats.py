@@ -38,8 +38,8 @@ def _status_bytes(pid: int, field: str) -> int:
 def tree_seconds(root: int, *, without: frozenset[int] = frozenset()) -> float:
     """Processor time of all running descendants of a process, and of the children that they waited for.
 
-    Neither `root` itself nor the subtrees of `without` count. What a child used that ended without being waited
-    for is lost.
+    Neither `root` itself nor the subtrees of `without` count. What a child used that ended without being
+    waited for is lost.
     """
     children: dict[int, list[int]] = {}
     ticks: dict[int, int] = {}

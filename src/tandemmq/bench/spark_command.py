@@ -91,4 +91,6 @@ def render_read(cost: ReadCost) -> str:
 
 
 def render_idle(cost: IdleCost) -> str:
-    return f"micro-batch of one message, {cost.what}: median {cost.median_ms:.0f} ms, best {cost.best_ms:.0f} ms"
+    return (
+        f"micro-batch of one message, {cost.what}: median {cost.median_ms:.0f} ms, best {cost.best_ms:.0f} ms"
+    )

@@ -1,8 +1,8 @@
-"""What reading a topic with Spark costs: a batch query over all of it, and a micro-batch with next to nothing in it.
+"""What reading a topic with Spark costs: a batch query over all of it, and a micro-batch of one message.
 
 Broker, Spark's Java process and its Python workers share the machine, so processor time is told apart by
-process: what the broker used, and what everything that Spark started used. Every figure is the best of several
-runs, because whatever else the machine does only ever adds to it.
+process: what the broker used, and what everything that Spark started used. Every figure is the best of
+several runs, because whatever else the machine does only ever adds to it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendRequestV2
-from tandemmq.spark.wire import WireConnection
+from tandemmq.spark.wire import POOL, WireConnection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,43 +67,53 @@ class IdleCost:
 
 
 def fill_topic(address: str, topic: str, *, rows: int, body_bytes: int, queue_count: int) -> None:
-    """Sends `rows` messages, spread over the queues; the bodies are noise, so nothing can be compressed.
+    """Sends `rows` messages, spread over the queues in batches. The bodies are noise, so nothing can be
+    compressed; the same batches are sent again and again, which no reader can tell.
 
     Raises:  TandemError when the broker refuses a send.
     """
-    noise = random.Random(body_bytes).randbytes(body_bytes + 4096)
     per_batch = max(1, min(BATCH_BYTES // (body_bytes + 100), rows))
-    connection = WireConnection(address)
+    noise = random.Random(body_bytes).randbytes(body_bytes + SENDS_AT_ONCE * per_batch)
+    bodies = [
+        _encode_batch(noise, number * per_batch, per_batch, body_bytes) for number in range(SENDS_AT_ONCE)
+    ]
     commands: list[Command] = []
-    for number, first in enumerate(range(0, rows, per_batch)):
-        count = min(per_batch, rows - first)
-        items = [(0, _body(noise, n, body_bytes), _properties(n)) for n in range(first, first + count)]
-        header = SendRequestV2(
-            producer_group="bench",
-            topic=topic,
-            default_topic="TBW102",
-            default_topic_queue_count=queue_count,
-            queue_id=number % queue_count,
-            sys_flag=0,
-            born_at_ms=1_700_000_000_000 + first,
-            flag=0,
-            is_batch=True,
-        )
-        commands.append(Command.request(RequestCode.SEND_BATCH_MESSAGE, header, body=encode_batch(items)))
-        if len(commands) == SENDS_AT_ONCE or first + count == rows or first == 0:
+    left = rows
+    with POOL.borrow(address) as connection:
+        for number in range(-(-rows // per_batch)):
+            body = bodies[number % SENDS_AT_ONCE]
+            if left < per_batch:
+                body = _encode_batch(noise, 0, left, body_bytes)
+            left -= min(left, per_batch)
+            commands.append(_make_send(topic, number % queue_count, queue_count, body))
             # The first one alone: it makes the topic.
-            _send_all(connection, commands)
-            commands = []
-    connection.close()
+            if len(commands) == SENDS_AT_ONCE or number == 0 or not left:
+                _send_all(connection, commands)
+                commands = []
 
 
-def _body(noise: bytes, number: int, size: int) -> bytes:
-    start = number % 4096
-    return noise[start : start + size]
+def _encode_batch(noise: bytes, first: int, count: int, body_bytes: int) -> bytes:
+    items = [(0, noise[n : n + body_bytes], _properties(n)) for n in range(first, first + count)]
+    return encode_batch(items)
 
 
 def _properties(number: int) -> bytes:
     return encode_properties({"UNIQ_KEY": f"7F0000010001{number:020X}", "TAGS": f"Tag{number % 4}"})
+
+
+def _make_send(topic: str, queue_id: int, queue_count: int, body: bytes) -> Command:
+    header = SendRequestV2(
+        producer_group="bench",
+        topic=topic,
+        default_topic="TBW102",
+        default_topic_queue_count=queue_count,
+        queue_id=queue_id,
+        sys_flag=0,
+        born_at_ms=1_700_000_000_000,
+        flag=0,
+        is_batch=True,
+    )
+    return Command.request(RequestCode.SEND_BATCH_MESSAGE, header, body=body)
 
 
 def _send_all(connection: WireConnection, commands: list[Command]) -> None:

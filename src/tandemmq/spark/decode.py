@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
+from tandemmq.protocol.command import Buffer
 from tandemmq.protocol.compression import decompress
 from tandemmq.protocol.message_id import decode_host, encode_message_id
 from tandemmq.protocol.record_layout import RecordOutcome
@@ -57,7 +58,7 @@ class DecodePlan:
 
 
 def decode_records(
-    data: bytes,
+    data: Buffer,
     brokers: Sequence[tuple[str, int]],
     plan: DecodePlan,
     *,
@@ -95,7 +96,7 @@ def decode_records(
     return batch
 
 
-def _check(data: bytes, columns: RecordColumns, plan: DecodePlan) -> None:
+def _check(data: Buffer, columns: RecordColumns, plan: DecodePlan) -> None:
     if not columns.is_valid.all():
         row = columns.valid_count
         raise RemoteProtocolError(
@@ -115,7 +116,7 @@ class _Rows:
     """The records of one buffer; every part is made when a column first needs it."""
 
     def __init__(
-        self, data: bytes, columns: RecordColumns, brokers: Sequence[tuple[str, int]], plan: DecodePlan
+        self, data: Buffer, columns: RecordColumns, brokers: Sequence[tuple[str, int]], plan: DecodePlan
     ) -> None:
         self._data = data
         self._columns = columns
@@ -231,7 +232,7 @@ class _Rows:
         else:
             is_v6 = is_born_v6
         ends = starts + np.where(is_v6, _HOST_V4_BYTES + _HOST_V6_EXTRA, _HOST_V4_BYTES)
-        return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        return [bytes(data[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def number(self, column: OutputColumn) -> Any:
         field = {

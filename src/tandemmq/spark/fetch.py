@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,9 @@ from numpy.typing import NDArray
 from tandemmq.errors import BrokerUnreachable, RemoteProtocolError, RequestRejected
 from tandemmq.protocol import rejections
 from tandemmq.protocol.codes import RequestCode, ResponseCode
-from tandemmq.protocol.command import Command
-from tandemmq.protocol.record_scan import read_columns, scan_boundaries
+from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.record_layout import RecordOutcome
+from tandemmq.protocol.record_scan import Boundaries, read_columns, scan_boundaries
 from tandemmq.protocol.requests.pull import PULL_HAS_SUBSCRIPTION, PullRequest, PullResponse
 from tandemmq.spark.metadata import MASTER_ID, Cluster, order_replicas, wait_before
 from tandemmq.spark.offsets import QueueRange, render_queues
@@ -61,7 +63,7 @@ _ANSWERED = (
 class Chunk:
     """Whole records of one queue, concatenated; `positions`: where each begins in `data`."""
 
-    data: bytes
+    data: Buffer
     positions: NDArray[np.int64]
 
 
@@ -201,14 +203,14 @@ class RangeReader:
             expression_type=options.subscription_type,
             bytes_max=PULL_BYTES_MAX,
             bulk_bytes=BULK_BYTES,
+            wants_sizes=True,
         )
         return Command.request(RequestCode.PULL_MESSAGE, header)
 
     def _take(self, answer: Command, header: PullResponse, lane: _Lane) -> Chunk:
         """The records of an answer that belong to its lane; moves the position behind them."""
-        data = bytes(answer.body)
+        data, boundaries = _find_records(answer.body, header)
         self._answer_bytes = max(self._answer_bytes * 3 // 4, len(data), 1)
-        boundaries = scan_boundaries(data)
         if boundaries.end != len(data) or header.next_offset <= lane.begin:
             raise RemoteProtocolError(
                 f"{render_queues([self._queue])}: the answer for queue offset {lane.begin} is not whole "
@@ -298,3 +300,22 @@ def _decode_answer(answer: Command) -> PullResponse:
     if answer.code not in _ANSWERED:
         raise rejections.to_error(answer)
     return answer.decode(PullResponse)
+
+
+def _find_records(body: Buffer, header: PullResponse) -> tuple[Buffer, Boundaries]:
+    """The records of an answer, and where each begins: as the broker tells, else by walking over them."""
+    told = header.sizes_bytes or 0
+    if not told:
+        return body, scan_boundaries(body)
+    end = len(body) - told
+    if told % 4 or end < 4:
+        raise RemoteProtocolError(f"{told} of {len(body)} bytes of an answer cannot be sizes of records")
+    sizes = np.frombuffer(body, dtype=">i4", offset=end).astype(np.int64)
+    ends = np.cumsum(sizes)
+    positions = ends - sizes
+    # Every record begins with its size, so what was told can be checked.
+    words: NDArray[Any] = np.ndarray((end - 3,), dtype=">i4", buffer=body, strides=(1,))
+    if ends[-1] != end or sizes.min() < 4 or (words[positions] != sizes).any():
+        raise RemoteProtocolError("the sizes in an answer are not those of its records")
+    boundaries = Boundaries(positions=positions, end=end, outcome=RecordOutcome.END)
+    return memoryview(body)[:end], boundaries

@@ -63,6 +63,10 @@ class _RecordBuffer:
         self.size_bytes += len(chunk.data)
 
     def decode(self, plan: DecodePlan) -> Any:
+        if len(self.chunks) == 1:
+            # An answer of megabytes is used as it was received.
+            (chunk,) = self.chunks
+            return decode_records(chunk.data, self.brokers, plan, positions=chunk.positions)
         starts = np.cumsum([0, *(len(chunk.data) for chunk in self.chunks)])
         positions = [chunk.positions + start for chunk, start in zip(self.chunks, starts, strict=False)]
         data = b"".join([chunk.data for chunk in self.chunks])

@@ -19,11 +19,11 @@ from contextlib import contextmanager
 
 from tandemmq.errors import BrokerUnreachable, RemoteProtocolError, RequestTimeout
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.frame import FrameDecoder, encode_frame
-from tandemmq.units import KIB, MIB
+from tandemmq.protocol.frame import encode_frame
+from tandemmq.spark.frame_reader import FrameReader
+from tandemmq.units import MIB
 
 CONNECT_TIMEOUT_S = 3.0
-RECEIVE_BYTES = 512 * KIB
 RECEIVE_BUFFER_BYTES = 4 * MIB
 IN_FLIGHT_MAX = 256
 """Requests sent before their answers are read: a broker whose answers nobody reads stops reading requests."""
@@ -49,7 +49,8 @@ class WireConnection:
             raise BrokerUnreachable(f"{address}: cannot connect: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        self._decoder = FrameDecoder()
+        self._frames = FrameReader()
+        self._deadline = 0.0
         self._opaque = 0
         self._waiting: set[int] = set()
         self._answers: dict[int, Command] = {}
@@ -78,11 +79,12 @@ class WireConnection:
         `deadline` is a value of time.monotonic.
         Raises:  RequestTimeout, BrokerUnreachable, RemoteProtocolError; of no use afterwards.
         """
+        self._deadline = deadline
         while opaque not in self._answers:
-            for answer in self._decoder.feed(self._receive_bytes(deadline)):
-                if answer.is_response and answer.opaque in self._waiting:
-                    self._waiting.remove(answer.opaque)
-                    self._answers[answer.opaque] = answer
+            answer = self._frames.next_command(self._receive_into)
+            if answer.is_response and answer.opaque in self._waiting:
+                self._waiting.remove(answer.opaque)
+                self._answers[answer.opaque] = answer
         return self._answers.pop(opaque)
 
     def request(self, command: Command, timeout_s: float) -> Command:
@@ -101,7 +103,7 @@ class WireConnection:
     @property
     def is_clean(self) -> bool:
         """Nothing is under way and the peer has not closed: the connection may be used again."""
-        if self._waiting or self._answers or self._decoder.buffered_bytes:
+        if self._waiting or self._answers or self._frames.buffered_bytes:
             return False
         readable, _, _ = select.select([self._socket], [], [], 0)
         return not readable
@@ -109,20 +111,20 @@ class WireConnection:
     def close(self) -> None:
         self._socket.close()
 
-    def _receive_bytes(self, deadline: float) -> bytes:
-        left = deadline - time.monotonic()
+    def _receive_into(self, view: memoryview) -> int:
+        left = self._deadline - time.monotonic()
         if left <= 0:
             raise RequestTimeout(f"{self.address}: no answer in time")
         self._socket.settimeout(left)
         try:
-            data = self._socket.recv(RECEIVE_BYTES)
+            count = self._socket.recv_into(view)
         except TimeoutError as error:
             raise RequestTimeout(f"{self.address}: no answer in time") from error
         except OSError as error:
             raise BrokerUnreachable(f"{self.address}: connection broke: {error}") from error
-        if not data:
+        if not count:
             raise BrokerUnreachable(f"{self.address}: the peer closed the connection")
-        return data
+        return count
 
 
 class ConnectionPool:

@@ -35,6 +35,8 @@ class Bulk(NamedTuple):
     record_count: int
     size_bytes: int
     last_log_offset: int
+    sizes: bytes
+    """The size of each record, four bytes, big-endian."""
 
 
 def collect_bulk(
@@ -70,6 +72,7 @@ def collect_bulk(
         record_count=len(rows),
         size_bytes=int(sizes[rows].sum()),
         last_log_offset=int(begins[reached - 1]),
+        sizes=sizes[rows].astype(">i4").tobytes(),
     )
 
 

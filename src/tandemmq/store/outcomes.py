@@ -48,6 +48,10 @@ class GetStatus(Enum):
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
+Packed = bytes
+"""Many numbers in one string."""
+
+
 class GetResult(msgspec.Struct, frozen=True):
     """What a read found: whole records as slices of the mapped log, oldest first.
 

@@ -17,7 +17,7 @@ from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.options import QUEUE_UNIT_BYTES, BrokerRole, StoreOptions
-from tandemmq.store.outcomes import GetResult, GetStatus, RecordFilter
+from tandemmq.store.outcomes import GetResult, GetStatus, Packed, RecordFilter
 from tandemmq.store.recorder import StoreRecorder
 
 GET_BYTES_MAX = 134_217_728
@@ -36,6 +36,7 @@ class _Batch:
     bytes: int = 0
     last_log_offset: int = 0
     was_removing: bool = False
+    sizes: Packed = b""
 
     def add(self, log_offset: int, size: int, segment_bytes: int) -> None:
         ranges = self.ranges
@@ -75,13 +76,16 @@ class Reader:
         count_max: int,
         bytes_max: int,
         tag_hashes: frozenset[int] | None,
-        is_bulk: bool = False,
         record_filter: RecordFilter | None = None,
+        is_bulk: bool = False,
     ) -> GetResult:
         """Records of a queue from `offset` on (spec store 13.1); `is_bulk`: without RocketMQ's limits, unless
         there is a `record_filter`.
         """
         queue = self._queues.table.get((topic, queue_id))
+        if queue is not None and queue.max_offset < offset <= queue.next_offset:
+            # A slave gave out what waits for our disk here: its reader waits too, and is not sent back.
+            return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, queue.min_offset, queue.max_offset)
         # A queue that nobody wrote to exists in RocketMQ, because looking for it creates it.
         if queue is None or queue.max_offset == 0:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, self._corrected(offset, 0), 0, 0)
@@ -113,12 +117,12 @@ class Reader:
         count_max: int,
         bytes_max: int,
         tag_hashes: frozenset[int] | None,
-    ) -> _Batch | None:
         record_filter: RecordFilter | None,
+    ) -> _Batch | None:
         """Walk the entries of one queue file; None when there are none."""
         options = self._options
-        log_begin, log_end = self._log.begin, self._log.end
         asked = 0
+        log_begin, log_end = self._log.begin, self._log.end
         segment_bytes = self._log.segment_bytes
         near = log_end - self._memory_window_bytes
         bytes_max = max(min(bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
@@ -143,7 +147,6 @@ class Reader:
             if size == FILLER_SIZE or log_offset < log_begin or log_offset + size > log_end:
                 batch.was_removing |= not batch.count
                 continue
-            batch.add(log_offset, size, segment_bytes)
             if record_filter is not None:
                 if asked == record_filter.count_max:
                     batch.next_offset -= 1
@@ -151,6 +154,7 @@ class Reader:
                 asked += 1
                 if not record_filter.matches(self._log.view(log_offset, size)):
                     continue
+            batch.add(log_offset, size, segment_bytes)
         return batch if batch.next_offset > offset else None
 
     def _collect_bulk(
@@ -181,6 +185,7 @@ class Reader:
             bulk.size_bytes,
             bulk.last_log_offset,
             was_removing=tag_hashes is None and not bulk.record_count,
+            sizes=bulk.sizes,
         )
 
     def _walk(self, queue: ConsumeQueue, offset: int, count_max: int) -> Iterator[tuple[int, int, int]]:
@@ -217,6 +222,7 @@ class Reader:
             batch.bytes,
             is_far,
             lag,
+            batch.sizes,
         )
 
     def stored_at(self, topic: str, queue_id: int, offset: int) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from tandemmq.errors import BrokerUnreachable
 from tandemmq.protocol.bodies.kv import encode_kv_table
 from tandemmq.protocol.bodies.route import BrokerData, QueueData, TopicRoute, encode_topic_route
@@ -94,6 +96,10 @@ class FakeBroker:
     pulls: list[tuple[int, int]] = field(default_factory=list)
     refuse_pulls_with: int | None = None
     log_end: int = 0
+    is_ours: bool = False
+    """Tells the sizes of records when asked, as our brokers do."""
+    is_lying: bool = False
+    """The sizes are wrong."""
     sent: list[SentBatch] = field(default_factory=list)
     send_codes: list[int] = field(default_factory=list)
     """Response codes of the next sends; 0 when there are none left. Refused ones are stored all the same."""
@@ -153,7 +159,13 @@ class FakeBroker:
             at += 1
         if not records:
             return reply(ResponseCode.PULL_RETRY_IMMEDIATELY, at)
-        return reply(ResponseCode.SUCCESS, at, b"".join(records))
+        if not (self.is_ours and request.wants_sizes):
+            return reply(ResponseCode.SUCCESS, at, b"".join(records))
+        sizes = b"".join((len(record) + self.is_lying).to_bytes(4, "big") for record in records)
+        answer = reply(ResponseCode.SUCCESS, at, b"".join([*records, sizes]))
+        assert isinstance(answer.header, PullResponse)
+        answer.header = structs.replace(answer.header, sizes_bytes=len(sizes))
+        return answer
 
     def _min(self, command: Command) -> Command:
         request = command.decode(GetMinOffsetRequest)

@@ -37,6 +37,15 @@ def test_a_range_comes_whole_and_in_order_however_short_the_answers_are(
     assert _offsets(_reader(net, 10, 2990)) == list(range(10, 2990))
 
 
+def test_sizes_that_a_broker_of_ours_tells_are_used_and_checked(net: FakeNet) -> None:
+    master = net.add_master(T_0=FakeQueue(0, 500))
+    master.is_ours = True
+    assert _offsets(_reader(net, 10, 490)) == list(range(10, 490))
+    master.is_lying = True
+    with pytest.raises(BrokerUnreachable, match="sizes in an answer are not those of its records"):
+        _offsets(_reader(net, 10, 490))
+
+
 def test_nothing_is_asked_twice_once_the_brokers_step_is_known(net: FakeNet) -> None:
     master = net.add_master(T_0=FakeQueue(0, 3200))
     assert len(_offsets(_reader(net, 0, 3200))) == 3200

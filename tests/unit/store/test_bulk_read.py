@@ -18,6 +18,8 @@ def read(result: GetResult) -> list[bytes]:
     assert result.bytes == sum(map(len, result.slices))
     found = [r.body for piece in result.slices for r in decode_records(piece)]
     assert len(found) == result.count
+    sizes = [len(piece) and r.size for piece in result.slices for r in decode_records(piece)]
+    assert result.sizes == b"".join(size.to_bytes(4, "big") for size in sizes)
     return found
 
 

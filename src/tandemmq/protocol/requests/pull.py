@@ -35,6 +35,8 @@ class PullRequest(Header, frozen=True, kw_only=True):
     broker_name: str | None = field(name="bname", default=None)
     # Ours: a reader that takes answers of so many bytes. Brokers that do not know it answer as always.
     bulk_bytes: Int32 | None = field(name="tandemBulkBytes", default=None)
+    # Ours: with the above, the sizes of the records shall follow them in the answer's body.
+    wants_sizes: bool | None = field(name="tandemSizes", default=None)
 
     @property
     def commits_offset(self) -> bool:
@@ -60,6 +62,8 @@ class PullResponse(Header, frozen=True, kw_only=True):
     topic_sys_flag: Int32 | None = field(name="topicSysFlag", default=None)
     group_sys_flag: Int32 | None = field(name="groupSysFlag", default=None)
     forbidden_type: Int32 | None = field(name="forbiddenType", default=None)
+    # Ours: so many bytes at the end of the body are no record, but the size of each, four bytes, big-endian.
+    sizes_bytes: Int32 | None = field(name="tandemSizesBytes", default=None)
 
 
 class ForbiddenResponse(Header, frozen=True, kw_only=True):
