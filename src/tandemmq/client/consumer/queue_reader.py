@@ -230,11 +230,22 @@ class QueueReader:
                     "to_offset": pulled.next_offset,
                 },
             )
-            self.move_to(pulled.next_offset)
+            self._go_on_from(pulled.next_offset)
             return
         if pulled.status is PullStatus.FOUND:
             self._accept(pulled)
         self.in_flight.advance(pulled.next_offset)
+
+    def _go_on_from(self, offset: int) -> None:
+        """The broker has nothing at our next offset and names another.
+
+        What was pulled and is not finished must not be skipped by that: it stays when we go forward, and is
+        pulled again when we go back.
+        """
+        if offset >= self.in_flight.next_offset:
+            self.in_flight.advance(offset)
+        else:
+            self.move_to(min(offset, self.in_flight.committed_offset))
 
     def _accept(self, pulled: Pulled) -> None:
         in_flight, subscription = self.in_flight, self.subscription

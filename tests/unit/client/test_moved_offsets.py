@@ -1,0 +1,64 @@
+"""A broker that sends a consumer to another offset does not make it skip what it has pulled."""
+
+from __future__ import annotations
+
+import asyncio
+
+from client_fakes import running_cluster, until
+
+from tandemmq.client import ClientOptions, Consumer, ConsumerOptions, StartFrom
+
+OPTIONS = ConsumerOptions(
+    client=ClientOptions(heartbeat_s=0.2, route_refresh_s=0.2),
+    start_from=StartFrom.FIRST,
+    rebalance_s=0.3,
+    commit_s=0.1,
+    suspend_s=0.1,
+    pull_error_delay_s=0.05,
+    auto_ack=False,
+)
+
+
+async def pulled(consumer: Consumer, count: int) -> None:
+    await until(lambda: len(consumer._inbox) >= count)
+
+
+async def bodies(consumer: Consumer, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    async with asyncio.timeout(10):
+        while len(found) < count:
+            found += [message.body for message in await consumer.poll(count - len(found), 0.5)]
+    return found
+
+
+async def test_back_before_what_was_pulled_and_not_finished():
+    """As after reading at a slave that had more than its master shows yet."""
+    async with running_cluster(T=1) as cluster:
+        for number in range(6):
+            cluster[0].put("T", 0, b"%d" % number)
+        consumer = Consumer("g", cluster.namesrv, options=OPTIONS)
+        consumer.subscribe("T")
+        async with consumer:
+            await pulled(consumer, 6)
+            del cluster[0].queue("T", 0).records[4:]
+            await until(lambda: any(pull.queue_offset == 0 for pull in cluster[0].pulls[2:]))
+            await pulled(consumer, 4)
+            assert cluster[0].offsets.get(("g", "T", 0), 0) == 0
+            assert await bodies(consumer, 4) == [b"0", b"1", b"2", b"3"]
+
+
+async def test_forward_past_what_was_deleted():
+    async with running_cluster(T=1) as cluster:
+        for number in range(3):
+            cluster[0].put("T", 0, b"%d" % number)
+        consumer = Consumer("g", cluster.namesrv, options=OPTIONS)
+        consumer.subscribe("T")
+        async with consumer:
+            await pulled(consumer, 3)
+            queue = cluster[0].queue("T", 0)
+            queue.records.clear()
+            queue.min_offset = 10
+            cluster[0].put("T", 0, b"10")
+            await pulled(consumer, 4)
+            assert cluster[0].offsets.get(("g", "T", 0), 0) == 0
+            assert await bodies(consumer, 4) == [b"0", b"1", b"2", b"10"]
