@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tandemmq.protocol.record import Record, decode_records
 from tandemmq.replication.core.states import MasterState, SlaveState
+from tandemmq.replication.shell.master import SlaveStatus
 from tandemmq.sim.cluster.ledger import Fate, Ledger, Place, Sent
 from tandemmq.sim.cluster.nodes import BrokerNode
 from tandemmq.sim.cluster.settings import TOPIC, Group
@@ -38,6 +39,24 @@ def is_halted(slave: BrokerNode) -> bool:
     return replica is not None and replica.slave.status().halt is not None
 
 
+def is_stranded(slave: BrokerNode, sources: Iterable[BrokerNode]) -> bool:
+    """It hangs on a slave that lacks its next byte: it had dialled its lost master's address too early.
+
+    A connection that works is kept when the master's address changes (spec replication 4.6).
+    """
+    return any(
+        one.address[0] == slave.host.ip and one.state is MasterState.TOO_OLD
+        for source in sources
+        if source.broker_id and source is not slave and source.store is not None
+        for one in _connections_at(source)
+    )
+
+
+def _connections_at(source: BrokerNode) -> tuple[SlaveStatus, ...]:
+    replica = None if source.broker is None else source.broker._replica
+    return () if replica is None else replica.master.status().slaves
+
+
 def is_following(slave: BrokerNode, sources: Iterable[BrokerNode]) -> bool:
     """The slave copies from one of the sources, and both know it: before, it may hold what a master has lost.
 
@@ -49,8 +68,8 @@ def is_following(slave: BrokerNode, sources: Iterable[BrokerNode]) -> bool:
     return any(
         one.address[0] == slave.host.ip and one.state is MasterState.TRANSFERRING
         for source in sources
-        if source is not slave and source.store is not None and source.broker is not None
-        for one in (source.broker._replica.master.status().slaves if source.broker._replica else ())
+        if source is not slave and source.store is not None
+        for one in _connections_at(source)
     )
 
 

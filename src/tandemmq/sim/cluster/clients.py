@@ -269,12 +269,13 @@ class ConsumerNode(ClientNode):
 
     async def _give_back(self, consumer: Consumer, message: ReceivedMessage) -> bool:
         """True when the broker will deliver it again."""
+        begin_s = self.world.loop.time()
         try:
             await consumer.retry_later(message, delay_level=self.world.dice.between(1, 2))
         except TandemError as error:
             self.world.note(f"{self.life} cannot give back {message.queue_offset}: {type(error).__name__}")
             return False
-        self._watch.on_handed_back(self.group, message)
+        self._watch.on_handed_back(self.group, message, begin_s)
         self.world.note(f"{self.life} gives back {message.queue_id}:{message.queue_offset}")
         return True
 

@@ -68,6 +68,8 @@ class Cluster:
             for group in settings.groups
             for n in range(group.member_count)
         ]
+        self.has_operator = True
+        """Somebody replaces slaves that halt."""
         self._was_power_cut: dict[BrokerNode, bool] = {}
 
     @property
@@ -142,8 +144,14 @@ class Cluster:
             if self.master.store is not None:
                 self.watch.check_committed(self.master)
             for slave in self.slaves:
-                if slave.is_running and checkers.is_halted(slave):
+                if not self.has_operator or not slave.is_running:
+                    continue
+                if checkers.is_halted(slave):
                     await self._replace(slave)
+                elif checkers.is_stranded(slave, self.slaves):
+                    self.ledger.counts["slaves restarted"] += 1
+                    slave.kill()
+                    slave.start()
 
     def check_survivors(self) -> None:
         """The master was lost: under synchronous double write a slave has every acknowledged message."""

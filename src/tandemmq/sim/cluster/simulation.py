@@ -14,13 +14,15 @@ from tandemmq.runtime.tasks import TaskScope
 from tandemmq.sim.cluster.cluster import Cluster
 from tandemmq.sim.cluster.faults import Trouble
 from tandemmq.sim.cluster.ledger import Fate
-from tandemmq.sim.cluster.loop import LIFE, SimLoop, Stuck, run_simulated, unwind
+from tandemmq.sim.cluster.loop import LIFE, SimLoop, run_simulated, unwind
 from tandemmq.sim.cluster.settings import Settings, draw_settings
 from tandemmq.sim.cluster.world import Findings, World
 from tandemmq.sim.dice import Dice
 from tandemmq.telemetry import events
 
 Adjust = Callable[[Settings], Settings]
+Script = Callable[[Cluster], Awaitable[None]]
+"""What happens to a cluster under load, in place of random faults."""
 
 RUN_S_MAX = 3_000.0
 """Virtual time of a whole run; more means that something never ends."""
@@ -58,10 +60,11 @@ class _Alarms(logging.Handler):
 class Simulation:
     """A run of one seed."""
 
-    def __init__(self, seed: int, adjust: Adjust) -> None:
+    def __init__(self, seed: int, adjust: Adjust, script: Script | None) -> None:
         self.result = SeedResult(seed)
         self._seed = seed
         self._adjust = adjust
+        self._script = script
 
     def run(self) -> SeedResult:
         """Everything, to the end."""
@@ -99,7 +102,7 @@ class Simulation:
         try:
             async with asyncio.timeout(RUN_S_MAX):
                 await self._live(world, cluster, scope)
-        except (TimeoutError, Stuck) as error:
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is a finding)
             self._note_error(error)
         await scope.close()
         lives = [*world.dead, *(node.life for node in (*cluster.nodes, cluster.admin) if node.life)]
@@ -116,9 +119,9 @@ class Simulation:
         """The phases; a finding ends them, so that the first one is what is seen."""
         await cluster.start()
         tending = scope.start("tend", cluster.tend())
-        trouble = Trouble(cluster)
+        trouble = partial(Trouble(cluster).run, world.settings.load_s)
         phases: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
-            ("trouble", partial(trouble.run, world.settings.load_s)),
+            ("trouble", trouble if self._script is None else partial(self._script, cluster)),
             ("settle", cluster.settle),
             ("check", cluster.check),
             ("stop", cluster.stop),
@@ -142,6 +145,8 @@ class Simulation:
         self.result.findings.broken.append("".join(traceback.format_exception(error)).strip())
 
 
-def run_seed(seed: int, adjust: Adjust = lambda settings: settings) -> SeedResult:
-    """One run of one seed; `adjust` may change what was drawn for it."""
-    return Simulation(seed, adjust).run()
+def run_seed(
+    seed: int, adjust: Adjust = lambda settings: settings, script: Script | None = None
+) -> SeedResult:
+    """One run of one seed; `adjust` may change what was drawn for it, `script` says what goes wrong."""
+    return Simulation(seed, adjust, script).run()

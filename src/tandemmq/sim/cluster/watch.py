@@ -26,7 +26,9 @@ class Watch:
         self._ledger = ledger
         self.brokers: list[BrokerNode] = []
         self._at_place: dict[tuple[int, int], Sent] = {}
-        self._handed: dict[tuple[str, Place, int, int], int] = {}
+        self._handed: dict[tuple[str, Place, int, int], float] = {}
+        """When each was handed out first."""
+        self._retried_at: dict[tuple[str, int], float] = {}
         self._sessions: dict[object, int] = {}
         self._topics_seen: dict[Life, tuple[int, bool]] = {}
         self._committed: dict[tuple[Life, str, int], int] = {}
@@ -91,11 +93,12 @@ class Watch:
                 world.findings.order.append(f"{where} after offset {before}")
             self._sessions[session] = offset
         key = (group.name, place, offset, sent.number)
-        count = self._handed[key] = self._handed.get(key, 0) + 1
-        if count > 1:
+        now_s = world.loop.time()
+        first_s = self._handed.setdefault(key, now_s)
+        if first_s < now_s:
             self._ledger.counts["duplicates"] += 1
-            if world.is_quiet_since(world.loop.time() - EXCUSE_S):
-                world.findings.broken.append(f"{where} for the {count}th time without a reason")
+            if not world.had_trouble(first_s - EXCUSE_S, now_s):
+                world.findings.broken.append(f"{where} at {first_s:.3f} and again without a reason")
 
     def on_finished(self, group: Group, message: ReceivedMessage) -> None:
         """The application is done with a message."""
@@ -103,6 +106,7 @@ class Watch:
         if sent is None:
             return
         if is_retry_topic(message.record.topic):
+            self._retried_at[group.name, sent.number] = self._world.loop.time()
             self._ledger.owed.pop((group.name, sent.number), None)
             self._ledger.counts["finished at a retry"] += 1
             return
@@ -114,11 +118,15 @@ class Watch:
             )
         progress.finished[message.queue_offset] = sent.number
 
-    def on_handed_back(self, group: Group, message: ReceivedMessage) -> None:
-        """The broker has taken a message back: it owes it to the group once more."""
+    def on_handed_back(self, group: Group, message: ReceivedMessage, begin_s: float) -> None:
+        """The broker has taken a message back: it owes it to the group once more.
+
+        `begin_s`: when it was asked to. Its answer waits for the slaves, and may come after the retry.
+        """
         sent = self._ledger.find(message.body)
         assert sent is not None
-        self._ledger.owed[group.name, sent.number] = self._world.loop.time()
+        if self._retried_at.get((group.name, sent.number), -1.0) < begin_s:
+            self._ledger.owed[group.name, sent.number] = self._world.loop.time()
         self._ledger.progress_of(group.name, (message.topic, message.queue_id)).finished[
             message.queue_offset
         ] = sent.number
