@@ -280,12 +280,12 @@ async def test_transfer_in_tiny_batches_and_with_a_speed_limit(peers: Peers) -> 
     await peers.subscribed()
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    await send(master, *bodies(60, size=2_000, seed=4))
+    await send(master, *bodies(90, size=2_000, seed=4))
     total = master.appended.value
     await peers.caught_up()
     assert log_bytes(slave) == log_bytes(master)
-    # With its heads this needs the allowance of three seconds, so one whole second lies in between.
-    assert 2 * 40_000 < total * 112 // 100 < 3 * 40_000
+    # This needs the allowance of three seconds, so one whole second lies in between.
+    assert 2 * 40_000 < total < 3 * 40_000
     assert loop.time() - begun > 0.95
 
 
@@ -298,7 +298,7 @@ async def test_store_that_refuses_is_not_acknowledged_and_asked_again(
     refusals = iter([DiskFull("no room"), DiskFull("still no room")])
     append_raw = slave.append_raw
 
-    def refuse_twice(log_offset: int, data: memoryview) -> None:
+    def refuse_twice(log_offset: int, data: memoryview, columns: None = None) -> None:
         error = next(refusals, None)
         if error is not None:
             assert max(master.acks.positions().values(), default=0) == 0
@@ -320,7 +320,7 @@ async def test_fault_of_ours_is_told_to_the_owner(
     told: list[BaseException] = []
     slave = ReplicationSlave(store, FAST, network=peers.network, clock=peers.clock, on_fatal=told.append)
 
-    def break_an_invariant(_log_offset: int, _data: memoryview) -> None:
+    def break_an_invariant(_log_offset: int, _data: memoryview, _columns: None = None) -> None:
         raise AssertionError("an invariant")
 
     monkeypatch.setattr(store, "append_raw", break_an_invariant)

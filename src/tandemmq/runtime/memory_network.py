@@ -12,7 +12,8 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from tandemmq.runtime.ports import Address, Buffer, Clock, ProtocolFactory
+from tandemmq.runtime.delivery import deliver
+from tandemmq.runtime.ports import Address, Buffer, Clock, ProtocolFactory, StreamProtocol
 
 HIGH_WATER_BYTES = 65_536
 FIRST_FREE_PORT = 40_000
@@ -22,7 +23,7 @@ _ANY_HOST = ("0.0.0.0", "::", "")
 class MemoryTransport(asyncio.Transport):
     """One end of a connection; `_peer` is the other."""
 
-    def __init__(self, clock: Clock, protocol: asyncio.Protocol, local: Address, remote: Address) -> None:
+    def __init__(self, clock: Clock, protocol: StreamProtocol, local: Address, remote: Address) -> None:
         super().__init__({"sockname": local, "peername": remote})
         self._clock = clock
         self._protocol = protocol
@@ -107,7 +108,7 @@ class MemoryTransport(asyncio.Transport):
             data = b"".join(self._unsent)
             self._unsent.clear()
             self._unsent_size = 0
-            peer._protocol.data_received(data)
+            deliver(peer._protocol, data)
             if self._is_writer_paused and self._peer is not None:
                 self._is_writer_paused = False
                 self._protocol.resume_writing()

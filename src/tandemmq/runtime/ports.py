@@ -164,12 +164,13 @@ class Listener(Protocol):
     async def close(self) -> None: ...
 
 
-ProtocolFactory = Callable[[], asyncio.Protocol]
+StreamProtocol = asyncio.Protocol | asyncio.BufferedProtocol
+ProtocolFactory = Callable[[], StreamProtocol]
 
 
 class Network(Protocol):
-    """Stream connections whose both ends are `asyncio.Protocol` objects. Errors are OSError (TimeoutError is
-    one).
+    """Stream connections whose both ends are `asyncio.Protocol` objects, or `asyncio.BufferedProtocol` ones
+    where much arrives at once. Errors are OSError (TimeoutError is one).
     """
 
     async def listen(self, host: str, port: int, protocol_factory: ProtocolFactory) -> Listener: ...

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS, delivered_at_ms
 from tandemmq.protocol.properties import find_property
 from tandemmq.protocol.record import NewRecord, RecordCheck, RecordOutcome, check_record, decode_record
+from tandemmq.protocol.record_scan import RecordColumns
+from tandemmq.runtime.ports import Buffer
 from tandemmq.store.admission import Admission
 from tandemmq.store.appender import Unit
 from tandemmq.store.block_dispatch import BlockDispatch, KeySink, note_gap
@@ -25,7 +28,7 @@ from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues, QueueKey
 from tandemmq.store.options import StoreOptions
-from tandemmq.store.record_block import LEVEL_DIGITS_MAX, RecordBlock, read_block
+from tandemmq.store.record_block import LEVEL_DIGITS_MAX, RecordBlock, block_of, read_block
 from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
 from tandemmq.units import KIB
@@ -65,6 +68,7 @@ class Dispatcher:
         self._pending: deque[tuple[int, list[Unit]]] = deque()
         self._listeners: tuple[DispatchListener, ...] = ()
         self._stopped_at = -1
+        self._read: tuple[int, memoryview, RecordColumns] | None = None
         self._blocks = BlockDispatch(
             queues=queues, keys=keys, delays_ms=options.delay_levels_ms, on_failed=self.block
         )
@@ -78,6 +82,15 @@ class Dispatcher:
     def expect(self, units: list[Unit], end: int) -> None:
         """Records up to `end` that this process wrote; they are dispatched once confirmed."""
         self._pending.append((end, units))
+
+    @contextmanager
+    def reading(self, log_offset: int, data: Buffer, columns: RecordColumns) -> Iterator[None]:
+        """While bytes for `log_offset` are being written: what was read of them already."""
+        self._read = log_offset, memoryview(data), columns
+        try:
+            yield
+        finally:
+            self._read = None
 
     def advance(self, confirmed: int) -> None:
         """Dispatch everything below `confirmed`."""
@@ -139,6 +152,9 @@ class Dispatcher:
             return
         touched: dict[ConsumeQueue, None] = {}
         units: list[Unit] = []
+        if self._read is not None and self._read[0] == position:
+            _, view, columns = self._read
+            position += self._put_block(block_of(view, columns, check_crc=False), touched)
         while position < confirmed:
             found = self._log.segment_view(position)
             if found is None:
@@ -164,8 +180,7 @@ class Dispatcher:
                 if len(block):
                     self.add_keys(units)
                     units.clear()
-                    touched.update(dict.fromkeys(self.put_block(block, 0, len(block))))
-                    position = base + block.end
+                    position = base + self._put_block(block, touched)
                     continue
             checked = check_record(view, position - base, log_offset=position, check_crc=False)
             outcome = checked.outcome
@@ -183,6 +198,11 @@ class Dispatcher:
             units.append((queue, position, checked.size, checked, checked.stored_at_ms))
             position += checked.size
         return position
+
+    def _put_block(self, block: RecordBlock, touched: dict[ConsumeQueue, None]) -> int:
+        """Dispatch a block; where it ends, in bytes of its view."""
+        touched.update(dict.fromkeys(self.put_block(block, 0, len(block))))
+        return block.end
 
     def put_one(self, checked: RecordCheck, view: memoryview, at: int) -> None:
         """Feed the tables with the record that lies at `at` of `view`; as `put_block`."""

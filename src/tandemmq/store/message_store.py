@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from tandemmq.errors import ServiceNotAvailable, StoreError
 from tandemmq.protocol.record import NewRecord
+from tandemmq.protocol.record_scan import RecordColumns
 from tandemmq.runtime.ports import Advice, Buffer, Clock, Disk
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.admission import Admission
@@ -399,17 +400,22 @@ class MessageStore:
         """
         return self._appender.append(records, on_done)
 
-    def append_raw(self, log_offset: int, data: Buffer) -> None:
+    def append_raw(self, log_offset: int, data: Buffer, columns: RecordColumns | None = None) -> None:
         """Write a master's bytes at the end of the log, which must be `log_offset`.
 
         An empty log may begin at any multiple of the file size. A chunk may end in the middle of a record.
+        `columns`: what was read of its first records, or all, which spares dispatching a second look.
         Raises:  LogDiverged, DiskFull, ServiceNotAvailable; then the log is unchanged.
         """
         if self.role is not BrokerRole.SLAVE:
             raise ServiceNotAvailable("the broker is no slave")
         if not self._is_open:
             raise ServiceNotAvailable("the store is closed")
-        self._replica_log.append(log_offset, data)
+        if columns is None:
+            self._replica_log.append(log_offset, data)
+        else:
+            with self._dispatcher.reading(log_offset, data, columns):
+                self._replica_log.append(log_offset, data)
 
     def _on_written(self, units: list[Unit], sends: Sends, end: int) -> None:
         self._dispatcher.expect(units, end)

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS, delivered_at_ms
 from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
-from tandemmq.store.column_rows import take_rows
 from tandemmq.store.consume_queues import QueueKey
 from tandemmq.store.property_scan import PropertyScan
 from tandemmq.store.topic_numbers import UNREADABLE, TopicNumbers
@@ -45,7 +44,7 @@ class RecordBlock:
     @property
     def end(self) -> int:
         """Behind the last record, in bytes of the view; 0 without records."""
-        return int(self.columns.position[-1] + self.columns.size[-1]) if len(self) else 0
+        return self.columns.end
 
     @cached_property
     def ends(self) -> Ints:
@@ -67,9 +66,7 @@ class RecordBlock:
         """The first `count` records."""
         if count == len(self):
             return self
-        return RecordBlock(
-            self._view, take_rows(self.columns, slice(count)), self._topic[:count], self._names
-        )
+        return RecordBlock(self._view, self.columns.head(count), self._topic[:count], self._names)
 
     def queues(self, begin: int, end: int) -> list[tuple[QueueKey, Ints]]:
         """The queues of records `begin` to `end`, by their first record, and the rows with an entry there."""
@@ -115,19 +112,16 @@ def read_block(
     Units:   `log_offset` is where byte 0 of the view lies in the log.
     """
     boundaries = scan_boundaries(view, begin, count_max=count_max)
-    columns = _first_rows(read_columns(view, boundaries, log_offset=log_offset), None)
+    columns = read_columns(view, boundaries, log_offset=log_offset)
+    return block_of(view, columns.head(columns.valid_count), check_crc=check_crc)
+
+
+def block_of(view: memoryview, columns: RecordColumns, *, check_crc: bool) -> RecordBlock:
+    """The records of `columns`, all valid, up to the first whose topic or checksum is wrong."""
     topics = TopicNumbers()
     topic = topics.read(view, columns)
     is_good = topic != UNREADABLE
     if check_crc:
         is_good &= verify_bodies(view, columns)
-    columns = _first_rows(columns, is_good)
-    return RecordBlock(view, columns, topic[: len(columns)], topics.names)
-
-
-def _first_rows(columns: RecordColumns, is_good: NDArray[np.bool_] | None) -> RecordColumns:
-    """The records before the first that is not good, or not valid."""
-    is_good = columns.is_valid if is_good is None else is_good
-    if is_good.all():
-        return columns
-    return take_rows(columns, slice(int(is_good.argmin())))
+    count = len(columns) if is_good.all() else int(is_good.argmin())
+    return RecordBlock(view, columns.head(count), topic[:count], topics.names)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from tandemmq.protocol.record_scan import RecordColumns
 from tandemmq.replication.core.progress import TransferStart
 
 
@@ -66,10 +67,14 @@ class CheckTail:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Append these verified bytes at exactly `log_offset`; whole records of one segment."""
+    """Append these verified bytes at exactly `log_offset`; whole records of one segment.
+
+    `columns`: the fields of the first records, or all, when they were read together.
+    """
 
     log_offset: int
     data: memoryview
+    columns: RecordColumns | None = None
 
 
 class HaltReason(Enum):

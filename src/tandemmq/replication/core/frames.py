@@ -20,6 +20,8 @@ REPORT_BYTES = 8
 HEAD_BYTES = 12
 BODY_BYTES_MAX = 4 * MIB - HEAD_BYTES
 """What the receive buffer of a RocketMQ slave can hold."""
+TANDEM_BODY_BYTES_MAX = MIB
+"""How long a frame between two of ours may be, where one of RocketMQ gets `transfer_bytes_max`."""
 
 _REPORT = Struct(">q")
 _HEAD = Struct(">qi")

@@ -22,7 +22,7 @@ from tandemmq.replication.core.effects import (
     Send,
     Started,
 )
-from tandemmq.replication.core.frames import HEAD_BYTES, ReportDecoder, encode_head
+from tandemmq.replication.core.frames import HEAD_BYTES, TANDEM_BODY_BYTES_MAX, ReportDecoder, encode_head
 from tandemmq.replication.core.options import FirstTransfer, ReplicationOptions
 from tandemmq.replication.core.progress import (
     SECOND_MS,
@@ -156,14 +156,14 @@ class MasterSession:
             return 0
         wanted = min(wanted, self._segment_bytes - self.next_offset % self._segment_bytes)
         if self._options.flow_control:
-            whole, part = divmod(self._allowance(now_ms), self._options.transfer_bytes_max + HEAD_BYTES)
-            wanted = min(wanted, whole * self._options.transfer_bytes_max + max(part - HEAD_BYTES, 0))
+            whole, part = divmod(self._allowance(now_ms), self._frame_bytes + HEAD_BYTES)
+            wanted = min(wanted, whole * self._frame_bytes + max(part - HEAD_BYTES, 0))
         return wanted
 
     def frames(self, view: memoryview, now_ms: int) -> list[bytes | memoryview]:
         """Heads and bodies that carry `view`, the log's bytes from `next_offset` on, in one segment."""
         pieces: list[bytes | memoryview] = []
-        batch = self._options.transfer_bytes_max
+        batch = self._frame_bytes
         size = len(view)
         assert size <= self._segment_bytes - self.next_offset % self._segment_bytes
         for position in range(0, size, batch):
@@ -174,6 +174,12 @@ class MasterSession:
         self._wrote_at_ms = now_ms
         self.rate.add(size + len(pieces) // 2 * HEAD_BYTES, now_ms)
         return pieces
+
+    @property
+    def _frame_bytes(self) -> int:
+        """How long the body of a frame may be."""
+        batch = self._options.transfer_bytes_max
+        return max(batch, TANDEM_BODY_BYTES_MAX) if self.is_tandem else batch
 
     def _subscribe(self, log: LogRange) -> list[MasterEffect]:
         assert self._first_report is not None

@@ -127,7 +127,7 @@ class SlaveSession:
         self._move(SlaveCause.CHECKED)
         return self._report_first(now_ms)
 
-    def on_data(self, data: bytes, now_ms: int) -> list[SlaveEffect]:
+    def on_data(self, data: bytes | bytearray | memoryview, now_ms: int) -> list[SlaveEffect]:
         """Bytes from the master: stores, then at most one report for all of them."""
         if self.state is not SlaveState.TRANSFERRING:
             return []
@@ -244,7 +244,7 @@ class SlaveSession:
             return [], None
         runs, bad = self._verifier.feed(pieces)
         self.rate.add(sum(map(len, pieces)), now_ms)
-        effects: list[SlaveEffect] = [Store(run.log_offset, run.data) for run in runs]
+        effects: list[SlaveEffect] = [Store(*run) for run in runs]
         if runs:
             self.reported = self._verifier.log_offset
             self._wrote_at_ms = now_ms

@@ -40,7 +40,7 @@ from tandemmq.replication.core.states import SlaveState
 from tandemmq.replication.core.tail import TailOutcome, TailVerdict
 from tandemmq.replication.shell.fault import FaultGuard, OnFatal
 from tandemmq.runtime.chance import unpredictable_bytes
-from tandemmq.runtime.ports import Clock, Network, TimerHandle
+from tandemmq.runtime.ports import Buffer, Clock, Network, TimerHandle
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
@@ -55,6 +55,7 @@ CHECK_TIMEOUT_S = 30.0
 """Above what checksums of a few MiB take on a slow disk; a master that answers no sooner is asked again."""
 
 REPORT_BUFFER_BYTES_MAX = 64 * 1024
+RECEIVE_BYTES_MAX = 1024 * 1024
 """Reports that the master did not read; above it the connection counts as broken."""
 
 
@@ -164,8 +165,12 @@ class ReplicationSlave:
     def on_connected(self, connection: MasterConnection) -> None:
         self._guard.run(self._begin, connection)
 
-    def on_data(self, data: bytes) -> None:
+    def on_data(self, data: Buffer) -> None:
         self._guard.run(self._receive, data)
+
+    def call_soon(self, fn: Callable[[], None]) -> None:
+        """Run `fn` in the next turn of the loop."""
+        self._clock.call_soon(fn)
 
     def on_broken(self, reason: str) -> None:
         self._guard.run(self._lose, reason)
@@ -180,7 +185,7 @@ class ReplicationSlave:
         log.info(events.MASTER_CONNECTED, extra=facts)
         self._perform(self._session.on_connected(log_end, self._now_ms()))
 
-    def _receive(self, data: bytes) -> None:
+    def _receive(self, data: Buffer) -> None:
         self._last_read_at = self._clock.now_ms()
         self._perform(self._session.on_data(data, self._now_ms()))
 
@@ -195,8 +200,8 @@ class ReplicationSlave:
     def _perform(self, effects: list[SlaveEffect]) -> None:
         for effect in effects:
             match effect:
-                case Store(log_offset, data):
-                    reason = self._store_run(log_offset, data)
+                case Store():
+                    reason = self._store_run(effect)
                     if reason:
                         # The report behind this store must not leave.
                         self._perform(self._session.on_failed(reason, self._now_ms()))
@@ -230,10 +235,10 @@ class ReplicationSlave:
                     log.error(events.REPLICA_HALTED, extra=facts)
         self._arm()
 
-    def _store_run(self, log_offset: int, data: memoryview) -> str:
+    def _store_run(self, run: Store) -> str:
         """Empty, or why the store refused."""
         try:
-            self._store.append_raw(log_offset, data)
+            self._store.append_raw(run.log_offset, run.data, run.columns)
         except (StoreError, ReplicationError, RequestRejected, OSError) as error:
             if isinstance(error, StoreError) and error.fatal:
                 raise
@@ -330,19 +335,22 @@ class ReplicationSlave:
         return int(self._clock.monotonic() * 1000)
 
 
-class MasterConnection(asyncio.Protocol):
+class MasterConnection(asyncio.BufferedProtocol):
     """The socket to the master; silent once it was given up.
 
     `is_ready`: the owner was told of it, after the master has proven the secret if there is one.
+    Strategy: one buffer that is used again. A slave that copies much finds it full each time; it then lets
+              others have the loop before it reads on.
     """
 
-    __slots__ = ("_handshake", "_owner", "_transport", "is_ready")
+    __slots__ = ("_buffer", "_handshake", "_owner", "_transport", "is_ready")
 
     def __init__(self, owner: ReplicationSlave, handshake: SlaveHandshake | None = None) -> None:
         self._owner: ReplicationSlave | None = owner
         self._handshake = handshake
         self.is_ready = asyncio.Event()
         self._transport: asyncio.Transport | None = None
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES_MAX))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -353,11 +361,24 @@ class MasterConnection(asyncio.Protocol):
         if self._handshake is None:
             self._join(self._owner)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data: Buffer = self._buffer[:nbytes]
         if self._handshake is not None:
-            data = self._shake_hands(self._handshake, data)
-        if data and self._owner is not None:
-            self._owner.on_data(data)
+            data = self._shake_hands(self._handshake, bytes(data))
+        owner = self._owner
+        if owner is None or not len(data):
+            return
+        owner.on_data(data)
+        if nbytes == len(self._buffer) and self._transport is not None:
+            self._transport.pause_reading()
+            owner.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         self._give_up("the master does not read reports")

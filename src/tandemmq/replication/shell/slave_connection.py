@@ -1,8 +1,8 @@
 """One slave's socket on the master: feeds a MasterSession and carries out what it wants.
 
-Strategy: many frames joined into one write, per slave and loop turn, until the socket pushes back; then
-          nothing until it has drained. The copy made by joining frees the mapped log at once, so that a
-          slow slave never keeps a segment alive.
+Strategy: many frames in one write, per slave and loop turn, until the socket pushes back; then nothing until
+          it has drained. Little is joined; much goes to the socket as it lies in the mapped log, so a slow
+          slave may keep the space of a deleted file, until it is given up for its silence.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
-WRITE_BYTES_MAX = 256 * 1024
+JOINED_BYTES_MAX = 64 * 1024
 TURN_BYTES_MAX = 1024 * 1024
 """What one slave may take of one loop turn; a fast socket would otherwise hold the loop until it has all."""
 
@@ -144,7 +144,7 @@ class SlaveConnection(asyncio.Protocol):
         session, now_ms = self.session, self._now_ms()
         log_range = self._hub.log_range()
         turn_bytes = 0
-        while wanted := session.wanted_bytes(log_range, now_ms, bytes_max=WRITE_BYTES_MAX):
+        while wanted := session.wanted_bytes(log_range, now_ms, bytes_max=TURN_BYTES_MAX):
             if turn_bytes >= TURN_BYTES_MAX:
                 self._clock.call_soon(self._guard.run, self.pump)
                 break
@@ -156,7 +156,7 @@ class SlaveConnection(asyncio.Protocol):
                 return
             if not len(view):
                 break
-            self._write(b"".join(session.frames(view, now_ms)))
+            self._write_all(session.frames(view, now_ms), len(view))
             turn_bytes += len(view)
             if not self._can_write():
                 break
@@ -201,6 +201,14 @@ class SlaveConnection(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         if self._transport is not None:
             self._transport.write(data)
+
+    def _write_all(self, pieces: list[bytes | memoryview], size_bytes: int) -> None:
+        if self._transport is None:
+            return
+        if size_bytes <= JOINED_BYTES_MAX:
+            self._transport.write(b"".join(pieces))
+        else:
+            self._transport.writelines(pieces)
 
     def _perform(self, effects: list[MasterEffect]) -> None:
         for effect in effects:

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from tandemmq.runtime.ports import Address, Buffer, ProtocolFactory
+from tandemmq.runtime.delivery import deliver
+from tandemmq.runtime.ports import Address, Buffer, ProtocolFactory, StreamProtocol
 from tandemmq.sim.cluster.loop import Life, SimLoop
 from tandemmq.sim.dice import Dice
 
@@ -147,7 +148,7 @@ class SimTransport(asyncio.Transport):
         self._fabric = fabric
         self.life = life
         self.host = host
-        self.protocol: asyncio.Protocol | None = None
+        self.protocol: StreamProtocol | None = None
         self.out: Pipe | None = None
         self.inbound: Pipe | None = None
         self.wants_data = True
@@ -156,7 +157,7 @@ class SimTransport(asyncio.Transport):
         self._is_writer_paused = False
         self._high, self._low = KERNEL_BYTES, KERNEL_BYTES // 4
 
-    def begin(self, factory: ProtocolFactory) -> asyncio.Protocol:
+    def begin(self, factory: ProtocolFactory) -> StreamProtocol:
         """Runs inside the life that owns this end."""
         self.protocol = factory()
         self.protocol.connection_made(self)
@@ -243,7 +244,7 @@ class SimTransport(asyncio.Transport):
         if self.is_gone or self._is_closing:
             return
         assert self.protocol is not None
-        self.protocol.data_received(data)
+        deliver(self.protocol, data)
         self._fabric.after_delivery(self.host.name)
 
     def hear_fin(self) -> None:
