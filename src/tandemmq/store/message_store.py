@@ -478,13 +478,13 @@ class MessageStore:
         count_max: int,
         bytes_max: int = GET_BYTES_MAX,
         tag_hashes: frozenset[int] | None = None,
+        record_filter: RecordFilter | None = None,
         is_bulk: bool = False,
     ) -> GetResult:
         """Records of a queue from `offset` on, at most as many as the transfer limits allow.
 
         Units:   count_max in records; tag_hashes: the hashes to deliver, None for all; record_filter: asked
                  of what the tags leave; is_bulk: limits of `bulk_read` instead of RocketMQ's.
-        record_filter: RecordFilter | None = None,
         Source:  spec store 13.1.
         """
         return self._reader.get(
@@ -494,13 +494,13 @@ class MessageStore:
             count_max=count_max,
             bytes_max=bytes_max,
             tag_hashes=tag_hashes,
+            record_filter=record_filter,
             is_bulk=is_bulk,
         )
 
     def read_record(self, log_offset: int) -> memoryview | None:
         """The whole record that begins at `log_offset`; None when none does."""
         return self._log.record(log_offset)
-            record_filter=record_filter,
 
     def queue_min(self, topic: str, queue_id: int) -> int:
         """The first queue offset whose record is kept; 0 for a queue nobody wrote to."""
