@@ -154,7 +154,9 @@ def _measure_once(what: str, frame: DataFrame, rows: int, body_bytes: int, broke
 
 
 def measure_idle(what: str, stream: DataFrame, send_one: Callable[[], None]) -> IdleCost:
-    """What a micro-batch costs that carries one message: a message, its batch, and the next message."""
+    """What a micro-batch costs that carries one message: a message, its batch, and the next message. There must
+    be a message from the start.
+    """
     taken: list[float] = []
     with TemporaryDirectory(prefix="tandemmq-bench-", ignore_cleanup_errors=True) as checkpoint:
         query = (
@@ -164,6 +166,7 @@ def measure_idle(what: str, stream: DataFrame, send_one: Callable[[], None]) -> 
             .start()
         )
         try:
+            _wait_for_rows(query, -1)
             for _ in range(IDLE_BATCHES):
                 seen = _last_batch(query)
                 send_one()
@@ -199,6 +202,6 @@ def read_topic(spark: SparkSession, name_server: str, topic: str, columns: str) 
 
 
 def follow_topic(spark: SparkSession, name_server: str, topic: str) -> DataFrame:
-    """The topic as a stream of what comes from now on."""
-    options = {"nameServer": name_server, "topic": topic, "startingOffsets": "latest"}
+    """The topic as a stream, from its first message."""
+    options = {"nameServer": name_server, "topic": topic, "startingOffsets": "earliest"}
     return spark.readStream.format("tandemmq").options(**options, columns="queueOffset,body").load()
