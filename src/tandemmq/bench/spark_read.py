@@ -154,7 +154,7 @@ def _measure_once(what: str, frame: DataFrame, rows: int, body_bytes: int, broke
 
 
 def measure_idle(what: str, stream: DataFrame, send_one: Callable[[], None]) -> IdleCost:
-    """What a micro-batch costs that carries one message: a message, its batch, and the next message. There must
+    """What a micro-batch of one message costs: a message, its batch, and the next message. There must
     be a message from the start.
     """
     taken: list[float] = []
