@@ -11,9 +11,10 @@ from tandemmq.replication.core.effects import HaltReason
 from tandemmq.sim.cluster import checkers
 from tandemmq.sim.cluster.clients import ClientNode, ConsumerNode, ProducerNode
 from tandemmq.sim.cluster.ledger import Ledger
-from tandemmq.sim.cluster.nodes import BrokerNode, NameServerNode, Node
+from tandemmq.sim.cluster.nodes import HA_PORT, BrokerNode, NameServerNode, Node
 from tandemmq.sim.cluster.settings import TOPIC
 from tandemmq.sim.cluster.watch import Watch
+from tandemmq.sim.cluster.wire import ReplicationWire
 from tandemmq.sim.cluster.world import World
 
 START_TIMEOUT_S = 60.0
@@ -57,6 +58,7 @@ class Cluster:
             for n in range(1, settings.slave_count + 1)
         ]
         self.watch.brokers += [self.master, *self.slaves]
+        world.fabric.watchers[HA_PORT] = ReplicationWire(world, self.watch.brokers).watch
         for broker in self.watch.brokers:
             broker.on_lost = self._on_broker_lost
             broker.on_open = self._on_broker_open

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from zlib import crc32
 
@@ -14,6 +15,10 @@ from tandemmq.runtime.ports import Address, ProtocolFactory
 from tandemmq.sim.cluster.connection import Host, Pipe, SimTransport
 from tandemmq.sim.cluster.loop import Life, SimClock, SimLoop
 from tandemmq.sim.dice import Dice
+
+OnBytes = Callable[[bytes], None]
+Watcher = Callable[[Host, Host], tuple[OnBytes, OnBytes]]
+"""Told of a new connection between a client's host and a server's; gets what each of them writes."""
 
 FIRST_EPHEMERAL_PORT = 40_000
 SYN_RETRY_S = 0.5
@@ -37,6 +42,19 @@ class SimListener:
             del self._fabric.listeners[self._address]
 
 
+class WatchedPipe(Pipe):
+    """Tells somebody what is written into it."""
+
+    def __init__(self, fabric: Fabric, source: SimTransport, target: SimTransport, on_bytes: OnBytes) -> None:
+        super().__init__(fabric, source, target)
+        self._on_bytes = on_bytes
+
+    def push(self, item: bytes | str) -> None:
+        if isinstance(item, bytes):
+            self._on_bytes(item)
+        super().push(item)
+
+
 class Fabric:
     """All hosts and what is between them. `observers` are called after a host's process has read bytes."""
 
@@ -51,6 +69,10 @@ class Fabric:
         self.latency_ms = (0.2, 2.0)
         self.cut_percent = 10
         self.observers: list[Callable[[str], None]] = []
+        self.watchers: dict[int, Watcher] = {}
+        """By the port that a connection is made to."""
+        self.served_bytes: Counter[tuple[Address, str]] = Counter()
+        """From an open port to a host."""
         self.digest = 0
         self.delivery_count = 0
         self._pipes: dict[Pipe, None] = {}
@@ -131,6 +153,9 @@ class Fabric:
         self.delivery_count += 1
         text = f"{self.loop.time():.6f} {pipe.route} {size}"
         self.digest = crc32(text.encode(), self.digest)
+        address = pipe.source.get_extra_info("sockname")
+        if address[1] < FIRST_EPHEMERAL_PORT:
+            self.served_bytes[address, pipe.target.host.ip] += size
 
     def after_delivery(self, host_name: str) -> None:
         for observer in self.observers:
@@ -150,8 +175,13 @@ class Fabric:
         local, remote = (host.ip, next(self._ports)), listener.address
         near = SimTransport(self, life, host, local, remote)
         far = SimTransport(self, listener.life, self.hosts[remote[0]], remote, local)
-        near.out = far.inbound = Pipe(self, near, far)
-        far.out = near.inbound = Pipe(self, far, near)
+        watcher = self.watchers.get(remote[1])
+        if watcher is None:
+            near.out, far.out = Pipe(self, near, far), Pipe(self, far, near)
+        else:
+            on_near, on_far = watcher(near.host, far.host)
+            near.out, far.out = WatchedPipe(self, near, far, on_near), WatchedPipe(self, far, near, on_far)
+        far.inbound, near.inbound = near.out, far.out
         near.wants_data = False  # until its protocol exists
         self.ends[near] = self.ends[far] = None
         self._pipes[near.out] = self._pipes[far.out] = None
