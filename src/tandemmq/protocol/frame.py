@@ -26,9 +26,11 @@ _HEADER_BYTES_MAX = 0xFFFFFF
 class FrameDecoder:
     """The commands of one direction of one connection, in order."""
 
-    __slots__ = ("_buffer", "_bytes_max", "_is_broken")
+    __slots__ = ("_buffer", "_bytes_max", "_is_broken", "unfinished_count")
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self.unfinished_count = 0
+        """How many frames were begun by one piece and left to the next; the last may still be unfinished."""
         self._bytes_max = frame_bytes_max
         self._buffer = bytearray()
         self._is_broken = False
@@ -100,6 +102,7 @@ class FrameDecoder:
 
     def _keep(self, piece: bytes, position: int) -> None:
         """Hold the start of the next frame; its head is refused as early as it shows."""
+        self.unfinished_count += 1
         self._buffer += memoryview(piece)[position:]
         self._check_head()
 

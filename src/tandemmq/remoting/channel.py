@@ -105,6 +105,11 @@ class Channel(asyncio.Protocol):
     def __repr__(self) -> str:
         return f"<Channel {self.peer[0]}:{self.peer[1]}{' closed' if self.is_closed else ''}>"
 
+    @property
+    def unfinished_frame(self) -> int:
+        """Which frame the peer has begun and not ended, by number; 0 when there is none."""
+        return self._decoder.unfinished_count if self._decoder.buffered_bytes else 0
+
     # Sending
 
     def send(self, command: Command) -> None:

@@ -1,4 +1,4 @@
-"""Closes connections on which nothing moved for a while, by one timer for all of them."""
+"""Closes connections that are idle, and those on which one frame never ends; one timer for all of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ SWEEPS_PER_PERIOD = 12  # every 10 s for 120 s
 
 
 class IdleSweep:
-    """Looks at `channels` several times per period; a connection is closed at most a twelfth too late."""
+    """Looks at `channels` several times per period; a connection is closed at most a twelfth too late.
+
+    A frame must be complete within the same period, however steadily its bytes trickle: a connection is not
+    held by a peer that sends one byte now and then.
+    """
 
     def __init__(self, clock: Clock, channels: Collection[Channel], idle_close_s: float) -> None:
         self._clock = clock
         self._channels = channels
         self._idle_close_s = idle_close_s
         self._timer: TimerHandle | None = None
+        self._unfinished: dict[Channel, tuple[int, float]] = {}
+        """The frame that each of some channels was in the middle of, and since when that is known."""
 
     def start(self) -> None:
         self._timer = self._clock.call_later(self._idle_close_s / SWEEPS_PER_PERIOD, self._sweep)
@@ -32,9 +38,21 @@ class IdleSweep:
             self._timer = None
 
     def _sweep(self) -> None:
-        oldest = self._clock.monotonic() - self._idle_close_s
+        now = self._clock.monotonic()
+        oldest = now - self._idle_close_s
+        unfinished: dict[Channel, tuple[int, float]] = {}
         for channel in list(self._channels):
             if channel.last_read_at <= oldest and channel.last_written_at <= oldest:
                 log.info(events.CHANNEL_CLOSED_BY_IDLENESS, extra={"peer": channel.peer})
                 channel.close(f"idle for {self._idle_close_s:g} s")
+            elif channel.unfinished_frame:
+                frame, since = self._unfinished.get(channel, (0, now))
+                if frame != channel.unfinished_frame:
+                    frame, since = channel.unfinished_frame, now
+                if since <= oldest:
+                    log.warning(events.CHANNEL_CLOSED_BY_SLOW_FRAME, extra={"peer": channel.peer})
+                    channel.abort(f"a frame took more than {self._idle_close_s:g} s")
+                else:
+                    unfinished[channel] = frame, since
+        self._unfinished = unfinished
         self.start()

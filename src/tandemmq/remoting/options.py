@@ -43,7 +43,8 @@ class ServerOptions:
     connections_max: int = 16_384
     """One more connection is closed at once."""
     idle_close_s: float = 120.0
-    """A connection without any byte in either direction for this long is closed (spec remoting 5)."""
+    """A connection without any byte in either direction for this long is closed (spec remoting 5), and one on
+    which a single frame takes longer than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,7 @@ class Peers:
         client_routes: Mapping[int, Handler] | None = None,
         server_routes: Mapping[int, Handler] | None = None,
     ) -> None:
+        self.network = network
         self.clock = clock
         self.fatal: list[BaseException] = []
         self.gate = asyncio.Event()
@@ -104,6 +105,12 @@ class Peers:
         host, port = await self.server.start("127.0.0.1", 0)
         self.address = f"{host}:{port}"
         return self
+
+    async def open_raw(self) -> asyncio.Transport:
+        """A connection to the server on which a test writes bytes."""
+        host, _, port = self.address.rpartition(":")
+        transport: asyncio.Transport = await self.network.connect(host, int(port), asyncio.Protocol, 5.0)
+        return transport
 
     async def call(self, code: int, *, timeout_s: float = 5.0, **parts: Any) -> Command:
         return await self.client.request(self.address, Command.request(code, **parts), timeout_s)
@@ -354,6 +361,31 @@ async def test_idle_connections_are_closed_and_used_ones_are_not() -> None:
     await clock.pass_time(131)
     assert peers.server.channels == []
     assert peers.client.open_channel(peers.address) is None
+    await peers.stop()
+
+
+async def test_a_frame_that_never_ends_is_given_up_however_its_bytes_trickle() -> None:
+    clock, peers = await start_by_hand()
+    frame = encode_frame(Command.request(ECHO, body=bytes(200)))
+    slow = await peers.open_raw()
+    for byte in frame[:30]:
+        slow.write(bytes([byte]))
+        await clock.pass_time(5)
+        await in_time(clock, 0, asyncio.ensure_future(peers.call(ECHO)))
+    assert len(peers.server.channels) == 1  # the one that ends its frames
+    await peers.stop()
+
+
+async def test_slow_frames_that_do_end_keep_their_connection() -> None:
+    clock, peers = await start_by_hand()
+    frame = encode_frame(Command.request(ECHO, body=bytes(20)))
+    slow = await peers.open_raw()
+    for _ in range(3):
+        for piece in (frame[:20], frame[20:] + frame[:10], frame[10:]):
+            slow.write(piece)
+            await clock.pass_time(50)
+            await in_time(clock, 0, asyncio.ensure_future(peers.call(ECHO)))
+    assert len(peers.server.channels) == 2
     await peers.stop()
 
 
