@@ -4,7 +4,7 @@ PY := .venv/bin/python
 TANDEMMQ := .venv/bin/tandemmq
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types contracts check crash sim soak bench-quick setup-demo setup-dev clean
+.PHONY: help demo test lint types contracts check crash sim fuzz soak bench-quick setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,10 @@ sim: setup-dev ## Run 500 simulated clusters through crashes and partitions (SEE
 soak: MINUTES ?= 10
 soak: setup-dev ## Run a master and a slave through random faults for 10 minutes and compare what was promised (MINUTES=n, ARGS="--seed 7")
 	@$(PY) tests/faults/soak.py --minutes $(MINUTES) $(ARGS)
+
+fuzz: FRAMES ?= 1000000
+fuzz: setup-dev ## Send a million mutated frames to a name server, a broker and its HA port (FRAMES=n, ARGS="--seed 7")
+	@$(PY) -m tandemmq.sim.fuzz.run --frames $(FRAMES) $(ARGS)
 
 check: lint types contracts test ## All of the above
 

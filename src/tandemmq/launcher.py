@@ -100,6 +100,11 @@ class Server:
                 process.wait()
         self._close()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
     def check_alive(self) -> None:
         """Raises ProcessFailed when the server has ended by itself."""
         if self._process is not None and self._process.poll() is not None:
