@@ -125,7 +125,7 @@ async def test_automatic_topics_can_be_switched_off(tmp_path: Path) -> None:
         ({"topic": "../../etc/passwd"}, ResponseCode.INVALID_PARAMETER, "characters"),
         ({"topic": "t" * 128}, ResponseCode.INVALID_PARAMETER, "127"),
         ({"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.NO_PERMISSION, "SCHEDULE_TOPIC_XXXX"),
-        ({"properties": {"TRAN_MSG": "true"}}, ResponseCode.NO_PERMISSION, "TRAN_MSG"),
+        ({"properties": {"TRAN_MSG": "true"}}, ResponseCode.MESSAGE_ILLEGAL, "PGROUP"),
         ({"properties": {"DELAY": "soon"}}, ResponseCode.MESSAGE_ILLEGAL, "DELAY"),
         ({"properties": {"TIMER_DELAY_SEC": "soon"}}, ResponseCode.MESSAGE_ILLEGAL, "TIMER_DELAY_SEC"),
         ({"properties": {"TIMER_DELAY_SEC": "259201"}}, ResponseCode.MESSAGE_ILLEGAL, "259200"),

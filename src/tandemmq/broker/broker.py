@@ -19,6 +19,10 @@ from tandemmq.broker.replica import ReplicaRole
 from tandemmq.broker.routes import build_routes, fast_routes
 from tandemmq.broker.stats import SAMPLE_PERIOD_S
 from tandemmq.broker.tables import Tables
+from tandemmq.broker.transaction.ask import Asker
+from tandemmq.broker.transaction.check_plan import CheckLimits
+from tandemmq.broker.transaction.checks import TransactionChecks
+from tandemmq.broker.transaction.service import TransactionService
 from tandemmq.errors import ConfigError, LocalProtocolError
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.remoting.address import render_address
@@ -86,6 +90,7 @@ class Broker:
         self._registration: Registration | None = None
         self._metrics: MetricsEndpoint | None = None
         self._delivery: Delivery | None = None
+        self._transactions: TransactionService | None = None
 
     async def start(self) -> None:
         """Returns when requests are served and every name server was tried once.
@@ -121,6 +126,8 @@ class Broker:
         if options.metrics_exporter is MetricsExporter.PROM:
             self.metrics_address = await self._serve_metrics(store, parts, replica)
         await self._register(parts, replica)
+            self._transactions = self._make_transactions(store, parts)
+            self._transactions.start()
         log.info(
             events.BROKER_STARTED,
             extra={"broker": options.broker_name, "address": self.address, "ha_address": self.ha_address},
@@ -143,11 +150,13 @@ class Broker:
             await self._replica.stop()
         await self._tables.saver.close()
         await self._scope.close()
+        if self._transactions is not None:
+            await self._transactions.stop()
         await self._client.close()
         if self.store is not None:
             await self.store.close()
-            if self._delivery is not None:
-                # What was delivered last is safe only now that the log is flushed.
+            if self._delivery is not None and self._transactions is not None:
+                # What was delivered or checked last is safe only now that the log is flushed.
                 self._delivery.settle()
                 await self._tables.saver.close()
         log.info(events.BROKER_STOPPED, extra={"broker": self.options.broker_name})
@@ -155,6 +164,7 @@ class Broker:
     def _make_delivery(self, store: MessageStore) -> Delivery:
         return Delivery(
             store,
+                self._transactions.settle(self.store.flushed.value)
             delay_offsets=self._tables.delay_offsets,
             timer_progress=self._tables.timer_progress,
             has_timers=self.options.timer_wheel_enable,
@@ -171,6 +181,28 @@ class Broker:
             network=self._network,
             disk=self._disk,
             clock=self._clock,
+    def _make_transactions(self, store: MessageStore, parts: Parts) -> TransactionService:
+        options = self.options
+        limits = CheckLimits(
+            options.transaction_timeout_ms,
+            options.transaction_check_count_max,
+            store.options.file_reserved_hours,
+        )
+
+        def make_checks() -> TransactionChecks:
+            return TransactionChecks(
+                store,
+                offsets=self._tables.offsets,
+                topics=self._tables.topics,
+                decided=parts.decided,
+                asker=Asker(options.broker_name, parts.producers),
+                limits=limits,
+                period_ms=options.transaction_check_period_ms,
+                clock=self._clock,
+            )
+
+        return TransactionService(make_checks, self._on_fatal)
+
             is_slave=self.options.is_slave,
             own_address=self._advertised_address,
             fixed_ha_address=self.options.ha_master_address,

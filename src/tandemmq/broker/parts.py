@@ -40,6 +40,8 @@ from tandemmq.broker.topics.unsaved_topics import UnsavedTopics
 from tandemmq.protocol.message_id import UniqueKeys
 from tandemmq.runtime.ports import Clock, Disk, Random
 from tandemmq.store.message_store import MessageStore
+from tandemmq.broker.transaction.decided import Decided
+from tandemmq.broker.transaction.handlers import TransactionHandlers
 
 
 class Parts:
@@ -71,7 +73,7 @@ class Parts:
         consumers = self.consumers = notices.consumers = ConsumerTable(
             groups_per_client_max=options.groups_per_client_max, on_change=notices.on_change
         )
-        producers = ProducerTable(groups_per_client_max=options.groups_per_client_max)
+        producers = self.producers = ProducerTable(groups_per_client_max=options.groups_per_client_max)
         self.sends = SendHandlers(
             options,
             store=store,
@@ -97,6 +99,10 @@ class Parts:
             store=store,
             admission=PullAdmission(options, topics=topics, groups=groups, consumers=consumers),
             offsets=offsets,
+        self.decided = Decided()
+        self.transactions = TransactionHandlers(
+            options, store=store, decided=self.decided, delay=delay, clock=clock
+        )
             long_polls=self.long_polls,
             stats=self.stats,
             clock=clock,

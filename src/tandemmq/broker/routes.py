@@ -32,6 +32,8 @@ def build_routes(parts: Parts) -> dict[int, Handler]:
         Code.GET_MIN_OFFSET: parts.offsets.handle_min,
         Code.GET_EARLIEST_MSG_STORETIME: parts.offsets.handle_earliest,
         Code.INVOKE_BROKER_TO_RESET_OFFSET: parts.resets.handle_reset,
+        Code.END_TRANSACTION: parts.transactions.handle_end,
+        Code.RESUME_CHECK_HALF_MESSAGE: parts.transactions.handle_resume,
         Code.HEART_BEAT: parts.clients.handle_heartbeat,
         Code.UNREGISTER_CLIENT: parts.clients.handle_unregister,
         Code.GET_CONSUMER_LIST_BY_GROUP: parts.clients.handle_consumer_list,

@@ -187,7 +187,6 @@ CATALOGUE: dict[int, Entry] = {
     for entry in part
 }
 
-_TRANSACTIONS = "transactions are not served"
 _REPLIES = "request-reply is not served"
 _REBALANCE = "server-side rebalance is not served; clients then use their own"
 _POP = "pop consumption is not served"
@@ -200,9 +199,6 @@ _ADDRESS_EXCHANGE = "HA addresses come from the name server"
 _OFFSET_TOOLS = "this tool for group offsets is not served"
 
 UNSUPPORTED: dict[int, str] = {
-    Code.END_TRANSACTION: _TRANSACTIONS,
-    Code.CHECK_TRANSACTION_STATE: _TRANSACTIONS,
-    Code.RESUME_CHECK_HALF_MESSAGE: _TRANSACTIONS,
     Code.SEND_REPLY_MESSAGE: _REPLIES,
     Code.SEND_REPLY_MESSAGE_V2: _REPLIES,
     Code.PUSH_REPLY_MESSAGE_TO_CLIENT: _REPLIES,

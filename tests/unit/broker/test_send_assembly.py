@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemmq.broker.send.assembly import Inspected, find_value, inspect, is_unusual, with_pair
-from tandemmq.errors import MessageIllegal, NotPermitted
+from tandemmq.errors import MessageIllegal
 from tandemmq.protocol.properties import decode_properties, encode_properties
 
 names = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "xTAGS", "TAGSx", "a"])
@@ -80,20 +80,20 @@ def test_names_of_the_broker_are_taken_out() -> None:
 
 
 def test_wishes_for_a_time_fall_away_beside_a_delay_level() -> None:
-    text, level, wishes = look(text_of(DELAY="2", TIMER_DELAY_SEC="9"))
+    text, level, wishes = look(text_of(DELAY="2", TIMER_DELAY_SEC="9"))[:3]
     assert (decode_properties(text.encode()), level, wishes) == ({"DELAY": "2"}, 2, {})
 
 
 def test_wishes_for_a_time_are_found_and_kept() -> None:
-    text, level, wishes = look(text_of(TIMER_DELAY_SEC="9", TIMER_DEL_UNIQKEY="T+u", a="b"))
+    text, level, wishes = look(text_of(TIMER_DELAY_SEC="9", TIMER_DEL_UNIQKEY="T+u", a="b"))[:3]
     assert (level, wishes) == (0, {"TIMER_DELAY_SEC": "9", "TIMER_DEL_UNIQKEY": "T+u"})
     assert decode_properties(text.encode())["TIMER_DELAY_SEC"] == "9"
     assert look(text_of(TIMER_DELAY_SEC="9", TIMER_OUT_MS="5")).wishes == {}
 
 
-def test_half_messages_are_refused_but_not_their_retries() -> None:
-    with pytest.raises(NotPermitted, match="TRAN_MSG"):
-        look(text_of(TRAN_MSG="TRUE"))
+def test_half_messages_are_told_from_their_retries() -> None:
+    assert look(text_of(TRAN_MSG="TRUE", DELAY="3")).is_half
+    assert not look(text_of(TRAN_MSG="true", DELAY="3"), is_retry=True).is_half
     assert look(text_of(TRAN_MSG="true", DELAY="3"), is_retry=True)[1] == 3
     assert look(text_of(TRAN_MSG="false"))[1] == 0
 

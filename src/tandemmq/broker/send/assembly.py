@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tandemmq.broker.delay.timer_rule import TIMER_DEL_UNIQKEY, WISHES, has_wish
-from tandemmq.errors import MessageIllegal, NotPermitted
+from tandemmq.errors import MessageIllegal
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.properties import decode_properties, encode_properties
 from tandemmq.protocol.sys_flag import (
@@ -45,11 +45,15 @@ def is_unusual(text: str, sys_flag: int) -> bool:
 
 
 class Inspected(NamedTuple):
-    """What a close look found: the cleaned properties, the delay level (0: none), the wishes for a time."""
+    """What a close look found: the cleaned properties, the delay level (0: none), the wishes for a time.
+
+    Of a half message the delay and the wishes stay in its properties: they count from its commit on.
+    """
 
     text: str
     delay_level: int
     wishes: Mapping[str, str] = {}
+    is_half: bool = False
 
 
 def inspect(text: str, sys_flag: int, *, delay_level_max: int, is_retry: bool) -> Inspected:
@@ -57,15 +61,14 @@ def inspect(text: str, sys_flag: int, *, delay_level_max: int, is_retry: bool) -
 
     `is_retry`: a message that was consumed before (retry count above 0); with a delay level it is no half
     message.
-    Raises:  NotPermitted for a half message, MessageIllegal for what can never be stored.
+    Raises:  MessageIllegal for what can never be stored.
     """
     pairs = decode_properties(text.encode("utf-8", "replace"))
     level = _delay_level(pairs.get(names.DELAY), delay_level_max)
-    if pairs.get(names.TRAN_MSG, "").lower() == "true" and not (is_retry and level > 0):
-        raise NotPermitted("transactional messages are not served by this broker: TRAN_MSG must not be true")
-    if sys_flag & TRANSACTION_MASK in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK):
+    is_half = pairs.get(names.TRAN_MSG, "").lower() == "true" and not (is_retry and level > 0)
+    if not is_half and sys_flag & TRANSACTION_MASK in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK):
         raise MessageIllegal(
-            f"sysFlag {sys_flag:#x} marks a prepared or rolled back message; only none or commit can be sent"
+            f"sysFlag {sys_flag:#x} marks a prepared or rolled back message, but TRAN_MSG is not true"
         )
     if sys_flag & INNER_BATCH or names.INNER_NUM in pairs or names.INNER_BASE in pairs:
         raise MessageIllegal(
@@ -82,7 +85,8 @@ def inspect(text: str, sys_flag: int, *, delay_level_max: int, is_retry: bool) -
     if level > 0:
         for name in WISHES:
             kept.pop(name, None)
-    return Inspected(encode_properties(kept).decode(), level, wishes)
+    text = encode_properties(kept).decode()
+    return Inspected(text, 0, is_half=True) if is_half else Inspected(text, level, wishes)
 
 
 def find_value(text: str, mark: str) -> str:

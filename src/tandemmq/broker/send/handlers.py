@@ -29,6 +29,7 @@ from tandemmq.broker.send.reply import ReplyForm, SendReply, TimerReply, ignore_
 from tandemmq.broker.send.retry import RetryRule
 from tandemmq.broker.send.targets import SendHeader, SendTarget, SendTargets
 from tandemmq.broker.stats import BrokerStats
+from tandemmq.broker.transaction.half import make_half
 from tandemmq.errors import BadRequest, Busy, MessageIllegal, NotPermitted, RequestRejected
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import FLAG_ONEWAY, ResponseCode
@@ -211,14 +212,21 @@ class SendHandlers:
             if dlq is not None:
                 target, stored_queue_id = dlq, 0
                 text = with_pair(text, names.DELAY, "-1")
-        text, delay_level, wishes = inspect(
+        text, delay_level, wishes, is_half = inspect(
             text,
             header.sys_flag,
             delay_level_max=self._delay.level_max,
             is_retry=bool(header.retry_count and header.retry_count > 0),
         )
+        if is_half and self._options.transactions_refused:
+            raise NotPermitted(
+                f"transactional messages are refused by the broker {self._options.broker_name}"
+                " (rejectTransactionMessage is true)"
+            )
         record = self._make_record(channel, command, header, target, stored_queue_id, text)
-        if delay_level > 0:
+        if is_half:
+            make_half(record)
+        elif delay_level > 0:
             self._delay.postpone(record, delay_level, self._clock.now_ms())
         elif wishes:
             slot_ms = self._delay.plan_timer(wishes, self._clock.now_ms())

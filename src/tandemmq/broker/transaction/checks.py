@@ -1,0 +1,231 @@
+"""Looks after half messages that nobody ended: one task, on the master only.
+
+Owns:       how far the half topic is settled, and the op records that are needed from there on. Both are
+            consumer offsets of the group CID_RMQ_SYS_TRANS, so they are saved and copied to slaves with all
+            others, and a Java broker goes on from them.
+Invariants: everything before the progress is ended, discarded, or has a copy further on. The progress is told
+            only when the log is safe up to what it relies on (`Progress`), so no transaction is lost with it.
+Strategy:   every transactionCheckInterval the half topic is walked from the progress to its end; half
+            messages with a mark are passed over without being read. A round takes 60 s at most.
+Source:     spec semantics 17, store 14.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from tandemmq.broker.delay.progress import Progress
+from tandemmq.broker.delay.wake import Wake
+from tandemmq.broker.delay.writer import Writer
+from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.topics.system_topics import make_topic
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.broker.transaction.ask import Asker
+from tandemmq.broker.transaction.check_plan import CheckLimits, Verdict, check_times, plan_check
+from tandemmq.broker.transaction.decided import Decided
+from tandemmq.broker.transaction.half import ended_by, make_copy, make_discarded, root_of, text_of
+from tandemmq.broker.transaction.op_log import OpLog
+from tandemmq.errors import MessageIllegal, RequestRejected
+from tandemmq.protocol import properties as names
+from tandemmq.protocol.record import NewRecord, Record
+from tandemmq.protocol.topic_names import DISCARD_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from tandemmq.runtime.ports import Clock
+from tandemmq.store import MessageStore, PutStatus
+from tandemmq.store.outcomes import Appended
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+GROUP = "CID_RMQ_SYS_TRANS"
+ROUND_S_MAX = 60.0
+RETRY_AFTER_S = 0.1
+SETTLE_PERIOD_S = 1.0
+OPS_PER_TURN = 4_096
+"""Op records read before other work of the loop gets its turn."""
+
+_NOT_STORED = (PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.UNKNOWN_ERROR)
+
+
+class TransactionChecks:
+    """`run` is the task; `stop` lets it end between two messages."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        *,
+        offsets: OffsetTable,
+        topics: TopicTable,
+        decided: Decided,
+        asker: Asker,
+        limits: CheckLimits,
+        period_ms: int,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._offsets = offsets
+        self._topics = topics
+        self._decided = decided
+        self._asker = asker
+        self._limits = limits
+        self._period_s = period_ms / 1000
+        self._clock = clock
+        self._reader = Writer(store, clock)
+        self._progress: Progress[tuple[int, int]] = Progress()
+        self._wake = Wake(clock)
+        self._is_stopping = False
+        self._half_offset = 0
+        self._ops = OpLog(0, 0)
+        self._told = (-1, -1)
+
+    def stop(self) -> None:
+        """`run` returns after the message that it is at."""
+        self._is_stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Returns after `stop`."""
+        self._load()
+        while not self._is_stopping:
+            next_round_at = self._clock.monotonic() + self._period_s
+            while not self._is_stopping and (left_s := next_round_at - self._clock.monotonic()) > 0:
+                self._wake.clear()
+                await self._wake.wait(min(left_s, SETTLE_PERIOD_S) if len(self._progress) else left_s)
+                self.settle(self._reader.safe_end())
+            if not self._is_stopping:
+                await self.run_round()
+
+    def settle(self, safe: int) -> None:
+        """Take over the progress that became valid."""
+        settled = self._progress.settle(safe)
+        if settled and settled[-1] != self._told:
+            self._told = half_offset, op_offset = settled[-1]
+            now_ms = self._clock.now_ms()
+            self._offsets.commit(GROUP, HALF_TOPIC, 0, half_offset, now_ms)
+            self._offsets.commit(GROUP, OP_HALF_TOPIC, 0, op_offset, now_ms)
+
+    async def run_round(self) -> None:
+        """Walk the half topic once."""
+        end = self._store.queue_max(HALF_TOPIC, 0)
+        if self._half_offset >= end or self._progress.is_full:
+            return
+        stop_at = self._clock.monotonic() + ROUND_S_MAX
+        await self._read_ops()
+        while self._half_offset < end and not self._is_stopping and self._clock.monotonic() < stop_at:
+            if self._ops.is_done(self._half_offset):
+                self._half_offset += 1
+                continue
+            records, next_offset = self._reader.read(HALF_TOPIC, 0, self._half_offset)
+            if not records:
+                if next_offset <= self._half_offset:
+                    break
+                self._half_offset = next_offset  # retention deleted what was there
+            elif not await self._look_at(records, end):
+                break
+        op_offset = self._ops.settle(self._half_offset)
+        self._progress.add(self._reader.log_end, (self._half_offset, op_offset), replaces=True)
+        self.settle(self._reader.safe_end())
+
+    def _load(self) -> None:
+        self._half_offset = self._offset_of(HALF_TOPIC)
+        op_offset = self._offset_of(OP_HALF_TOPIC)
+        self._ops = OpLog(self._half_offset, op_offset)
+        self._told = (self._half_offset, op_offset)
+
+    def _offset_of(self, topic: str) -> int:
+        """The saved progress, or the nearest offset that the queue has."""
+        low, high = self._store.queue_min(topic, 0), self._store.queue_max(topic, 0)
+        return min(max(self._offsets.committed(GROUP, topic, 0) or 0, low), high)
+
+    async def _read_ops(self) -> None:
+        """Take over all op records that there are."""
+        read_count = 0
+        while True:
+            at = self._ops.next_op
+            if at >= self._store.queue_max(OP_HALF_TOPIC, 0):
+                return
+            records, next_offset = self._reader.read(OP_HALF_TOPIC, 0, at)
+            half_end = self._store.queue_max(HALF_TOPIC, 0)
+            for record in records:
+                self._ops.skip_to(record.queue_offset)
+                if not self._ops.add([offset for offset in ended_by(record) if offset < half_end]):
+                    log.error(events.TRANSACTION_MARKS_FULL, extra={"op_offset": record.queue_offset})
+                    return
+            if self._ops.next_op < next_offset:
+                self._ops.skip_to(next_offset)
+            elif not records:
+                return
+            read_count += len(records)
+            if read_count >= OPS_PER_TURN:
+                read_count = 0
+                await self._clock.sleep(0)
+
+    async def _look_at(self, records: list[Record], end: int) -> bool:
+        """False when the round is over: the next half message is too young."""
+        for half in records:
+            if half.queue_offset >= end or self._is_stopping:
+                return False
+            if not (self._ops.is_done(half.queue_offset) or root_of(half) in self._decided):
+                verdict = plan_check(half, self._clock.now_ms(), self._limits)
+                if verdict is Verdict.WAIT:
+                    self._half_offset = half.queue_offset
+                    return False
+                await self._act(half, verdict)
+            self._half_offset = half.queue_offset + 1
+        return True
+
+    async def _act(self, half: Record, verdict: Verdict) -> None:
+        if verdict is Verdict.RENEW:
+            await self._append_copy(half, make_copy(half))
+            return
+        await self._read_ops()
+        if self._ops.is_done(half.queue_offset):
+            return
+        if verdict is Verdict.DISCARD:
+            await self._discard(half)
+            return
+        copy = make_copy(half, check_times=check_times(half) + 1)
+        appended = await self._append_copy(half, copy)
+        if appended is not None and root_of(half) not in self._decided:
+            self._asker.ask(half, copy, appended)
+
+    async def _discard(self, half: Record) -> None:
+        self._topics.add_missing([make_topic(DISCARD_TOPIC, 1)], self._clock.now_ms())
+        log.warning(
+            events.TRANSACTION_DISCARDED,
+            extra={
+                "topic": text_of(half, names.REAL_TOPIC),
+                "group": text_of(half, names.PGROUP),
+                "unique_key": half.unique_key,
+                "check_count": check_times(half),
+            },
+        )
+        await self._append(make_discarded(half, DISCARD_TOPIC), None)
+
+    async def _append_copy(self, half: Record, copy: NewRecord) -> Appended | None:
+        return await self._append(copy, root_of(half))
+
+    async def _append(self, record: NewRecord, root: int | None) -> Appended | None:
+        """Where the record is; waits as long as the store refuses, None when it can never be stored."""
+        while True:
+            done: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
+
+            def on_done(status: PutStatus, done: asyncio.Future[PutStatus] = done) -> None:
+                if not done.done():
+                    done.set_result(status)
+
+            try:
+                appended = self._store.append([record], on_done)
+            except MessageIllegal as error:
+                facts = {"unique_key": record.unique_key, "reason": error.remark}
+                log.error(events.TRANSACTION_LOST, extra=facts)
+                return None
+            except RequestRejected:
+                await self._clock.sleep(RETRY_AFTER_S)
+                continue
+            if root is not None:
+                # At once: an end that arrives while the copy is written must mark it, too.
+                self._decided.note_copy(root, appended.queue_offset)
+            if await done not in _NOT_STORED:
+                return appended
+            await self._clock.sleep(RETRY_AFTER_S)

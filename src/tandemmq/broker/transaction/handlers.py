@@ -1,0 +1,161 @@
+"""END_TRANSACTION and RESUME_CHECK_HALF_MESSAGE.
+
+A commit and the mark that its half message is done are one append, so a kill leaves both or neither: what was
+committed is not delivered twice because the broker died in between.
+Source: spec semantics 17, remoting 9.7.
+"""
+
+from __future__ import annotations
+
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.send.delay import DelayRule
+from tandemmq.broker.transaction.check_plan import is_late
+from tandemmq.broker.transaction.decided import Decided
+from tandemmq.broker.transaction.half import make_commit, make_copy, make_ops, root_of, text_of
+from tandemmq.broker.transaction.postpone import postpone_commit
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol import properties as names
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.message_id import decode_message_id
+from tandemmq.protocol.record import NewRecord, Record, RecordError, decode_record
+from tandemmq.protocol.requests.admin import ResumeCheckRequest
+from tandemmq.protocol.requests.send import EndTransactionRequest
+from tandemmq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
+from tandemmq.protocol.topic_names import DISCARD_TOPIC, HALF_TOPIC
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock
+from tandemmq.store.message_store import MessageStore
+from tandemmq.store.outcomes import Appended, PutStatus
+
+_NOT_STORED = (PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.UNKNOWN_ERROR)
+
+
+class TransactionHandlers:
+    """Ends transactions."""
+
+    def __init__(
+        self, options: BrokerOptions, *, store: MessageStore, decided: Decided, delay: DelayRule, clock: Clock
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._decided = decided
+        self._delay = delay
+        self._clock = clock
+
+    def handle_end(self, channel: Channel, command: Command) -> Command | None:
+        """END_TRANSACTION (37). Neither commit nor rollback: nothing is done and nothing answered."""
+        header = command.decode(EndTransactionRequest)
+        self._check_is_master()
+        if header.decision not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
+            return None
+        half = self._find(header)
+        root = root_of(half)
+        before = self._decided.get(root)
+        if before is not None:
+            return self._repeat(command, before, header.decision)
+        now_ms = self._clock.now_ms()
+        places = self._decided.places(root, half.queue_offset)
+        records = make_ops(places, self._store.store_host, now_ms)
+        if header.decision == TRANSACTION_COMMIT:
+            records.insert(0, self._make_commit(half, now_ms))
+        self._decided.end(root, header.decision)
+        self._append(channel, command, records, root)
+        return None
+
+    def handle_resume(self, channel: Channel, command: Command) -> Command | None:
+        """RESUME_CHECK_HALF_MESSAGE (323): a half message, or one that was given up, is asked about anew."""
+        header = command.decode(ResumeCheckRequest)
+        self._check_is_master()
+        half = self._load(decode_message_id(header.message_id).log_offset)
+        if half is None or half.topic not in (HALF_TOPIC, DISCARD_TOPIC):
+            raise _failed(f"no half message is stored as {(header.message_id or '')[:64]!r}")
+        copy = make_copy(half, check_times=0)
+        if half.topic == DISCARD_TOPIC:
+            # Its place there is no place in the half topic: the copy begins a chain of its own.
+            copy.properties = names.remove_property(
+                copy.properties, names.TRAN_PREPARED_QUEUE_OFFSET.encode()
+            )
+        appended = self._append(channel, command, [copy], None)
+        if half.topic == HALF_TOPIC:
+            self._decided.note_copy(root_of(half), appended.queue_offset)
+        return None
+
+    def _check_is_master(self) -> None:
+        if self._options.is_slave:
+            raise RequestRejected(
+                "a slave ends no transactions: send to the master of this broker group",
+                code=ResponseCode.SLAVE_NOT_AVAILABLE,
+            )
+
+    def _find(self, header: EndTransactionRequest) -> Record:
+        """The half message that the request speaks of.
+
+        Raises:  RequestRejected when it is another one, or may no longer be ended without being asked.
+        """
+        half = self._load(header.log_offset)
+        if half is None or half.topic != HALF_TOPIC:
+            raise _failed(f"no half message is stored at log offset {header.log_offset}")
+        group = text_of(half, names.PGROUP)
+        if group != header.producer_group:
+            raise _failed(f"the half message is of the group {group}, not of {header.producer_group[:160]}")
+        if half.queue_offset != header.half_queue_offset:
+            raise _failed(
+                f"the half message has queue offset {half.queue_offset}, not {header.half_queue_offset}"
+            )
+        timeout_ms = self._options.transaction_timeout_ms
+        if not header.is_from_check and is_late(half, self._clock.now_ms(), timeout_ms):
+            raise RequestRejected(
+                "the message is past CHECK_IMMUNITY_TIME_IN_SECONDS: its producer must wait to be asked",
+                code=ResponseCode.ILLEGAL_OPERATION,
+            )
+        return half
+
+    def _load(self, log_offset: int) -> Record | None:
+        raw = self._store.read_record(log_offset) if log_offset >= 0 else None
+        if raw is None:
+            return None
+        try:
+            return decode_record(raw, check_crc=False, log_offset=log_offset)
+        except RecordError:
+            return None
+
+    def _repeat(self, command: Command, before: int, decision: int) -> Command:
+        """The answer to a producer that says again how a transaction ends."""
+        if before == decision:
+            return command.reply()
+        was = "committed" if before == TRANSACTION_COMMIT else "rolled back"
+        raise _failed(f"the transaction was {was} before")
+
+    def _make_commit(self, half: Record, now_ms: int) -> NewRecord:
+        commit = make_commit(half)
+        if commit is None:
+            raise _failed("the half message names no topic (REAL_TOPIC)")
+        postpone_commit(commit, self._delay, now_ms)
+        return commit
+
+    def _append(
+        self, channel: Channel, command: Command, records: list[NewRecord], root: int | None
+    ) -> Appended:
+        def answer(status: PutStatus) -> None:
+            is_stored = status not in _NOT_STORED
+            if not is_stored and root is not None:
+                self._decided.reopen(root)
+            if command.is_oneway:
+                return
+            if is_stored:
+                channel.send(command.reply())
+            else:
+                remark = f"the end of the transaction was not stored: {status.value}"
+                channel.send(command.reply(ResponseCode.SYSTEM_ERROR, remark=remark))
+
+        try:
+            return self._store.append(records, answer)
+        except RequestRejected:
+            if root is not None:
+                self._decided.reopen(root)
+            raise
+
+
+def _failed(remark: str) -> RequestRejected:
+    return RequestRejected(remark, code=ResponseCode.SYSTEM_ERROR)

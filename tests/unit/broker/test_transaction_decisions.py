@@ -1,0 +1,137 @@
+"""The pure parts of transactions: records, marks, verdicts (spec semantics 17, store 14)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandemmq.broker.transaction.check_plan import CheckLimits, Verdict, is_late, plan_check
+from tandemmq.broker.transaction.decided import Decided
+from tandemmq.broker.transaction.half import (
+    ended_by,
+    make_commit,
+    make_copy,
+    make_half,
+    make_ops,
+    root_of,
+)
+from tandemmq.broker.transaction.op_log import WINDOW_MAX, OpLog
+from tandemmq.errors import MessageIllegal
+from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.record import NewRecord, Record, decode_record, encode_record
+
+LIMITS = CheckLimits(6_000, 15, 72)
+NOW = 1_700_000_000_000
+
+
+def half_of(age_ms: int = 0, **properties: str) -> Record:
+    new = NewRecord(
+        topic="T",
+        queue_id=3,
+        body=b"x",
+        properties=encode_properties({"TRAN_MSG": "true", "PGROUP": "g", **properties}),
+        born_at_ms=NOW - age_ms,
+        born_host=bytes(8),
+        sys_flag=4,
+        unique_key="u",
+    )
+    make_half(new)
+    return stored(new)
+
+
+def stored(new: NewRecord, queue_offset: int = 7) -> Record:
+    raw = encode_record(
+        new, queue_offset=queue_offset, log_offset=1_000, stored_at_ms=NOW, store_host=bytes(8)
+    )
+    return decode_record(raw)
+
+
+@pytest.mark.parametrize(
+    ("half", "verdict"),
+    [
+        (half_of(0), Verdict.WAIT),
+        (half_of(6_000), Verdict.WAIT),
+        (half_of(6_001), Verdict.CHECK),
+        (half_of(-1), Verdict.CHECK),
+        (half_of(7_000, TRANSACTION_CHECK_TIMES="14"), Verdict.CHECK),
+        (half_of(7_000, TRANSACTION_CHECK_TIMES="15"), Verdict.DISCARD),
+        (half_of(72 * 3_600_000 + 1), Verdict.DISCARD),
+        (half_of(7_000, CHECK_IMMUNITY_TIME_IN_SECONDS="10"), Verdict.RENEW),
+        (half_of(10_000, CHECK_IMMUNITY_TIME_IN_SECONDS="10"), Verdict.CHECK),
+        (half_of(5_000, CHECK_IMMUNITY_TIME_IN_SECONDS="-1"), Verdict.RENEW),
+        (half_of(6_000, CHECK_IMMUNITY_TIME_IN_SECONDS="-1"), Verdict.CHECK),
+    ],
+)
+def test_verdict_about_an_open_transaction(half: Record, verdict: Verdict) -> None:
+    assert plan_check(half, NOW, LIMITS) is verdict
+
+
+def test_producer_may_decide_by_itself_until_its_immunity_is_over() -> None:
+    assert not is_late(half_of(10**9), NOW, 6_000)
+    assert not is_late(half_of(5_000, CHECK_IMMUNITY_TIME_IN_SECONDS="1"), NOW, 6_000)
+    assert is_late(half_of(7_000, CHECK_IMMUNITY_TIME_IN_SECONDS="1"), NOW, 6_000)
+    assert not is_late(half_of(7_000, CHECK_IMMUNITY_TIME_IN_SECONDS="8"), NOW, 6_000)
+
+
+def test_copies_keep_the_first_offset_and_the_commit_keeps_everything() -> None:
+    half = half_of(TAGS="a")
+    copy = stored(make_copy(half, check_times=1), queue_offset=20)
+    again = stored(make_copy(copy, check_times=2), queue_offset=30)
+    assert (root_of(half), root_of(copy), root_of(again)) == (7, 7, 7)
+    assert again.raw_properties.count(b"TRANSACTION_CHECK_TIMES") == 1
+    commit = make_commit(again)
+    assert commit is not None
+    assert (commit.topic, commit.queue_id, commit.sys_flag, commit.prepared_offset) == ("T", 3, 8, 1_000)
+    assert commit.properties == again.raw_properties
+    assert commit.tag_hash == 97
+
+
+def test_half_message_needs_its_group_and_room() -> None:
+    new = NewRecord(
+        topic="T", queue_id=0, body=b"x", properties=b"", born_at_ms=NOW, born_host=bytes(8), unique_key="u"
+    )
+    with pytest.raises(MessageIllegal, match="PGROUP"):
+        make_half(new)
+    new.properties = encode_properties({"PGROUP": "g", "a": "x" * 32_600})
+    with pytest.raises(MessageIllegal, match="at most"):
+        make_half(new)
+
+
+def test_op_records_of_both_lines_are_read() -> None:
+    [op] = make_ops([12], bytes(8), NOW)
+    assert ended_by(stored(op)) == [12]
+    op.body = b"1,22,333,"
+    assert ended_by(stored(op)) == [1, 22, 333]
+    op.body = b"x,-1,,5"
+    assert ended_by(stored(op)) == [5]
+    op.properties = b""
+    assert ended_by(stored(op)) == []
+
+
+def test_op_log_knows_what_is_done_and_from_where_a_restart_reads() -> None:
+    ops = OpLog(half_offset=21, op_offset=100)
+    for offsets in ([22], [5], [21, 30], [23]):
+        assert ops.add(offsets)
+    assert [offset for offset in range(15, 40) if ops.is_done(offset)] == [21, 22, 23, 30]
+    assert ops.next_op == 104
+    assert ops.settle(23) == 102  # the third names 30, which is ahead
+    assert ops.settle(31) == 104
+    assert not ops.is_done(22)
+    assert ops.add([31])
+    assert ops.is_done(31)
+    assert not ops.add([WINDOW_MAX + 100])
+    assert ops.next_op == 105
+    ops.skip_to(110)
+    assert (ops.next_op, ops.settle(40)) == (110, 110)
+
+
+def test_memory_of_decisions_is_bounded() -> None:
+    decided = Decided(count_max=2)
+    for root in (1, 2, 3):
+        decided.end(root, 8)
+        decided.note_copy(root, root + 10)
+    assert [root in decided for root in (1, 2, 3)] == [False, True, True]
+    assert list(decided.places(3, 3)) == [3, 13]
+    assert list(decided.places(3, 3)) == [3]
+    assert list(decided.places(1, 1)) == [1]
+    decided.reopen(3)
+    assert decided.get(3) is None
