@@ -70,6 +70,16 @@ class FaultCluster:
         os.kill(server.pid, signal.SIGCONT)
         self._frozen.discard(server)
 
+    def move_master(self) -> None:
+        """Its next start is at other ports, with links of their own."""
+        port = free_port("127.0.0.2")
+        conf = self._root / "master.conf"
+        with conf.open("a") as file:
+            file.write(f"listenPort={port}\nhaListenPort={port + 1}\n")
+        self.to_master = self.links.add(("127.0.0.12", port), ("127.0.0.2", port))
+        self.to_master_ha = self.links.add(("127.0.0.22", port + 1), ("127.0.0.2", port + 1))
+        self.master_address = f"127.0.0.12:{port}"
+
     def log_text(self, name: str) -> str:
         """What `master`, `slave` or `namesrv` has logged."""
         return (self._root / f"{name}.log").read_text(encoding="utf-8", errors="replace")

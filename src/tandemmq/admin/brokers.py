@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import Target, Tools, find_targets
 from tandemmq.api import broker_admin
@@ -48,7 +50,10 @@ async def show_config(tools: Tools, address: str, cluster: str) -> Answer:
 
 
 async def show_replication(tools: Tools, address: str, cluster: str) -> Answer:
-    """How far every slave is, as masters and as slaves see it. Exit code 1 when a slave has halted."""
+    """How far every slave is, as masters and as slaves see it.
+
+    Exit code 1 when a slave has halted, or its master can give it nothing.
+    """
     masters = Table("masters", ("broker", "log_end", "in_sync_slaves", "connections"))
     slaves = Table(
         "slaves_of_masters",
@@ -57,12 +62,15 @@ async def show_replication(tools: Tools, address: str, cluster: str) -> Answer:
             "slave",
             "acknowledged",
             "lag_bytes",
+            "lag_seconds",
             "in_sync",
             "sent_to",
             "bytes_per_second",
             "state",
             "start_rule",
             "start_offset",
+            "away_seconds",
+            "reason",
         ),
     )
     copies = Table(
@@ -84,9 +92,10 @@ async def show_replication(tools: Tools, address: str, cluster: str) -> Answer:
     for target in await find_targets(tools, address=address, cluster=cluster):
         status = await broker_admin.query_ha_status(tools.remoting, target.address)
         if status.is_master:
-            count = len(status.connections)
+            count = sum(one.away_ms is None for one in status.connections)
             masters.rows.append((target.address, status.max_log_offset, status.in_sync_count, count))
             slaves.rows += _slave_rows(target, status)
+            has_halted |= any(one.state in _REFUSED for one in status.connections)
             continue
         one = status.client
         has_halted |= one.halt_reason is not None
@@ -112,6 +121,9 @@ async def show_replication(tools: Tools, address: str, cluster: str) -> Answer:
     return Answer(tables, notes, exit_code=1 if has_halted else 0)
 
 
+_REFUSED: Final = ("AHEAD", "TOO_OLD")
+
+
 def _slave_rows(target: Target, status: HaStatus) -> list[Row]:
     return [
         (
@@ -119,15 +131,22 @@ def _slave_rows(target: Target, status: HaStatus) -> list[Row]:
             one.address,
             one.acknowledged_offset,
             one.lag_bytes,
+            _seconds(one.lag_ms),
             one.is_in_sync,
             one.transfer_from,
             one.bytes_per_second,
             one.state,
             one.start_rule,
             one.start_offset,
+            _seconds(one.away_ms),
+            one.reason,
         )
         for one in status.connections
     ]
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
 
 
 def _first_rate(text: str | None) -> float | None:

@@ -46,8 +46,11 @@ class Registration:
         clock: Clock,
         scope: TaskScope,
         on_answer: Callable[[Registered], None],
+        is_looking: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_looking`: a slave has no connection to the master that it was told of."""
         self._options = options
+        self._is_looking = is_looking
         self._topics = topics
         self._scope = scope
         self._on_answer = on_answer
@@ -82,8 +85,18 @@ class Registration:
         self._on_answer(known)
 
     def lacks_master(self, answer: Registered | None) -> bool:
-        """True on a slave that was told of no master: it asks again soon, or copies nothing for a period."""
-        return self._options.is_slave and (answer is None or not answer.master_address)
+        """True on a slave that was told of no master, or of one that it does not reach: it asks again soon,
+        or copies nothing for a period.
+        """
+        if not self._options.is_slave:
+            return False
+        return answer is None or not answer.master_address or self._is_looking()
+
+    def ask_soon(self) -> None:
+        """The master is lost: another may be known by now."""
+        if self._is_started:
+            for link in self._links:
+                link.ask_soon()
 
     def all_topics(self) -> TopicConfigTable:
         return self._table(self._topics.names)
@@ -146,6 +159,10 @@ class NameServerLink:
 
     def tell_change(self, names: list[str]) -> None:
         self._unconfirmed.update(dict.fromkeys(names))
+        self._wake.set()
+
+    def ask_soon(self) -> None:
+        """Register in full now, for the sake of the answer."""
         self._wake.set()
 
     async def run(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tandemmq.broker.metrics.slave_lag import lag_seconds
 from tandemmq.broker.replica import ReplicaRole
+from tandemmq.broker.replica.lag import lag_seconds
 from tandemmq.replication.core.effects import HaltReason
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.runtime.ports import Clock
@@ -28,6 +28,10 @@ def _read_master(replica: ReplicaRole, store: MessageStore, now_ms: int) -> Iter
     yield Reading(metrics.SLAVE_CONNECTIONS, len(status.slaves))
     yield Reading(metrics.SLAVES_IN_SYNC, status.in_sync_count)
     acknowledged: dict[ReplicaId, int] = {}
+    for gone in status.departed:
+        # Its lag grows; without a series nobody would be told.
+        if gone.replica is not None:
+            acknowledged[gone.replica] = gone.acknowledged
     for slave in status.slaves:
         if slave.replica is not None:
             # One slave may have two connections while its old one has not been noticed dead.

@@ -1,36 +1,85 @@
-"""The state of replication in the words of GET_BROKER_HA_STATUS (spec replication 4.10): pure."""
+"""The state of replication in the words of GET_BROKER_HA_STATUS (spec replication 4.10): pure.
+
+RocketMQ lists connections only. A slave that is ahead of its master, or too old for it, is a row here also
+after its connection has ended, for every asker; one that is only away is a row for tools of ours.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 
 from tandemmq.protocol.bodies.ha import HaClient, HaConnection, HaStatus
 from tandemmq.remoting.address import render_address
-from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus
+from tandemmq.replication.core.progress import StartRule
+from tandemmq.replication.core.states import MasterState
+from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus, SlaveStatus
+from tandemmq.replication.shell.departed import DepartedSlave
+
+LagOf = Callable[[int], float | None]
+"""Seconds that a copy with this end is behind; None when that cannot be known."""
 
 
-def describe_master(status: MasterStatus) -> HaStatus:
-    """What a master tells of its slaves."""
+def describe_master(status: MasterStatus, lag_of: LagOf) -> HaStatus:
+    """What a master tells of its slaves: those connected first, then those that are not."""
+    connected = [_describe_connected(slave, status, lag_of) for slave in status.slaves]
+    departed = [_describe_departed(slave, status, lag_of) for slave in status.departed]
     return HaStatus(
         is_master=True,
         max_log_offset=status.log_end,
         in_sync_count=status.in_sync_count,
-        connections=tuple(
-            HaConnection(
-                address=render_address(slave.address),
-                acknowledged_offset=slave.acknowledged,
-                lag_bytes=slave.lag_bytes,
-                is_in_sync=slave.is_in_sync,
-                bytes_per_second=slave.bytes_per_second,
-                transfer_from=slave.next_offset,
-                state=slave.state.name,
-                start_rule=None if slave.start is None else slave.start.rule.name,
-                start_offset=None if slave.start is None else slave.start.log_offset,
-                is_tandem=slave.is_tandem,
-            )
-            for slave in status.slaves
-        ),
+        connections=(*connected, *departed),
     )
+
+
+def _describe_connected(slave: SlaveStatus, status: MasterStatus, lag_of: LagOf) -> HaConnection:
+    start = slave.start
+    return HaConnection(
+        address=render_address(slave.address),
+        acknowledged_offset=slave.acknowledged,
+        lag_bytes=slave.lag_bytes,
+        lag_ms=None if start is None else _milliseconds(lag_of(slave.acknowledged)),
+        is_in_sync=slave.is_in_sync,
+        bytes_per_second=slave.bytes_per_second,
+        transfer_from=slave.next_offset,
+        state=slave.state.name,
+        start_rule=None if start is None else start.rule.name,
+        start_offset=None if start is None else start.log_offset,
+        is_tandem=slave.is_tandem,
+        reason=_reason_of(slave.state, slave.acknowledged, status),
+    )
+
+
+def _describe_departed(slave: DepartedSlave, status: MasterStatus, lag_of: LagOf) -> HaConnection:
+    state = slave.state(status.log_start)
+    return HaConnection(
+        address=render_address(slave.address),
+        acknowledged_offset=slave.acknowledged,
+        lag_bytes=status.log_end - slave.acknowledged,
+        lag_ms=None if state is MasterState.AHEAD else _milliseconds(lag_of(slave.acknowledged)),
+        is_in_sync=False,
+        transfer_from=slave.start.log_offset,
+        state=state.name,
+        start_rule=slave.start.rule.name,
+        start_offset=slave.start.log_offset,
+        is_tandem=slave.is_tandem,
+        away_ms=status.now_ms - slave.left_at_ms,
+        reason=_reason_of(state, slave.acknowledged, status) or f"not connected: {slave.reason}",
+    )
+
+
+def _reason_of(state: MasterState, acknowledged: int, status: MasterStatus) -> str | None:
+    """Why a slave in this state gets nothing; None while it gets all."""
+    if state is MasterState.AHEAD:
+        return f"{StartRule.SLAVE_AHEAD.value}: its end {acknowledged}, the master's {status.log_end} now"
+    if state is MasterState.TOO_OLD:
+        return f"{StartRule.SLAVE_TOO_OLD.value}: its end {acknowledged}, kept from {status.log_start} on"
+    return None
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
 
 
 def describe_slave(status: ReplicationSlaveStatus) -> HaStatus:
@@ -59,9 +108,14 @@ def without_ours(status: HaStatus) -> HaStatus:
     """The same in RocketMQ's fields only (decision 4)."""
     plain = {"state": None, "start_rule": None, "start_offset": None}
     client = {"tail": None, "halt_reason": None, "halt_offset": None, "halt_detail": None}
+    connection = {"is_tandem": None, "lag_ms": None, "away_ms": None, "reason": None}
     replace = msgspec.structs.replace
     return replace(
         status,
         client=replace(status.client, **plain, **client),
-        connections=tuple(replace(one, **plain, is_tandem=None) for one in status.connections),
+        connections=tuple(
+            replace(one, **plain, **connection)
+            for one in status.connections
+            if one.state != MasterState.CLOSED.name
+        ),
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from tandemmq.broker.replica.config_sync import ConfigSync
 from tandemmq.broker.replica.ha_status import describe_master, describe_slave
 from tandemmq.broker.replica.handlers import ReplicaHandlers
+from tandemmq.broker.replica.lag import lag_seconds
 from tandemmq.broker.replica.log_checksum import LogChecksums
 from tandemmq.broker.replica.table_waits import TableWaits
 from tandemmq.broker.replica.table_watch import TableWatch
@@ -20,6 +21,7 @@ from tandemmq.protocol.bodies.ha import HaStatus
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.states import SlaveState
 from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
 from tandemmq.runtime.ports import Address, Clock, Disk, Network
 from tandemmq.runtime.tasks import TaskScope
@@ -48,6 +50,8 @@ class ReplicaRole:
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._is_slave = is_slave
+        self._store = store
+        self._clock = clock
         self._fixed_ha_address = fixed_ha_address if len(fixed_ha_address) >= FIXED_ADDRESS_CHARS_MIN else ""
         self._scope = TaskScope("replica", None if on_fatal is None else lambda _name, error: on_fatal(error))
         self.master = ReplicationMaster(store, options, network=network, clock=clock, on_fatal=on_fatal)
@@ -62,6 +66,9 @@ class ReplicaRole:
         self._table_waits = TableWaits(tables, clock=clock)
         self._table_watch = TableWatch(tables, self.config_sync, client=client, clock=clock)
         self._handlers = ReplicaHandlers(tables, self.status)
+        self.on_master_lost: Callable[[], None] = lambda: None
+        """Set by the owner: where the master is now must be asked."""
+        self.slave.on_lost = lambda: self.on_master_lost()
         self.is_master_known = not is_slave
         """On a slave: the last registration answer named a master (spec replication 8.3)."""
 
@@ -104,7 +111,16 @@ class ReplicaRole:
         if ha_address and not self._fixed_ha_address:
             self.slave.set_master(ha_address)
 
+    @property
+    def is_looking(self) -> bool:
+        """True on a slave without a connection to its master: the address it has may be an old one."""
+        return self._is_slave and self.slave.status().state in _LOOKING
+
     def status(self) -> HaStatus:
-        return (
-            describe_slave(self.slave.status()) if self._is_slave else describe_master(self.master.status())
-        )
+        if self._is_slave:
+            return describe_slave(self.slave.status())
+        now_ms = self._clock.now_ms()
+        return describe_master(self.master.status(), lambda end: lag_seconds(self._store, end, now_ms))
+
+
+_LOOKING = frozenset({SlaveState.DIALING, SlaveState.PAUSED})

@@ -12,7 +12,11 @@ from tandemmq.protocol.command import Buffer
 
 
 class HaConnection(Body, frozen=True, kw_only=True):
-    """One slave as its master sees it; `lag_bytes` is what the slave has not acknowledged."""
+    """One slave as its master sees it; `lag_bytes` is what the slave has not acknowledged.
+
+    `lag_ms`: the age of the first message that it has not acknowledged. `reason` and `away_ms`: of a slave
+    that is not connected now, or cannot be served.
+    """
 
     address: str = field(name="addr", default="")
     lag_bytes: int = field(name="diff", default=0)
@@ -24,6 +28,9 @@ class HaConnection(Body, frozen=True, kw_only=True):
     start_rule: str | None = field(name="tandemStartRule", default=None)
     start_offset: int | None = field(name="tandemStartOffset", default=None)
     is_tandem: bool | None = field(name="tandemPeer", default=None)
+    lag_ms: int | None = field(name="tandemLagMs", default=None)
+    away_ms: int | None = field(name="tandemAwayMs", default=None)
+    reason: str | None = field(name="tandemReason", default=None)
 
 
 class HaClient(Body, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, TransferStart, is_in_sync
 from tandemmq.replication.core.replicas import ReplicaDirectory
 from tandemmq.replication.core.states import MasterState
+from tandemmq.replication.shell.departed import DepartedSlave, DepartedSlaves
 from tandemmq.replication.shell.fault import FaultGuard, OnFatal
 from tandemmq.replication.shell.slave_connection import SlaveConnection
 from tandemmq.runtime.chance import unpredictable_bytes
@@ -54,12 +55,18 @@ class SlaveStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterStatus:
-    """`in_sync_count` counts slaves, not the master; one slave counts once, whatever its connections."""
+    """`in_sync_count` counts slaves, not the master; one slave counts once, whatever its connections.
 
+    `departed`: slaves without a connection now; `now_ms` is the monotonic time of it all.
+    """
+
+    log_start: int
     log_end: int
     highest_acknowledged: int
     in_sync_count: int
     slaves: tuple[SlaveStatus, ...]
+    departed: tuple[DepartedSlave, ...]
+    now_ms: int
 
 
 class ReplicationMaster:
@@ -86,6 +93,8 @@ class ReplicationMaster:
         self._directory = ReplicaDirectory()
         self._reported: dict[ReplicaId, int] = {}
         self._known_ahead: dict[str, dict[int, int]] = {}
+        self._departed = DepartedSlaves()
+        self._in_sync: set[ReplicaId] = set()
         self._is_pump_due = False
         self._is_stopped = False
         self._highest_acknowledged = 0
@@ -122,10 +131,13 @@ class ReplicationMaster:
         gap = self._options.in_sync_gap_bytes_max
         positions = self._directory.positions().values()
         return MasterStatus(
+            log_start=log_range.start,
             log_end=log_range.end,
             highest_acknowledged=self._highest_acknowledged,
             in_sync_count=sum(is_in_sync(log_range, held, gap_bytes_max=gap) for held in positions),
             slaves=tuple(self._status_of(connection, log_range, now_ms) for connection in self._connections),
+            departed=self._departed.list(now_ms),
+            now_ms=now_ms,
         )
 
     def _status_of(self, connection: SlaveConnection, log_range: LogRange, now_ms: int) -> SlaveStatus:
@@ -179,12 +191,14 @@ class ReplicationMaster:
         return True
 
     def on_subscribed(self, connection: SlaveConnection) -> None:
+        self._departed.forget(connection.peer[0])
         self._directory.join(connection.record)
         self._report_all()
 
     def on_ahead(self, connection: SlaveConnection) -> None:
         start = connection.session.start
         assert start is not None
+        self._departed.forget(connection.peer[0])
         ends = self._known_ahead.setdefault(connection.peer[0], {})
         ends[start.reported] = start.master_end
         _drop_oldest(ends)
@@ -207,10 +221,45 @@ class ReplicationMaster:
     def on_lost(self, connection: SlaveConnection) -> None:
         if connection in self._connections:
             self._connections.remove(connection)
+            self._note_departed(connection)
         self._directory.leave(connection.record)
         self._report_all()
+        self.check_in_sync()
+
+    def check_in_sync(self) -> None:
+        """Log which slaves came into sync or fell out of it; asked at least once per heartbeat."""
+        log_range, gap = self.log_range(), self._options.in_sync_gap_bytes_max
+        positions = self._directory.positions()
+        in_sync = {
+            replica for replica, held in positions.items() if is_in_sync(log_range, held, gap_bytes_max=gap)
+        }
+        if in_sync == self._in_sync:
+            return
+        for replica in sorted(in_sync - self._in_sync):
+            facts = {"slave": replica, "lag_bytes": log_range.end - positions[replica]}
+            log.info(events.SLAVE_IN_SYNC, extra={**facts, "in_sync_count": len(in_sync)})
+        for replica in sorted(self._in_sync - in_sync):
+            lag_bytes = log_range.end - positions[replica] if replica in positions else None
+            facts = {"slave": replica, "lag_bytes": lag_bytes, "in_sync_count": len(in_sync)}
+            log.warning(events.SLAVE_OUT_OF_SYNC, extra=facts)
+        self._in_sync = in_sync
 
     # Inside.
+
+    def _note_departed(self, connection: SlaveConnection) -> None:
+        session = connection.session
+        if session.start is None or self._is_stopped:
+            return
+        slave = DepartedSlave(
+            address=connection.peer,
+            replica=connection.record.id,
+            acknowledged=max(session.acknowledged, session.start.reported),
+            start=session.start,
+            is_tandem=session.is_tandem,
+            left_at_ms=self._now_ms(),
+            reason=connection.close_reason,
+        )
+        self._departed.note(slave)
 
     def _on_appended(self, _end: int) -> None:
         if not self._is_pump_due and self._connections:

@@ -116,6 +116,8 @@ class ReplicationSlave:
         self._failure_count = 0
         self._last_read_at = self._last_written_at = EpochMs(0)
         self._wanted_address: str | None = None
+        self.on_lost: Callable[[], None] | None = None
+        """Called when a working connection has ended, or the master could not be reached at all."""
 
     def set_master(self, address: str | None) -> None:
         """Where the master listens for slaves ("host:port"); a working connection is kept when it changes."""
@@ -194,6 +196,7 @@ class ReplicationSlave:
         self._end_check()
         log.warning(events.MASTER_LOST, extra={"master": self._session.address, "reason": reason})
         self._perform(self._session.on_failed(reason, self._now_ms()))
+        self._tell_lost()
 
     # Effects, in list order.
 
@@ -287,6 +290,12 @@ class ReplicationSlave:
             self._connection.close()
             self._connection = None
             log.warning(events.MASTER_LOST, extra={"master": self._session.address, "reason": reason})
+            self._tell_lost()
+
+    def _tell_lost(self) -> None:
+        # Without an address the owner has taken it away.
+        if self.on_lost is not None and self._is_started and self._session.address is not None:
+            self.on_lost()
 
     async def _dial(self, address: str, connection: MasterConnection) -> None:
         try:
@@ -311,6 +320,7 @@ class ReplicationSlave:
         self._failure_count += 1
         if self._failure_count == 1:
             log.warning(events.MASTER_UNREACHABLE, extra={"master": address, "reason": reason})
+            self._tell_lost()
 
     def _arm(self) -> None:
         due_ms = self._session.next_tick_ms()

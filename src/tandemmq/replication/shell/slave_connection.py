@@ -64,13 +64,15 @@ class MasterHub(Protocol):
 
     def on_lost(self, connection: SlaveConnection) -> None: ...
 
+    def check_in_sync(self) -> None:
+        """Some time has passed: what counts as in sync may have changed."""
+
 
 class SlaveConnection(asyncio.Protocol):
     """From accept to close. `record` is what the directory of replicas knows of it."""
 
     __slots__ = (
         "_clock",
-        "_close_reason",
         "_guard",
         "_handshake",
         "_hub",
@@ -78,6 +80,7 @@ class SlaveConnection(asyncio.Protocol):
         "_options",
         "_timer",
         "_transport",
+        "close_reason",
         "peer",
         "record",
         "session",
@@ -97,7 +100,7 @@ class SlaveConnection(asyncio.Protocol):
         self._timer: TimerHandle | None = None
         self._handshake: MasterHandshake | None = None
         self._is_paused = False
-        self._close_reason = ""
+        self.close_reason = ""
         self.peer: Address = ("", 0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -131,11 +134,10 @@ class SlaveConnection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self.session.on_closed()
+        self.close_reason = self.close_reason or ("the slave closed" if exc is None else str(exc))
+        facts = {"slave": f"{self.peer[0]}:{self.peer[1]}", "reason": self.close_reason}
+        log.info(events.SLAVE_DISCONNECTED, extra=facts)
         self._hub.on_lost(self)
-        reason = self._close_reason or ("the slave closed" if exc is None else str(exc))
-        log.info(
-            events.SLAVE_DISCONNECTED, extra={"slave": f"{self.peer[0]}:{self.peer[1]}", "reason": reason}
-        )
 
     def pump(self) -> None:
         """Send what the log holds beyond what was sent, within what this turn and the socket allow."""
@@ -166,7 +168,7 @@ class SlaveConnection(asyncio.Protocol):
 
     def close(self, reason: str) -> None:
         """Close at once; bytes that the socket has not taken are dropped."""
-        self._close_reason = self._close_reason or reason
+        self.close_reason = self.close_reason or reason
         if self._transport is not None:
             self._transport.abort()
 
@@ -230,7 +232,7 @@ class SlaveConnection(asyncio.Protocol):
                     self._hub.on_fell_behind(self)
                     self._log_too_old(log_offset, log_start)
                 case Disconnect(reason):
-                    self._close_reason = reason
+                    self.close_reason = reason
                     if self._transport is not None:
                         # Not abort: the head that tells a slave of ours why must still reach it.
                         self._transport.close()
@@ -252,6 +254,7 @@ class SlaveConnection(asyncio.Protocol):
         if not self.session.is_closed:
             self.pump()
             self._arm()
+        self._hub.check_in_sync()
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1000)

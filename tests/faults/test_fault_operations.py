@@ -1,0 +1,102 @@
+"""What an operator is told while something is wrong: `tandemmq admin haStatus`, metrics, log events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fault_cluster import FaultCluster
+from fault_waits import create_topic, ha_status, traffic, until, until_in_sync, until_more
+from outside_lists import OutsideLists, sending
+
+from tandemmq.errors import TandemError
+
+pytestmark = pytest.mark.process
+
+
+async def ha_command(cluster: FaultCluster, address: str) -> tuple[int, dict[str, list[dict[str, object]]]]:
+    """Exit code and tables of `tandemmq admin haStatus` for one broker."""
+    command = [sys.executable, "-m", "tandemmq", "admin", "haStatus", "-b", address, "--json"]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    if not done.stdout:
+        raise TandemError(done.stderr)
+    return done.returncode, json.loads(done.stdout)
+
+
+async def test_a_lost_slave_and_a_slave_that_is_ahead_stay_visible(tmp_path: Path) -> None:
+    cluster = FaultCluster(tmp_path)
+    try:
+        await create_topic(cluster, "T")
+        await until_in_sync(cluster)
+        lists = OutsideLists()
+        names = cluster.namesrv.address
+        async with sending(names, lists, "T"):
+            await until_more(lists, "SEND_OK", 20)
+            cluster.slave.kill()
+            await until_more(lists, "FLUSH_SLAVE_TIMEOUT", 3)
+        code, tables = await ha_command(cluster, cluster.master_address)
+        (row,) = tables["slaves_of_masters"]
+        assert code == 0
+        assert (row["state"], row["in_sync"]) == ("CLOSED", False)
+        assert str(row["reason"]).startswith("not connected: ")
+        assert row["lag_bytes"] > 0  # type: ignore[operator]  # a number
+        assert row["lag_seconds"] > 0  # type: ignore[operator]  # a number
+        assert row["away_seconds"] > 0  # type: ignore[operator]  # a number
+        await asyncio.to_thread(cluster.slave.start)
+        await until_in_sync(cluster)
+        (row,) = (await ha_command(cluster, cluster.master_address))[1]["slaves_of_masters"]
+        assert (row["state"], row["reason"], row["lag_seconds"]) == ("TRANSFERRING", None, 0.0)
+
+        # The master loses its disk: the slave holds more than it.
+        cluster.master.kill()
+        shutil.rmtree(tmp_path / "master")
+        await asyncio.to_thread(cluster.master.start)
+
+        async def is_refused() -> bool:
+            return (await ha_status(cluster.slave_address)).client.halt_reason is not None
+
+        await until(is_refused, "the slave halts")
+        code, tables = await ha_command(cluster, cluster.master_address)
+        (row,) = tables["slaves_of_masters"]
+        assert (code, row["state"]) == (1, "AHEAD")
+        assert "holds more than the master" in str(row["reason"])
+        code, tables = await ha_command(cluster, cluster.slave_address)
+        assert code == 1
+        assert str(tables["copies"][0]["halt"]).startswith("SLAVE_AHEAD at ")
+        for event in ("slave.came_in_sync", "slave.fell_out_of_sync", "slave.found_ahead"):
+            assert event in cluster.log_text("master"), event
+        for event in ("master.lost", "replica.halted"):
+            assert event in cluster.log_text("slave"), event
+    finally:
+        cluster.close()
+
+
+async def test_a_slave_learns_at_once_where_its_master_is_now(tmp_path: Path) -> None:
+    """Not only after registerNameServerPeriod (30 s): the master comes back at another port."""
+    cluster = FaultCluster(tmp_path)
+    try:
+        await create_topic(cluster, "T")
+        await until_in_sync(cluster)
+        await cluster_moves(cluster)
+        lists = OutsideLists()
+        async with traffic(cluster, lists, "T"):
+            await until_more(lists, "SEND_OK", 20)
+        lists.check().check()
+    finally:
+        cluster.close()
+
+
+async def cluster_moves(cluster: FaultCluster) -> None:
+    cluster.master.kill()
+    cluster.move_master()
+    await asyncio.to_thread(cluster.master.start)
+
+    async def is_in_sync() -> bool:
+        return (await ha_status(cluster.master_address)).in_sync_count == 1
+
+    await until(is_in_sync, "the slave follows the master at its new place", timeout_s=15)
