@@ -15,6 +15,7 @@ from spark_cluster import Cluster, start_cluster
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.java import find_java
+from tandemmq.spark.pipelines.sessions import register_formats
 from tandemmq.spark.session import build_session
 
 
@@ -45,3 +46,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     session = build_session("tests", "local[2]", log_file=log)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def lake_spark(spark: Any) -> Any:
+    """The session with every format of ours registered, as the pipelines do it."""
+    register_formats(spark)
+    return spark

@@ -10,9 +10,7 @@ from typing import Any
 from spark_cluster import Cluster
 from typer.testing import CliRunner
 
-import tandemmq.spark.pipelines.audit
-import tandemmq.spark.pipelines.landing
-import tandemmq.spark.pipelines.replay
+import tandemmq.spark.pipelines.sessions
 from tandemmq.spark.command import app
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "spark.md"
@@ -22,19 +20,17 @@ def test_the_examples_run(spark: Any, cluster: Cluster, tmp_path: Path, monkeypa
     cluster.send("Orders", 400)
     (tmp_path / "store").symlink_to(cluster.directory / "master")
     # The landing command of the document, in the session that is there.
-    monkeypatch.setattr(tandemmq.spark.pipelines.landing, "build_session", lambda *args, **kwargs: spark)
+    monkeypatch.setattr(tandemmq.spark.pipelines.sessions, "build_session", lambda *args, **kwargs: spark)
     monkeypatch.setattr(type(spark), "stop", lambda self: None)
     text = DOCUMENT.read_text().replace("127.0.0.1:9876", cluster.namesrv).replace("/data/", f"{tmp_path}/")
     command = next(line.split()[2:] for line in text.splitlines() if line.endswith("--once"))
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "400 rows" in result.output
-    monkeypatch.setattr(tandemmq.spark.pipelines.audit, "build_session", lambda *args, **kwargs: spark)
     command = next(line.split()[2:] for line in text.splitlines() if "pipeline audit --namesrv" in line)
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "OK: all sides are equal" in result.output
-    monkeypatch.setattr(tandemmq.spark.pipelines.replay, "build_session", lambda *args, **kwargs: spark)
     command = next(shlex.split(line)[2:] for line in text.splitlines() if "pipeline replay --lake" in line)
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output

@@ -7,11 +7,23 @@ from typing import Annotated
 
 import typer
 
-from tandemmq.errors import TandemError
 from tandemmq.spark.command_audit import audit
-from tandemmq.spark.command_progress import ProgressKind, make_reporter, split_list, split_pair
+from tandemmq.spark.command_dead_letters import deadletters
+from tandemmq.spark.command_history import history
+from tandemmq.spark.command_progress import ProgressKind, read_text_option, split_list, split_pair
 from tandemmq.spark.command_replay import replay
+from tandemmq.spark.command_rollup import rollup
+from tandemmq.spark.command_watch import (
+    Master,
+    MetricsPort,
+    NameServers,
+    Progress,
+    ReportFile,
+    Watch,
+    run_pipeline,
+)
 from tandemmq.spark.options import ReadFrom
+from tandemmq.spark.pipelines.events import Reporter
 
 app = typer.Typer(no_args_is_help=True, help="Run a Spark pipeline over topics.")
 
@@ -23,10 +35,10 @@ def pipeline() -> None:
 
 @app.command()
 def landing(
-    namesrv: Annotated[str, typer.Option(help="Name servers: host:port[;host:port].")],
+    namesrv: NameServers,
     topic: Annotated[str, typer.Option(help="The topic to land; several with commas.")],
     out: Annotated[Path, typer.Option(help="Directory of the Parquet files; made when missing.")],
-    master: Annotated[str, typer.Option(help="Spark master: local[*] or spark://host:port.")] = "local[*]",
+    master: Master = "local[*]",
     once: Annotated[
         bool, typer.Option("--once/--continuous", help="Stop when everything there is now is read, or go on.")
     ] = False,
@@ -49,17 +61,27 @@ def landing(
     option: Annotated[
         list[str] | None, typer.Option(help="Any other option of the source, as name=value; repeatable.")
     ] = None,
-    progress: Annotated[ProgressKind, typer.Option(help="How progress is told.")] = ProgressKind.TEXT,
+    json_schema: Annotated[
+        str,
+        typer.Option(
+            help="Parse bodies as JSON into the column json: Spark's DDL ('id bigint, name string'), "
+            "@FILE with that or Spark's JSON form, or infer."
+        ),
+    ] = "",
+    progress: Progress = ProgressKind.TEXT,
+    report: ReportFile = None,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Land a topic in a directory of Parquet files, each message exactly once.
 
     Ends after the current batch on SIGTERM or Ctrl-C, and goes on where it was when started again.
     """
-    # Spark and pyarrow are only imported when a pipeline really runs.
-    from tandemmq.spark.pipelines.landing import DEFAULT_COLUMNS, LandingOptions, run_landing
+    watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
 
-    reporter = make_reporter(progress)
-    try:
+    def work(reporter: Reporter) -> int:
+        # Spark and pyarrow are only imported when a pipeline really runs.
+        from tandemmq.spark.pipelines.landing import DEFAULT_COLUMNS, LandingOptions, run_landing
+
         options = LandingOptions(
             name_servers=namesrv,
             topic=topic,
@@ -73,6 +95,7 @@ def landing(
             compression=compression,
             columns=split_list(columns) or DEFAULT_COLUMNS,
             is_body_text=body_as_text,
+            json_schema=read_text_option("--json-schema", json_schema),
             source=(
                 ("readFrom", read_from.value),
                 ("startingOffsets", starting_offsets),
@@ -80,14 +103,13 @@ def landing(
                 *(split_pair(text, "--option") for text in option or []),
             ),
         )
-        code = run_landing(options, reporter)
-    except TandemError as error:
-        typer.echo(f"error: {error}", err=True)
-        code = 2
-    finally:
-        reporter.close()
-    raise typer.Exit(code)
+        return run_landing(options, reporter)
+
+    run_pipeline("landing", topic, watch, work)
 
 
 app.command()(audit)
 app.command()(replay)
+app.command()(rollup)
+app.command()(history)
+app.command()(deadletters)

@@ -7,8 +7,17 @@ from typing import Annotated
 
 import typer
 
-from tandemmq.errors import TandemError
-from tandemmq.spark.command_progress import ProgressKind, make_reporter, split_pair
+from tandemmq.spark.command_progress import ProgressKind, split_pair
+from tandemmq.spark.command_watch import (
+    EverySeconds,
+    Master,
+    MetricsPort,
+    Progress,
+    ReportFile,
+    Watch,
+    run_pipeline,
+)
+from tandemmq.spark.pipelines.events import Reporter
 
 
 def audit(
@@ -20,7 +29,11 @@ def audit(
     store: Annotated[
         list[str] | None, typer.Option(help="The files of a store, as BROKER=DIRECTORY; repeatable.")
     ] = None,
-    master: Annotated[str, typer.Option(help="Spark master: local[*] or spark://host:port.")] = "local[*]",
+    continuous: Annotated[
+        bool, typer.Option("--continuous/--once", help="Audit again and again, or once.")
+    ] = False,
+    every_seconds: EverySeconds = 60.0,
+    master: Master = "local[*]",
     piece_size: Annotated[
         int, typer.Option(help="Offsets of a queue that are folded into one digest.", min=1)
     ] = 100_000,
@@ -31,18 +44,21 @@ def audit(
         bool, typer.Option(help="Count messages that producers sent more than once.")
     ] = True,
     spark_log: Annotated[Path | None, typer.Option(help="Spark's own log; none by default.")] = None,
-    progress: Annotated[ProgressKind, typer.Option(help="How progress is told.")] = ProgressKind.TEXT,
+    progress: Progress = ProgressKind.TEXT,
+    report: ReportFile = None,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Prove that master, slaves, lakes and stores hold the same messages, each exactly once.
 
     Names the first differences and the loss in messages and seconds. Exit codes: 0 all equal, 1 not,
     2 refused, 3 stopped by a signal.
     """
-    # Spark and pyarrow are only imported when a pipeline really runs.
-    from tandemmq.spark.pipelines.audit import AuditOptions, run_audit
+    watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
 
-    reporter = make_reporter(progress)
-    try:
+    def work(reporter: Reporter) -> int:
+        # Spark and pyarrow are only imported when a pipeline really runs.
+        from tandemmq.spark.pipelines.audit import AuditOptions, run_audit
+
         stores = [split_pair(text, "--store") for text in store or []]
         options = AuditOptions(
             topic=topic,
@@ -53,12 +69,9 @@ def audit(
             piece_size=piece_size,
             settle_s=settle_seconds,
             count_repeated_keys=repeated_keys,
-            spark_log=spark_log or Path("/dev/null"),
+            every_s=every_seconds if continuous else None,
+            spark_log=spark_log,
         )
-        code = run_audit(options, reporter)
-    except TandemError as error:
-        typer.echo(f"error: {error}", err=True)
-        code = 2
-    finally:
-        reporter.close()
-    raise typer.Exit(code)
+        return run_audit(options, reporter)
+
+    run_pipeline("audit", topic, watch, work)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from enum import Enum
+from pathlib import Path
 
 import typer
 from rich.console import Console
 
+from tandemmq.errors import ConfigError
 from tandemmq.spark.pipelines.events import JsonReporter, Reporter, SilentReporter, TextReporter
 
 
@@ -34,3 +37,31 @@ def split_pair(text: str, option: str) -> tuple[str, str]:
     if not separator or not name.strip():
         raise typer.BadParameter(f"expected name=value, got {text!r}", param_hint=option)
     return name.strip(), value
+
+
+def read_text_option(option: str, text: str) -> str:
+    """The text, or what the file behind an `@` holds."""
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"{option}: {text[1:]}: {error.strerror}") from error
+
+
+def parse_time(option: str, text: str) -> int | None:
+    """Milliseconds; None for no text. A time without a zone is UTC.
+
+    Raises:  ConfigError for what is neither a number nor a time.
+    """
+    if not text:
+        return None
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{option}: expected milliseconds or a time such as 2025-01-31T12:00:00, got {text!r}"
+        ) from None
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)

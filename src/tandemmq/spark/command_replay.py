@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tandemmq.errors import ConfigError, TandemError
-from tandemmq.spark.command_progress import ProgressKind, make_reporter, split_pair
+from tandemmq.spark.command_progress import ProgressKind, parse_time, split_pair
+from tandemmq.spark.command_watch import (
+    EverySeconds,
+    Master,
+    MetricsPort,
+    NameServers,
+    Progress,
+    ReportFile,
+    Watch,
+    run_pipeline,
+)
+from tandemmq.spark.pipelines.events import Reporter
 
 
 def replay(
     lake: Annotated[Path, typer.Option(help="The lake that a landing wrote.")],
-    namesrv: Annotated[str, typer.Option(help="Name servers: host:port[;host:port].")],
+    namesrv: NameServers,
     to: Annotated[str, typer.Option(help="The topic that gets the messages.")],
     from_time: Annotated[
         str, typer.Option(help="Store time of the first message: milliseconds, or 2025-01-31T12:00:00 (UTC).")
@@ -33,21 +42,28 @@ def replay(
     state: Annotated[
         Path | None, typer.Option(help="What was done; default LAKE/_tandemmq/replay-TOPIC.json.")
     ] = None,
-    master: Annotated[str, typer.Option(help="Spark master: local[*] or spark://host:port.")] = "local[*]",
+    continuous: Annotated[
+        bool, typer.Option("--continuous/--once", help="Go on with what is landed meanwhile, or end.")
+    ] = False,
+    every_seconds: EverySeconds = 5.0,
+    master: Master = "local[*]",
     option: Annotated[
         list[str] | None, typer.Option(help="Any other option of the sink, as name=value; repeatable.")
     ] = None,
-    progress: Annotated[ProgressKind, typer.Option(help="How progress is told.")] = ProgressKind.TEXT,
+    progress: Progress = ProgressKind.TEXT,
+    report: ReportFile = None,
+    metrics_port: MetricsPort = None,
 ) -> None:
     """Send messages of a lake to a topic again, by time and filter, at a bounded rate.
 
     Started again after a signal, an error or a kill, it goes on with the lake's batch at which it was.
     """
-    # Spark and pyarrow are only imported when a pipeline really runs.
-    from tandemmq.spark.pipelines.replay import Keys, ReplayOptions, run_replay
+    watch = Watch(progress=progress, report=report, metrics_port=metrics_port)
 
-    reporter = make_reporter(progress)
-    try:
+    def work(reporter: Reporter) -> int:
+        # Spark and pyarrow are only imported when a pipeline really runs.
+        from tandemmq.spark.pipelines.replay import Keys, ReplayOptions, run_replay
+
         options = ReplayOptions(
             lake=lake,
             name_servers=namesrv,
@@ -59,31 +75,10 @@ def replay(
             keys=Keys.KEEP if keep_keys else Keys.NEW,
             keep_queues=keep_queues,
             state=state,
+            follow_every_s=every_seconds if continuous else None,
             master=master,
             sink=tuple(split_pair(text, "--option") for text in option or []),
         )
-        code = run_replay(options, reporter)
-    except TandemError as error:
-        typer.echo(f"error: {error}", err=True)
-        code = 2
-    finally:
-        reporter.close()
-    raise typer.Exit(code)
+        return run_replay(options, reporter)
 
-
-def parse_time(option: str, text: str) -> int | None:
-    """Milliseconds; None for no text. A time without a zone is UTC.
-
-    Raises:  ConfigError for what is neither a number nor a time.
-    """
-    if not text:
-        return None
-    if text.isdecimal():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(
-            f"{option}: expected milliseconds or a time such as 2025-01-31T12:00:00, got {text!r}"
-        ) from None
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    run_pipeline("replay", f"{lake} to {to}", watch, work)

@@ -14,20 +14,16 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+import tandemmq.spark.pipelines.lake_job
 import tandemmq.spark.pipelines.landing
+import tandemmq.spark.pipelines.sessions
 import tandemmq.spark.session
 from tandemmq.errors import ConfigError
 from tandemmq.spark.command import app
 from tandemmq.spark.lake.files import claim_lake
 from tandemmq.spark.pipelines.events import JsonReporter
-from tandemmq.spark.pipelines.landing import (
-    LakeMeter,
-    LandingOptions,
-    check_checkpoint,
-    check_landing,
-    hold_directory,
-    run_landing,
-)
+from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint, hold_directory
+from tandemmq.spark.pipelines.landing import LandingOptions, check_landing, run_landing
 from tandemmq.spark.pipelines.runner import Job, Totals
 from tandemmq.spark.session import hush_pandas, share_python_path
 
@@ -44,28 +40,28 @@ def _write_checkpoint(path: Path, query: str) -> None:
 
 def test_a_new_directory_with_a_new_checkpoint_is_fine(tmp_path: Path) -> None:
     check_landing(_options(tmp_path))
-    check_checkpoint(_options(tmp_path))
+    check_checkpoint(_options(tmp_path).target())
 
 
 def test_a_directory_goes_on_with_its_checkpoint(tmp_path: Path) -> None:
     claim_lake(tmp_path, "q1")
     _write_checkpoint(tmp_path / "_checkpoint", "q1")
-    check_checkpoint(_options(tmp_path))
+    check_checkpoint(_options(tmp_path).target())
 
 
 def test_an_old_directory_with_a_new_checkpoint_is_refused(tmp_path: Path) -> None:
     claim_lake(tmp_path, "q1")
     with pytest.raises(ConfigError, match=r"was written with another checkpoint .* is empty"):
-        check_checkpoint(_options(tmp_path))
+        check_checkpoint(_options(tmp_path).target())
     _write_checkpoint(tmp_path / "other", "q2")
     with pytest.raises(ConfigError, match="belongs to query q2"):
-        check_checkpoint(_options(tmp_path, checkpoint=tmp_path / "other"))
+        check_checkpoint(_options(tmp_path, checkpoint=tmp_path / "other").target())
 
 
 def test_batches_without_an_owner_are_refused(tmp_path: Path) -> None:
     (tmp_path / "batch=00000000").mkdir()
     with pytest.raises(ConfigError, match="not the record of the query"):
-        check_checkpoint(_options(tmp_path))
+        check_checkpoint(_options(tmp_path).target())
 
 
 def test_a_directory_is_held_by_one_landing(tmp_path: Path) -> None:
@@ -178,9 +174,11 @@ def test_an_interrupt_still_stops_in_order_after_spark_took_the_signal(
         measure_all=lambda: nothing,
         restarts_max=None,
     )
-    monkeypatch.setattr(tandemmq.spark.pipelines.landing, "build_session", build_session)
-    monkeypatch.setattr(tandemmq.spark.pipelines.landing, "warm_up", lambda spark: None)
-    monkeypatch.setattr(tandemmq.spark.pipelines.landing, "_make_job", lambda spark, options: job)
+    monkeypatch.setattr(tandemmq.spark.pipelines.sessions, "build_session", build_session)
+    monkeypatch.setattr(tandemmq.spark.pipelines.sessions, "register_formats", lambda spark: None)
+    monkeypatch.setattr(tandemmq.spark.pipelines.lake_job, "warm_up", lambda spark: None)
+    monkeypatch.setattr(tandemmq.spark.pipelines.lake_job, "_make_job", lambda *args: job)
+    monkeypatch.setattr(tandemmq.spark.pipelines.landing, "_make_stream", lambda spark, options: None)
     stream = io.StringIO()
     assert run_landing(_options(tmp_path), JsonReporter(stream, stream)) == 0
     assert json.loads(stream.getvalue().splitlines()[-1])["reason"] == "signal"

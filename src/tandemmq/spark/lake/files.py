@@ -34,6 +34,9 @@ from tandemmq.errors import ConfigError
 
 CONTROL_DIR = "_tandemmq"
 STAGING_DIR = "staging"
+BAD_RECORDS_DIR = "_bad_records"
+"""A lake of its own for rows that could not be read as was wanted."""
+
 OWNER_FILE = "owner.json"
 SUMMARY_FILE = "_summary.json"
 LAYOUT_VERSION = 1

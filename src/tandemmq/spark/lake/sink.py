@@ -12,21 +12,24 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import StagedFile, commit_batch, discard_files
+from tandemmq.spark.lake.files import BAD_RECORDS_DIR, StagedFile, commit_batch, discard_files
 from tandemmq.spark.task_names import BATCH_ID, QUERY_ID
 from tandemmq.telemetry import events
+
+if TYPE_CHECKING:
+    from tandemmq.spark.lake.parquet import ParquetOptions, ParquetStager
 
 log = logging.getLogger(__name__)
 
 SINK_NAME = "tandemmq_lake"
 
-_OPTIONS = frozenset(("path", "partitionby", "compression"))
+_OPTIONS = frozenset(("path", "partitionby", "compression", "badcolumn"))
 _SPARK_OPTIONS = frozenset(("queryname", "checkpointlocation"))
 """What Spark itself hands over among the options."""
 
@@ -37,10 +40,14 @@ class TaskFiles(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untype
 
     query_id: str
     files: tuple[StagedFile, ...]
+    bad_files: tuple[StagedFile, ...] = ()
 
 
 class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
-    """Options: `path`; `partitionBy` (columns, `dt`, `hour`); `compression` zstd, snappy or none."""
+    """Options: `path`; `partitionBy` (columns, `dt`, `hour`); `compression` zstd, snappy or none.
+
+    `badColumn`: rows in which it is not null go to the lake `_bad_records` in this one, in the same batch.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -64,6 +71,7 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
             Path(path.removeprefix("file:")).absolute(),
             partition_by=tuple(name.strip() for name in columns if name.strip()),
             compression=self.options.get("compression", "zstd"),
+            bad_column=self.options.get("badColumn", ""),
         )
 
 
@@ -72,41 +80,59 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
     SP-22).
     """
 
-    def __init__(self, root: Path, *, partition_by: tuple[str, ...], compression: str) -> None:
+    def __init__(
+        self, root: Path, *, partition_by: tuple[str, ...], compression: str, bad_column: str = ""
+    ) -> None:
         self._root = root
         self._partition_by = partition_by
         self._compression = compression
+        self._bad_column = bad_column
 
     def write(self, iterator: Iterator[Any]) -> TaskFiles:
-        from tandemmq.spark.lake.parquet import ParquetOptions, ParquetStager
-
         context = TaskContext.get()
-        options = ParquetOptions(partition_by=self._partition_by, compression=self._compression)
-        stager: ParquetStager | None = None
+        batch_id, partition_id = int(context.getLocalProperty(BATCH_ID)), context.partitionId()
+        good, bad = (self._stage(root, batch_id, partition_id) for root in (self._root, self._bad_root))
         try:
             for batch in iterator:
-                if stager is None:
-                    stager = ParquetStager(
-                        self._root,
-                        batch_id=int(context.getLocalProperty(BATCH_ID)),
-                        partition_id=context.partitionId(),
-                        schema=batch.schema,
-                        options=options,
-                    )
-                stager.write(batch)
-            files = stager.finish() if stager is not None else ()
+                for rows, stager in zip(self._split(batch), (good, bad), strict=False):
+                    stager.write(rows)
+            files, bad_files = good.finish(), bad.finish()
         except BaseException:
-            if stager is not None:
-                stager.discard()
+            good.discard()
+            bad.discard()
             raise
-        return TaskFiles(query_id=str(context.getLocalProperty(QUERY_ID)), files=files)
+        query_id = str(context.getLocalProperty(QUERY_ID))
+        return TaskFiles(query_id=query_id, files=files, bad_files=bad_files)
+
+    @property
+    def _bad_root(self) -> Path:
+        return self._root / BAD_RECORDS_DIR
+
+    def _stage(self, root: Path, batch_id: int, partition_id: int) -> LazyStager:
+        from tandemmq.spark.lake.parquet import ParquetOptions
+
+        options = ParquetOptions(
+            partition_by=self._partition_by if root == self._root else (), compression=self._compression
+        )
+        return LazyStager(root, batch_id, partition_id, options)
+
+    def _split(self, batch: Any) -> tuple[Any, ...]:
+        """The rows for the lake and those that are kept apart."""
+        if not self._bad_column:
+            return (batch,)
+        is_good = batch.column(self._bad_column).is_null()
+        return batch.filter(is_good).drop_columns([self._bad_column]), batch.filter(_invert(is_good))
 
     def commit(self, messages: Sequence[TaskFiles | None], batchId: int) -> None:
         done = [message for message in messages if message is not None]
-        files = [file for message in done for file in message.files]
         if not done:
             return
+        files = [file for message in done for file in message.files]
+        bad_files = [file for message in done for file in message.bad_files]
         try:
+            # The lake goes last: a batch that it has is whole, and a replay of it changes neither.
+            if bad_files:
+                commit_batch(self._bad_root, batchId, done[0].query_id, bad_files)
             commit_batch(self._root, batchId, done[0].query_id, files)
         except (OSError, ConfigError):
             # Spark's exception says only that writing failed; the cause must be said here (SP-47).
@@ -117,3 +143,44 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         for message in messages:
             if message is not None:
                 discard_files(self._root, message.files)
+                discard_files(self._bad_root, message.bad_files)
+
+
+class LazyStager:
+    """Begins to stage files with the first rows."""
+
+    def __init__(self, root: Path, batch_id: int, partition_id: int, options: ParquetOptions) -> None:
+        self._root = root
+        self._batch_id = batch_id
+        self._partition_id = partition_id
+        self._options = options
+        self._stager: ParquetStager | None = None
+
+    def write(self, batch: Any) -> None:
+        if not batch.num_rows:
+            return
+        if self._stager is None:
+            from tandemmq.spark.lake.parquet import ParquetStager
+
+            self._stager = ParquetStager(
+                self._root,
+                batch_id=self._batch_id,
+                partition_id=self._partition_id,
+                schema=batch.schema,
+                options=self._options,
+            )
+        self._stager.write(batch)
+
+    def finish(self) -> tuple[StagedFile, ...]:
+        return self._stager.finish() if self._stager is not None else ()
+
+    def discard(self) -> None:
+        if self._stager is not None:
+            self._stager.discard()
+
+
+def _invert(mask: Any) -> Any:
+    """The opposite of a column of booleans."""
+    import pyarrow.compute as pc
+
+    return pc.invert(mask)

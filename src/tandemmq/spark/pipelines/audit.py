@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,10 +39,11 @@ from tandemmq.spark.pipelines.digests import (
     cut_parts,
 )
 from tandemmq.spark.pipelines.events import Reporter
+from tandemmq.spark.pipelines.exhibits import BarChart
 from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
 from tandemmq.spark.pipelines.runner import StopFlag, explain_failure
+from tandemmq.spark.pipelines.sessions import open_session, repeat
 from tandemmq.spark.resolve import describe_all
-from tandemmq.spark.session import build_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,6 +68,7 @@ class AuditOptions:
     piece_size: int = 100_000
     settle_s: float = 10.0
     count_repeated_keys: bool = True
+    every_s: float | None = None
     spark_log: Path | None = None
 
     @property
@@ -79,18 +81,23 @@ class AuditOptions:
 
 
 def run_audit(options: AuditOptions, reporter: Reporter) -> int:
-    """The process's exit code: 0 all sides are equal, 1 they are not or one cannot be read, 3 a signal."""
-    stop = StopFlag()
-    with stop.listening():
-        spark = build_session(f"audit {options.topic}", options.master, log_file=options.spark_log)
-        try:
-            # Spark took SIGINT for itself when the session began.
-            with stop.listening():
-                code, end = _judge(spark, options, reporter, stop)
-        finally:
-            with suppress(Exception):
-                spark.stop()
-    reporter.report(end)
+    """The process's exit code: 0 all sides are equal, 1 they are not or one cannot be read, 3 a signal.
+
+    An audit that is repeated until a signal ends with the code of its last whole round.
+    """
+    ends: list[AuditDone] = []
+    codes: list[int] = []
+
+    def judge(spark: SparkSession, stop: StopFlag) -> int:
+        code, end = _judge(spark, options, reporter, stop)
+        if code != EXIT_SIGNAL or not codes:
+            ends.append(end)
+            codes.append(code)
+        return codes[-1]
+
+    with open_session(f"audit {options.topic}", options.master, options.spark_log) as (spark, stop):
+        code = repeat(lambda: judge(spark, stop), every_s=options.every_s, stop=stop)
+    reporter.report(ends[-1])
     return code
 
 
@@ -128,11 +135,6 @@ class Audit:
     def __init__(
         self, spark: SparkSession, options: AuditOptions, reporter: Reporter, stop: StopFlag
     ) -> None:
-        from tandemmq.spark.commitlog.source import CommitLogSource
-        from tandemmq.spark.source import TandemSource
-
-        spark.dataSource.register(TandemSource)
-        spark.dataSource.register(CommitLogSource)
         self._spark = spark
         self._options = options
         self._reporter = reporter
@@ -150,8 +152,7 @@ class Audit:
         self._tell_start(sides, form, ranges)
         digests: dict[str, Digests] = {}
         is_equal = True
-        for side in sides:
-            read = self._read(side, frames, ranges)
+        for side, read in zip(sides, self._read_all(sides, frames, ranges), strict=True):
             if read is None:
                 is_equal = False
             else:
@@ -166,6 +167,8 @@ class Audit:
                 found = compare(digests[reference.name], digests[side.name], parts, expected, ranges)
                 self._tell_verdict(side, reference, found, frames)
                 is_equal &= found.is_equal
+        bars = tuple((side, float(sum(d.rows for d in found.values()))) for side, found in digests.items())
+        self._reporter.report(BarChart(title="Rows by side", unit="rows", bars=bars))
         if options.count_repeated_keys:
             frame = frames.read(reference, ranges)
             messages, keys, example = self._jobs.run(lambda: frames.repeated_keys(frame))
@@ -226,26 +229,34 @@ class Audit:
             )
         )
 
-    def _read(self, side: Side, frames: Frames, ranges: Ranges) -> dict[PieceKey, Digest] | None:
-        """The digests of one side; None when it cannot be read."""
+    def _read_all(
+        self, sides: Sequence[Side], frames: Frames, ranges: Ranges
+    ) -> list[dict[PieceKey, Digest] | None]:
+        """The digests of each side, all read at the same time; None for one that cannot be read."""
         began = time.monotonic()
 
         def tick(done: int, total: int) -> None:
             seconds = round(time.monotonic() - began, 1)
-            self._reporter.report(SideReading(side=side.name, tasks_done=done, tasks=total, seconds=seconds))
+            names = ", ".join(side.name for side in sides)
+            self._reporter.report(SideReading(side=names, tasks_done=done, tasks=total, seconds=seconds))
 
-        try:
-            digests = self._jobs.run(
-                lambda: frames.digest(frames.read(side, ranges), self._options.piece_size), tick
-            )
-        except (Interrupted, ConfigError):
-            raise
-        except Exception as error:  # noqa: BLE001  (failures of Spark and py4j share no class)
-            self._reporter.report(
-                Difference(side=side.name, problem="unreadable", detail=explain_failure(str(error)))
-            )
+        def read(side: Side) -> tuple[dict[PieceKey, Digest], float]:
+            found = frames.digest(frames.read(side, ranges), self._options.piece_size)
+            return found, max(time.monotonic() - began, 0.001)
+
+        results = self._jobs.run_all([partial(read, side) for side in sides], tick)
+        return [self._tell_read(side, result) for side, result in zip(sides, results, strict=True)]
+
+    def _tell_read(
+        self, side: Side, result: tuple[dict[PieceKey, Digest], float] | BaseException
+    ) -> dict[PieceKey, Digest] | None:
+        if isinstance(result, (Interrupted, ConfigError)):
+            raise result
+        if isinstance(result, BaseException):
+            detail = explain_failure(str(result))
+            self._reporter.report(Difference(side=side.name, problem="unreadable", detail=detail))
             return None
-        seconds = max(time.monotonic() - began, 0.001)
+        digests, seconds = result
         rows = sum(digest.rows for digest in digests.values())
         self._reporter.report(
             SideRead(side=side.name, rows=rows, seconds=round(seconds, 3), rate=round(rows / seconds))

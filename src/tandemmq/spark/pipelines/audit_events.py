@@ -48,6 +48,7 @@ class SideRead:
 
     kind: ClassVar[str] = "side"
     is_lasting: ClassVar[bool] = True
+    table: ClassVar[str] = "Sides"
 
     side: str
     rows: int
@@ -66,6 +67,7 @@ class Difference:
 
     kind: ClassVar[str] = "difference"
     is_lasting: ClassVar[bool] = True
+    table: ClassVar[str] = "Differences"
 
     side: str
     problem: str
@@ -91,6 +93,7 @@ class SideJudged:
 
     kind: ClassVar[str] = "verdict"
     is_lasting: ClassVar[bool] = True
+    table: ClassVar[str] = "Verdicts"
 
     side: str
     is_equal: bool
@@ -124,6 +127,7 @@ class RepeatedKeys:
 
     kind: ClassVar[str] = "repeated_keys"
     is_lasting: ClassVar[bool] = True
+    table: ClassVar[str] = "Unique keys"
 
     side: str
     messages: int

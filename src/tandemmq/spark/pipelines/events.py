@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol, TextIO
 
@@ -92,7 +93,8 @@ class Stopped:
 class Event(Protocol):
     """What reporters take: a dataclass with a name for programs and a line for people.
 
-    `is_lasting`, where it is there and true, keeps the line on a terminal.
+    `is_lasting`, where it is there and true, keeps the line on a terminal. `is_exhibit` marks what only a
+    report shows. `table` names the table of a report that the event's fields are a row of.
     """
 
     kind: ClassVar[str]
@@ -120,6 +122,8 @@ class JsonReporter:
         self._errors = errors
 
     def report(self, event: Event) -> None:
+        if getattr(event, "is_exhibit", False):
+            return
         self._stream.write(json.dumps({"event": event.kind, **asdict(event)}) + "\n")
         self._stream.flush()
         error = getattr(event, "final_error", "")
@@ -129,6 +133,21 @@ class JsonReporter:
 
     def close(self) -> None:
         """Nothing to close: the streams are the caller's."""
+
+
+class Reporters:
+    """Several as one."""
+
+    def __init__(self, reporters: Sequence[Reporter]) -> None:
+        self._reporters = tuple(reporters)
+
+    def report(self, event: Event) -> None:
+        for reporter in self._reporters:
+            reporter.report(event)
+
+    def close(self) -> None:
+        for reporter in self._reporters:
+            reporter.close()
 
 
 class SilentReporter:
@@ -149,6 +168,8 @@ class TextReporter:
             self._live.start()
 
     def report(self, event: Event) -> None:
+        if getattr(event, "is_exhibit", False):
+            return
         line = event.render()
         if not self._console.is_terminal:
             self._console.print(line, highlight=False, soft_wrap=True)

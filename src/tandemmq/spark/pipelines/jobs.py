@@ -1,10 +1,10 @@
-"""One question to Spark after the other, in a thread of its own: signals and progress are not late."""
+"""Questions to Spark, each in a thread of its own: signals and progress are not late."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from tandemmq.errors import TandemError
@@ -37,34 +37,52 @@ class Jobs:
 
         Raises:  whatever `work` raises; Interrupted when a signal came, after Spark's tasks were cancelled.
         """
-        results: list[T] = []
-        failures: list[BaseException] = []
+        (result,) = self.run_all([work], on_tick)
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
-        def follow() -> None:
+    def run_all(
+        self, works: Sequence[Callable[[], T]], on_tick: Tick = lambda done, total: None
+    ) -> list[T | BaseException]:
+        """What each returns or raises; all run at the same time.
+
+        Raises:  Interrupted when a signal came, after Spark's tasks were cancelled.
+        """
+        results: dict[int, T | BaseException] = {}
+
+        def follow(index: int, work: Callable[[], T]) -> None:
             try:
                 # A write looks for its sink in the session of the Java thread that serves this one, which has
                 # none yet; making a frame of ours gives it one.
                 self._spark.createDataFrame([], "none int")
-                results.append(work())
-            except BaseException as error:  # noqa: BLE001  (raised again in the caller's thread)
-                failures.append(error)
+                results[index] = work()
+            except BaseException as error:  # noqa: BLE001  (handed to the caller's thread)
+                results[index] = error
 
         self._check()
-        thread = threading.Thread(target=follow, name="spark-job", daemon=True)
-        thread.start()
-        told_at = time.monotonic()
-        while thread.is_alive():
-            thread.join(0.05)
-            if self._stop.is_set:
-                self._spark.sparkContext.cancelAllJobs()
-            if time.monotonic() - told_at >= TICK_S:
-                told_at = time.monotonic()
-                on_tick(*self._count_tasks())
-        if failures:
-            # A cancelled job fails too; the signal is the reason.
+        threads = [
+            threading.Thread(target=follow, args=(index, work), name=f"spark-job-{index}", daemon=True)
+            for index, work in enumerate(works)
+        ]
+        for thread in threads:
+            thread.start()
+        self._wait(threads, on_tick)
+        # A cancelled job fails too; the signal is the reason.
+        if any(isinstance(result, BaseException) for result in results.values()):
             self._check()
-            raise failures[0]
-        return results[0]
+        return [results[index] for index in range(len(works))]
+
+    def _wait(self, threads: Sequence[threading.Thread], on_tick: Tick) -> None:
+        told_at = time.monotonic()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.05)
+                if self._stop.is_set:
+                    self._spark.sparkContext.cancelAllJobs()
+                if time.monotonic() - told_at >= TICK_S:
+                    told_at = time.monotonic()
+                    on_tick(*self._count_tasks())
 
     def _check(self) -> None:
         if self._stop.is_set:

@@ -8,7 +8,6 @@ they are made of where a message was landed from, not of when it was sent.
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -20,7 +19,7 @@ from tandemmq.spark.pipelines.events import BatchDone, Reporter, Started, Stoppe
 from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
 from tandemmq.spark.pipelines.replay_state import ReplayState, load_state
 from tandemmq.spark.pipelines.runner import StopFlag, explain_failure
-from tandemmq.spark.session import build_session
+from tandemmq.spark.pipelines.sessions import open_session, repeat
 from tandemmq.spark.sink.options import parse_sink_options
 
 if TYPE_CHECKING:
@@ -52,6 +51,7 @@ class ReplayOptions:
     keys: Keys = Keys.NEW
     keep_queues: bool = False
     state: Path | None = None
+    follow_every_s: float | None = None
     master: str = "local[*]"
     sink: tuple[tuple[str, str], ...] = ()
 
@@ -79,21 +79,13 @@ class ReplayOptions:
 def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
     """The process's exit code: 0 everything is sent or a signal asked for the end, 1 after an error."""
     parse_sink_options(options.sink_options())
-    batches = list_batches(options.lake)
-    if not batches:
+    if not list_batches(options.lake) and options.follow_every_s is None:
         raise ConfigError(f"{options.lake} holds no batches of a landing")
     state = load_state(options.state_path, options.plan())
-    stop = StopFlag()
-    with stop.listening():
-        log = options.lake / CONTROL_DIR / "replay.log"
-        spark = build_session(f"replay {options.to_topic}", options.master, log_file=log)
-        try:
-            # Spark took SIGINT for itself when the session began.
-            with stop.listening():
-                return Replay(spark, options, state, reporter, stop).run(batches)
-        finally:
-            with suppress(Exception):
-                spark.stop()
+    log = options.lake / CONTROL_DIR / "replay.log"
+    with open_session(f"replay {options.to_topic}", options.master, log) as (spark, stop):
+        replay = Replay(spark, options, state, reporter, stop)
+        return replay.run_all()
 
 
 class Replay:
@@ -107,17 +99,36 @@ class Replay:
         reporter: Reporter,
         stop: StopFlag,
     ) -> None:
-        from tandemmq.spark.source import TandemSource
-
-        spark.dataSource.register(TandemSource)
         self._spark = spark
         self._options = options
         self._state = state
         self._reporter = reporter
+        self._stop = stop
         self._jobs = Jobs(spark, stop)
 
+    def run_all(self) -> int:
+        """Sends what the lake holds, and what is landed meanwhile if that is wanted; the exit code."""
+        self._tell_start()
+        reason, error = "done", ""
+
+        def send_new() -> int:
+            nonlocal reason, error
+            reason, error = self._send_all(list_batches(self._options.lake))
+            if reason != "done":
+                self._stop.is_set = True
+            return 0
+
+        repeat(send_new, every_s=self._options.follow_every_s, stop=self._stop)
+        if reason == "done" and self._options.follow_every_s is not None:
+            reason = "signal"
+        return self._end(reason, error)
+
     def run(self, batches: list[int]) -> int:
-        """Sends the batches that are not done; the exit code."""
+        """Sends those of the batches that are not done; the exit code."""
+        self._tell_start()
+        return self._end(*self._send_all(batches))
+
+    def _tell_start(self) -> None:
         self._reporter.report(
             Started(
                 topic=str(self._options.lake),
@@ -126,17 +137,20 @@ class Replay:
                 bytes_total=self._state.size_bytes,
             )
         )
+
+    def _send_all(self, batches: list[int]) -> tuple[str, str]:
+        """How it ended: `done`, `signal` or `error`, and the error."""
         try:
             for batch in batches:
                 if str(batch) not in self._state.done:
                     self._send(batch, left=sum(str(other) not in self._state.done for other in batches) - 1)
         except Interrupted:
-            return self._end("signal")
+            return "signal", ""
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001  (failures of Spark and py4j share no class)
-            return self._end("error", explain_failure(str(error)))
-        return self._end("done")
+            return "error", explain_failure(str(error))
+        return "done", ""
 
     def _send(self, batch: int, *, left: int) -> None:
         began = time.monotonic()

@@ -36,6 +36,10 @@ class ReplayState:
     def mark(self, part: str, rows: int, size_bytes: int) -> None:
         """Writes down that a part is sent; it is on disk afterwards."""
         self.done[part] = (rows, size_bytes)
+        self.write()
+
+    def write(self) -> None:
+        """Puts the state on disk."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         staged = self.path.with_name(f"{self.path.name}.new")
         document = {"version": VERSION, "plan": dict(self.plan), "done": self.done}

@@ -1,0 +1,44 @@
+"""What a look at dead letters tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLettersSeen:
+    """How many were chosen; `kinds`: groups of one topic, error and age."""
+
+    kind: ClassVar[str] = "dead_letters"
+    is_lasting: ClassVar[bool] = True
+
+    group: str
+    messages: int
+    kinds: int
+
+    def render(self) -> str:
+        if not self.messages:
+            return f"{self.group}: no dead letters"
+        return f"{self.group}: {self.messages:,} dead letters of {self.kinds} kinds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """One of them. `stored_at`: when it died, UTC; `id`: of the message that it was."""
+
+    kind: ClassVar[str] = "dead_letter"
+    is_lasting: ClassVar[bool] = True
+    table: ClassVar[str] = "The oldest"
+
+    stored_at: str
+    origin: str
+    id: str
+    keys: str
+    retries: int
+    error: str
+    body: str
+
+    def render(self) -> str:
+        keys = f" keys {self.keys}" if self.keys else ""
+        return f"{self.stored_at} {self.origin} {self.id}{keys}: {self.error}: {self.body}"

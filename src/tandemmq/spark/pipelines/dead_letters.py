@@ -1,0 +1,348 @@
+"""Dead letters: look at them, group them by error and age, send chosen ones to their topics again.
+
+A dead letter that is sent again is written down by queue and offset, and is not sent a second time. A round
+that was killed between sending and writing is sent again with the same unique keys, made of where the dead
+letter lies; consumers can drop those.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tandemmq.errors import ConfigError, TandemError
+from tandemmq.protocol.topic_names import dlq_topic
+from tandemmq.spark.options import parse_options
+from tandemmq.spark.pipelines.dead_letter_events import DeadLetter, DeadLettersSeen
+from tandemmq.spark.pipelines.events import BatchDone, Reporter, Started, Stopped
+from tandemmq.spark.pipelines.exhibits import BarChart, Cell, Table
+from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
+from tandemmq.spark.pipelines.replay_state import ReplayState, load_state
+from tandemmq.spark.pipelines.runner import StopFlag, explain_failure
+from tandemmq.spark.pipelines.sessions import open_session, repeat
+from tandemmq.spark.sink.options import parse_sink_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+AGES = ((1, "under an hour"), (24, "under a day"), (7 * 24, "under a week"), (30 * 24, "under a month"))
+OLDER = "a month and more"
+ORIGIN_TOPICS = ("DLQ_ORIGIN_TOPIC", "RETRY_TOPIC", "REAL_TOPIC")
+ORIGIN_IDS = ("DLQ_ORIGIN_MESSAGE_ID", "ORIGIN_MESSAGE_ID")
+PLACE = ("topic", "brokerName", "queueId", "queueOffset")
+GROUPS_SHOWN = 100
+RESEND_ROWS = 1_000
+"""So many are sent, and then written down, at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterOptions:
+    """What `tandemmq pipeline deadletters` can be told. Times: milliseconds of store time."""
+
+    name_servers: str
+    group: str
+    begin_ms: int | None = None
+    end_ms: int | None = None
+    ids: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    where: str = ""
+    error_property: str = "error"
+    shown: int = 20
+    resend: bool = False
+    to_topic: str = ""
+    state: Path | None = None
+    every_s: float | None = None
+    master: str = "local[*]"
+    sink: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.resend and self.state is None:
+            raise ConfigError("--resend needs --state FILE: what was sent again is written down there")
+
+    @property
+    def topic(self) -> str:
+        return dlq_topic(self.group)
+
+    def source_options(self) -> dict[str, str]:
+        return {"nameServer": self.name_servers, "subscribe": self.topic}
+
+    def sink_options(self) -> dict[str, str]:
+        return {"nameServer": self.name_servers, **dict(self.sink)}
+
+    def plan(self) -> dict[str, str]:
+        """What decides where a dead letter goes; which ones are chosen may change from run to run."""
+        return {"group": self.group, "topic": self.to_topic}
+
+
+def run_dead_letters(options: DeadLetterOptions, reporter: Reporter) -> int:
+    """The process's exit code: 0 done or a signal asked for the end, 1 after an error."""
+    parse_options(options.source_options(), is_streaming=False)
+    parse_sink_options({**options.sink_options(), "topic": "any"})
+    state = load_state(options.state, options.plan()) if options.state is not None else None
+    with open_session(f"deadletters {options.group}", options.master) as (spark, stop):
+        letters = DeadLetters(spark, options, state, reporter, stop)
+        repeat(letters.run, every_s=options.every_s, stop=stop)
+    return letters.end()
+
+
+@dataclass(slots=True)
+class _End:
+    reason: str = "done"
+    error: str = ""
+    seen: int = 0
+
+
+class DeadLetters:
+    """The dead letters of one group in a session."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: DeadLetterOptions,
+        state: ReplayState | None,
+        reporter: Reporter,
+        stop: StopFlag,
+    ) -> None:
+        self._spark = spark
+        self._options = options
+        self._state = state
+        self._reporter = reporter
+        self._stop = stop
+        self._jobs = Jobs(spark, stop)
+        self._end = _End()
+        self._tell_start()
+
+    def run(self) -> int:
+        """One look at the dead letters, and one round of sending them again if that is wanted."""
+        self._end = _End()
+        try:
+            self._browse()
+            if self._options.resend:
+                self._resend()
+        except Interrupted:
+            self._end.reason = "signal"
+        except TandemError:
+            raise
+        except Exception as error:  # noqa: BLE001  (failures of Spark and py4j share no class)
+            self._end = _End("error", explain_failure(str(error)))
+        return 0
+
+    def end(self) -> int:
+        """Tells how it ended; the exit code."""
+        reason = "signal" if self._stop.is_set and self._end.reason == "done" else self._end.reason
+        rows, size_bytes = (self._state.rows, self._state.size_bytes) if self._state else (self._end.seen, 0)
+        self._reporter.report(
+            Stopped(reason=reason, rows_total=rows, bytes_total=size_bytes, error=self._end.error)
+        )
+        return 1 if reason == "error" else 0
+
+    def _tell_start(self) -> None:
+        done = self._state
+        self._reporter.report(
+            Started(
+                topic=self._options.topic,
+                out=(self._options.to_topic or "their topics") if self._options.resend else "a list",
+                rows_total=done.rows if done else 0,
+                bytes_total=done.size_bytes if done else 0,
+            )
+        )
+
+    def read(self) -> DataFrame:
+        """The chosen dead letters with their `error`, `age`, `origin` topic and `originId`."""
+        options = self._options
+        frame = self._spark.read.format("tandemmq").options(**options.source_options()).load()
+        return choose(describe(frame, options.error_property), options)
+
+    def _browse(self) -> None:
+        frame = self.read()
+        groups = self._jobs.run(
+            lambda: (
+                frame.groupBy("origin", "error", "age")
+                .agg(*_counts())
+                .orderBy("count", ascending=False)
+                .limit(GROUPS_SHOWN)
+                .collect()
+            )
+        )
+        first = self._jobs.run(
+            lambda: frame.orderBy("storeTimestamp", *PLACE).limit(self._options.shown).collect()
+        )
+        self._end.seen = sum(row["count"] for row in groups)
+        self._reporter.report(
+            DeadLettersSeen(group=self._options.group, messages=self._end.seen, kinds=len(groups))
+        )
+        self._reporter.report(_show_groups(groups))
+        self._reporter.report(_show_errors(groups))
+        for row in first:
+            self._reporter.report(_tell(row))
+
+    def _resend(self) -> None:
+        """Sends what was not sent before, a bounded number at a time, oldest first in each queue."""
+        assert self._state is not None
+        round_number = 0
+        while True:
+            rows = self._jobs.run(self._next_places)
+            if not rows:
+                return
+            began = time.monotonic()
+            size_bytes = self._jobs.run(partial(self._send, rows))
+            share, rest = divmod(size_bytes, len(rows))
+            for index, row in enumerate(rows):
+                self._state.done[_place_name(row)] = (1, share + (index < rest))
+            self._state.write()
+            seconds = max(time.monotonic() - began, 0.001)
+            self._reporter.report(
+                BatchDone(
+                    batch=round_number,
+                    rows=len(rows),
+                    bytes=size_bytes,
+                    rows_total=self._state.rows,
+                    bytes_total=self._state.size_bytes,
+                    lag=None,
+                    seconds=round(seconds, 3),
+                    rate=round(len(rows) / seconds),
+                )
+            )
+            round_number += 1
+
+    def _next_places(self) -> list[Any]:
+        """Places and origins of some that were not sent again yet."""
+        assert self._state is not None
+        frame = self.read().select(*PLACE, "origin").orderBy(*PLACE)
+        done = [_read_place(name) for name in self._state.done]
+        if done:
+            sent = self._spark.createDataFrame(
+                done, "topic string, brokerName string, queueId int, queueOffset bigint"
+            )
+            frame = frame.join(sent, on=list(PLACE), how="left_anti")
+        rows: list[Any] = frame.orderBy(*PLACE).limit(RESEND_ROWS).collect()
+        lost = [row for row in rows if not (self._options.to_topic or row["origin"])]
+        if lost:
+            raise ConfigError(
+                f"dead letter {_place_name(lost[0])} does not say its topic; leave it out with --where, or "
+                "name a topic with --to"
+            )
+        return rows
+
+    def _send(self, rows: list[Any]) -> int:
+        """Sends the dead letters of these places; bytes of their bodies."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
+        options = self._options
+        places = self._spark.createDataFrame(
+            [tuple(row[name] for name in PLACE) for row in rows],
+            "topic string, brokerName string, queueId int, queueOffset bigint",
+        )
+        target = f.lit(options.to_topic) if options.to_topic else f.col("origin")
+        # The last twelve digits say the time to Java's search by key: see `sink.keys`.
+        origin = f.sha2(f.concat_ws("@", f.lit("dead letter"), *PLACE), 256)
+        seen = Observation()
+        messages = (
+            self.read()
+            .join(f.broadcast(places), on=list(PLACE))
+            .repartition(1)
+            .sortWithinPartitions(*PLACE)
+            .select(
+                target.alias("target"),
+                "body",
+                "tags",
+                "keys",
+                "properties",
+                "flag",
+                f.upper(f.concat(f.substring(origin, 1, 20), f.lit("0" * 12))).alias("uniqueKey"),
+            )
+            .withColumnRenamed("target", "topic")
+            .observe(seen, f.count("*").alias("rows"), f.sum(f.octet_length("body")).alias("bytes"))
+        )
+        messages.write.format("tandemmq").options(**options.sink_options()).mode("append").save()
+        if int(seen.get["rows"]) != len(rows):
+            raise TandemError(f"{len(rows)} dead letters were chosen, {seen.get['rows']} were sent")
+        return int(seen.get["bytes"] or 0)
+
+
+def describe(frame: DataFrame, error_property: str) -> DataFrame:
+    """Dead letters with what is known of each: where it came from, why and when it died."""
+    from pyspark.sql import functions as f
+
+    def first(names: tuple[str, ...]) -> Any:
+        return f.coalesce(*(f.col("properties").getItem(name) for name in names))
+
+    hours = (f.unix_millis(f.current_timestamp()) - f.unix_millis("storeTimestamp")) / 3_600_000
+    age = f.lit(OLDER)
+    for limit, name in reversed(AGES):
+        age = f.when(hours < limit, name).otherwise(age)
+    retries = f.concat(f.lit("gave up after "), f.col("reconsumeTimes").cast("string"), f.lit(" retries"))
+    return (
+        frame.withColumn("error", f.coalesce(f.col("properties").getItem(error_property), retries))
+        .withColumn("age", age)
+        .withColumn("origin", first(ORIGIN_TOPICS))
+        .withColumn("originId", f.coalesce(first(ORIGIN_IDS), f.col("msgId")))
+    )
+
+
+def choose(frame: DataFrame, options: DeadLetterOptions) -> DataFrame:
+    """The dead letters that the options mean."""
+    from pyspark.sql import functions as f
+
+    if options.begin_ms is not None:
+        frame = frame.where(f"storeTimestamp >= timestamp_millis({options.begin_ms})")
+    if options.end_ms is not None:
+        frame = frame.where(f"storeTimestamp < timestamp_millis({options.end_ms})")
+    if options.ids:
+        frame = frame.where(f.col("msgId").isin(*options.ids) | f.col("originId").isin(*options.ids))
+    if options.keys:
+        wanted = f.array(*(f.lit(key) for key in options.keys))
+        frame = frame.where(f.arrays_overlap(f.split(f.coalesce("keys", f.lit("")), " "), wanted))
+    return frame.where(options.where) if options.where else frame
+
+
+def _counts() -> list[Any]:
+    from pyspark.sql import functions as f
+
+    return [
+        f.count("*").alias("count"),
+        f.date_format(f.min("storeTimestamp"), "yyyy-MM-dd HH:mm:ss").alias("first"),
+        f.date_format(f.max("storeTimestamp"), "yyyy-MM-dd HH:mm:ss").alias("last"),
+        f.min("originId").alias("example"),
+    ]
+
+
+def _show_groups(groups: list[Any]) -> Table:
+    names = ("origin", "error", "age", "count", "first", "last", "example")
+    rows: tuple[tuple[Cell, ...], ...] = tuple(tuple(row[name] for name in names) for row in groups)
+    note = f"the {GROUPS_SHOWN} largest groups" if len(rows) == GROUPS_SHOWN else ""
+    return Table(title="By topic, error and age", columns=names, rows=rows, note=note)
+
+
+def _show_errors(groups: list[Any]) -> BarChart:
+    counts: dict[str, float] = {}
+    for row in groups:
+        counts[row["error"]] = counts.get(row["error"], 0) + row["count"]
+    bars = tuple(sorted(counts.items(), key=lambda item: -item[1]))
+    return BarChart(title="By error", unit="", bars=bars)
+
+
+def _tell(row: Any) -> DeadLetter:
+    body = bytes(row["body"] or b"")[:120].decode("utf-8", "replace")
+    return DeadLetter(
+        stored_at=row["storeTimestamp"].strftime("%Y-%m-%d %H:%M:%S"),
+        origin=row["origin"] or "",
+        id=row["originId"] or "",
+        keys=row["keys"] or "",
+        retries=row["reconsumeTimes"],
+        error=row["error"],
+        body=body,
+    )
+
+
+def _place_name(row: Any) -> str:
+    return "/".join(str(row[name]) for name in ("topic", "brokerName", "queueId", "queueOffset"))
+
+
+def _read_place(name: str) -> tuple[str, str, int, int]:
+    topic, broker, queue, offset = name.rsplit("/", 3)
+    return topic, broker, int(queue), int(offset)

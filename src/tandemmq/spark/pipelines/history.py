@@ -1,0 +1,194 @@
+"""History: a lake and its live topic as one DataFrame, each message once (`seam`).
+
+    from tandemmq.spark.pipelines.history import history
+
+    orders = history(spark, lake="/data/orders", name_servers="127.0.0.1:9876")
+
+What the lake has is read from its files, everything behind from the brokers. A topic that lost messages
+between the two fails the query unless `failOnDataLoss=false`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.columns import COLUMNS
+from tandemmq.spark.lake.files import batch_dir
+from tandemmq.spark.offsets import nest_positions
+from tandemmq.spark.options import SourceOptions, parse_options
+from tandemmq.spark.pipelines.events import BatchDone, Reporter, Started, Stopped
+from tandemmq.spark.pipelines.exhibits import BarChart
+from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
+from tandemmq.spark.pipelines.runner import StopFlag, explain_failure
+from tandemmq.spark.pipelines.seam import Seam, find_seam
+from tandemmq.spark.pipelines.sessions import open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FROM_COLUMN = "landed"
+"""True for rows of the lake, false for rows of the brokers."""
+
+_TYPES = {column.name: column.types for column in COLUMNS}
+
+
+def history(
+    spark: SparkSession,
+    *,
+    lake: str | Path,
+    name_servers: str,
+    topic: str = "",
+    columns: Sequence[str] = (),
+    checkpoint: str | Path | None = None,
+    options: dict[str, str] | None = None,
+) -> DataFrame:
+    """The messages of the lake's topics from the first that was landed to the newest one, each once.
+
+    `topic`: of a lake that holds several, or of an empty one. `columns`: all that lake and topic have in
+    common. `options`: further ones of the source; a landing with `tags` needs the same here. The end is taken
+    when this is called, so the frame is the same however often it is computed.
+    Raises:  ConfigError for a lake without its checkpoint, or columns that it has not got.
+    """
+    root = Path(lake)
+    seam = find_seam(root, Path(checkpoint) if checkpoint is not None else None)
+    topics = topic or ",".join(sorted({queue.topic for queue in seam.positions}))
+    if not topics:
+        raise ConfigError(f"{root} holds no batches yet: name the topic")
+    landed = _read_lake(spark, root, seam) if seam.batches else None
+    chosen = _choose_columns(landed, columns, root)
+    source = {"nameServer": name_servers, "subscribe": topics, **(options or {})}
+    live = _read_live(spark, source, seam, landed, chosen)
+    if landed is None:
+        return live
+    wanted = [name.strip() for name in topics.split(",")]
+    if "topic" in landed.columns:
+        landed = landed.where(landed["topic"].isin(*wanted))
+    return landed.select(*chosen).selectExpr("*", f"true AS {FROM_COLUMN}").unionByName(live)
+
+
+def _read_lake(spark: SparkSession, root: Path, seam: Seam) -> DataFrame:
+    paths = [str(batch_dir(root, batch).absolute()) for batch in seam.batches]
+    return spark.read.option("basePath", str(root.absolute())).parquet(*paths)
+
+
+def _choose_columns(landed: DataFrame | None, columns: Sequence[str], root: Path) -> list[str]:
+    if landed is None:
+        return list(columns) or list(_TYPES)
+    types = {field.name: field.dataType.simpleString() for field in landed.schema.fields}
+    common = [name for name in _TYPES if types.get(name) in _TYPES[name]]
+    absent = [name for name in columns if name not in common]
+    if absent:
+        raise ConfigError(
+            f"the lake {root} has no column {absent[0]!r} of messages; it has {', '.join(common)}"
+        )
+    return list(columns) or common
+
+
+def _read_live(
+    spark: SparkSession,
+    source: dict[str, str],
+    seam: Seam,
+    landed: DataFrame | None,
+    columns: Sequence[str],
+) -> DataFrame:
+    from tandemmq.spark.metadata import Cluster
+    from tandemmq.spark.resolve import describe_all
+
+    parsed = parse_options(source, is_streaming=False)
+    _, bounds = describe_all(Cluster(parsed), parsed, may_be_absent=bool(seam.batches))
+    ends = {queue: max(limits.end, seam.positions.get(queue, 0)) for queue, limits in bounds.items()}
+    starts = {queue: at for queue, at in seam.positions.items() if queue.topic in _topics(parsed)}
+    types = dict(landed.dtypes) if landed is not None else {name: _TYPES[name][0] for name in columns}
+    given = {"startingOffsets": json.dumps(nest_positions(starts))} if starts else {}
+    return (
+        spark.read.format("tandemmq")
+        .schema(", ".join(f"`{name}` {types[name]}" for name in columns))
+        .options(**{**given, "endingOffsets": json.dumps(nest_positions(ends)), **source})
+        .load()
+        .selectExpr("*", f"false AS {FROM_COLUMN}")
+    )
+
+
+def _topics(options: SourceOptions) -> tuple[str, ...]:
+    return options.topics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryOptions:
+    """What `tandemmq pipeline history` can be told."""
+
+    lake: Path
+    name_servers: str
+    out: Path
+    topic: str = ""
+    where: str = ""
+    columns: tuple[str, ...] = ()
+    checkpoint: Path | None = None
+    master: str = "local[*]"
+    source: tuple[tuple[str, str], ...] = ()
+
+
+def run_history(options: HistoryOptions, reporter: Reporter) -> int:
+    """Writes the history to Parquet files: 0 done or stopped by a signal, 1 after an error.
+
+    Raises:  ConfigError before anything is written, for an output that exists among others.
+    """
+    if options.out.exists():
+        raise ConfigError(f"{options.out} exists: an export is written as a whole, give another directory")
+    with open_session(f"history {options.lake}", options.master) as (spark, stop):
+        reason, rows, size_bytes, error = _export(spark, options, reporter, stop)
+    reporter.report(Stopped(reason=reason, rows_total=rows, bytes_total=size_bytes, error=error))
+    return 1 if reason == "error" else 0
+
+
+def _export(
+    spark: SparkSession, options: HistoryOptions, reporter: Reporter, stop: StopFlag
+) -> tuple[str, int, int, str]:
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
+    reporter.report(Started(topic=str(options.lake), out=str(options.out), rows_total=0, bytes_total=0))
+    frame = history(
+        spark,
+        lake=options.lake,
+        name_servers=options.name_servers,
+        topic=options.topic,
+        columns=options.columns,
+        checkpoint=options.checkpoint,
+        options=dict(options.source),
+    )
+    frame = frame.where(options.where) if options.where else frame
+    seen, began = Observation(), time.monotonic()
+    counted = frame.observe(seen, f.count("*").alias("rows"), f.count_if(FROM_COLUMN).alias("landed"))
+    staged = options.out.with_name(f"{options.out.name}.unfinished")
+    try:
+        Jobs(spark, stop).run(lambda: counted.write.mode("overwrite").parquet(str(staged.absolute())))
+    except Interrupted:
+        return "signal", 0, 0, ""
+    except Exception as error:  # noqa: BLE001  (failures of Spark and py4j share no class)
+        return "error", 0, 0, explain_failure(str(error))
+    staged.rename(options.out)
+    rows, landed = int(seen.get["rows"]), int(seen.get["landed"])
+    size_bytes = sum(path.stat().st_size for path in options.out.glob("*.parquet"))
+    seconds = max(time.monotonic() - began, 0.001)
+    reporter.report(
+        BatchDone(
+            batch=0,
+            rows=rows,
+            bytes=size_bytes,
+            rows_total=rows,
+            bytes_total=size_bytes,
+            lag=0,
+            seconds=round(seconds, 3),
+            rate=round(rows / seconds),
+        )
+    )
+    bars = (("lake", float(landed)), ("brokers", float(rows - landed)))
+    reporter.report(BarChart(title="Where the rows come from", unit="rows", bars=bars))
+    return "done", rows, size_bytes, ""

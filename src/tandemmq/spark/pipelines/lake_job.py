@@ -1,0 +1,157 @@
+"""A stream into a lake, exactly once, as the runner needs it: what landing and rollup have in common.
+
+Two logs make it true: Spark's checkpoint says which offsets belong to batch N before the batch runs, and the
+lake takes batch N at most once. Whatever is killed between the two, the next run repeats batch N with the
+same offsets and finds it there, or not. The checkpoint lies inside the output directory by default, so that
+both live and die together (spec spark 12.20).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.files import CONTROL_DIR, Summary, list_batches, read_owner, read_summary
+from tandemmq.spark.pipelines.events import Reporter
+from tandemmq.spark.pipelines.runner import Job, Runner, Totals
+from tandemmq.spark.pipelines.sessions import open_session
+from tandemmq.spark.session import warm_up
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CHECKPOINT_DIR = "_checkpoint"
+LOCK_FILE = "lock"
+LOG_FILE = "spark.log"
+ONCE_RESTARTS_MAX = 3
+
+Measure = Callable[[Path, int], Summary]
+"""What a batch of a lake delivered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeTarget:
+    """Where a stream goes, and how. `sink`: further options of the lake's sink."""
+
+    out: Path
+    checkpoint_dir: Path
+    is_continuous: bool
+    trigger_s: float
+    sink: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_lake_job(
+    name: str,
+    topic: str,
+    master: str,
+    target: LakeTarget,
+    make_stream: Callable[[SparkSession], DataFrame],
+    reporter: Reporter,
+    measure: Measure = read_summary,
+) -> int:
+    """Runs until everything is read, or when continuous until a signal; the process's exit code.
+
+    Raises:  ConfigError before anything is started, for a directory that cannot work.
+    """
+    with hold_directory(target.out):
+        check_checkpoint(target)
+        log_file = target.out / CONTROL_DIR / LOG_FILE
+        with open_session(f"{name} {topic}", master, log_file) as (spark, stop):
+            warm_up(spark)
+            stream = make_stream(spark)
+            job = _make_job(f"{name} {topic}", topic, target, stream, LakeMeter(target.out, measure))
+            return Runner(job, reporter, stop).run()
+
+
+def check_checkpoint(target: LakeTarget) -> None:
+    """Refuses a checkpoint that does not belong to the directory, in either direction.
+
+    Raises:  ConfigError: rows would be doubled, or skipped, in silence.
+    """
+    query = read_query_id(target.checkpoint_dir)
+    owner = read_owner(target.out)
+    if owner is not None and owner != query:
+        found = "is empty" if query is None else f"belongs to query {query}"
+        raise ConfigError(
+            f"{target.out} was written with another checkpoint (query {owner}); {target.checkpoint_dir} "
+            f"{found}. Give the old one with --checkpoint, or another directory with --out."
+        )
+    if owner is None and list_batches(target.out):
+        raise ConfigError(f"{target.out} holds batches but not the record of the query that wrote them")
+
+
+def read_query_id(checkpoint: Path) -> str | None:
+    """The id of the query that a checkpoint belongs to; None when there is no checkpoint."""
+    try:
+        return str(json.loads((checkpoint / "metadata").read_text())["id"])
+    except FileNotFoundError:
+        return None
+
+
+def _make_job(name: str, topic: str, target: LakeTarget, stream: DataFrame, meter: LakeMeter) -> Job:
+    def start() -> Any:
+        writer = (
+            stream.writeStream.format("tandemmq_lake")
+            .queryName(name)
+            .option("checkpointLocation", str(target.checkpoint_dir.absolute()))
+            .options(**target.sink)
+        )
+        if target.is_continuous:
+            writer = writer.trigger(processingTime=f"{round(target.trigger_s * 1000)} milliseconds")
+        else:
+            writer = writer.trigger(availableNow=True)
+        return writer.start(str(target.out.absolute()))
+
+    return Job(
+        topic=topic,
+        out=str(target.out),
+        start=start,
+        measure_batch=meter.measure_batch,
+        measure_all=meter.measure_all,
+        restarts_max=None if target.is_continuous else ONCE_RESTARTS_MAX,
+    )
+
+
+class LakeMeter:
+    """Rows and bytes of a lake; each batch is looked at once."""
+
+    def __init__(self, root: Path, measure: Measure = read_summary) -> None:
+        self._root = root
+        self._measure = measure
+        self._seen: set[int] = set()
+        self._rows = 0
+        self._size_bytes = 0
+
+    def measure_batch(self, batch_id: int) -> Totals:
+        summary = self._measure(self._root, batch_id)
+        return Totals(rows=summary.rows, size_bytes=summary.size_bytes)
+
+    def measure_all(self) -> Totals:
+        for batch_id in set(list_batches(self._root)) - self._seen:
+            self._seen.add(batch_id)
+            summary = self._measure(self._root, batch_id)
+            self._rows += summary.rows
+            self._size_bytes += summary.size_bytes
+        return Totals(rows=self._rows, size_bytes=self._size_bytes)
+
+
+@contextmanager
+def hold_directory(out: Path) -> Iterator[None]:
+    """Holds the directory for this process; the lock goes with the process, however it ends.
+
+    Raises:  ConfigError when another pipeline holds it.
+    """
+    control = out / CONTROL_DIR
+    control.mkdir(parents=True, exist_ok=True)
+    with (control / LOCK_FILE).open("w") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"another pipeline writes to {out} right now") from error
+        yield

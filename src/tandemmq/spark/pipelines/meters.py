@@ -1,0 +1,129 @@
+"""The metrics of a running pipeline, made of what it tells, served as Prometheus' text on its own port."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.pipelines.audit_events import SideJudged
+from tandemmq.spark.pipelines.events import BatchDone, Event, Restarted, Started, Stopped
+from tandemmq.telemetry.metrics import Kind, Metric, Reading
+from tandemmq.telemetry.prometheus import CONTENT_TYPE, TextExporter
+
+_PIPELINE = ("pipeline",)
+_SIDE = ("pipeline", "side")
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...] = _PIPELINE) -> Metric:
+    return Metric(f"tandemmq_pipeline_{name}", Kind.GAUGE, text, labels)
+
+
+def _counter(name: str, text: str) -> Metric:
+    return Metric(f"tandemmq_pipeline_{name}", Kind.COUNTER, text, _PIPELINE)
+
+
+ROWS: Final = _counter("rows_total", "messages delivered, by earlier runs too")
+BYTES: Final = _counter("bytes_total", "bytes delivered, by earlier runs too")
+BATCHES: Final = _counter("batches_total", "batches finished since the process began")
+RESTARTS: Final = _counter("restarts_total", "starts of the query after a fault that may pass")
+LAG: Final = _gauge("lag_messages", "messages that were left behind the last batch")
+RATE: Final = _gauge("batch_rows_per_second", "rate of the last batch")
+BATCH_SECONDS: Final = _gauge("batch_seconds", "time that the last batch took")
+BATCH_TIME: Final = _gauge("last_batch_time_seconds", "when the last batch was finished, Unix time")
+EQUAL: Final = _gauge("audit_equal", "1 when the side held the same messages at the last audit", _SIDE)
+MISSING: Final = _gauge("audit_missing_messages", "messages that the side has not got", _SIDE)
+REPEATED: Final = _gauge("audit_repeated_messages", "messages that the side has more than once", _SIDE)
+DIFFERENT: Final = _gauge("audit_different_messages", "messages that differ, in the ranges searched", _SIDE)
+LOSS: Final = _gauge("audit_loss_seconds", "store time that is missing (RPO)", _SIDE)
+
+TABLE: Final[tuple[Metric, ...]] = tuple(
+    value for value in list(globals().values()) if isinstance(value, Metric)
+)
+"""Every metric, for the documentation."""
+
+
+class MetricsReporter:
+    """Takes events and answers scrapes; `port` 0 takes a free one."""
+
+    def __init__(self, pipeline: str, port: int, host: str = "") -> None:
+        self._pipeline = pipeline
+        self._values: dict[tuple[Metric, tuple[str, ...]], float] = {}
+        self._exporter = TextExporter(self.read)
+        try:
+            self._server = ThreadingHTTPServer((host, port), _handler(self._exporter))
+        except OSError as error:
+            raise ConfigError(f"--metrics-port {port}: {error.strerror}") from error
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def report(self, event: Event) -> None:
+        if isinstance(event, (Started, Stopped)):
+            self._set(ROWS, event.rows_total)
+            self._set(BYTES, event.bytes_total)
+        elif isinstance(event, BatchDone):
+            self._take_batch(event)
+        elif isinstance(event, Restarted):
+            self._add(RESTARTS)
+        elif isinstance(event, SideJudged):
+            self._take_verdict(event)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def read(self) -> Iterable[Reading]:
+        """Every series that has a value."""
+        return [Reading(metric, value, labels) for (metric, labels), value in list(self._values.items())]
+
+    def _take_batch(self, event: BatchDone) -> None:
+        self._add(BATCHES)
+        self._set(ROWS, event.rows_total)
+        self._set(BYTES, event.bytes_total)
+        self._set(RATE, event.rate)
+        self._set(BATCH_SECONDS, event.seconds)
+        self._set(BATCH_TIME, time.time())
+        if event.lag is not None:
+            self._set(LAG, event.lag)
+
+    def _take_verdict(self, event: SideJudged) -> None:
+        for metric, value in (
+            (EQUAL, int(event.is_equal)),
+            (MISSING, event.missing),
+            (REPEATED, event.repeated),
+            (DIFFERENT, event.differing),
+            (LOSS, event.loss_seconds),
+        ):
+            self._set(metric, value, event.side)
+
+    def _set(self, metric: Metric, value: float, *labels: str) -> None:
+        self._values[metric, (self._pipeline, *labels)] = value
+
+    def _add(self, metric: Metric) -> None:
+        self._set(metric, self._values.get((metric, (self._pipeline,)), 0) + 1)
+
+
+def _handler(exporter: TextExporter) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10
+
+        def do_GET(self) -> None:
+            is_known = self.path.partition("?")[0] in ("/", "/metrics")
+            body = exporter.render() if is_known else b"the metrics are at /metrics\n"
+            self.send_response(200 if is_known else 404)
+            self.send_header("Content-Type", CONTENT_TYPE if is_known else "text/plain")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Scrapes are not told: standard error belongs to the pipeline."""
+
+    return Handler
