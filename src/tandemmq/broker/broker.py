@@ -123,11 +123,11 @@ class Broker:
         if not options.is_slave:
             self._delivery = self._make_delivery(store)
             self._delivery.start()
+            self._transactions = self._make_transactions(store, parts)
+            self._transactions.start()
         if options.metrics_exporter is MetricsExporter.PROM:
             self.metrics_address = await self._serve_metrics(store, parts, replica)
         await self._register(parts, replica)
-            self._transactions = self._make_transactions(store, parts)
-            self._transactions.start()
         log.info(
             events.BROKER_STARTED,
             extra={"broker": options.broker_name, "address": self.address, "ha_address": self.ha_address},
@@ -146,25 +146,25 @@ class Broker:
         self._servers.clear()
         if self._delivery is not None:
             await self._delivery.stop()
+        if self._transactions is not None:
+            await self._transactions.stop()
         if self._replica is not None:
             await self._replica.stop()
         await self._tables.saver.close()
         await self._scope.close()
-        if self._transactions is not None:
-            await self._transactions.stop()
         await self._client.close()
         if self.store is not None:
             await self.store.close()
             if self._delivery is not None and self._transactions is not None:
                 # What was delivered or checked last is safe only now that the log is flushed.
                 self._delivery.settle()
+                self._transactions.settle(self.store.flushed.value)
                 await self._tables.saver.close()
         log.info(events.BROKER_STOPPED, extra={"broker": self.options.broker_name})
 
     def _make_delivery(self, store: MessageStore) -> Delivery:
         return Delivery(
             store,
-                self._transactions.settle(self.store.flushed.value)
             delay_offsets=self._tables.delay_offsets,
             timer_progress=self._tables.timer_progress,
             has_timers=self.options.timer_wheel_enable,
@@ -172,15 +172,6 @@ class Broker:
             on_fatal=self._on_fatal,
         )
 
-    def _make_replica(self, store: MessageStore) -> ReplicaRole:
-        return ReplicaRole(
-            store=store,
-            tables=self._tables.replicated,
-            options=self._replication_options,
-            client=self._client,
-            network=self._network,
-            disk=self._disk,
-            clock=self._clock,
     def _make_transactions(self, store: MessageStore, parts: Parts) -> TransactionService:
         options = self.options
         limits = CheckLimits(
@@ -203,6 +194,15 @@ class Broker:
 
         return TransactionService(make_checks, self._on_fatal)
 
+    def _make_replica(self, store: MessageStore) -> ReplicaRole:
+        return ReplicaRole(
+            store=store,
+            tables=self._tables.replicated,
+            options=self._replication_options,
+            client=self._client,
+            network=self._network,
+            disk=self._disk,
+            clock=self._clock,
             is_slave=self.options.is_slave,
             own_address=self._advertised_address,
             fixed_ha_address=self.options.ha_master_address,

@@ -37,11 +37,11 @@ from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.group_handlers import GroupHandlers
 from tandemmq.broker.topics.handlers import TopicHandlers
 from tandemmq.broker.topics.unsaved_topics import UnsavedTopics
+from tandemmq.broker.transaction.decided import Decided
+from tandemmq.broker.transaction.handlers import TransactionHandlers
 from tandemmq.protocol.message_id import UniqueKeys
 from tandemmq.runtime.ports import Clock, Disk, Random
 from tandemmq.store.message_store import MessageStore
-from tandemmq.broker.transaction.decided import Decided
-from tandemmq.broker.transaction.handlers import TransactionHandlers
 
 
 class Parts:
@@ -94,15 +94,15 @@ class Parts:
         self.recalls = RecallHandlers(
             options, store=store, topics=topics, delay=delay, limits=timers, clock=clock
         )
+        self.decided = Decided()
+        self.transactions = TransactionHandlers(
+            options, store=store, decided=self.decided, delay=delay, clock=clock
+        )
         self.pulls = PullHandlers(
             options,
             store=store,
             admission=PullAdmission(options, topics=topics, groups=groups, consumers=consumers),
             offsets=offsets,
-        self.decided = Decided()
-        self.transactions = TransactionHandlers(
-            options, store=store, decided=self.decided, delay=delay, clock=clock
-        )
             long_polls=self.long_polls,
             stats=self.stats,
             clock=clock,
