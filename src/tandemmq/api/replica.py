@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from tandemmq.api.calls import CALL_TIMEOUT_S, call
 from tandemmq.errors import RemoteProtocolError, RequestRejected, RequestTimeout
+from tandemmq.protocol.bodies.assignment import RequestModes, decode_request_modes
 from tandemmq.protocol.bodies.data_version import DataVersion, encode_data_version
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig, decode_group_table
 from tandemmq.protocol.bodies.ha import HaStatus, decode_ha_status
@@ -135,6 +136,17 @@ async def fetch_delay_offsets(
     """How far the delivery of each delay level has got."""
     answer = await call(client, address, RequestCode.GET_ALL_DELAY_OFFSET, timeout_s=timeout_s)
     return decode_delay_offsets(answer.body)
+
+
+async def fetch_request_modes(
+    client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> RequestModes | None:
+    """How groups consume topics where that was set; None from a master that knows nothing of it (4.9)."""
+    try:
+        answer = await call(client, address, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, timeout_s=timeout_s)
+    except RequestRejected:
+        return None
+    return decode_request_modes(answer.body)
 
 
 async def fetch_timer_check(

@@ -25,6 +25,13 @@ class MetricsExporter(Enum):
     PROM = "PROM"
 
 
+class RequestModeName(Enum):
+    """How groups consume topics for which nothing was set (defaultMessageRequestMode)."""
+
+    PULL = "PULL"
+    POP = "POP"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerOptions:
     """Settings of one broker; relations to the store's options are checked when the broker is built."""
@@ -89,6 +96,23 @@ class BrokerOptions:
     long_poll_count_per_queue_max: int = 4_096  # ours, the same
     pull_message_count_max: int = 10_000  # ours: a larger maxMsgNums is cut; transfer limits apply below it
 
+    # Pops.
+    pop_poll_count_per_group_max: int = 1_024  # popPollingSize: at the bound a pop is answered POLLING_FULL
+    pop_poll_count_max: int = 100_000  # maxPopPollingSize, the same
+    pop_lease_count_max: int = 200_000  # popCkMaxBufferSize: at the bound pops find nothing
+    pop_retry_percent: int = 20  # popFromRetryProbability: how many pops look at the retry topic first
+    pop_retry_v2: bool = False  # enableRetryTopicV2
+    pop_reads_retry_v1: bool = True  # retrieveMessageFromPopRetryTopicV1
+    pop_returns_retry_topic: bool = False  # popResponseReturnActualRetryTopic
+    pop_init_checks_memory: bool = True  # initPopOffsetByCheckMsgInMem
+    revive_queue_count: int = 8  # reviveQueueNum
+    order_info_flush_ms: int = 10_000  # RocketMQ's fixed period of saving consumerOrderInfo.json
+
+    # Assignment.
+    server_assignment_enable: bool = True  # serverLoadBalancerEnable
+    default_request_mode: RequestModeName = RequestModeName.PULL  # defaultMessageRequestMode
+    default_pop_share_count: int = -1  # defaultPopShareQueueNum
+
     # Offsets.
     consumer_offset_flush_ms: int = 5_000  # flushConsumerOffsetInterval
     consumer_offset_version_step: int = 500  # consumerOffsetUpdateVersionStep
@@ -117,6 +141,9 @@ class BrokerOptions:
         _check_range("listen_port", self.listen_port, 0, 65_535)
         _check_range("ha_listen_port", self.ha_listen_port, 0, 65_535)
         _check_range("metrics_port", self.metrics_port, 0, 65_535)
+        _check_range("pop_retry_percent", self.pop_retry_percent, 0, 100)
+        _check_range("revive_queue_count", self.revive_queue_count, 1, 512)
+        _check_range("default_pop_share_count", self.default_pop_share_count, -(2**31), 2**31 - 1)
         for name in _POSITIVE:
             _check_range(name, getattr(self, name), 1, 2**53)
         if self.fast_listen and self.listen_port in (1, 2):
@@ -153,6 +180,10 @@ _POSITIVE = (
     "long_poll_count_max",
     "long_poll_count_per_queue_max",
     "pull_message_count_max",
+    "pop_poll_count_per_group_max",
+    "pop_poll_count_max",
+    "pop_lease_count_max",
+    "order_info_flush_ms",
     "consumer_offset_flush_ms",
     "consumer_offset_version_step",
     "delay_offset_flush_ms",

@@ -9,6 +9,8 @@ from tandemmq.broker.admin.connection_handlers import ConnectionHandlers
 from tandemmq.broker.admin.progress_handlers import ProgressHandlers
 from tandemmq.broker.admin.runtime_info import RuntimeInfoHandlers
 from tandemmq.broker.admin.settings import SettingsHandlers, render_settings
+from tandemmq.broker.assignment.handlers import AssignmentHandlers
+from tandemmq.broker.assignment.topic_queues import TopicQueues
 from tandemmq.broker.clients.consumer_table import ConsumerTable
 from tandemmq.broker.clients.handlers import ClientHandlers
 from tandemmq.broker.clients.lock_handlers import LockHandlers
@@ -21,6 +23,7 @@ from tandemmq.broker.delay.timer_rule import TimerLimits
 from tandemmq.broker.offsets.handlers import OffsetHandlers
 from tandemmq.broker.offsets.reset import ResetHandlers
 from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.pop.service import PopService
 from tandemmq.broker.pull.admission import PullAdmission
 from tandemmq.broker.pull.handlers import PullHandlers
 from tandemmq.broker.pull.long_poll import LongPolls
@@ -40,6 +43,7 @@ from tandemmq.broker.topics.unsaved_topics import UnsavedTopics
 from tandemmq.broker.transaction.decided import Decided
 from tandemmq.broker.transaction.handlers import TransactionHandlers
 from tandemmq.protocol.message_id import UniqueKeys
+from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Clock, Disk, Random
 from tandemmq.store.message_store import MessageStore
 
@@ -53,6 +57,7 @@ class Parts:
         *,
         store: MessageStore,
         tables: Tables,
+        client: RemotingClient,
         disk: Disk,
         clock: Clock,
         chance: Random,
@@ -106,6 +111,28 @@ class Parts:
             long_polls=self.long_polls,
             stats=self.stats,
             clock=clock,
+        )
+        self.pop = PopService(
+            options,
+            store=store,
+            topics=topics,
+            groups=groups,
+            offsets=offsets,
+            orders=tables.orders,
+            creator=creator,
+            stats=self.stats,
+            clock=clock,
+            chance=chance,
+        )
+        self.assignments = AssignmentHandlers(
+            options,
+            modes=tables.request_modes,
+            queues=TopicQueues(options, topics=topics, client=client, clock=clock),
+            consumers=consumers,
+            topics=topics,
+            groups=groups,
+            saver=tables.saver,
+            file=tables.mode_file,
         )
         self.offsets = OffsetHandlers(store=store, offsets=offsets, topics=topics, groups=groups, clock=clock)
         self.resets = ResetHandlers(

@@ -12,7 +12,16 @@ from tandemmq.broker.parts import Parts
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.remoting.dispatch import Handler
 
-_MAIN_PORT_ONLY = frozenset((Code.PULL_MESSAGE, Code.LITE_PULL_MESSAGE))
+_MAIN_PORT_ONLY = frozenset(
+    (
+        Code.PULL_MESSAGE,
+        Code.LITE_PULL_MESSAGE,
+        Code.PEEK_MESSAGE,
+        Code.POP_MESSAGE,
+        Code.NOTIFICATION,
+        Code.POLLING_INFO,
+    )
+)
 
 
 def build_routes(parts: Parts) -> dict[int, Handler]:
@@ -27,6 +36,15 @@ def build_routes(parts: Parts) -> dict[int, Handler]:
         Code.RESUME_CHECK_HALF_MESSAGE: parts.transactions.handle_resume,
         Code.PULL_MESSAGE: parts.pulls.handle_pull,
         Code.LITE_PULL_MESSAGE: parts.pulls.handle_pull,
+        Code.POP_MESSAGE: parts.pop.pops.handle_pop,
+        Code.PEEK_MESSAGE: parts.pop.pops.handle_peek,
+        Code.NOTIFICATION: parts.pop.pops.handle_notification,
+        Code.POLLING_INFO: parts.pop.pops.handle_polling_info,
+        Code.ACK_MESSAGE: parts.pop.acks.handle_ack,
+        Code.BATCH_ACK_MESSAGE: parts.pop.acks.handle_batch_ack,
+        Code.CHANGE_MESSAGE_INVISIBLETIME: parts.pop.acks.handle_change,
+        Code.QUERY_ASSIGNMENT: parts.assignments.handle_query,
+        Code.SET_MESSAGE_REQUEST_MODE: parts.assignments.handle_set_mode,
         Code.QUERY_CONSUMER_OFFSET: parts.offsets.handle_query,
         Code.UPDATE_CONSUMER_OFFSET: parts.offsets.handle_update,
         Code.SEARCH_OFFSET_BY_TIMESTAMP: parts.offsets.handle_search,

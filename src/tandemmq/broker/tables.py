@@ -6,10 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from tandemmq.broker.assignment.mode_table import ModeTable
 from tandemmq.broker.delay.timer_check import TimerProgress
 from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.pop.order_table import OrderTable
 from tandemmq.broker.replica import ReplicaTables
 from tandemmq.broker.table_file import TableFile, TableSaver, load_table
 from tandemmq.broker.topics.group_table import GroupTable
@@ -53,6 +55,12 @@ class Tables:
         self._delay_file = self._add(
             "delayOffset.json", self.delay_offsets.encode, options.delay_offset_flush_ms
         )
+        self.request_modes = ModeTable()
+        self.orders = OrderTable()
+        self.mode_file = self._add("messageRequestMode.json", self.request_modes.encode, SAVE_SOON_MS)
+        self._order_file = self._add(
+            "consumerOrderInfo.json", self.orders.encode, options.order_info_flush_ms
+        )
         self._timer_file = self._add("timercheck", self.timer_progress.encode, TIMER_SAVE_MS)
 
     def load(self, *, delay_level_count: int) -> None:
@@ -67,6 +75,8 @@ class Tables:
             (self._offset_file, self.offsets.load),
             (self._delay_file, self.delay_offsets.load),
             (self._timer_file, self.timer_progress.load),
+            (self.mode_file, self.request_modes.load),
+            (self._order_file, self.orders.load),
         ):
             load_table(file.path, load, disk=self._disk)
         self.topics.on_change.append(lambda _names: self.saver.mark(self.topic_file))
@@ -74,6 +84,8 @@ class Tables:
         self.offsets.on_change.append(partial(self.saver.mark, self._offset_file))
         self.delay_offsets.on_change.append(partial(self.saver.mark, self._delay_file))
         self.timer_progress.on_change.append(partial(self.saver.mark, self._timer_file))
+        self.request_modes.on_change.append(partial(self.saver.mark, self.mode_file))
+        self.orders.on_change.append(partial(self.saver.mark, self._order_file))
         if not self._options.is_slave:
             now_ms = self._clock.now_ms()
             self.topics.add_missing(system_topics(self._options, delay_level_count=delay_level_count), now_ms)
@@ -87,6 +99,7 @@ class Tables:
             groups=self.groups,
             consumer_offsets=self.offsets,
             delay_offsets=self.delay_offsets,
+            request_modes=self.request_modes,
             timer_progress=self.timer_progress if self._options.timer_wheel_enable else None,
         )
 

@@ -42,8 +42,8 @@ BROKER_INERT: Final = _parse(
     consumerFallbehindThreshold=17179869184 consumerManageThreadPoolNums
     consumerManagerThreadPoolQueueCapacity=1000000 controllerAddr= controllerHeartBeatTimeoutMills=10000
     correctLogicMinOffsetForceInterval=300000 correctLogicMinOffsetSleepInterval=1 dLegerGroup dLegerPeers
-    dLegerSelfId debugLockEnable=false defaultMessageRequestMode=PULL
-    defaultPopShareQueueNum=-1 defaultQueryMaxNum=32 deleteCommitLogFilesInterval=100
+    dLegerSelfId debugLockEnable=false
+    defaultQueryMaxNum=32 deleteCommitLogFilesInterval=100
     deleteConsumeQueueFilesInterval=100 destroyMapedFileIntervalForcibly=120000
     disableCallbackExecutor=false disableConsumeIfConsumerReadSlowly=false disableNettyWorkerGroup=false
     disappearTimeAfterStart=-1 diskFallRecorded=true dispatchCqCacheNum=4096 dispatchCqThreads=10
@@ -55,7 +55,7 @@ BROKER_INERT: Final = _parse(
     enableNotifyAfterPopOrderLockRelease=true enableNotifyBeforePopCalculateLag=true enablePopBatchAck=false
     enablePopBufferMerge=false enablePopLog=false enablePopMessageThreshold=false
     enableReconnectForGoAway=true enableRegisterProducer=true enableRemoteEscape=false
-    enableRetryTopicV2=false enableRocksDBLog=false enableRunningFlagsInFlush
+    enableRocksDBLog=false enableRunningFlagsInFlush
     enableScheduleAsyncDeliver=false enableScheduleMessageStats=true enableShutdownGracefully=false
     enableSingleTopicRegister=false enableSkipLongAwaitingAck=false enableSlaveActingMaster=false
     enableSplitMetadata enableSplitRegistration=false enabledAppendPropCRC=false
@@ -66,7 +66,7 @@ BROKER_INERT: Final = _parse(
     flushConsumerOffsetHistoryInterval=60000 forceRegister=true
     forceVerifyPropCRC=false forwardTimeout=3000 globalColdReadThreshold=104857600
     haMaxTimeSlaveNotCatchup=15000 heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity=50000
-    highSpeedMode=false initAuthenticationUser initPopOffsetByCheckMsgInMem=true
+    highSpeedMode=false initAuthenticationUser
     innerClientAuthenticationCredentials isBrokerContainer=false isInBrokerContainer=false
     isScanAvailableNameSrv=true isolateLogEnable=false litePullMessageThreadPoolNums
     litePullThreadPoolQueueCapacity=100000 loadBalancePollNameServerInterval=30000
@@ -76,19 +76,19 @@ BROKER_INERT: Final = _parse(
     mappedFileSizeConsumeQueueExt=50331648 mappedFileSizeTimerLog=104857600 mappedFileSwapEnable=true
     mapperFileSizeBatchConsumeQueue=13800000 maxAsyncPutMessageRequests=5000 maxBatchDeleteFilesNum=50
     maxChecksumRange=1073741824 maxConsumeQueueScan=20000 maxDelayTime maxErrorRateOfBloomFilter=20
-    maxLmqConsumeQueueNum=20000 maxOffsetMapSize=104857600 maxPopPollingSize=100000
+    maxLmqConsumeQueueNum=20000 maxOffsetMapSize=104857600
     maxReconnectIntervalTimeSeconds=60 maxRecoveryCommitlogFiles=30 maxSlaveResendLength=268435456
     maxStatsIdleTimeInMinutes=-1 maxTopicLength=127 memTableFlushIntervalMs=3600000 messageIndexSafe=false
     messageStorePlugIn= metricGrpcExporterIntervalInMills=60000 metricGrpcExporterTimeOutInMills=3000
     metricLoggingExporterIntervalInMills=10000 metricsGrpcExporterHeader=
     metricsGrpcExporterTarget= metricsInDelta=false metricsLabel= metricsOtelCardinalityLimit=50000
     migrateAuthFromV1Enabled notifyBrokerRoleChanged
-    notifyMinBrokerIdChanged popCkMaxBufferSize=200000
+    notifyMinBrokerIdChanged
     popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000
     popConsumerFSServiceInit=true popConsumerKVServiceEnable=false popConsumerKVServiceInit=false
-    popConsumerKVServiceLog=false popFromRetryProbability=20 popInflightMessageThreshold=10000
-    popLongPollingForceNotifyInterval=800 popPollingMapSize=100000 popPollingSize=1024
-    popResponseReturnActualRetryTopic=false popReviveMaxAttemptTimes=16 popReviveMaxReturnSizePerRead=16384
+    popConsumerKVServiceLog=false popInflightMessageThreshold=10000
+    popLongPollingForceNotifyInterval=800 popPollingMapSize=100000
+    popReviveMaxAttemptTimes=16 popReviveMaxReturnSizePerRead=16384
     preferredLeader printChannelGroups=false printChannelGroupsMinNum=5 processReplyMessageThreadPoolNums
     pullBatchMaxMessageCount=160 pullMessageThreadPoolNums pullThreadPoolQueueCapacity=100000
     putConsumeQueueDataByFileChannel=true putMessageFutureThreadPoolNums putMessageTimeout=8000
@@ -96,14 +96,14 @@ BROKER_INERT: Final = _parse(
     queryThreadPoolQueueCapacity=20000 readUnCommitted=false realTimePersistRocksDBConfig=true
     recheckReputOffsetFromCq=false recoverConcurrently=false recoverThreadPoolNums
     redeleteHangedFileInterval=120000 replicasPerDiskPartition=1
-    replyThreadPoolQueueCapacity=10000 retrieveMessageFromPopRetryTopicV1=true reviveAckWaitMs=180000
-    reviveInterval=1000 reviveMaxSlow=3 reviveQueueNum=8 reviveScanTime=10000 rocketmqHome
+    replyThreadPoolQueueCapacity=10000 reviveAckWaitMs=180000
+    reviveInterval=1000 reviveMaxSlow=3 reviveScanTime=10000 rocketmqHome
     rocksdbCQDoubleWriteEnable=false rocksdbCompressionType=lz4 rocksdbFlushWalFrequency=1024
     rocksdbWalFileRollingThreshold=1073741824 sampleCountThreshold=5000 sampleSteps=32
     scheduleAsyncDeliverMaxPendingLimit=2000 scheduleAsyncDeliverMaxResendNum2Blocked=3
     searchBcqByCacheEnable=true sendHeartbeatTimeoutMillis=1000 sendMessageThreadPoolNums
     sendThreadPoolQueueCapacity=10000 serverAsyncSemaphoreValue=64 serverCallbackExecutorThreads=0
-    serverChannelMaxIdleTimeSeconds=120 serverLoadBalancerEnable=true serverNettyWorkerGroupEnable=true
+    serverChannelMaxIdleTimeSeconds=120 serverNettyWorkerGroupEnable=true
     serverOnewaySemaphoreValue=256 serverPooledByteBufAllocatorEnable=true serverSelectorThreads=3
     serverSocketBacklog=1024 serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8
     shutdownWaitTimeSeconds=30 skipPreOnline=false skipWhenCKRePutReachMaxTimes=false socksProxyConfig={}

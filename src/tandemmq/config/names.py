@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tandemmq.broker.options import MetricsExporter
+from tandemmq.broker.options import MetricsExporter, RequestModeName
 from tandemmq.config.kinds import (
     ADDRESS,
     ADDRESSES,
@@ -119,6 +119,19 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "maxFilterMessageSize": _key(whole(20), "store.filter_scan_bytes_max"),
     "offsetCheckInSlave": _key(FLAG, "store.offset_check_in_slave"),
     "maxMsgsNumBatch": _key(whole(1, 2**20), "store.query_count_max"),
+    # Pops and assignment.
+    "popPollingSize": _key(POSITIVE, "broker.pop_poll_count_per_group_max"),
+    "maxPopPollingSize": _key(POSITIVE, "broker.pop_poll_count_max"),
+    "popCkMaxBufferSize": _key(POSITIVE, "broker.pop_lease_count_max"),
+    "popFromRetryProbability": _key(whole(0, 100), "broker.pop_retry_percent"),
+    "enableRetryTopicV2": _key(FLAG, "broker.pop_retry_v2"),
+    "retrieveMessageFromPopRetryTopicV1": _key(FLAG, "broker.pop_reads_retry_v1"),
+    "popResponseReturnActualRetryTopic": _key(FLAG, "broker.pop_returns_retry_topic"),
+    "initPopOffsetByCheckMsgInMem": _key(FLAG, "broker.pop_init_checks_memory"),
+    "reviveQueueNum": _key(whole(1, 512), "broker.revive_queue_count"),
+    "serverLoadBalancerEnable": _key(FLAG, "broker.server_assignment_enable"),
+    "defaultMessageRequestMode": _key(choice(RequestModeName), "broker.default_request_mode"),
+    "defaultPopShareQueueNum": _key(whole(-(2**31), 2**31 - 1), "broker.default_pop_share_count"),
     # Offsets and clients.
     "flushConsumerOffsetInterval": _key(POSITIVE, "broker.consumer_offset_flush_ms"),
     "consumerOffsetUpdateVersionStep": _key(POSITIVE, "broker.consumer_offset_version_step"),

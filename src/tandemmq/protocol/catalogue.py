@@ -14,7 +14,7 @@ from enum import Enum
 
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.header_codec import Header
-from tandemmq.protocol.requests import admin, client, offset, pull, replica, route, send, topic
+from tandemmq.protocol.requests import admin, client, offset, pop, pull, replica, route, send, topic
 
 
 class Role(Enum):
@@ -63,6 +63,19 @@ _MESSAGES = _entries(
     (Code.VIEW_MESSAGE_BY_ID, pull.ViewMessageRequest, None),
     (Code.RECALL_MESSAGE, send.RecallRequest, send.RecallResponse),
 ) + _entries(Role.BROKER, (Code.END_TRANSACTION, send.EndTransactionRequest, None), is_oneway=True)
+
+_POPS = _entries(
+    Role.BROKER,
+    (Code.POP_MESSAGE, pop.PopRequest, pop.PopResponse),
+    (Code.ACK_MESSAGE, pop.AckRequest, None),
+    (Code.BATCH_ACK_MESSAGE, None, None),
+    (Code.PEEK_MESSAGE, pop.PeekRequest, pop.PopResponse),
+    (Code.CHANGE_MESSAGE_INVISIBLETIME, pop.ChangeInvisibleRequest, pop.ChangeInvisibleResponse),
+    (Code.NOTIFICATION, pop.NotificationRequest, pop.NotificationResponse),
+    (Code.POLLING_INFO, pop.PollingInfoRequest, pop.PollingInfoResponse),
+    (Code.QUERY_ASSIGNMENT, None, None),
+    (Code.SET_MESSAGE_REQUEST_MODE, None, None),
+)
 
 _OFFSETS = _entries(
     Role.BROKER,
@@ -183,13 +196,11 @@ _PUSHES = _entries(
 
 CATALOGUE: dict[int, Entry] = {
     int(entry.code): entry
-    for part in (_MESSAGES, _OFFSETS, _MEMBERS, _REPLICAS, _ADMIN, _NAME_SERVER, _PUSHES)
+    for part in (_MESSAGES, _POPS, _OFFSETS, _MEMBERS, _REPLICAS, _ADMIN, _NAME_SERVER, _PUSHES)
     for entry in part
 }
 
 _REPLIES = "request-reply is not served"
-_REBALANCE = "server-side rebalance is not served; clients then use their own"
-_POP = "pop consumption is not served"
 _SETTINGS = "settings are read at the start and not changed while running"
 _CLEANING = "cleaning runs by itself and is not started by hand"
 _FIGURES = "these figures are not kept"
@@ -202,16 +213,7 @@ UNSUPPORTED: dict[int, str] = {
     Code.SEND_REPLY_MESSAGE: _REPLIES,
     Code.SEND_REPLY_MESSAGE_V2: _REPLIES,
     Code.PUSH_REPLY_MESSAGE_TO_CLIENT: _REPLIES,
-    Code.QUERY_ASSIGNMENT: _REBALANCE,
-    Code.SET_MESSAGE_REQUEST_MODE: _REBALANCE,
-    Code.POP_MESSAGE: _POP,
-    Code.ACK_MESSAGE: _POP,
-    Code.BATCH_ACK_MESSAGE: _POP,
-    Code.PEEK_MESSAGE: _POP,
-    Code.CHANGE_MESSAGE_INVISIBLETIME: _POP,
-    Code.NOTIFICATION: _POP,
-    Code.POLLING_INFO: _POP,
-    Code.POP_ROLLBACK: _POP,
+    Code.POP_ROLLBACK: "there is no RocksDB store of pops to roll back from",
     Code.UPDATE_BROKER_CONFIG: _SETTINGS,
     Code.CLEAN_EXPIRED_CONSUMEQUEUE: _CLEANING,
     Code.DELETE_EXPIRED_COMMITLOG: _CLEANING,

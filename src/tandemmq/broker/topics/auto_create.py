@@ -93,6 +93,14 @@ class TopicCreator:
             self._put(config, f"dead letters of the group {group}")
         return config
 
+    def create_pop_retry_topic(self, name: str, group: str) -> TopicConfig:
+        """Where popped messages go that nobody acknowledged, made when it is missing: one queue."""
+        config = self._topics.get(name)
+        if config is None:
+            config = make_topic(name, 1)
+            self._put(config, f"unacknowledged pops of the group {group}")
+        return config
+
     def _put(self, config: TopicConfig, reason: str) -> None:
         self._topics.put(config, self._clock.now_ms())
         self.unsaved.add(config.name)

@@ -15,7 +15,6 @@ from tandemmq.protocol.bodies.topic import TopicConfig
 READ_WRITE = PERMISSION_READ | PERMISSION_WRITE
 BENCHMARK_QUEUE_COUNT = 1024
 CLUSTER_QUEUE_COUNT = 16
-REVIVE_QUEUE_COUNT = 8
 
 SYSTEM_GROUPS_AT_START = (
     "TOOLS_CONSUMER",
@@ -47,7 +46,7 @@ def system_topics(options: BrokerOptions, *, delay_level_count: int) -> list[Top
         make_topic(names.OFFSET_MOVED_TOPIC, 1),
         make_topic(names.SCHEDULE_TOPIC, delay_level_count),
         make_topic(names.reply_topic(cluster), 1),
-        make_topic(f"rmq_sys_REVIVE_LOG_{cluster}", REVIVE_QUEUE_COUNT),
+        make_topic(f"rmq_sys_REVIVE_LOG_{cluster}", options.revive_queue_count),
         make_topic(f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, PERMISSION_INHERIT),
         make_topic(names.HALF_TOPIC, 1),
         make_topic(names.OP_HALF_TOPIC, 1),

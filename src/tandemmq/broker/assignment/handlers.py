@@ -1,0 +1,115 @@
+"""QUERY_ASSIGNMENT and SET_MESSAGE_REQUEST_MODE (spec semantics 20.1)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tandemmq.broker.assignment.allocate import STRATEGIES, allocate_pop
+from tandemmq.broker.assignment.mode_table import ModeTable
+from tandemmq.broker.assignment.topic_queues import TopicQueues
+from tandemmq.broker.clients.consumer_table import BROADCASTING, ConsumerTable
+from tandemmq.broker.guards import invalid, read_body, require_topic
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
+from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.errors import GroupNotFound, NotPermitted, RequestRejected
+from tandemmq.protocol.bodies.assignment import (
+    POP,
+    PULL,
+    AssignmentQuery,
+    Assignments,
+    QueueAssignment,
+    RequestMode,
+    decode_assignment_query,
+    decode_request_mode,
+    encode_assignments,
+)
+from tandemmq.protocol.bodies.message_queue import MessageQueue
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.topic_names import is_retry_topic
+from tandemmq.remoting.channel import Channel
+
+SHARE_COUNT_MAX: Final = 2**31 - 1
+
+
+class AssignmentHandlers:
+    """Tells clients their queues."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        modes: ModeTable,
+        queues: TopicQueues,
+        consumers: ConsumerTable,
+        topics: TopicTable,
+        groups: GroupTable,
+        saver: TableSaver,
+        file: TableFile,
+    ) -> None:
+        self._options = options
+        self._modes = modes
+        self._queues = queues
+        self._consumers = consumers
+        self._topics = topics
+        self._groups = groups
+        self._saver = saver
+        self._file = file
+
+    async def handle_query(self, channel: Channel, command: Command) -> Command:
+        """QUERY_ASSIGNMENT (400)."""
+        query = read_body(decode_assignment_query, command.body)
+        queues = await self._queues.find(query.topic)
+        mode = self._mode_of(query)
+        assigned = None if queues is None else self._assign(query, mode, queues)
+        if assigned is None:
+            return command.reply(body=encode_assignments(Assignments()))
+        rows = [QueueAssignment(queue=queue, mode=mode.mode) for queue in assigned]
+        return command.reply(body=encode_assignments(Assignments(queues=rows)))
+
+    async def handle_set_mode(self, channel: Channel, command: Command) -> Command:
+        """SET_MESSAGE_REQUEST_MODE (401); answered when it is on disk."""
+        mode = read_body(decode_request_mode, command.body)
+        if self._options.is_slave:
+            raise RequestRejected("a slave changes no modes: ask the master", code=ResponseCode.SYSTEM_ERROR)
+        if is_retry_topic(mode.topic):
+            raise NotPermitted(f"the topic {mode.topic[:160]} is a retry topic: those are always pulled")
+        require_topic(self._topics, mode.topic)
+        if self._groups.get(mode.group) is None:
+            raise GroupNotFound(f"the group {mode.group[:160]!r} does not exist")
+        if mode.mode not in (PULL, POP):
+            raise invalid(f"mode {mode.mode[:32]!r} is neither {PULL} nor {POP}")
+        if abs(mode.pop_share_queue_count) > SHARE_COUNT_MAX:
+            raise invalid(f"popShareQueueNum {mode.pop_share_queue_count} is too large")
+        self._modes.put(mode)
+        await save_or_reject(self._saver, self._file)
+        return command.reply()
+
+    def _mode_of(self, query: AssignmentQuery) -> RequestMode:
+        mode = self._modes.get(query.topic, query.group)
+        if mode is not None:
+            return mode
+        options = self._options
+        name = PULL if is_retry_topic(query.topic) else options.default_request_mode.value
+        return RequestMode(
+            topic=query.topic,
+            group=query.group,
+            mode=name,
+            pop_share_queue_count=options.default_pop_share_count if name == POP else 0,
+        )
+
+    def _assign(
+        self, query: AssignmentQuery, mode: RequestMode, queues: list[MessageQueue]
+    ) -> list[MessageQueue] | None:
+        """None: the client keeps what it has."""
+        if query.message_model == BROADCASTING or not self._options.server_assignment_enable:
+            return queues
+        client_ids = sorted({member.client_id for member in self._consumers.members(query.group)})
+        allocate = STRATEGIES.get(query.strategy_name)
+        if not client_ids or allocate is None:
+            return None
+        if mode.mode == POP:
+            return allocate_pop(allocate, query.client_id, queues, client_ids, mode.pop_share_queue_count)
+        return allocate(query.client_id, queues, client_ids)

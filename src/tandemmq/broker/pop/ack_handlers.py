@@ -1,0 +1,269 @@
+"""ACK_MESSAGE, BATCH_ACK_MESSAGE, CHANGE_MESSAGE_INVISIBLETIME (spec semantics 14.3).
+
+An ack is answered when it is stored as safely as a send is: after SUCCESS the message comes no more. An ack
+of a lease that is over is answered SUCCESS too, as RocketMQ does: the message is on its way to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tandemmq.broker.guards import read_body, require_topic
+from tandemmq.broker.pop.admission import PopAdmission, check_invisible
+from tandemmq.broker.pop.lease_log import LeaseLog
+from tandemmq.broker.pop.leases import Lease, LeaseKey, QueueKey
+from tandemmq.broker.pop.order_table import OrderTable
+from tandemmq.broker.pop.polls import PollKey, PopPolls
+from tandemmq.broker.pop.receipts import ORDERED_REVIVE_QUEUE, Handle, parse_handle, real_topic
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.errors import BadRequest, RemoteProtocolError, RequestRejected
+from tandemmq.protocol.bodies.pop import BatchAckEntry, decode_batch_ack, decode_bits
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.pop import (
+    ANY_QUEUE,
+    AckRequest,
+    ChangeInvisibleRequest,
+    ChangeInvisibleResponse,
+)
+from tandemmq.protocol.topic_names import is_retry_topic
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock
+from tandemmq.store import MessageStore, PutStatus
+
+BATCH_ENTRIES_MAX: Final = 4_096
+BATCH_BITS_BYTES_MAX: Final = 8_192
+
+_UNSAFE: Final = (
+    PutStatus.SERVICE_NOT_AVAILABLE,
+    PutStatus.UNKNOWN_ERROR,
+    PutStatus.FLUSH_DISK_TIMEOUT,
+)
+
+
+class AckHandlers:
+    """Handles what consumers say of popped messages."""
+
+    def __init__(
+        self,
+        *,
+        admission: PopAdmission,
+        lease_log: LeaseLog,
+        orders: OrderTable,
+        polls: PopPolls,
+        store: MessageStore,
+        topics: TopicTable,
+        wake_at: Callable[[PollKey, int], None],
+        clock: Clock,
+    ) -> None:
+        self._admission = admission
+        self._log = lease_log
+        self._orders = orders
+        self._polls = polls
+        self._store = store
+        self._topics = topics
+        self._wake_at = wake_at
+        self._clock = clock
+        self.acked_count = 0
+        self.changed_count = 0
+
+    def handle_ack(self, channel: Channel, command: Command) -> Command | None:
+        """ACK_MESSAGE (200051)."""
+        header = command.decode(AckRequest)
+        self._admission.require_master(self._log.is_ready)
+        handle = parse_handle(header.extra_info)
+        key = (header.topic, header.consumer_group, header.queue_id)
+        self._check_place(key, header.offset, is_end_allowed=True)
+        if handle.is_ordered:
+            return self._ack_in_order(channel, command, key, header.offset, handle.pop_time_ms)
+        lease = self._lease(key, handle.start_offset, handle.pop_time_ms)
+        index = None if lease is None else lease.index(header.offset)
+        if lease is None or index is None or not lease.is_open(index):
+            return command.reply()
+        self.acked_count += 1
+        self._log.ack(lease, index, _answer(channel, command))
+        return None
+
+    def handle_batch_ack(self, channel: Channel, command: Command) -> Command | None:
+        """BATCH_ACK_MESSAGE (200151): answered when the last of it is stored."""
+        self._admission.require_master(self._log.is_ready)
+        if not command.body:
+            raise RequestRejected("the batch of acks is empty", code=ResponseCode.NO_MESSAGE)
+        batch = read_body(decode_batch_ack, command.body)
+        if len(batch.entries) > BATCH_ENTRIES_MAX:
+            raise BadRequest(f"{len(batch.entries)} entries in a batch of acks, at most {BATCH_ENTRIES_MAX}")
+        pending = _Pending(channel, command)
+        for entry in batch.entries:
+            self._ack_entry(entry, pending)
+        pending.close()
+        return None
+
+    def handle_change(self, channel: Channel, command: Command) -> Command | None:
+        """CHANGE_MESSAGE_INVISIBLETIME (200053)."""
+        header = command.decode(ChangeInvisibleRequest)
+        self._admission.require_master(self._log.is_ready)
+        check_invisible(header.invisible_ms)
+        handle = parse_handle(header.extra_info)
+        key = (header.topic, header.consumer_group, header.queue_id)
+        self._check_place(key, header.offset, is_end_allowed=False)
+        if handle.is_ordered:
+            return self._change_in_order(command, key, header, handle)
+        lease = self._lease(key, handle.start_offset, handle.pop_time_ms)
+        index = None if lease is None else lease.index(header.offset)
+        if lease is None or index is None or not lease.is_open(index):
+            raise RequestRejected(
+                f"the message at offset {header.offset} is no longer held under this handle: it was"
+                " acknowledged, changed, or its time is over",
+                code=ResponseCode.NO_MESSAGE,
+            )
+        self._replace(channel, command, lease, index, header.invisible_ms)
+        return None
+
+    def _replace(
+        self, channel: Channel, command: Command, lease: Lease, index: int, invisible_ms: int
+    ) -> None:
+        key, offset = lease.key, lease.offsets[index]
+        place = (key.topic, key.group, key.queue_id, offset)
+        new = Lease(
+            LeaseKey(*place, self._log.free_time([place], self._clock.now_ms())),
+            [offset],
+            invisible_ms=invisible_ms,
+            revive_queue_id=lease.revive_queue_id,
+            end_offset=offset + 1,
+        )
+        response = ChangeInvisibleResponse(
+            pop_time_ms=new.key.pop_time_ms,
+            invisible_ms=invisible_ms,
+            revive_queue_id=new.revive_queue_id,
+        )
+        self.changed_count += 1
+        self._log.replace(lease, index, new, _answer(channel, command, response))
+
+    def _ack_entry(self, entry: BatchAckEntry, pending: _Pending) -> None:
+        topic = real_topic(entry.retry_flag, entry.group, entry.topic)
+        key = (topic, entry.group, entry.queue_id)
+        try:
+            numbers = decode_bits(entry.bits, BATCH_BITS_BYTES_MAX)
+        except RemoteProtocolError:
+            return
+        if entry.revive_queue_id == ORDERED_REVIVE_QUEUE:
+            for number in numbers:
+                self._advance(key, entry.start_offset + number, entry.pop_time_ms, pending)
+            return
+        lease = self._lease(key, entry.start_offset, entry.pop_time_ms)
+        if lease is None:
+            return
+        for number in numbers:
+            index = lease.index(entry.start_offset + number)
+            if index is not None and lease.is_open(index):
+                self.acked_count += 1
+                self._log.ack(lease, index, pending.add())
+
+    def _advance(self, key: QueueKey, offset: int, pop_time_ms: int, pending: _Pending) -> None:
+        try:
+            next_offset = self._orders.acknowledge(key, offset, pop_time_ms)
+        except ValueError:
+            return
+        if next_offset is not None and next_offset > (self._log.position(key) or 0):
+            self._log.put_position(key, next_offset, pending.add())
+        self._free(key)
+
+    def _ack_in_order(
+        self, channel: Channel, command: Command, key: QueueKey, offset: int, pop_time_ms: int
+    ) -> Command | None:
+        try:
+            next_offset = self._orders.acknowledge(key, offset, pop_time_ms)
+        except ValueError:
+            raise RequestRejected(
+                f"offset {offset} was not popped in order at that time", code=ResponseCode.MESSAGE_ILLEGAL
+            ) from None
+        self.acked_count += 1
+        position = self._log.position(key)
+        if next_offset is None or (position is not None and next_offset <= position):
+            self._free(key)
+            return command.reply()
+        self._log.put_position(key, next_offset, _answer(channel, command))
+        self._free(key)
+        return None
+
+    def _change_in_order(
+        self, command: Command, key: QueueKey, header: ChangeInvisibleRequest, handle: Handle
+    ) -> Command:
+        visible_at_ms = self._clock.now_ms() + header.invisible_ms
+        self._orders.show_at(key, header.offset, handle.pop_time_ms, visible_at_ms)
+        self.changed_count += 1
+        self._wake_at((key[0], key[1]), visible_at_ms)
+        response = ChangeInvisibleResponse(
+            pop_time_ms=handle.pop_time_ms,
+            invisible_ms=visible_at_ms - handle.pop_time_ms,
+            revive_queue_id=ORDERED_REVIVE_QUEUE,
+        )
+        return command.reply(ResponseCode.SUCCESS, response)
+
+    def _free(self, key: QueueKey) -> None:
+        """Serve who waits for the queue, when it is free now."""
+        if self._orders.blocked_until_ms(key, None, self._clock.now_ms()) is None:
+            self._polls.touch((key[0], key[1]), ANY_QUEUE)
+
+    def _lease(self, key: QueueKey, start_offset: int, pop_time_ms: int) -> Lease | None:
+        """The lease that a handle names, unless it is over."""
+        lease = self._log.leases.get(LeaseKey(*key, start_offset, pop_time_ms))
+        return None if lease is None or lease.is_reviving else lease
+
+    def _check_place(self, key: QueueKey, offset: int, *, is_end_allowed: bool) -> None:
+        topic, _, queue_id = key
+        if not is_retry_topic(topic) or self._topics.get(topic) is not None:
+            count = require_topic(self._topics, topic).read_queue_count
+            if not 0 <= queue_id < count:
+                raise RequestRejected(
+                    f"queueId {queue_id} is outside 0..{count - 1} of the topic {topic}",
+                    code=ResponseCode.MESSAGE_ILLEGAL,
+                )
+        low, high = self._store.queue_min(topic, queue_id), self._store.queue_max(topic, queue_id)
+        if not low <= offset < high + is_end_allowed:
+            raise RequestRejected(
+                f"offset {offset} of queue {queue_id} of {topic} is outside {low}..{high}",
+                code=ResponseCode.NO_MESSAGE,
+            )
+
+
+class _Pending:
+    """A batch of acks that is being stored: answered when the last is, with the worst of their ends."""
+
+    def __init__(self, channel: Channel, command: Command) -> None:
+        self._answer = _answer(channel, command)
+        self._count = 1
+        self._worst = PutStatus.PUT_OK
+
+    def add(self) -> Callable[[PutStatus], None]:
+        self._count += 1
+        return self._done
+
+    def close(self) -> None:
+        """No more are added."""
+        self._done(PutStatus.PUT_OK)
+
+    def _done(self, status: PutStatus) -> None:
+        if status in _UNSAFE:
+            self._worst = status
+        self._count -= 1
+        if not self._count:
+            self._answer(self._worst)
+
+
+def _answer(
+    channel: Channel, command: Command, response: ChangeInvisibleResponse | None = None
+) -> Callable[[PutStatus], None]:
+    """Tells the client how it ended."""
+
+    def answer(status: PutStatus) -> None:
+        if command.is_oneway or channel.is_closed:
+            return
+        if status in _UNSAFE:
+            remark = f"it was not stored safely: {status.value}"
+            channel.send(command.reply(ResponseCode.SYSTEM_ERROR, remark=remark))
+        else:
+            channel.send(command.reply(ResponseCode.SUCCESS, response))
+
+    return answer

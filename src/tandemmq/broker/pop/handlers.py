@@ -1,0 +1,368 @@
+"""POP_MESSAGE, PEEK_MESSAGE, NOTIFICATION, POLLING_INFO: admit, read, lease, answer or hold.
+
+A pop is answered when its check points are stored, as safely as a send is. Ordered pops have none: their
+messages stay where they are until they are acknowledged. Source: spec semantics 14.1, 14.2, 14.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.pop.admission import (
+    Admitted,
+    PopAdmission,
+    check_count,
+    check_invisible,
+    is_late,
+    parse_filter,
+)
+from tandemmq.broker.pop.lease_log import LeaseLog, is_stored
+from tandemmq.broker.pop.leases import Lease, LeaseKey
+from tandemmq.broker.pop.order_table import OrderedPop, OrderTable
+from tandemmq.broker.pop.polls import HeldPop, PollKey, PopPolls
+from tandemmq.broker.pop.reading import Found, PopReader, Taken, Want, with_handle
+from tandemmq.broker.pop.receipts import (
+    FLAG_NORMAL,
+    ORDERED_REVIVE_QUEUE,
+    Handle,
+    join_items,
+    offsets_item,
+    order_items,
+    start_item,
+)
+from tandemmq.broker.stats import BrokerStats
+from tandemmq.errors import RequestRejected, StoreError
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.frame import encode_frame_head
+from tandemmq.protocol.requests.pop import (
+    ANY_QUEUE,
+    NotificationRequest,
+    NotificationResponse,
+    PeekRequest,
+    PollingInfoRequest,
+    PollingInfoResponse,
+    PopRequest,
+    PopResponse,
+)
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock
+from tandemmq.store import PutStatus
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request on its way."""
+
+    channel: Channel
+    command: Command
+    want: Want
+    admitted: Admitted
+
+
+@dataclass(slots=True)
+class Answer:
+    """The answer to a pop, made piece by piece."""
+
+    pop_time_ms: int
+    revive_queue_id: int
+    starts: list[str] = field(default_factory=list)
+    offsets: list[str] = field(default_factory=list)
+    orders: list[str] = field(default_factory=list)
+    records: list[memoryview | bytes] = field(default_factory=list)
+
+    def header(self, want: Want, found: Found) -> PopResponse:
+        return PopResponse(
+            pop_time_ms=self.pop_time_ms,
+            invisible_ms=want.invisible_ms,
+            revive_queue_id=self.revive_queue_id,
+            rest_count=found.rest,
+            start_offset_info=join_items(self.starts),
+            message_offset_info=join_items(self.offsets),
+            order_count_info=join_items(self.orders) if want.is_ordered else None,
+        )
+
+
+class PopHandlers:
+    """Handles pops and what looks like them."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        admission: PopAdmission,
+        reader: PopReader,
+        lease_log: LeaseLog,
+        orders: OrderTable,
+        polls: PopPolls,
+        stats: BrokerStats,
+        clock: Clock,
+    ) -> None:
+        self._options = options
+        self._admission = admission
+        self._reader = reader
+        self._log = lease_log
+        self._orders = orders
+        self._polls = polls
+        self._stats = stats
+        self._clock = clock
+        self._wake_times: dict[PollKey, int] = {}
+        self.popped_count = 0
+
+    def handle_pop(self, channel: Channel, command: Command) -> Command | None:
+        """POP_MESSAGE (200050)."""
+        header = command.decode(PopRequest)
+        now_ms = self._clock.now_ms()
+        if is_late(header.born_at_ms, header.poll_ms, now_ms):
+            return self._nothing(
+                command, ResponseCode.POLLING_TIMEOUT, "the time to poll was over on arrival"
+            )
+        self._admission.require_master(self._log.is_ready)
+        check_count(header.count_max)
+        check_invisible(header.invisible_ms)
+        admitted = self._admission.admit(header, now_ms)
+        want = Want(
+            topic=header.topic,
+            group=header.consumer_group,
+            queue_id=header.queue_id,
+            count_max=header.count_max,
+            invisible_ms=header.invisible_ms,
+            init_mode=header.init_mode,
+            wanted=parse_filter(
+                header.topic,
+                header.expression_type,
+                header.expression,
+                is_sql_enabled=self._options.property_filter_enable,
+            ),
+            is_ordered=bool(header.is_ordered),
+            attempt_id=header.attempt_id or "",
+        )
+        asked = Asked(channel, command, want, admitted)
+        if self._try(asked):
+            return None
+        return self._hold(asked, header.born_at_ms + header.poll_ms, self._on_wake)
+
+    def handle_peek(self, channel: Channel, command: Command) -> Command | None:
+        """PEEK_MESSAGE (200052): also on a slave."""
+        header = command.decode(PeekRequest)
+        check_count(header.count_max)
+        admitted = self._admission.admit(header, self._clock.now_ms())
+        want = Want(header.topic, header.consumer_group, header.queue_id, header.count_max)
+        found = self._reader.peek(want, admitted.topic.read_queue_count)
+        if not found.count:
+            return self._nothing(command, ResponseCode.PULL_NOT_FOUND, "there is no message")
+        answer = Answer(self._clock.now_ms(), 0)
+        for taken in found.taken:
+            self._describe(answer, taken, want)
+        self._send(channel, command, answer.header(want, found), answer.records)
+        return None
+
+    def handle_notification(self, channel: Channel, command: Command) -> Command | None:
+        """NOTIFICATION (200054)."""
+        header = command.decode(NotificationRequest)
+        now_ms = self._clock.now_ms()
+        if is_late(header.born_at_ms, header.poll_ms, now_ms):
+            return command.reply(ResponseCode.SUCCESS, NotificationResponse())
+        admitted = self._admission.admit(header, now_ms)
+        want = Want(
+            header.topic,
+            header.consumer_group,
+            header.queue_id,
+            1,
+            is_ordered=bool(header.is_ordered),
+            attempt_id=header.attempt_id or "",
+        )
+        asked = Asked(channel, command, want, admitted)
+        if self._reader.has_message(want, admitted.topic.read_queue_count, now_ms):
+            return command.reply(ResponseCode.SUCCESS, NotificationResponse(has_message=True))
+        answer = self._hold(asked, header.born_at_ms + header.poll_ms, self._on_wake_notification)
+        if answer is None:
+            return None
+        is_full = answer.code == ResponseCode.POLLING_FULL
+        return command.reply(ResponseCode.SUCCESS, NotificationResponse(is_polling_full=is_full))
+
+    def handle_polling_info(self, channel: Channel, command: Command) -> Command:
+        """POLLING_INFO (200055)."""
+        header = command.decode(PollingInfoRequest)
+        self._admission.admit(header, self._clock.now_ms())
+        count = self._polls.count((header.topic, header.consumer_group), header.queue_id)
+        return command.reply(ResponseCode.SUCCESS, PollingInfoResponse(count=count))
+
+    # Popping.
+
+    def _try(self, asked: Asked) -> bool:
+        """True when messages were found and the answer is on its way.
+
+        Raises:  RequestRejected when the check points cannot be stored.
+        """
+        want = asked.want
+        if not want.is_ordered and not self._log.leases.has_room:
+            return False
+        now_ms = self._clock.now_ms()
+        found = self._reader.read(want, asked.admitted.topic.read_queue_count, now_ms)
+        if not found.count:
+            if found.blocked_until_ms is not None:
+                self.wake_at((want.topic, want.group), found.blocked_until_ms)
+            return False
+        if want.is_ordered:
+            self._pop_in_order(asked, found, now_ms)
+        else:
+            self._pop(asked, found, now_ms)
+        return True
+
+    def _pop(self, asked: Asked, found: Found, now_ms: int) -> None:
+        want = asked.want
+        keys = [(t.source.topic, want.group, t.source.queue_id, t.start_offset) for t in found.taken]
+        answer = Answer(self._log.free_time(keys, now_ms), self._log.next_queue_id())
+        leases = []
+        for key, taken in zip(keys, found.taken, strict=True):
+            leases.append(
+                Lease(
+                    LeaseKey(*key, answer.pop_time_ms),
+                    taken.offsets,
+                    invisible_ms=want.invisible_ms,
+                    revive_queue_id=answer.revive_queue_id,
+                    end_offset=taken.end_offset,
+                )
+            )
+            self._describe(answer, taken, want)
+
+        def on_stored(status: PutStatus) -> None:
+            self._finish(asked, found, answer, status)
+
+        self._log.open(leases, on_stored)
+
+    def _pop_in_order(self, asked: Asked, found: Found, now_ms: int) -> None:
+        want = asked.want
+        answer = Answer(now_ms, ORDERED_REVIVE_QUEUE)
+        for taken in found.taken:
+            key = (taken.source.topic, want.group, taken.source.queue_id)
+            pop = OrderedPop(
+                taken.offsets,
+                pop_time_ms=now_ms,
+                invisible_ms=want.invisible_ms,
+                attempt_id=want.attempt_id,
+                seen_at_ms=now_ms,
+            )
+            self._orders.put(key, pop)
+            self._describe(answer, taken, want)
+            flag, queue_id = taken.source.flag, taken.source.queue_id
+            answer.orders += order_items(flag, queue_id, taken.offsets, pop.counts)
+        self._finish(asked, found, answer, PutStatus.PUT_OK)
+
+    def _describe(self, answer: Answer, taken: Taken, want: Want) -> None:
+        source = taken.source
+        answer.starts.append(start_item(source.flag, source.queue_id, taken.start_offset))
+        answer.offsets.append(offsets_item(source.flag, source.queue_id, taken.offsets))
+        if source.flag == FLAG_NORMAL or self._options.pop_returns_retry_topic:
+            answer.records += taken.records
+            return
+        for record, offset in zip(taken.records, taken.offsets, strict=True):
+            handle = Handle(
+                taken.start_offset,
+                answer.pop_time_ms,
+                want.invisible_ms,
+                answer.revive_queue_id,
+                source.flag,
+                self._options.broker_name,
+                source.queue_id,
+                offset,
+            )
+            answer.records.append(with_handle(record, want.topic, handle))
+
+    def _finish(self, asked: Asked, found: Found, answer: Answer, status: PutStatus) -> None:
+        channel, command = asked.channel, asked.command
+        if not is_stored(status):
+            channel.send(
+                command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the pop was not stored: {status.value}")
+            )
+            return
+        self.popped_count += found.count
+        stats = self._stats
+        stats.got_count += found.count
+        for taken in found.taken:
+            stats.topics_out.add(taken.source.topic, len(taken.offsets))
+        self._send(channel, command, answer.header(asked.want, found), answer.records)
+        if found.rest > 0:
+            self._polls.touch((asked.want.topic, asked.want.group), ANY_QUEUE)
+
+    def _send(
+        self,
+        channel: Channel,
+        command: Command,
+        header: PopResponse,
+        records: Sequence[memoryview | bytes],
+    ) -> None:
+        size = sum(map(len, records))
+        self._stats.got_bytes += size
+        reply = command.reply(ResponseCode.SUCCESS, header, remark="FOUND")
+        channel.send_frame(encode_frame_head(reply, size), *records)
+
+    def _nothing(self, command: Command, code: ResponseCode, remark: str) -> Command:
+        self._stats.note_pull_ending(code)
+        return command.reply(code, PopResponse(), remark=remark)
+
+    # Waiting.
+
+    def wake_at(self, key: PollKey, at_ms: int) -> None:
+        """Look at the group's held pops again then: an ordered queue is free."""
+        planned = self._wake_times.get(key)
+        if planned is None or at_ms < planned:
+            self._wake_times[key] = at_ms
+            delay_s = max(0, at_ms - self._clock.now_ms()) / 1000
+            self._clock.call_later(delay_s, self._wake_now, key, at_ms)
+
+    def _wake_now(self, key: PollKey, at_ms: int) -> None:
+        if self._wake_times.get(key) == at_ms:
+            del self._wake_times[key]
+        self._polls.touch(key, ANY_QUEUE)
+
+    def _hold(self, asked: Asked, until_ms: int, on_wake: object) -> Command | None:
+        """None while the request is held; else its answer."""
+        now_ms = self._clock.now_ms()
+        hold_ms = min(until_ms - now_ms, self._options.long_poll_ms_max)
+        if hold_ms <= 0:
+            return self._nothing(asked.command, ResponseCode.POLLING_TIMEOUT, "there is no message")
+        want = asked.want
+        held = HeldPop(
+            channel=asked.channel,
+            key=(want.topic, want.group),
+            queue_id=want.queue_id,
+            deadline_s=self._clock.monotonic() + hold_ms / 1000,
+            request=asked,
+            on_wake=on_wake,  # type: ignore[arg-type]  # one of the two below
+        )
+        retries = [topic for topic, _ in self._reader.retry_topics(want.group, want.topic)]
+        if self._polls.hold(held, retries):
+            return None
+        return self._nothing(asked.command, ResponseCode.POLLING_FULL, "too many pops wait, try again later")
+
+    def _on_wake(self, held: HeldPop, is_over: bool) -> bool:
+        asked: Asked = held.request
+        if asked.channel.is_closed:
+            return True
+        try:
+            if self._try(asked):
+                return True
+        except (RequestRejected, StoreError, OSError) as error:
+            asked.channel.send(asked.command.reply(ResponseCode.SYSTEM_ERROR, remark=str(error)))
+            return True
+        if is_over:
+            asked.channel.send(
+                self._nothing(asked.command, ResponseCode.POLLING_TIMEOUT, "no message came in time")
+            )
+        return is_over
+
+    def _on_wake_notification(self, held: HeldPop, is_over: bool) -> bool:
+        asked: Asked = held.request
+        if asked.channel.is_closed:
+            return True
+        count = asked.admitted.topic.read_queue_count
+        has_message = self._reader.has_message(asked.want, count, self._clock.now_ms())
+        if has_message or is_over:
+            response = NotificationResponse(has_message=has_message)
+            asked.channel.send(asked.command.reply(ResponseCode.SUCCESS, response))
+            return True
+        return False

@@ -1,0 +1,390 @@
+"""The leases of a broker, told to the revive topic before anybody is answered, and read back from it.
+
+Invariants: what is answered is in the log, as safe as the store makes a send; the table is what the records
+            of the revive topic say, from its committed offset on. A group's position in a queue becomes its
+            committed offset, and the revive topic is given up to a place, only when the log is safe beyond.
+Strategy:   a pop writes its check points in one append; acks of one turn of the loop and one lease are one
+            record. A check point that keeps the committed offset of its queue back too far is written again.
+At a bound: ROLL_AFTER_COUNT records behind, leases are repeated, ROLL_COUNT_MAX a round.
+Source:     spec semantics 14.4; decision 008.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from tandemmq.broker.delay.progress import Progress
+from tandemmq.broker.delay.writer import Writer
+from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.pop.lease_records import (
+    REVIVE_GROUP,
+    Change,
+    Finished,
+    LeaseRecords,
+    NewLease,
+    read_change,
+)
+from tandemmq.broker.pop.leases import Lease, LeaseKey, Leases, QueueKey
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol.record import NewRecord, Record
+from tandemmq.runtime.ports import Clock
+from tandemmq.store import MessageStore, PutStatus
+
+ROLL_AFTER_COUNT: Final = 50_000
+ROLL_COUNT_MAX: Final = 256
+READ_COUNT: Final = 64
+
+_NOT_STORED: Final = (PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.UNKNOWN_ERROR)
+
+OnDone = Callable[[PutStatus], None]
+_Ack = tuple[int, OnDone]
+_Settled = tuple[dict[int, int], dict[QueueKey, int]]
+"""Committed offsets of the revive topic, and of groups."""
+
+
+def is_stored(status: PutStatus) -> bool:
+    return status not in _NOT_STORED
+
+
+class LeaseLog:
+    """`recover` first, on a master only; then the rest."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        leases: Leases,
+        offsets: OffsetTable,
+        *,
+        records: LeaseRecords,
+        queue_count: int,
+        clock: Clock,
+        roll_after_count: int = ROLL_AFTER_COUNT,
+    ) -> None:
+        self._store = store
+        self.leases = leases
+        self._offsets = offsets
+        self.records = records
+        self._queue_count = queue_count
+        self._clock = clock
+        self._roll_after_count = roll_after_count
+        self._writer = Writer(store, clock)
+        self._turn = 0
+        self._positions: dict[QueueKey, int] = {}
+        self._moved: dict[QueueKey, int] = {}  # since the last round
+        self._seen_ends: dict[int, int] = {}
+        self._foreign: list[tuple[int, int, int]] = []  # (queue, begin, end) that we have not written
+        self._acks: dict[Lease, list[_Ack]] = {}
+        self._progress: Progress[_Settled] = Progress()
+        self.is_ready = False
+        self.on_sooner: Callable[[], None] = lambda: None
+        """Called when a lease may end before all others."""
+
+    # Reading what was written.
+
+    def recover(self) -> int:
+        """Read the revive topic from its committed offsets on; how many leases there are."""
+        self._positions.clear()
+        for record in heapq.merge(*map(self._records_of, self._queue_ids()), key=_log_offset):
+            change = read_change(record)
+            if change is not None:
+                self._apply(change, record.queue_offset, is_live=False)
+        self.is_ready = True
+        return len(self.leases)
+
+    def _queue_ids(self) -> Sequence[int]:
+        """Those that are configured, and others that hold something."""
+        topic = self.records.topic
+        held = {queue_id for name, queue_id in self._store.queue_keys() if name == topic and queue_id >= 0}
+        return sorted(held | set(range(self._queue_count)))
+
+    def _records_of(self, queue_id: int) -> Iterator[Record]:
+        topic = self.records.topic
+        end = self._store.queue_max(topic, queue_id)
+        begin = self._offsets.committed(REVIVE_GROUP, topic, queue_id) or 0
+        begin = min(max(begin, self._store.queue_min(topic, queue_id)), end)
+        self._seen_ends[queue_id] = end
+        yield from self._read(queue_id, begin, end)
+
+    def _read(self, queue_id: int, begin: int, end: int) -> Iterator[Record]:
+        while begin < end:
+            records, next_offset = self._writer.read(self.records.topic, queue_id, begin, READ_COUNT)
+            yield from (record for record in records if record.queue_offset < end)
+            if next_offset <= begin:
+                return
+            begin = next_offset
+
+    def note_dispatched(self, queue_id: int, end: int) -> bool:
+        """The revive topic has records up to `end`; True when some are not ours."""
+        seen = self._seen_ends.get(queue_id, 0)
+        if end > seen:
+            self._foreign.append((queue_id, seen, end))
+            self._seen_ends[queue_id] = end
+        return bool(self._foreign)
+
+    def read_foreign(self) -> None:
+        """Take over what came through the timer: RocketMQ's broker had this directory before."""
+        waiting, self._foreign = self._foreign, []
+        for queue_id, begin, end in waiting:
+            if end > self._store.queue_max(self.records.topic, queue_id):
+                self._foreign.append((queue_id, begin, end))  # written, not dispatched yet
+                continue
+            for record in self._read(queue_id, begin, end):
+                change = read_change(record)
+                if change is not None:
+                    self._apply(change, record.queue_offset, is_live=True)
+
+    def _apply(self, change: Change, revive_offset: int, *, is_live: bool) -> None:
+        """`is_live`: of what we wrote ourselves the table knows already."""
+        if isinstance(change, NewLease):
+            if not is_live or change.is_late:
+                self._apply_lease(change, revive_offset)
+        elif isinstance(change, Finished):
+            lease = self.leases.get(change.key)
+            if lease is not None and not lease.is_reviving:
+                found = [lease.index(offset) for offset in change.offsets]
+                self.leases.finish(lease, [index for index in found if index is not None])
+        elif not is_live:
+            key = (change.topic, change.group, change.queue_id)
+            self._offsets.commit(
+                change.group, change.topic, change.queue_id, change.offset, self._clock.now_ms()
+            )
+            self._positions[key] = change.offset
+            self._moved[key] = change.offset
+
+    def _apply_lease(self, change: NewLease, revive_offset: int) -> None:
+        lease = change.lease
+        known = self.leases.get(lease.key)
+        if known is not None:
+            self.leases.note_written(known, revive_offset)
+        elif not lease.is_finished:
+            self.leases.add(lease)
+            self.leases.note_written(lease, revive_offset)
+        if change.position is not None:
+            key = lease.key[:3]
+            position = max(self.position(key) or 0, change.position)
+            self._positions[key] = self._moved[key] = position
+
+    # Positions.
+
+    def position(self, key: QueueKey) -> int | None:
+        """The next offset to pop; None for a group that never popped nor committed."""
+        topic, group, queue_id = key
+        committed = self._offsets.committed(group, topic, queue_id)
+        position = self._positions.get(key)
+        if committed is None or position is None:
+            return committed if position is None else position
+        return max(committed, position)
+
+    def move(self, key: QueueKey, offset: int) -> None:
+        """Pops go on there; messages before it were looked at and not wanted."""
+        self._positions[key] = self._moved[key] = offset
+
+    def put_position(self, key: QueueKey, offset: int, on_done: OnDone) -> None:
+        """Pops go on there, also lower, and also after a kill.
+
+        Raises:  RequestRejected; then nothing has changed.
+        """
+        topic, group, queue_id = key
+        now_ms = self._clock.now_ms()
+        revive_queue_id = self.next_queue_id()
+        record = self.records.position(
+            topic, group, queue_id, offset, revive_queue_id=revive_queue_id, now_ms=now_ms
+        )
+        self._append([record], on_done)
+        self.move(key, offset)
+        self._offsets.commit(group, topic, queue_id, offset, now_ms)
+
+    # Writing.
+
+    def next_queue_id(self) -> int:
+        """The queues of the revive topic take turns."""
+        self._turn = (self._turn + 1) % self._queue_count
+        return self._turn
+
+    def free_time(self, keys: Sequence[tuple[str, str, int, int]], now_ms: int) -> int:
+        """A pop time, now or a little later, with which none of these names a lease that exists."""
+        while any(LeaseKey(*key, now_ms) in self.leases for key in keys):
+            now_ms += 1
+        return now_ms
+
+    def open(self, leases: Sequence[Lease], on_done: OnDone) -> None:
+        """New leases by one pop, all in the same queue of the revive topic.
+
+        Raises:  RequestRejected; then there is none of them.
+        """
+        now_ms = self._clock.now_ms()
+        records = [self.records.check_point(lease, moves_position=True, now_ms=now_ms) for lease in leases]
+
+        def settled(status: PutStatus) -> None:
+            if not is_stored(status):
+                for lease in leases:
+                    self._take_back(lease)
+            on_done(status)
+
+        first = self._append(records, settled)
+        for place, lease in enumerate(leases):
+            self.leases.add(lease)
+            self.leases.note_written(lease, first + place)
+            self.move(lease.key[:3], lease.end_offset)
+        self.on_sooner()
+
+    def _take_back(self, lease: Lease) -> None:
+        self.leases.drop(lease)
+        key = lease.key[:3]
+        self.move(key, min(lease.key.start_offset, self._positions.get(key, lease.key.start_offset)))
+
+    def ack(self, lease: Lease, index: int, on_done: OnDone) -> None:
+        """This message of the lease is done; told with the other acks of this turn."""
+        if not self._acks:
+            self._clock.call_soon(self._write_acks)
+        lease.bits |= 1 << index
+        self._acks.setdefault(lease, []).append((index, on_done))
+
+    def _write_acks(self) -> None:
+        waiting, self._acks = self._acks, {}
+        for lease, acks in waiting.items():
+            self._write_ack(lease, acks)
+
+    def _write_ack(self, lease: Lease, acks: list[_Ack]) -> None:
+        indexes = sorted({index for index, _ in acks})
+        offsets = [lease.offsets[index] for index in indexes]
+
+        def settled(status: PutStatus) -> None:
+            if is_stored(status):
+                self.leases.finish(lease, indexes)
+            else:
+                for index in indexes:
+                    lease.bits &= ~(1 << index)
+            for _, on_done in acks:
+                on_done(status)
+
+        try:
+            self._append([self.records.ack(lease, offsets, self._clock.now_ms())], settled)
+        except RequestRejected:
+            settled(PutStatus.SERVICE_NOT_AVAILABLE)
+
+    def replace(self, lease: Lease, index: int, new: Lease, on_done: OnDone) -> None:
+        """One message leaves its lease for a new one with another end, in one append.
+
+        Raises:  RequestRejected; then nothing has changed.
+        """
+        now_ms = self._clock.now_ms()
+        records = [
+            self.records.check_point(new, moves_position=False, now_ms=now_ms),
+            self.records.ack(lease, [lease.offsets[index]], now_ms),
+        ]
+
+        def settled(status: PutStatus) -> None:
+            if is_stored(status):
+                self.leases.finish(lease, [index])
+            else:
+                self.leases.drop(new)
+                lease.bits &= ~(1 << index)
+            on_done(status)
+
+        first = self._append(records, settled)
+        lease.bits |= 1 << index
+        self.leases.add(new)
+        self.leases.note_written(new, first)
+        self.on_sooner()
+
+    def _append(self, records: Sequence[NewRecord], on_done: OnDone) -> int:
+        """The place of the first in its queue of the revive topic; all of them follow each other there."""
+        first = self._store.append(records, on_done).queue_offset
+        for place in range(first, first + len(records)):
+            self._note_own(records[0].queue_id, place)
+        return first
+
+    def _note_own(self, queue_id: int, place: int) -> None:
+        seen = self._seen_ends.get(queue_id, 0)
+        if place > seen:
+            self._foreign.append((queue_id, seen, place))
+        self._seen_ends[queue_id] = place + 1
+
+    # Becoming safe.
+
+    def settle(self) -> None:
+        """Take over as committed what has become safe; note what is to become so. Once a round."""
+        moved, self._moved = self._moved, {}
+        ends = {queue_id: self._low(queue_id) for queue_id in self._seen_ends}
+        changed = {
+            queue_id: end
+            for queue_id, end in ends.items()
+            if self._offsets.committed(REVIVE_GROUP, self.records.topic, queue_id) != end
+        }
+        if (moved or changed) and not self._progress.is_full:
+            self._progress.add(self._writer.log_end, (changed, moved))
+        else:
+            self._moved = moved | self._moved
+        for settled in self._progress.settle(self._writer.safe_end()):
+            self._commit(*settled)
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing waits to become committed."""
+        return not self._progress and not self._moved and not self._foreign
+
+    def _low(self, queue_id: int) -> int:
+        oldest = self.leases.oldest_written(queue_id)
+        end = self._seen_ends[queue_id] if oldest is None else oldest.revive_offset
+        return min([end, *(begin for other, begin, _ in self._foreign if other == queue_id)])
+
+    def _commit(self, ends: Mapping[int, int], moved: Mapping[QueueKey, int]) -> None:
+        now_ms = self._clock.now_ms()
+        for key, offset in moved.items():
+            topic, group, queue_id = key
+            current = self._positions.get(key, offset)
+            if not self._offsets.has_reset(group, topic, queue_id):
+                self._offsets.commit(group, topic, queue_id, min(offset, current), now_ms)
+            if current == offset and key not in self._moved:
+                self._positions.pop(key, None)
+        for queue_id, end in ends.items():
+            # A check point whose repetition was not stored lies lower than was noted.
+            safe = min(end, self._low(queue_id))
+            self._offsets.commit(REVIVE_GROUP, self.records.topic, queue_id, safe, now_ms)
+
+    def roll(self) -> None:
+        """Write leases again whose check points keep the committed offsets back."""
+        for queue_id, end in list(self._seen_ends.items()):
+            for _ in range(ROLL_COUNT_MAX):
+                lease = self.leases.oldest_written(queue_id)
+                if lease is None or end - lease.revive_offset <= self._roll_after_count:
+                    break
+                if not self._repeat(lease):
+                    return
+
+    def _repeat(self, lease: Lease) -> bool:
+        before = lease.revive_offset
+        lease.put_again_count += 1
+        record = self.records.check_point(lease, moves_position=False, now_ms=self._clock.now_ms())
+
+        def settled(status: PutStatus) -> None:
+            if not is_stored(status):
+                self.leases.note_written(lease, before)
+
+        try:
+            first = self._append([record], settled)
+        except RequestRejected:
+            return False
+        self.leases.note_written(lease, first)
+        return True
+
+    # Reviving.
+
+    async def give_back(self, lease: Lease, indexes: Sequence[int], copies: Sequence[NewRecord]) -> None:
+        """Store messages of an ended lease again, and in the same append that the lease is rid of them."""
+        offsets = [lease.offsets[index] for index in indexes]
+        ack = self.records.ack(lease, offsets, self._clock.now_ms())
+        await self._writer.append([*copies, ack])
+        self.leases.finish(lease, indexes)
+
+    def read_messages(self, lease: Lease, offset: int) -> dict[int, Record]:
+        """Messages of the lease's queue from an offset on, as far as one read goes, by offset."""
+        records, _ = self._writer.read(lease.key.topic, lease.key.queue_id, offset, READ_COUNT)
+        return {record.queue_offset: record for record in records}
+
+
+def _log_offset(record: Record) -> int:
+    return record.log_offset

@@ -1,0 +1,203 @@
+"""Messages that are popped and not finished: leases by check point, ordered by when they end. Pure.
+
+Invariants: a lease is in the table while a message of it is neither acknowledged nor given back; it is in the
+            queue of the revive topic that holds its check point, at the place of that check point.
+At a bound: `has_room` says no and nothing is popped.
+Knows not:  the log; `lease_log.py` writes and reads what happens here.
+Source:     spec semantics 14.4 (RocketMQ: PopCheckPoint).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Final, NamedTuple
+
+LEASE_COUNT_MAX: Final = 200_000
+MESSAGE_COUNT_MAX: Final = 32
+"""Of one check point: RocketMQ's bit map has 32 bits."""
+
+QueueKey = tuple[str, str, int]
+"""Topic, group, queue id."""
+
+
+class LeaseKey(NamedTuple):
+    """What a handle names; the broker is always this one."""
+
+    topic: str
+    group: str
+    queue_id: int
+    start_offset: int
+    pop_time_ms: int
+
+
+class Lease:
+    """Some messages of one queue, out of sight of a group until `ends_at_ms`."""
+
+    __slots__ = (
+        "bits",
+        "end_offset",
+        "ends_at_ms",
+        "invisible_ms",
+        "is_reviving",
+        "key",
+        "offsets",
+        "put_again_count",
+        "revive_offset",
+        "revive_queue_id",
+    )
+
+    def __init__(
+        self,
+        key: LeaseKey,
+        offsets: Sequence[int],
+        *,
+        invisible_ms: int,
+        revive_queue_id: int,
+        end_offset: int,
+        bits: int = 0,
+        grace_ms: int = 0,
+        put_again_count: int = 0,
+    ) -> None:
+        assert 0 < len(offsets) <= MESSAGE_COUNT_MAX, len(offsets)
+        self.key = key
+        self.offsets = tuple(offsets)
+        self.invisible_ms = invisible_ms
+        self.revive_queue_id = revive_queue_id
+        self.end_offset = end_offset  # where the group's pops of the queue go on
+        self.bits = bits  # bit i: offsets[i] is finished
+        self.ends_at_ms = key.pop_time_ms + invisible_ms + grace_ms
+        self.put_again_count = put_again_count
+        self.revive_offset = -1  # of its check point, once it is written
+        self.is_reviving = False
+
+    def index(self, offset: int) -> int | None:
+        """Which message of the lease it is; None when it is none."""
+        try:
+            return self.offsets.index(offset)
+        except ValueError:
+            return None
+
+    def is_open(self, index: int) -> bool:
+        return not self.bits >> index & 1
+
+    @property
+    def is_finished(self) -> bool:
+        return self.bits == (1 << len(self.offsets)) - 1
+
+    def open_offsets(self) -> list[int]:
+        return [offset for index, offset in enumerate(self.offsets) if self.is_open(index)]
+
+
+class Leases:
+    """All leases of a broker."""
+
+    def __init__(self, count_max: int = LEASE_COUNT_MAX) -> None:
+        self._count_max = count_max
+        self._by_key: dict[LeaseKey, Lease] = {}
+        self._by_end: list[tuple[int, int, Lease]] = []
+        self._added = 0
+        self._counts: dict[QueueKey, int] = {}
+        # Leases of each queue of the revive topic in the order of their check points.
+        self._written: dict[int, dict[int, Lease]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._by_key
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._by_key) < self._count_max
+
+    def get(self, key: LeaseKey) -> Lease | None:
+        return self._by_key.get(key)
+
+    def open_count(self, queue: QueueKey) -> int:
+        """Leases of one queue and group."""
+        return self._counts.get(queue, 0)
+
+    def add(self, lease: Lease) -> None:
+        assert lease.key not in self._by_key, lease.key
+        self._by_key[lease.key] = lease
+        queue = lease.key[:3]
+        self._counts[queue] = self._counts.get(queue, 0) + 1
+        self._queue_up(lease)
+
+    def note_written(self, lease: Lease, revive_offset: int) -> None:
+        """Its check point lies at this place of its queue of the revive topic; places mostly rise."""
+        written = self._written.setdefault(lease.revive_queue_id, {})
+        if lease.revive_offset >= 0:
+            written.pop(lease.revive_offset, None)
+        is_lower = bool(written) and revive_offset < next(reversed(written))
+        lease.revive_offset = revive_offset
+        if self._by_key.get(lease.key) is lease:
+            written[revive_offset] = lease
+            if is_lower:
+                self._written[lease.revive_queue_id] = dict(sorted(written.items()))
+
+    def finish(self, lease: Lease, indexes: Iterable[int]) -> bool:
+        """These messages come no more; True when that was the last of the lease, which is gone then."""
+        for index in indexes:
+            lease.bits |= 1 << index
+        if lease.is_finished:
+            self.drop(lease)
+            return True
+        return False
+
+    def drop(self, lease: Lease) -> None:
+        if self._by_key.pop(lease.key, None) is None:
+            return
+        queue = lease.key[:3]
+        left = self._counts[queue] - 1
+        if left:
+            self._counts[queue] = left
+        else:
+            del self._counts[queue]
+        if lease.revive_offset >= 0:
+            self._written[lease.revive_queue_id].pop(lease.revive_offset, None)
+        if len(self._by_end) > 1024 and len(self._by_end) > 4 * len(self._by_key):
+            self._by_end = [entry for entry in self._by_end if self._is_current(entry)]
+            heapify(self._by_end)
+
+    def put_back(self, lease: Lease, ends_at_ms: int) -> None:
+        """It could not be revived: look again then."""
+        lease.is_reviving = False
+        lease.ends_at_ms = ends_at_ms
+        self._queue_up(lease)
+
+    def take_ended(self, now_ms: int, count_max: int) -> list[Lease]:
+        """Leases whose time is over, the longest over first; they stay in the table until dropped."""
+        ended: list[Lease] = []
+        while self._by_end and len(ended) < count_max:
+            entry = self._by_end[0]
+            if self._is_current(entry):
+                if entry[0] > now_ms:
+                    break
+                entry[2].is_reviving = True
+                ended.append(entry[2])
+            heappop(self._by_end)
+        return ended
+
+    def next_end_ms(self) -> int | None:
+        """When the first lease ends; None without one."""
+        while self._by_end and not self._is_current(self._by_end[0]):
+            heappop(self._by_end)
+        return self._by_end[0][0] if self._by_end else None
+
+    def oldest_written(self, revive_queue_id: int) -> Lease | None:
+        """The lease with the first check point in a queue of the revive topic."""
+        written = self._written.get(revive_queue_id)
+        return next(iter(written.values())) if written else None
+
+    def of_queue(self, queue: QueueKey) -> list[Lease]:
+        return [lease for lease in self._by_key.values() if lease.key[:3] == queue]
+
+    def _queue_up(self, lease: Lease) -> None:
+        self._added += 1
+        heappush(self._by_end, (lease.ends_at_ms, self._added, lease))
+
+    def _is_current(self, entry: tuple[int, int, Lease]) -> bool:
+        lease = entry[2]
+        return entry[0] == lease.ends_at_ms and not lease.is_reviving and self._by_key.get(lease.key) is lease

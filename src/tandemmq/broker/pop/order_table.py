@@ -1,0 +1,173 @@
+"""What groups have popped in order and not finished, queue by queue; saved as consumerOrderInfo.json.
+
+Invariants: a queue gives a group nothing while a message of its last pop is neither acknowledged nor visible
+            again; only the same attempt gets the same messages once more.
+Source:     spec semantics 14.5. Pure but for the callbacks; time is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from tandemmq.broker.pop.leases import QueueKey
+from tandemmq.protocol.bodies.pop import OrderState, OrderStates, decode_order_states, encode_order_states
+
+KEPT_MS: Final = 24 * 3_600_000
+"""A queue of which nobody popped for so long is forgotten."""
+
+
+class OrderedPop:
+    """The last pop of one queue by one group."""
+
+    __slots__ = (
+        "attempt_id",
+        "bits",
+        "counts",
+        "invisible_ms",
+        "offsets",
+        "pop_time_ms",
+        "seen_at_ms",
+        "visible",
+    )
+
+    def __init__(
+        self,
+        offsets: Sequence[int],
+        *,
+        pop_time_ms: int,
+        invisible_ms: int,
+        attempt_id: str,
+        seen_at_ms: int,
+    ) -> None:
+        self.offsets = list(offsets)
+        self.pop_time_ms = pop_time_ms
+        self.invisible_ms = invisible_ms
+        self.attempt_id = attempt_id
+        self.seen_at_ms = seen_at_ms
+        self.bits = 0
+        self.counts: dict[int, int] = {}  # how often popped before, of those that were
+        self.visible: dict[int, int] = {}  # visible again at, where that was changed
+
+    def free_at_ms(self) -> int:
+        """When the queue may be popped again; 0 when everything is acknowledged."""
+        default = self.pop_time_ms + self.invisible_ms
+        return max((self.visible.get(offset, default) for offset in self.open_offsets()), default=0)
+
+    def open_offsets(self) -> list[int]:
+        return [offset for index, offset in enumerate(self.offsets) if not self.bits >> index & 1]
+
+    def next_offset(self) -> int:
+        """The first message that is not acknowledged, or the one behind the last."""
+        return next(iter(self.open_offsets()), self.offsets[-1] + 1)
+
+
+class OrderTable:
+    """All of them; `on_change` is called after each change."""
+
+    def __init__(self) -> None:
+        self.on_change: list[Callable[[], None]] = []
+        self._pops: dict[QueueKey, OrderedPop] = {}
+
+    def get(self, key: QueueKey) -> OrderedPop | None:
+        return self._pops.get(key)
+
+    def blocked_until_ms(self, key: QueueKey, attempt_id: str | None, now_ms: int) -> int | None:
+        """None when the group may pop the queue now."""
+        pop = self._pops.get(key)
+        if pop is None or (attempt_id and attempt_id == pop.attempt_id):
+            return None
+        free_at_ms = pop.free_at_ms()
+        return free_at_ms if now_ms < free_at_ms else None
+
+    def put(self, key: QueueKey, pop: OrderedPop) -> None:
+        """A new pop takes the place of the last one, and counts what was popped before."""
+        before = self._pops.get(key)
+        if before is not None:
+            if pop.attempt_id and before.attempt_id == pop.attempt_id:
+                pop.counts = {
+                    offset: before.counts[offset] for offset in pop.offsets if offset in before.counts
+                }
+            else:
+                seen = set(before.offsets)
+                pop.counts = {o: before.counts.get(o, 0) + 1 for o in pop.offsets if o in seen}
+        self._pops[key] = pop
+        self._after_change()
+
+    def acknowledge(self, key: QueueKey, offset: int, pop_time_ms: int) -> int | None:
+        """The offset that the group may commit; None when the ack is of an earlier pop.
+
+        Raises:  ValueError when the last pop has no such message.
+        """
+        pop = self._pops.get(key)
+        if pop is None or pop.pop_time_ms != pop_time_ms:
+            return None
+        pop.bits |= 1 << pop.offsets.index(offset)
+        self._after_change()
+        return pop.next_offset()
+
+    def show_at(self, key: QueueKey, offset: int, pop_time_ms: int, visible_at_ms: int) -> bool:
+        """Have a message visible again then; False when the last pop has it not."""
+        pop = self._pops.get(key)
+        if pop is None or pop.pop_time_ms != pop_time_ms or offset not in pop.offsets:
+            return False
+        pop.visible[offset] = visible_at_ms
+        self._after_change()
+        return True
+
+    def clear(self, key: QueueKey) -> None:
+        if self._pops.pop(key, None) is not None:
+            self._after_change()
+
+    def encode(self) -> bytes:
+        """The content of consumerOrderInfo.json; what is long unused is forgotten."""
+        newest = max((pop.seen_at_ms for pop in self._pops.values()), default=0)
+        table: dict[str, dict[int, OrderState]] = {}
+        for key, pop in list(self._pops.items()):
+            if pop.seen_at_ms < newest - KEPT_MS:
+                del self._pops[key]
+                continue
+            topic, group, queue_id = key
+            table.setdefault(f"{topic}@{group}", {})[queue_id] = _state(pop)
+        return encode_order_states(OrderStates(table=table))
+
+    def load(self, data: bytes) -> None:
+        """Take over the content of consumerOrderInfo.json."""
+        for name, queues in decode_order_states(data).table.items():
+            topic, _, group = name.partition("@")
+            for queue_id, state in queues.items():
+                if state.offsets:
+                    self._pops[topic, group, queue_id] = _pop(state)
+
+    def _after_change(self) -> None:
+        for callback in self.on_change:
+            callback()
+
+
+def _state(pop: OrderedPop) -> OrderState:
+    first = pop.offsets[0]
+    return OrderState(
+        attempt_id=pop.attempt_id,
+        bits=pop.bits,
+        consumed_counts=pop.counts,
+        invisible_ms=pop.invisible_ms,
+        consumed_at_ms=pop.seen_at_ms,
+        visible_at_ms=pop.visible,
+        offsets=[first, *(offset - first for offset in pop.offsets[1:])],
+        pop_time_ms=pop.pop_time_ms,
+    )
+
+
+def _pop(state: OrderState) -> OrderedPop:
+    first = state.offsets[0]
+    pop = OrderedPop(
+        [first, *(first + step for step in state.offsets[1:])],
+        pop_time_ms=state.pop_time_ms,
+        invisible_ms=state.invisible_ms,
+        attempt_id=state.attempt_id,
+        seen_at_ms=state.consumed_at_ms,
+    )
+    pop.bits = state.bits
+    pop.counts = dict(state.consumed_counts)
+    pop.visible = dict(state.visible_at_ms)
+    return pop

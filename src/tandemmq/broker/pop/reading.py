@@ -1,0 +1,296 @@
+"""Reads what a pop may have: the topic's queues and the group's pop retry topics; changes only positions.
+
+Source: spec semantics 14.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.pop.lease_log import LeaseLog
+from tandemmq.broker.pop.leases import QueueKey
+from tandemmq.broker.pop.order_table import OrderTable
+from tandemmq.broker.pop.receipts import (
+    FLAG_NORMAL,
+    FLAG_RETRY_V1,
+    FLAG_RETRY_V2,
+    Handle,
+    pop_retry_v1,
+    pop_retry_v2,
+    render_handle,
+)
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol.properties import CRC32, append_property, remove_property
+from tandemmq.protocol.record import NewRecord, decode_record, encode_record
+from tandemmq.protocol.requests.pop import INIT_MIN
+from tandemmq.protocol.sql92 import SqlFilter
+from tandemmq.runtime.ports import Random
+from tandemmq.store import GET_BYTES_MAX, MessageStore, PutStatus
+from tandemmq.store.outcomes import GetResult, GetStatus
+
+SCANS_MAX: Final = 32
+"""Reads of one queue for one pop: a filter may take nothing of what is there."""
+_QUEUE_OFFSET_AT: Final = 20
+_NOTHING_LEFT: Final = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE)
+
+
+class Source(NamedTuple):
+    """A queue that is looked at, and the flag that its messages carry."""
+
+    topic: str
+    queue_id: int
+    flag: str
+
+
+@dataclass(slots=True)
+class Want:
+    """What a pop asks for."""
+
+    topic: str
+    group: str
+    queue_id: int
+    count_max: int
+    invisible_ms: int = 0
+    init_mode: int = INIT_MIN
+    wanted: frozenset[int] | SqlFilter | None = None
+    is_ordered: bool = False
+    attempt_id: str = ""
+
+
+class Taken(NamedTuple):
+    """Messages of one queue: whole records, their offsets, where to go on."""
+
+    source: Source
+    start_offset: int
+    offsets: list[int]
+    end_offset: int
+    records: list[memoryview]
+
+
+@dataclass(slots=True)
+class Found:
+    """What all queues together gave."""
+
+    taken: list[Taken] = field(default_factory=list)
+    count: int = 0
+    rest: int = 0
+    blocked_until_ms: int | None = None
+
+
+class PopReader:
+    """Reads for pops, peeks and notifications."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        store: MessageStore,
+        offsets: OffsetTable,
+        lease_log: LeaseLog,
+        orders: OrderTable,
+        chance: Random,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._offsets = offsets
+        self._log = lease_log
+        self._orders = orders
+        self._chance = chance
+        self._now_ms = now_ms
+
+    def retry_topics(self, group: str, topic: str) -> list[tuple[str, str]]:
+        """Names and flags of where the group's ended leases of the topic may lie."""
+        options = self._options
+        found = [(pop_retry_v2(group, topic), FLAG_RETRY_V2)] if options.pop_retry_v2 else []
+        if not options.pop_retry_v2 or options.pop_reads_retry_v1:
+            found.append((pop_retry_v1(group, topic), FLAG_RETRY_V1))
+        return found
+
+    def sources(self, want: Want, queue_count: int) -> Iterator[Source]:
+        """The queues in the order in which they are looked at."""
+        chance = self._chance.below(100)
+        is_retry_first = chance < self._options.pop_retry_percent
+        retries = []
+        if not want.is_ordered:
+            for topic, flag in self.retry_topics(want.group, want.topic):
+                if self._store.queue_max(topic, 0):
+                    retries.append(Source(topic, 0, flag))
+        if is_retry_first:
+            yield from retries
+        if want.queue_id >= 0:
+            yield Source(want.topic, want.queue_id, FLAG_NORMAL)
+        else:
+            for step in range(queue_count):
+                yield Source(want.topic, (chance + step) % queue_count, FLAG_NORMAL)
+        if not is_retry_first:
+            yield from retries
+
+    def read(self, want: Want, queue_count: int, now_ms: int) -> Found:
+        """Messages for a pop. Positions move over what a filter leaves out, not over what is found."""
+        found = Found()
+        for source in self.sources(want, queue_count):
+            key = (source.topic, want.group, source.queue_id)
+            if found.count >= want.count_max:
+                found.rest += self._left(key)
+                continue
+            if want.is_ordered:
+                until_ms = self._orders.blocked_until_ms(key, want.attempt_id, now_ms)
+                if until_ms is not None:
+                    found.blocked_until_ms = min(until_ms, found.blocked_until_ms or until_ms)
+                    found.rest += self._left(key)
+                    continue
+            self._take(source, key, want, found)
+        return found
+
+    def peek(self, want: Want, queue_count: int) -> Found:
+        """The same without moving anything."""
+        found = Found()
+        for source in self.sources(want, queue_count):
+            if found.count >= want.count_max:
+                break
+            start = self._log.position((source.topic, want.group, source.queue_id))
+            low = self._store.queue_min(source.topic, source.queue_id)
+            start = max(low, start if start is not None else low)
+            got = self._get(source, start, want, want.count_max - found.count)
+            if got.status is GetStatus.FOUND:
+                self._add(found, source, start, got, want)
+        return found
+
+    def has_message(self, want: Want, queue_count: int, now_ms: int) -> bool:
+        """Whether a pop would look at a message; no filter is asked."""
+        for source in self.sources(want, queue_count):
+            key = (source.topic, want.group, source.queue_id)
+            is_blocked = want.is_ordered and self._orders.blocked_until_ms(key, want.attempt_id, now_ms)
+            if not is_blocked and self._left(key) > 0:
+                return True
+        return False
+
+    def _take(self, source: Source, key: QueueKey, want: Want, found: Found) -> None:
+        start = self._start(source, key, want)
+        for _ in range(SCANS_MAX):
+            got = self._get(source, start, want, want.count_max - found.count)
+            if got.status is GetStatus.FOUND and self._add(found, source, start, got, want):
+                return
+            if got.next_offset == start or got.status in _NOTHING_LEFT:
+                return
+            start = got.next_offset
+            self._log.move(key, start)
+        found.rest += max(0, self._store.queue_max(source.topic, source.queue_id) - start)
+
+    def _get(self, source: Source, start: int, want: Want, count_max: int) -> GetResult:
+        # Ended leases were filtered when they were popped first (filterSupportRetry is off).
+        tag_hashes = want.wanted if source.flag == FLAG_NORMAL else None
+        if isinstance(tag_hashes, SqlFilter):
+            tag_hashes = None  # `_add` asks it
+        return self._store.get(
+            source.topic,
+            source.queue_id,
+            start,
+            count_max=count_max,
+            bytes_max=GET_BYTES_MAX,
+            tag_hashes=tag_hashes,
+        )
+
+    def _add(self, found: Found, source: Source, start: int, got: GetResult, want: Want) -> bool:
+        """False when the filter takes none of it."""
+        records = list(split_records(got.slices))
+        if isinstance(want.wanted, SqlFilter) and source.flag == FLAG_NORMAL:
+            records = [record for record in records if want.wanted.matches_record(record)]
+            if not records:
+                return False
+        offsets = [_offset_of(record) for record in records]
+        found.taken.append(Taken(source, start, offsets, got.next_offset, records))
+        found.count += len(records)
+        found.rest += max(0, got.max_offset - got.next_offset)
+        return True
+
+    def _start(self, source: Source, key: QueueKey, want: Want) -> int:
+        """Where the group's next pop of the queue begins; a reset by an operator is taken here."""
+        topic, group, queue_id = key
+        reset = self._offsets.take_reset(group, topic, queue_id)
+        if reset is not None:
+            return self._take_reset(key, reset)
+        position = self._log.position(key)
+        if position is not None:
+            return position
+        low = self._store.queue_min(topic, queue_id)
+        if source.flag != FLAG_NORMAL or want.init_mode == INIT_MIN:
+            start = low
+        else:
+            start = self._newest(topic, queue_id, low)
+        if self._store.queue_max(topic, queue_id):
+            self._log.move(key, start)
+        return start
+
+    def _take_reset(self, key: QueueKey, offset: int) -> int:
+        topic, group, queue_id = key
+        try:
+            self._log.put_position(key, offset, _ignore)
+        except RequestRejected:
+            self._offsets.reset(group, topic, queue_id, offset, self._now_ms())  # the next pop takes it
+            raise
+        self._orders.clear(key)
+        return offset
+
+    def _newest(self, topic: str, queue_id: int, low: int) -> int:
+        """The queue's last message; its first when all of it is still in memory, as for a young topic."""
+        is_young = low <= 0 and self._options.pop_init_checks_memory
+        if is_young and not self._store.get(topic, queue_id, 0, count_max=1).suggest_slave:
+            return 0
+        return max(0, self._store.queue_max(topic, queue_id) - 1)
+
+    def _left(self, key: QueueKey) -> int:
+        topic, _, queue_id = key
+        start = self._log.position(key)
+        if start is None:
+            start = self._store.queue_min(topic, queue_id)
+        return max(0, self._store.queue_max(topic, queue_id) - start)
+
+
+def split_records(slices: Sequence[memoryview]) -> Iterator[memoryview]:
+    """The records of a read one by one; they were checked when they were stored."""
+    for view in slices:
+        position = 0
+        while position < len(view):
+            size = int.from_bytes(view[position : position + 4], "big")
+            yield view[position : position + size]
+            position += size
+
+
+def with_handle(record: memoryview, topic: str, handle: Handle) -> bytes:
+    """A message of a pop retry topic as a client of `topic` gets it."""
+    stored = decode_record(record, check_crc=False)
+    properties = remove_property(stored.raw_properties, CRC32.encode())
+    properties = remove_property(properties, b"POP_CK")
+    new = NewRecord(
+        topic=topic,
+        queue_id=stored.queue_id,
+        body=stored.body,
+        properties=append_property(properties, "POP_CK", render_handle(handle)),
+        born_at_ms=stored.born_at_ms,
+        born_host=stored.born_host,
+        flag=stored.flag,
+        sys_flag=stored.sys_flag,
+        retry_count=stored.retry_count,
+        prepared_offset=stored.prepared_offset,
+    )
+    return encode_record(
+        new,
+        queue_offset=stored.queue_offset,
+        log_offset=stored.log_offset,
+        stored_at_ms=stored.stored_at_ms,
+        store_host=stored.store_host,
+    )
+
+
+def _offset_of(record: memoryview) -> int:
+    return int.from_bytes(record[_QUEUE_OFFSET_AT : _QUEUE_OFFSET_AT + 8], "big")
+
+
+def _ignore(_status: PutStatus) -> None:
+    """A place that is not stored is taken again after a kill; the committed offset says the same."""

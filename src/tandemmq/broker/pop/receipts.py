@@ -1,0 +1,110 @@
+"""The texts of pop consumption: handles, and the lists of a pop's answer. Pure (spec semantics 14.2).
+
+A handle is `ckStartOffset popTime invisibleTime reviveQid flag brokerName queueId msgOffset`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from tandemmq.errors import BadRequest
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.topic_names import RETRY_PREFIX
+
+FLAG_NORMAL: Final = "0"
+FLAG_RETRY_V1: Final = "1"
+FLAG_RETRY_V2: Final = "2"
+
+ORDERED_REVIVE_QUEUE: Final = 999
+"""reviveQid of what is popped in order: it has no check point."""
+
+_NUMBER_CHARS_MAX: Final = 19
+
+
+class Handle(NamedTuple):
+    """A parsed handle. `offset` is -1 in the short form that only names the check point."""
+
+    start_offset: int
+    pop_time_ms: int
+    invisible_ms: int
+    revive_queue_id: int
+    flag: str
+    broker_name: str
+    queue_id: int
+    offset: int
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.revive_queue_id == ORDERED_REVIVE_QUEUE
+
+
+def render_handle(handle: Handle) -> str:
+    """The text of POP_CK."""
+    return " ".join(str(part) for part in handle)
+
+
+def parse_handle(text: str) -> Handle:
+    """Raises BadRequest (INVALID_PARAMETER) naming what is wrong."""
+    parts = text.split(" ")
+    if len(parts) < 7:
+        raise _bad(text, "it must have 8 fields separated by spaces")
+    try:
+        start, pop_time, invisible, revive, queue = (_number(parts[place]) for place in (0, 1, 2, 3, 6))
+        offset = _number(parts[7]) if len(parts) > 7 else -1
+    except ValueError:
+        raise _bad(text, "its offsets, times and queue ids must be whole numbers") from None
+    return Handle(start, pop_time, invisible, revive, parts[4], parts[5], queue, offset)
+
+
+def start_item(flag: str, queue_id: int, offset: int) -> str:
+    """One item of startOffsetInfo."""
+    return f"{flag} {queue_id} {offset}"
+
+
+def offsets_item(flag: str, queue_id: int, offsets: Sequence[int]) -> str:
+    """One item of msgOffsetInfo."""
+    return f"{flag} {queue_id} {','.join(map(str, offsets))}"
+
+
+def order_items(flag: str, queue_id: int, offsets: Sequence[int], counts: dict[int, int]) -> list[str]:
+    """Items of orderCountInfo: how often each message was popped before, then the least of all."""
+    items = [f"{flag} qo{queue_id}%{offset} {count}" for offset, count in counts.items()]
+    lowest = min(counts.values()) if counts and len(counts) == len(offsets) else 0
+    return [*items, f"{flag} {queue_id} {lowest}"]
+
+
+def join_items(items: Sequence[str]) -> str:
+    return ";".join(items)
+
+
+def pop_retry_v1(group: str, topic: str) -> str:
+    """The retry topic of popped messages as RocketMQ names it by default."""
+    return f"{RETRY_PREFIX}{group}_{topic}"
+
+
+def pop_retry_v2(group: str, topic: str) -> str:
+    """The same with enableRetryTopicV2: a separator that is in no name."""
+    return f"{RETRY_PREFIX}{group}+{topic}"
+
+
+def real_topic(flag: str, group: str, topic: str) -> str:
+    """Where messages with this flag lie that were popped from `topic`."""
+    if flag == FLAG_RETRY_V1:
+        return pop_retry_v1(group, topic)
+    if flag == FLAG_RETRY_V2:
+        return pop_retry_v2(group, topic)
+    return topic
+
+
+def _number(text: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > _NUMBER_CHARS_MAX:
+        raise ValueError(text)
+    return int(text)
+
+
+def _bad(text: str, fault: str) -> BadRequest:
+    return BadRequest(
+        f"the handle {text[:128]!r} cannot be read: {fault}", code=ResponseCode.INVALID_PARAMETER
+    )

@@ -1,0 +1,192 @@
+"""Brings messages back whose leases ended: one task, running on the master only.
+
+Invariants: a message is stored again and its lease rid of it by one append, so a kill in between repeats
+            nothing and loses nothing.
+Strategy:   the task sleeps until the first lease ends, at most TICK_S. Messages go to the group's pop retry
+            topic with their retry count raised; those that were tried often enough become dead letters.
+At a bound: a store that refuses is asked again; meanwhile leases wait.
+Source:     spec semantics 14.4. RocketMQ never makes dead letters here and tries for ever (decision 008).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from tandemmq.broker.delay.wake import Wake
+from tandemmq.broker.pop.lease_log import LeaseLog
+from tandemmq.broker.pop.leases import Lease
+from tandemmq.broker.pop.receipts import pop_retry_v1, pop_retry_v2
+from tandemmq.broker.topics.auto_create import TopicCreator
+from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.properties import CRC32, append_property, find_property, remove_property
+from tandemmq.protocol.record import NewRecord, Record, tag_hash_of
+from tandemmq.protocol.topic_names import is_retry_topic
+from tandemmq.runtime.ports import Clock
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.store import MessageStore
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 1.0
+BATCH_COUNT: Final = 64
+COPIES_BYTES_MAX: Final = 131_072
+ACK_IN_FLIGHT_MS: Final = 500
+STOP_S_MAX: Final = 5.0
+FIRST_POP_TIME: Final = "1ST_POP_TIME"
+POP_HANDLE: Final = "POP_CK"
+
+
+class Revive:
+    """`start` and `stop` follow the role; both may be called again."""
+
+    def __init__(
+        self,
+        lease_log: LeaseLog,
+        *,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: GroupTable,
+        creator: TopicCreator,
+        uses_v2: bool,
+        clock: Clock,
+    ) -> None:
+        self._log = lease_log
+        self._topics = topics
+        self._groups = groups
+        self._creator = creator
+        self._uses_v2 = uses_v2
+        self._clock = clock
+        self._wake = Wake(clock)
+        self._scope: TaskScope | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_stopping = False
+        self.revived_count = 0
+        self.dead_count = 0
+        lease_log.on_sooner = self._wake.set
+        store.on_dispatch(self._on_dispatch)
+
+    def start(self, on_fatal: Callable[[BaseException], None] | None) -> None:
+        """Read back what is leased, then bring back what ends; does nothing when it runs."""
+        if self._task is not None:
+            return
+        count = self._log.recover()
+        self._is_stopping = False
+        self._scope = TaskScope("pop", None if on_fatal is None else lambda _name, error: on_fatal(error))
+        self._task = self._scope.start("revive", self._run())
+        log.info(events.REVIVE_STARTED, extra={"lease_count": count})
+
+    async def stop(self) -> None:
+        """Returns when nothing more is brought back; `settle` afterwards, once the store is closed."""
+        if self._scope is None or self._task is None:
+            return
+        self._is_stopping = True
+        self._wake.set()
+        await asyncio.wait([self._task], timeout=STOP_S_MAX)
+        await self._scope.close()
+        self._scope = self._task = None
+
+    def settle(self) -> None:
+        """Take over as committed all that is on disk: after the store was closed, all of it."""
+        if self._log.is_ready:
+            self._log.settle()
+
+    def _on_dispatch(self, newest: Mapping[tuple[str, int], int]) -> None:
+        topic = self._log.records.topic
+        for (name, queue_id), end in newest.items():
+            if name == topic and self._log.is_ready and self._log.note_dispatched(queue_id, end):
+                self._wake.set()
+
+    async def _run(self) -> None:
+        while not self._is_stopping:
+            self._wake.clear()
+            self._log.read_foreign()
+            await self._revive_ended()
+            self._log.roll()
+            self._log.settle()
+            await self._wake.wait(self._sleep_s())
+
+    def _sleep_s(self) -> float | None:
+        ends_at_ms = self._log.leases.next_end_ms()
+        if ends_at_ms is None:
+            return None if self._log.is_settled else TICK_S
+        return min(max(ends_at_ms - self._clock.now_ms(), 0) / 1000, TICK_S)
+
+    async def _revive_ended(self) -> None:
+        while not self._is_stopping:
+            ended = self._log.leases.take_ended(self._clock.now_ms(), BATCH_COUNT)
+            if not ended:
+                return
+            for lease in ended:
+                await self._revive(lease)
+
+    async def _revive(self, lease: Lease) -> None:
+        """Until no message of the lease is open."""
+        offsets = lease.open_offsets()
+        if not offsets:  # acks of all of it are being written
+            self._log.leases.put_back(lease, self._clock.now_ms() + ACK_IN_FLIGHT_MS)
+            return
+        has_target = self._has_target(lease)
+        while offsets:
+            messages = self._log.read_messages(lease, offsets[0]) if has_target else {}
+            indexes: list[int] = []
+            copies: list[NewRecord] = []
+            size = 0
+            for offset in offsets:
+                message = messages.get(offset)
+                # Nothing was read: only the first is known to be gone.
+                is_beyond = has_target and (not messages or offset > max(messages))
+                if indexes and (is_beyond or size > COPIES_BYTES_MAX):
+                    break
+                index = lease.index(offset)
+                assert index is not None
+                indexes.append(index)
+                if message is not None:  # else retention was faster
+                    copies.append(self._copy(message, lease))
+                    size += message.size
+            await self._log.give_back(lease, indexes, copies)
+            self.revived_count += len(copies)
+            offsets = lease.open_offsets()
+
+    def _has_target(self, lease: Lease) -> bool:
+        """False when the topic or the group is gone: its messages come no more (spec semantics 14.4)."""
+        key = lease.key
+        is_known = is_retry_topic(key.topic) or self._topics.get(key.topic) is not None
+        return is_known and self._groups.get(key.group) is not None
+
+    def _copy(self, message: Record, lease: Lease) -> NewRecord:
+        properties = remove_property(message.raw_properties, POP_HANDLE.encode())
+        properties = remove_property(properties, CRC32.encode())
+        if find_property(properties, FIRST_POP_TIME.encode()) is None:
+            properties = append_property(properties, FIRST_POP_TIME, str(lease.key.pop_time_ms))
+        target = self._target(message, lease)
+        return NewRecord(
+            topic=target.name,
+            queue_id=0,
+            body=message.body,
+            properties=properties,
+            born_at_ms=message.born_at_ms,
+            born_host=message.born_host,
+            tag_hash=tag_hash_of(properties),
+            flag=message.flag,
+            sys_flag=message.sys_flag,
+            retry_count=message.retry_count + 1,
+            keys=message.keys,
+            unique_key=message.unique_key,
+        )
+
+    def _target(self, message: Record, lease: Lease) -> TopicConfig:
+        group = lease.key.group
+        config = self._groups.get(group)
+        if config is not None and message.retry_count >= config.retry_count_max:
+            self.dead_count += 1
+            return self._creator.create_dlq_topic(group)
+        name = lease.key.topic
+        if not is_retry_topic(name):
+            name = pop_retry_v2(group, name) if self._uses_v2 else pop_retry_v1(group, name)
+        return self._creator.create_pop_retry_topic(name, group)

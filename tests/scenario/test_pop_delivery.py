@@ -1,0 +1,258 @@
+"""Pops, acks, changes and what comes again, through a real broker over loopback (spec semantics 14)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from broker_rig import Peer, make_broker, running_broker, until
+from pop_rig import Popped, ack, change, now_ms, pop, pop_all, pop_header
+
+from tandemmq.broker.broker import Broker
+from tandemmq.protocol.bodies.pop import BatchAck, BatchAckEntry, encode_batch_ack, encode_bits
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.requests.pop import (
+    AckRequest,
+    ChangeInvisibleRequest,
+    NotificationRequest,
+    NotificationResponse,
+    PeekRequest,
+    PollingInfoRequest,
+    PollingInfoResponse,
+    PopResponse,
+)
+from tandemmq.store.options import FlushMode
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    async with running_broker(tmp_path) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def peer(broker: Broker) -> AsyncIterator[Peer]:
+    async with Peer(broker) as peer:
+        yield peer
+
+
+def bodies(messages: list[Popped]) -> list[bytes]:
+    return sorted(message.body for message in messages)
+
+
+async def fill(peer: Peer, topic: str, count: int, queues: int = 4) -> list[bytes]:
+    for number in range(count):
+        await peer.send_ok(topic, b"%03d" % number, queue_id=number % queues)
+    return [b"%03d" % number for number in range(count)]
+
+
+async def test_messages_of_all_queues_come_once_and_not_again_after_their_acks(peer: Peer) -> None:
+    expected = await fill(peer, "T", 10)
+    first = await pop_all(peer, "T", 10, invisible_ms=300)
+    assert bodies(first) == expected
+    assert await pop(peer, "T") == []
+    assert [await ack(peer, message) for message in first] == [0] * 10
+    await asyncio.sleep(0.8)  # longer than they are invisible
+    assert await pop(peer, "T") == []
+
+
+async def test_an_unacknowledged_message_comes_again_from_the_retry_topic_with_its_count(
+    broker: Broker, peer: Peer
+) -> None:
+    await fill(peer, "T", 3, queues=1)
+    first = await pop_all(peer, "T", 3, invisible_ms=400)
+    popped_at = time.monotonic()
+    assert await ack(peer, first[1]) == 0
+    again = await pop_all(peer, "T", 2)
+    assert time.monotonic() - popped_at >= 0.3
+    assert bodies(again) == [b"000", b"002"]
+    assert {message.record.retry_count for message in again} == {1}
+    assert {message.topic for message in again} == {"%RETRY%CG_T"}
+    assert all(
+        message.record.properties["1ST_POP_TIME"] == first[0].handle.split(" ")[1] for message in again
+    )
+    assert [await ack(peer, message) for message in again] == [0, 0]
+    assert await pop(peer, "T") == []
+
+
+async def test_invisible_time_can_be_changed_and_the_old_handle_is_void(peer: Peer) -> None:
+    await fill(peer, "T", 2, queues=1)
+    first, second = await pop_all(peer, "T", 2, invisible_ms=60_000)
+    sooner = await change(peer, first, 200)
+    assert sooner.handle != first.handle
+    assert await ack(peer, first) == 0  # as RocketMQ: an old handle is no error, and does nothing
+    again = await pop_all(peer, "T", 1)
+    assert bodies(again) == [b"000"]
+    later = await change(peer, second, 120_000)
+    assert await ack(peer, later) == 0
+    stale = ChangeInvisibleRequest(
+        consumer_group="CG", topic="T", queue_id=0, extra_info=second.handle, offset=1, invisible_ms=10
+    )
+    assert (await peer.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, stale)).code == ResponseCode.NO_MESSAGE
+
+
+async def test_a_message_tried_often_enough_becomes_a_dead_letter(broker: Broker, peer: Peer) -> None:
+    await fill(peer, "T", 1, queues=1)
+    config = broker._tables.groups.find_or_create("CG", 0)
+    assert config is not None
+    import msgspec
+
+    broker._tables.groups.put(msgspec.structs.replace(config, retry_count_max=1), 1)
+    [first] = await pop_all(peer, "T", 1, invisible_ms=50)
+    [second] = await pop_all(peer, "T", 1, invisible_ms=50)
+    assert (first.record.retry_count, second.record.retry_count) == (0, 1)
+    store = broker.store
+    assert store is not None
+    await until(lambda: store.queue_max("%DLQ%CG", 0) == 1)
+    assert await pop(peer, "T") == []
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_leases_acks_and_positions_outlive_the_broker(tmp_path: Path, is_killed: bool) -> None:
+    """Nothing acknowledged comes again, everything else does (with flushDiskType=SYNC_FLUSH)."""
+    store = {"flush_mode": FlushMode.SYNC_FLUSH}
+    broker = make_broker(tmp_path / "a", store=store)
+    await broker.start()
+    async with Peer(broker) as peer:
+        await fill(peer, "T", 20)
+        got = await pop_all(peer, "T", 10, count_max=10, invisible_ms=1_500)
+        for message in got[:6]:
+            assert await ack(peer, message) == 0
+        kept = await change(peer, got[6], 60_000)
+        if is_killed:
+            _copy_as_killed(tmp_path / "a", tmp_path / "b")
+    await broker.stop()
+    acked = {message.body for message in got[:6]} | {kept.body}
+    async with (
+        running_broker(tmp_path / ("b" if is_killed else "a"), store=store) as broker,
+        Peer(broker) as peer,
+    ):
+        rest = await pop_all(peer, "T", 13, count_max=32)
+        assert not {message.body for message in rest} & acked
+        assert len({message.body for message in rest}) == 13
+        assert await ack(peer, kept) == 0
+
+
+def _copy_as_killed(source: Path, target: Path) -> None:
+    """The files as a kill would leave them now."""
+    import shutil
+
+    shutil.copytree(source, target)
+    (target / "abort").write_text("")
+
+
+async def test_a_held_pop_is_served_when_a_message_comes(broker: Broker, peer: Peer) -> None:
+    await fill(peer, "T", 1)
+    [first] = await pop_all(peer, "T", 1)
+    assert await ack(peer, first) == 0
+    waiting = asyncio.create_task(pop(peer, "T", poll_ms=10_000))
+    info = PollingInfoRequest(consumer_group="CG", topic="T", queue_id=-1)
+
+    async def held() -> int:
+        return (await peer.ask(RequestCode.POLLING_INFO, info)).decode(PollingInfoResponse).count
+
+    while await held() != 1:  # noqa: ASYNC110  # the count has no event
+        await asyncio.sleep(0.01)
+    await peer.send_ok("T", b"late", queue_id=3)
+    assert bodies(await waiting) == [b"late"]
+    assert await held() == 0
+
+
+async def test_a_pop_that_finds_nothing_says_so_in_the_way_that_clients_know(peer: Peer) -> None:
+    await fill(peer, "T", 1)
+    await pop_all(peer, "T", 1)
+    answer = await peer.ask(RequestCode.POP_MESSAGE, pop_header("T", poll_ms=100))
+    assert answer.code == ResponseCode.POLLING_TIMEOUT
+    assert answer.decode(PopResponse).rest_count == 0
+    late = pop_header("T", poll_ms=100, born_at_ms=now_ms() - 5_000)
+    assert (await peer.ask(RequestCode.POP_MESSAGE, late)).code == ResponseCode.POLLING_TIMEOUT
+
+
+async def test_too_many_waiting_pops_are_told_so(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, pop_poll_count_per_group_max=1) as broker, Peer(broker) as peer:
+        await peer.send_ok("T", b"x")
+        await pop_all(peer, "T", 1)
+        waiting = asyncio.create_task(peer.ask(RequestCode.POP_MESSAGE, pop_header("T", poll_ms=2_000)))
+        await until(lambda: len(broker._parts.pop.polls) == 1)  # type: ignore[union-attr]
+        answer = await peer.ask(RequestCode.POP_MESSAGE, pop_header("T", poll_ms=2_000))
+        assert answer.code == ResponseCode.POLLING_FULL
+        await peer.send_ok("T", b"y")
+        assert (await waiting).code == ResponseCode.SUCCESS
+
+
+async def test_tags_are_filtered_and_passed_over(peer: Peer) -> None:
+    for number in range(6):
+        tag = "a" if number % 2 else "b"
+        await peer.send_ok("T", b"%d" % number, queue_id=0, properties={"TAGS": tag})
+    got = await pop_all(peer, "T", 3, expression="a")
+    assert bodies(got) == [b"1", b"3", b"5"]
+    assert [message.handle.split(" ")[0] for message in got] == ["0", "0", "0"]
+    assert [await ack(peer, message) for message in got] == [0, 0, 0]
+
+
+async def test_a_batch_of_acks_is_one_request(peer: Peer) -> None:
+    await fill(peer, "T", 5, queues=1)
+    got = await pop_all(peer, "T", 5, invisible_ms=300)
+    start, pop_time, invisible, revive = map(int, got[0].handle.split(" ")[:4])
+    entry = BatchAckEntry(
+        bits=encode_bits([0, 1, 2, 4, 77]),
+        group="CG",
+        topic="T",
+        queue_id=0,
+        start_offset=start,
+        pop_time_ms=pop_time,
+        invisible_ms=invisible,
+        revive_queue_id=revive,
+    )
+    body = encode_batch_ack(BatchAck(broker_name="broker-a", entries=[entry]))
+    assert (await peer.ask(RequestCode.BATCH_ACK_MESSAGE, body=body)).code == ResponseCode.SUCCESS
+    assert (await peer.ask(RequestCode.BATCH_ACK_MESSAGE)).code == ResponseCode.NO_MESSAGE
+    assert bodies(await pop_all(peer, "T", 1)) == [b"003"]
+
+
+async def test_peek_and_notification_move_nothing(peer: Peer) -> None:
+    await fill(peer, "T", 2, queues=1)
+    peek = PeekRequest(consumer_group="CG", topic="T", queue_id=0, count_max=32)
+    for _ in range(2):
+        answer = await peer.ask(RequestCode.PEEK_MESSAGE, peek)
+        assert answer.decode(PopResponse).message_offset_info == "0 0 0,1"
+    notify = NotificationRequest(
+        consumer_group="CG", topic="T", queue_id=-1, poll_ms=5_000, born_at_ms=now_ms()
+    )
+    assert (await peer.ask(RequestCode.NOTIFICATION, notify)).decode(NotificationResponse).has_message
+    await pop_all(peer, "T", 2)
+    waiting = asyncio.create_task(peer.ask(RequestCode.NOTIFICATION, notify))
+    await asyncio.sleep(0)
+    await peer.send_ok("T", b"more")
+    assert (await waiting).decode(NotificationResponse).has_message
+
+
+async def test_wrong_requests_are_named(peer: Peer) -> None:
+    await fill(peer, "T", 1)
+    for changes, code in (
+        ({"count_max": 33}, ResponseCode.INVALID_PARAMETER),
+        ({"queue_id": 99}, ResponseCode.INVALID_PARAMETER),
+        ({"topic": "Nowhere"}, ResponseCode.TOPIC_NOT_EXIST),
+        ({"expression": "||"}, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+    ):
+        answer = await peer.ask(RequestCode.POP_MESSAGE, pop_header(**{"topic": "T", **changes}))  # type: ignore[arg-type]
+        assert answer.code == code, changes
+    values = {"consumer_group": "CG", "topic": "T", "queue_id": 0, "offset": 0}
+    for changes, code in (
+        ({"extra_info": "nonsense"}, ResponseCode.INVALID_PARAMETER),
+        ({"topic": "Nowhere"}, ResponseCode.TOPIC_NOT_EXIST),
+        ({"queue_id": 50}, ResponseCode.MESSAGE_ILLEGAL),
+        ({"offset": 7}, ResponseCode.NO_MESSAGE),
+    ):
+        header = AckRequest(**{"extra_info": "0 1 2 3 0 broker-a 0 0", **values, **changes})  # type: ignore[arg-type]
+        assert (await peer.ask(RequestCode.ACK_MESSAGE, header)).code == code, changes
+
+
+async def test_a_slave_refuses_pops(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, broker_id=1) as slave, Peer(slave) as peer:
+        answer = await peer.ask(RequestCode.POP_MESSAGE, pop_header("T"))
+        assert answer.code == ResponseCode.SYSTEM_BUSY
+        assert "master" in (answer.remark or "")
