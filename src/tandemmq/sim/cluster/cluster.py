@@ -73,6 +73,7 @@ class Cluster:
         self.has_operator = True
         """Somebody replaces slaves that halt."""
         self._was_power_cut: dict[BrokerNode, bool] = {}
+        self._without_disk: set[BrokerNode] = set()
 
     @property
     def brokers(self) -> list[BrokerNode]:
@@ -135,6 +136,9 @@ class Cluster:
         after_cut = self._was_power_cut.pop(node, False) or self.world.settings.has_pool
         if node is self.master:
             self.watch.on_master_open(node)
+        if node in self._without_disk:
+            self._without_disk.discard(node)
+        elif node is self.master:
             checkers.check_promised(self.world, self.ledger, [node], after_cut=after_cut)
         checkers.check_queues(self.world, self.ledger, node)
 
@@ -159,6 +163,14 @@ class Cluster:
         """The master was lost: under synchronous double write a slave has every acknowledged message."""
         if self.world.settings.is_sync_double_write and self.is_copied_whole():
             checkers.check_promised(self.world, self.ledger, self.slaves, after_cut=True)
+
+    def lose_disk(self, node: BrokerNode) -> None:
+        """All that it held is gone, and an empty disk is put in."""
+        assert not node.is_running
+        self.ledger.counts["power cuts of the master"] += node is self.master
+        self._without_disk.add(node)
+        self.watch.on_copy_lost(node)
+        node.wipe()
 
     async def promote(self) -> None:
         """The master is gone for good: the slave that holds most takes its place; it comes back empty."""
