@@ -107,11 +107,14 @@ class Broker:
             options,
             store=store,
             tables=self._tables,
+            client=self._client,
             disk=self._disk,
             clock=clock,
             chance=self._chance,
         )
         replica = self._replica = self._make_replica(store)
+        if not options.is_slave:
+            parts.pop.revive.start(self._on_fatal)
         routes = build_routes(parts) | replica.routes()
         self.address = await self._listen(routes, options.listen_port)
         store.store_host = self._packed_host(self.address[1])
@@ -139,6 +142,7 @@ class Broker:
             await self._registration.stop()
         if self._parts is not None:
             self._parts.long_polls.close()
+            self._parts.pop.polls.close()
         if self._metrics is not None:
             await self._metrics.stop()
         for server in reversed(self._servers):
@@ -146,6 +150,8 @@ class Broker:
         self._servers.clear()
         if self._delivery is not None:
             await self._delivery.stop()
+        if self._parts is not None:
+            await self._parts.pop.revive.stop()
         if self._transactions is not None:
             await self._transactions.stop()
         if self._replica is not None:
@@ -159,6 +165,9 @@ class Broker:
                 # What was delivered or checked last is safe only now that the log is flushed.
                 self._delivery.settle()
                 self._transactions.settle(self.store.flushed.value)
+                await self._tables.saver.close()
+            if self._parts is not None:
+                self._parts.pop.revive.settle()
                 await self._tables.saver.close()
         log.info(events.BROKER_STOPPED, extra={"broker": self.options.broker_name})
 

@@ -20,6 +20,7 @@ from tandemmq.api.replica import (
     fetch_consumer_offsets,
     fetch_delay_offsets,
     fetch_groups,
+    fetch_request_modes,
     fetch_timer_check,
     fetch_topics,
 )
@@ -97,6 +98,7 @@ class ConfigSync:
             ("consumer_offsets", self._sync_consumer_offsets),
             ("delay_offsets", self._sync_delay_offsets),
             ("groups", self._sync_groups),
+            ("request_modes", self._sync_request_modes),
             ("timer_check", self._sync_timer_check),
         )
         for name, sync in items:
@@ -148,6 +150,13 @@ class ConfigSync:
         held = self._tables.delay_offsets.snapshot()
         if fetched != held:
             self._tables.delay_offsets.replace_all(fetched.offsets, fetched.data_version)
+
+    async def _sync_request_modes(self, master: str) -> None:
+        timeout_s = self._options.config_sync_timeout_ms / 1000
+        fetched = await fetch_request_modes(self._client, master, timeout_s=timeout_s)
+        table = self._tables.request_modes
+        if fetched is not None and fetched != table.snapshot():
+            table.replace_all(fetched.modes)
 
     async def _sync_timer_check(self, master: str) -> None:
         progress = self._tables.timer_progress

@@ -16,6 +16,7 @@ from tandemmq.broker.replica.ha_status import without_ours
 from tandemmq.broker.replica.paging import plan_page, take_page
 from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.errors import RequestRejected
+from tandemmq.protocol.bodies.assignment import encode_request_modes
 from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.bodies.group import encode_group_table
 from tandemmq.protocol.bodies.ha import HaStatus, encode_ha_status
@@ -104,8 +105,7 @@ class ReplicaHandlers:
         return command.reply(body=encode_body({"timingCount": {}, "dataVersion": progress.data_version}))
 
     def handle_request_modes(self, _channel: Channel, command: Command) -> Command:
-        """Every group pulls, which is what no entry means."""
-        return command.reply(body=encode_body({"messageRequestModeMap": {}}))
+        return command.reply(body=encode_request_modes(self._tables.request_modes.snapshot()))
 
     def handle_ha_status(self, _channel: Channel, command: Command) -> Command:
         status = self._ha_status()

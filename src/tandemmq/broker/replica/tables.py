@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandemmq.broker.assignment.mode_table import ModeTable
 from tandemmq.broker.delay.timer_check import TimerProgress
 from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
 from tandemmq.broker.offsets.offset_table import OffsetTable
@@ -19,5 +20,6 @@ class ReplicaTables:
     groups: GroupTable
     consumer_offsets: OffsetTable
     delay_offsets: DelayOffsetTable
+    request_modes: ModeTable
     timer_progress: TimerProgress | None = None
     """None while timers are switched off."""
