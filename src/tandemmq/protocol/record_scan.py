@@ -229,6 +229,15 @@ def _gather_ints(data: NDArray[np.uint8], positions: Ints, dtype: str) -> Ints:
     return _gather(data, positions, np.dtype(dtype)).astype(np.int64)
 
 
+def gather_texts(buffer: Buffer, starts: Ints, size: int) -> NDArray[np.uint8]:
+    """The `size` bytes from each start on, all within the buffer.
+
+    Shape:   (n, size); `size` is at least 1.
+    """
+    items: NDArray[Any] = np.ndarray((len(buffer) - size + 1,), f"V{size}", buffer=buffer, strides=(1,))
+    return items[starts].view(np.uint8).reshape(len(starts), size)
+
+
 def verify_bodies(buffer: Buffer, columns: RecordColumns) -> Bools:
     """Whether each valid record's body matches its checksum; False for a record that is not valid."""
     is_valid = columns.is_valid

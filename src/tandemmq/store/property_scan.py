@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 
 from tandemmq.protocol.java_hash import java_hash
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX
-from tandemmq.protocol.record_scan import RecordColumns
+from tandemmq.protocol.record_scan import RecordColumns, gather_texts
 from tandemmq.store.key_index import fold_hashes
 
 Ints = NDArray[np.int64]
 
 _PAD = bytes(8)
 """In front of the joined properties, so that eight bytes precede any name's end."""
+SIZE_COUNT_MAX = 8
+"""Texts of so many lengths are hashed length by length, as tables; more in one go over all their bytes."""
 _PAIR_END, _NAME_END, _SPACE, _ASCII_MAX = 2, 1, 32, 127
 _POWERS = np.cumprod(np.full(PROPERTIES_BYTES_MAX + 1, 31, dtype=np.uint32), dtype=np.uint32)
 _POWERS = np.concatenate((np.ones(1, dtype=np.uint32), _POWERS))
@@ -94,21 +96,39 @@ class PropertyScan:
         if not count:
             return np.zeros(0, dtype=np.int64)
         lengths = values.end - values.begin
-        total = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
-        within = np.arange(total[-1]) - np.repeat(total[:-1], lengths)
-        units = self._data[np.repeat(values.begin, lengths) + within]
-        weights = _POWERS[np.repeat(lengths - 1, lengths) - within]
-        sums = np.add.reduceat(units * weights, total[:-1], dtype=np.uint32)
+        sums, is_wide = self._sums(values.begin, lengths)
         if prefix is not None:
             heads = np.array([java_hash(text) & 0xFFFFFFFF for text in prefixes], dtype=np.uint32)
             sums = sums + heads[prefix] * _POWERS[lengths]
         result: Ints = sums.view(np.int32).astype(np.int64)
-        is_wide = np.logical_or.reduceat(units > _ASCII_MAX, total[:-1])
         for index in np.flatnonzero(is_wide).tolist():
             raw = self._raw[int(values.begin[index]) : int(values.end[index])]
             head = "" if prefix is None else prefixes[int(prefix[index])]
             result[index] = java_hash(head + str(raw, "utf-8", "replace"))
         return result
+
+    def _sums(self, begin: Ints, lengths: Ints) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+        """The hash of each text if it is ASCII, and whether it is not."""
+        sizes = np.flatnonzero(np.bincount(lengths)).tolist()
+        if len(sizes) > SIZE_COUNT_MAX:
+            return self._sums_of_any(begin, lengths)
+        sums = np.empty(len(begin), dtype=np.uint32)
+        is_wide = np.empty(len(begin), dtype=np.bool_)
+        for size in sizes:
+            rows = lengths == size
+            texts = gather_texts(self._raw, begin[rows], size)
+            sums[rows] = texts.astype(np.uint32) @ _POWERS[:size][::-1]
+            is_wide[rows] = texts.max(axis=1) > _ASCII_MAX
+        return sums, is_wide
+
+    def _sums_of_any(self, begin: Ints, lengths: Ints) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+        """As `_sums`, for texts of many lengths."""
+        total = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
+        within = np.arange(total[-1]) - np.repeat(total[:-1], lengths)
+        units = self._data[np.repeat(begin, lengths) + within]
+        weights = _POWERS[np.repeat(lengths - 1, lengths) - within]
+        sums = np.add.reduceat(units * weights, total[:-1], dtype=np.uint32)
+        return sums, np.logical_or.reduceat(units > _ASCII_MAX, total[:-1])
 
     def texts(self, values: Values) -> list[bytes]:
         """The values one by one."""

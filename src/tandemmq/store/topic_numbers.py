@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tandemmq.protocol.record_scan import RecordColumns
+from tandemmq.protocol.record_scan import RecordColumns, gather_texts
 
 COMPARED_MAX = 16
 UNREADABLE = -1
@@ -27,7 +27,6 @@ class TopicNumbers:
     def read(self, view: memoryview, columns: RecordColumns) -> NDArray[np.int64]:
         """The number of each record's topic; UNREADABLE where it is no UTF-8. All records must be valid."""
         result = np.full(len(columns), _OPEN, dtype=np.int64)
-        data = np.frombuffer(view, dtype=np.uint8)
         rest = np.arange(len(columns))
         known = 0
         while len(rest) and known < COMPARED_MAX:
@@ -39,7 +38,7 @@ class TopicNumbers:
                     break
             raw = np.frombuffer(self._raw[known], dtype=np.uint8)
             same_size = rest[columns.topic_size[rest] == len(raw)]
-            texts = data[columns.topic_position[same_size][:, None] + np.arange(len(raw))]
+            texts = gather_texts(view, columns.topic_position[same_size], len(raw))
             result[same_size[(texts == raw).all(axis=1)]] = known
             rest = rest[result[rest] == _OPEN]
             known += 1
