@@ -31,6 +31,7 @@ from tandemmq.broker.query.handlers import QueryHandlers
 from tandemmq.broker.send.delay import DelayRule
 from tandemmq.broker.send.handlers import SendHandlers
 from tandemmq.broker.send.reply import ReplyForm
+from tandemmq.broker.send.reply_message import ReplyHandlers
 from tandemmq.broker.send.retry import RetryRule
 from tandemmq.broker.send.send_back import SendBackHandlers
 from tandemmq.broker.send.targets import SendTargets
@@ -79,10 +80,11 @@ class Parts:
             groups_per_client_max=options.groups_per_client_max, on_change=notices.on_change
         )
         producers = self.producers = ProducerTable(groups_per_client_max=options.groups_per_client_max)
+        targets = SendTargets(options, topics, creator)
         self.sends = SendHandlers(
             options,
             store=store,
-            targets=SendTargets(options, topics, creator),
+            targets=targets,
             retry=RetryRule(groups, queue_locks, creator),
             delay=delay,
             unique_keys=UniqueKeys(
@@ -92,6 +94,15 @@ class Parts:
             stats=self.stats,
             clock=clock,
             chance=chance,
+        )
+        self.replies = ReplyHandlers(
+            options,
+            store=store,
+            targets=targets,
+            sends=self.sends,
+            producers=producers,
+            form=self.reply_form,
+            clock=clock,
         )
         self.send_back = SendBackHandlers(
             options, store=store, groups=groups, creator=creator, delay=delay, clock=clock, chance=chance

@@ -30,6 +30,8 @@ def build_routes(parts: Parts) -> dict[int, Handler]:
         Code.SEND_MESSAGE: parts.sends.handle_send,
         Code.SEND_MESSAGE_V2: parts.sends.handle_send_v2,
         Code.SEND_BATCH_MESSAGE: parts.sends.handle_send_v2,
+        Code.SEND_REPLY_MESSAGE: parts.replies.handle_reply,
+        Code.SEND_REPLY_MESSAGE_V2: parts.replies.handle_reply,
         Code.CONSUMER_SEND_MSG_BACK: parts.send_back.handle_send_back,
         Code.RECALL_MESSAGE: parts.recalls.handle_recall,
         Code.END_TRANSACTION: parts.transactions.handle_end,

@@ -200,7 +200,6 @@ CATALOGUE: dict[int, Entry] = {
     for entry in part
 }
 
-_REPLIES = "request-reply is not served"
 _SETTINGS = "settings are read at the start and not changed while running"
 _CLEANING = "cleaning runs by itself and is not started by hand"
 _FIGURES = "these figures are not kept"
@@ -210,9 +209,6 @@ _ADDRESS_EXCHANGE = "HA addresses come from the name server"
 _OFFSET_TOOLS = "this tool for group offsets is not served"
 
 UNSUPPORTED: dict[int, str] = {
-    Code.SEND_REPLY_MESSAGE: _REPLIES,
-    Code.SEND_REPLY_MESSAGE_V2: _REPLIES,
-    Code.PUSH_REPLY_MESSAGE_TO_CLIENT: _REPLIES,
     Code.POP_ROLLBACK: "there is no RocksDB store of pops to roll back from",
     Code.UPDATE_BROKER_CONFIG: _SETTINGS,
     Code.CLEAN_EXPIRED_CONSUMEQUEUE: _CLEANING,

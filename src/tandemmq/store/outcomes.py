@@ -22,6 +22,10 @@ class PutStatus(Enum):
     """The store stopped, or could not take a failed write back: the message may or may not survive."""
 
 
+NOT_STORED = (PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.UNKNOWN_ERROR)
+"""With these the message is not stored, or nobody knows."""
+
+
 class Appended(msgspec.Struct, gc=False, frozen=True):
     """Where an append was put; certain only once its callback says so.
 

@@ -107,7 +107,7 @@ class SendHandlers:
         elif target.is_retry or is_unusual(text, header.sys_flag):
             self._send_unusual(channel, command, header, target, queue_id)
         else:
-            record = self._make_record(channel, command, header, target, queue_id, text)
+            record = self.make_record(channel, command, header, target, queue_id, text)
             self._append(channel, command, [record], queue_id, record.unique_key)
 
     def _go_on(self, channel: Channel, command: Command, handle: Handle, error: OSError | None) -> None:
@@ -122,7 +122,7 @@ class SendHandlers:
         if answer is not None and not command.is_oneway:
             channel.send(answer)
 
-    def _make_record(
+    def make_record(
         self,
         channel: Channel,
         command: Command,
@@ -223,7 +223,7 @@ class SendHandlers:
                 f"transactional messages are refused by the broker {self._options.broker_name}"
                 " (rejectTransactionMessage is true)"
             )
-        record = self._make_record(channel, command, header, target, stored_queue_id, text)
+        record = self.make_record(channel, command, header, target, stored_queue_id, text)
         if is_half:
             make_half(record)
         elif delay_level > 0:

@@ -32,7 +32,7 @@ from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.protocol.topic_names import DISCARD_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from tandemmq.runtime.ports import Clock
 from tandemmq.store import MessageStore, PutStatus
-from tandemmq.store.outcomes import Appended
+from tandemmq.store.outcomes import NOT_STORED, Appended
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,6 @@ RETRY_AFTER_S = 0.1
 SETTLE_PERIOD_S = 1.0
 OPS_PER_TURN = 4_096
 """Op records read before other work of the loop gets its turn."""
-
-_NOT_STORED = (PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.UNKNOWN_ERROR)
 
 
 class TransactionChecks:
@@ -226,6 +224,6 @@ class TransactionChecks:
             if root is not None:
                 # At once: an end that arrives while the copy is written must mark it, too.
                 self._decided.note_copy(root, appended.queue_offset)
-            if await done not in _NOT_STORED:
+            if await done not in NOT_STORED:
                 return appended
             await self._clock.sleep(RETRY_AFTER_S)

@@ -26,9 +26,7 @@ from tandemmq.protocol.topic_names import DISCARD_TOPIC, HALF_TOPIC
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
-from tandemmq.store.outcomes import Appended, PutStatus
-
-_NOT_STORED = (PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.UNKNOWN_ERROR)
+from tandemmq.store.outcomes import NOT_STORED, Appended, PutStatus
 
 
 class TransactionHandlers:
@@ -138,7 +136,7 @@ class TransactionHandlers:
         self, channel: Channel, command: Command, records: list[NewRecord], root: int | None
     ) -> Appended:
         def answer(status: PutStatus) -> None:
-            is_stored = status not in _NOT_STORED
+            is_stored = status not in NOT_STORED
             if not is_stored and root is not None:
                 self._decided.reopen(root)
             if command.is_oneway:

@@ -1,0 +1,157 @@
+"""SEND_REPLY_MESSAGE (324) and its V2 (325): an answer to a request, pushed to the client that waits for it.
+
+The push goes over the requester's own connection, found by the client id of its heartbeats; nobody is told
+that a reply is there by storing it. It is stored all the same (storeReplyMessageEnable), after the push, so
+that one can look at it. The sender learns of the push: SUCCESS or SYSTEM_ERROR.
+Source: spec semantics 15 and 3.10, remoting 9.10.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tandemmq.broker.clients.producer_table import ProducerTable
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.send.assembly import find_value, with_pair
+from tandemmq.broker.send.handlers import SendHandlers
+from tandemmq.broker.send.reply import ReplyForm
+from tandemmq.broker.send.targets import SendHeader, SendTargets
+from tandemmq.errors import Busy, RequestRejected, TandemError
+from tandemmq.protocol import properties as names
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.message_id import decode_host
+from tandemmq.protocol.record import NewRecord
+from tandemmq.protocol.requests.send import PushReplyRequest, SendRequest, SendRequestV2, SendResponse
+from tandemmq.remoting.address import render_address
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock
+from tandemmq.store.message_store import MessageStore
+from tandemmq.store.outcomes import NOT_STORED, PutStatus
+
+PUSH_SECONDS_MAX = 10.0
+
+
+class ReplyHandlers:
+    """Passes replies on."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        store: MessageStore,
+        targets: SendTargets,
+        sends: SendHandlers,
+        producers: ProducerTable,
+        form: ReplyForm,
+        clock: Clock,
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._targets = targets
+        self._sends = sends
+        self._producers = producers
+        self._form = form
+        self._clock = clock
+
+    def handle_reply(self, channel: Channel, command: Command) -> Command | None:
+        """Answered when the requester has taken the reply, or within 10 s when it does not."""
+        header: SendHeader
+        if command.code == RequestCode.SEND_REPLY_MESSAGE:
+            header = command.decode(SendRequest)
+        else:
+            header = command.decode(SendRequestV2)
+        try:
+            if self._options.is_slave:
+                raise Busy("[REJECTREQUEST] a slave passes no replies on: send to the master")
+            target = self._targets.get(header.topic) or self._targets.admit(header, channel.peer[0])
+            queue_id = header.queue_id if 0 <= header.queue_id < target.queue_count else 0
+            text = header.properties or ""
+            record = self._sends.make_record(channel, command, header, target, queue_id, text)
+            self._push(channel, command, header, record)
+        except RequestRejected as error:
+            return command.reply(error.code, remark=error.remark, fields=self._form.fields)
+        return None
+
+    def _push(self, channel: Channel, command: Command, header: SendHeader, record: NewRecord) -> None:
+        """Send the reply on; whatever comes of it, `_on_pushed` is called once."""
+        on_answer = partial(self._on_pushed, channel, command, record)
+        client_id = find_value(header.properties or "", f"{names.REPLY_TO_CLIENT}\x01")
+        requester = self._producers.find_client(client_id) if client_id else None
+        if requester is None:
+            missing = f"the client {client_id[:160]!r} is not connected here"
+            on_answer(missing if client_id else "the reply has no property REPLY_TO_CLIENT")
+            return
+        question = Command.request(
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._push_header(header, record), body=command.body
+        )
+        try:
+            requester.start_request(question, on_answer, PUSH_SECONDS_MAX)
+        except TandemError as error:
+            on_answer(error)
+
+    def _push_header(self, header: SendHeader, record: NewRecord) -> PushReplyRequest:
+        now_ms = self._clock.now_ms()
+        text = with_pair(header.properties or "", names.PUSH_REPLY_TIME, str(now_ms))
+        return PushReplyRequest(
+            producer_group=header.producer_group,
+            topic=header.topic,
+            default_topic=header.default_topic,
+            default_topic_queue_count=header.default_topic_queue_count,
+            queue_id=header.queue_id,
+            sys_flag=header.sys_flag,
+            born_at_ms=header.born_at_ms,
+            flag=header.flag,
+            properties=text,
+            retry_count=header.retry_count,
+            is_unit_mode=header.is_unit_mode,
+            born_host=render_address(decode_host(record.born_host)),
+            store_host=render_address(decode_host(self._store.store_host)),
+            stored_at_ms=now_ms,
+        )
+
+    def _on_pushed(
+        self, channel: Channel, command: Command, record: NewRecord, answer: Command | TandemError | str
+    ) -> None:
+        """Store the reply, then tell its sender what the requester did."""
+        fault = ""
+        if not isinstance(answer, Command):
+            fault = f"the reply was not delivered: {answer}"
+        elif answer.code != ResponseCode.SUCCESS:
+            fault = f"the requester refused the reply with code {answer.code}: {answer.remark}"
+        if not self._options.reply_store_enable:
+            self._answer(channel, command, record, fault, None)
+            return
+        place: list[tuple[str, int]] = []
+
+        def on_stored(status: PutStatus) -> None:
+            self._answer(channel, command, record, fault, None if status in NOT_STORED else place[0])
+
+        try:
+            appended = self._store.append([record], on_stored)
+        except RequestRejected:
+            self._answer(channel, command, record, fault, None)
+        else:
+            place.append((self._form.message_id(appended.log_offsets[0]), appended.queue_offset))
+
+    def _answer(
+        self,
+        channel: Channel,
+        command: Command,
+        record: NewRecord,
+        fault: str,
+        place: tuple[str, int] | None,
+    ) -> None:
+        if command.is_oneway or channel.is_closed:
+            return
+        message_id, queue_offset = place or ("0", 0)
+        header = SendResponse(
+            message_id=message_id,
+            queue_id=record.queue_id,
+            queue_offset=queue_offset,
+            transaction_id=record.unique_key,
+            region=self._form.region,
+            is_traced=self._form.is_traced,
+        )
+        code = ResponseCode.SYSTEM_ERROR if fault else ResponseCode.SUCCESS
+        channel.send(command.reply(code, header, remark=fault or None))
