@@ -15,6 +15,8 @@ from tandemmq.sim.cluster.world import World
 from tandemmq.store import GetStatus, MessageStore
 
 SHOWN_MAX = 5
+KEY_COUNT = 50
+FAR_FUTURE_MS = 1 << 60
 
 
 def check_replicas(world: World, master: BrokerNode, slaves: Sequence[BrokerNode]) -> None:
@@ -174,6 +176,35 @@ def check_copies(world: World, ledger: Ledger, queues: dict[Place, list[Sent]]) 
             ledger.counts["stored more than once"] += 1
             if not world.had_trouble(sent.sent_at - EXCUSE_S, sent.settled_at or world.loop.time()):
                 world.findings.broken.append(f"{sent} is stored {count} times without a reason")
+
+
+def first_unequal_key(master: BrokerNode, slave: BrokerNode) -> str:
+    """Empty, or a key under which the slave finds something else than its master, in what both hold."""
+    assert master.store is not None
+    assert slave.store is not None
+    begin = max(master.store.min_log_offset, slave.store.min_log_offset)
+    for number in range(KEY_COUNT):
+        ours, theirs = (_under_key(store, f"key{number}", begin) for store in (master.store, slave.store))
+        if ours != theirs:
+            return f"key{number}: {theirs[:10]}, its master {ours[:10]}"
+    return ""
+
+
+def _under_key(store: MessageStore, key: str, begin: int) -> list[int]:
+    return [at for at in store.query_keys(TOPIC, key, 1_000, 0, FAR_FUTURE_MS) if at >= begin]
+
+
+def behind_in(group: Group, master: BrokerNode) -> str:
+    """Empty, or a queue of which the group's committed offset is not the end."""
+    assert master.store is not None
+    assert master.broker is not None
+    offsets = master.broker._tables.offsets
+    for topic, queue_id in sorted(master.store.queue_keys()):
+        end = master.store.queue_max(topic, queue_id)
+        committed = offsets.committed(group.name, topic, queue_id)
+        if topic == TOPIC and end and committed != end:
+            return f"{group.name} has committed {committed} of {end} in queue {queue_id}"
+    return ""
 
 
 def check_tables_equal(master: BrokerNode, slave: BrokerNode) -> str:

@@ -19,6 +19,7 @@ from tandemmq.errors import ClientError, TandemError
 from tandemmq.protocol.message_id import UniqueKeys, decode_message_id
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.tasks import TaskScope
+from tandemmq.sim.cluster.checkers import KEY_COUNT
 from tandemmq.sim.cluster.ledger import Fate, Ledger, Sent
 from tandemmq.sim.cluster.nodes import Node
 from tandemmq.sim.cluster.settings import TAGS, TOPIC, Group
@@ -141,7 +142,7 @@ class ProducerNode(ClientNode):
             is_waiting=is_waiting,
             now_s=self.world.loop.time(),
         )
-        keys = f"key{sent.number % 50}" if dice.happens(30) else ""
+        keys = f"key{sent.number % KEY_COUNT}" if dice.happens(30) else ""
         return sent, Message(topic=TOPIC, body=sent.body, tags=tags, keys=keys, wait_stored=is_waiting)
 
     def _is_waiting(self) -> bool:

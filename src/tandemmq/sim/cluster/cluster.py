@@ -19,6 +19,7 @@ from tandemmq.sim.cluster.world import World
 
 START_TIMEOUT_S = 60.0
 SETTLE_TIMEOUT_S = 400.0
+REST_TIMEOUT_S = 30.0
 DIVERGENCES = (HaltReason.SLAVE_AHEAD, HaltReason.DIVERGED)
 """Why a slave may halt: its master lost what it had not flushed."""
 
@@ -224,13 +225,18 @@ class Cluster:
             return
         await world.until(lambda: not self._unfinished(), SETTLE_TIMEOUT_S, 0.5)
         world.findings.skipped += self._unfinished()[: checkers.SHOWN_MAX]
+        for group in world.settings.groups:
+            await self._expect_empty(partial(checkers.behind_in, group, self.master), "progress")
         for slave in self.slaves:
-            if not await world.until(partial(self._has_equal_tables, slave), 30.0):
-                what = checkers.check_tables_equal(self.master, slave)
-                world.findings.broken.append(f"{slave.life} has other {what} than its master")
+            for check in (checkers.check_tables_equal, checkers.first_unequal_key):
+                await self._expect_empty(
+                    partial(check, self.master, slave), f"{slave.life} is not its master's"
+                )
 
-    def _has_equal_tables(self, slave: BrokerNode) -> bool:
-        return not checkers.check_tables_equal(self.master, slave)
+    async def _expect_empty(self, check: Callable[[], str], what: str) -> None:
+        """What the check complains of goes away soon."""
+        if not await self.world.until(lambda: not check(), REST_TIMEOUT_S, 0.5):
+            self.world.findings.broken.append(f"{what}: {check()}")
 
     def _unfinished(self) -> list[str]:
         store = self.master.store

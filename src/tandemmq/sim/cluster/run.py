@@ -23,6 +23,9 @@ from tandemmq.sim.cluster.world import Findings
 PROCESSES = 2
 FAILED_SEEDS_SHOWN = 10
 FINDINGS_SHOWN = 3
+TRACE_LINES_SHOWN = 30
+LINE_EVERY = 50
+"""Seeds, when the output is no terminal."""
 
 
 @dataclass(slots=True)
@@ -35,6 +38,8 @@ class Summary:
     counts: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     failed: dict[int, Findings] = field(default_factory=dict)
+    story: list[str] = field(default_factory=list)
+    """The end of the trace of the first seed that failed."""
 
     def add(self, result: SeedResult) -> None:
         self.seed_count += 1
@@ -49,6 +54,7 @@ class Summary:
             broken=len(findings.broken),
         )
         if findings:
+            self.story = self.story or result.trace[-TRACE_LINES_SHOWN:]
             self.failed[result.seed] = findings
 
     @property
@@ -59,6 +65,9 @@ class Summary:
         """The report; the verdict last."""
         counts = ", ".join(f"{name}: {count}" for name, count in sorted(self.counts.items()))
         yield f"virtual time: {self.virtual_s / 3600:.1f} h; {counts}"
+        if self.failed:
+            yield f"the end of seed {next(iter(self.failed))}:"
+            yield from self.story
         for seed, findings in list(self.failed.items())[:FAILED_SEEDS_SHOWN]:
             for text in findings.lines()[:FINDINGS_SHOWN]:
                 yield f"seed {seed}: {text}"
@@ -76,7 +85,7 @@ class Summary:
 
 def _run_without_trace(seed: int) -> SeedResult:
     result = run_seed(seed)
-    result.trace.clear()
+    del result.trace[: -TRACE_LINES_SHOWN if result.findings else None]
     return result
 
 
@@ -92,9 +101,17 @@ def run_many(first_seed: int, seed_count: int, console: Console) -> Summary:
         bar = progress.add_task("running clusters", total=len(seeds))
         for result in pool.map(_run_without_trace, seeds):
             summary.add(result)
-            failed = f", failed: {len(summary.failed)}" if summary.failed else ""
-            progress.update(bar, advance=1, description=f"running clusters{failed}")
+            progress.update(bar, advance=1, description=_describe(summary))
+            if not console.is_terminal and summary.seed_count % LINE_EVERY == 0:
+                _say(console, f"{summary.seed_count} of {seed_count} seeds: {_describe(summary)}")
     return summary
+
+
+def _describe(summary: Summary) -> str:
+    counts = summary.counts
+    losses = sum(count for name, count in counts.items() if "of the master" in name or "losses" in name)
+    failed = f", {len(summary.failed)} failed" if summary.failed else ""
+    return f"{summary.acknowledged_count:,} sends acknowledged, {losses} brokers lost{failed}"
 
 
 def run_one(seed: int, *, has_trace: bool, console: Console) -> bool:

@@ -18,6 +18,10 @@ EXCUSE_S = 25.0
 """So long after something went wrong, repeats and offsets that step back are expected."""
 
 
+LATE_S = 1.0
+"""How late a master that is not stalled may answer a send whose time is up."""
+
+
 class Watch:
     """Told by clients and the network; tells `world.findings`."""
 
@@ -31,6 +35,7 @@ class Watch:
         self._retried_at: dict[tuple[str, int], float] = {}
         self._sessions: dict[object, int] = {}
         self._topics_seen: dict[Life, tuple[int, bool]] = {}
+        self._acknowledged: dict[Life, int] = {}
         self._committed: dict[tuple[Life, str, int], int] = {}
         self.copies_lost_at = -1.0
         """When a copy of the log was last cut by a power failure, or wiped."""
@@ -43,7 +48,10 @@ class Watch:
 
     def on_answered(self, sent: Sent, previous: Sent | None) -> None:
         """A send has its answer; `previous` is what its sender had sent to that queue before."""
-        world = self._world
+        world, settings = self._world, self._world.settings
+        may_wait = sent.is_waiting and (settings.is_sync_double_write or settings.is_sync_flush)
+        if sent.fate is Fate.STORED and not may_wait:
+            world.findings.broken.append(f"{sent} waited in vain, though nothing is to be waited for")
         if sent.fate is not Fate.ACKNOWLEDGED:
             return
         self._ledger.acknowledged.append(sent)
@@ -184,6 +192,7 @@ class Watch:
                 self._check_topics(node)
                 if node.broker_id == 0:
                     self._check_acks(node)
+                    self._check_waits(node)
 
     def _check_topics(self, node: BrokerNode) -> None:
         """A table is never seen half replaced: a topic that was there stays."""
@@ -208,6 +217,24 @@ class Watch:
         if newest > max(stored, self._ack_floor):
             self._world.findings.broken.append(
                 f"{master.life} counts an acknowledgement of {newest}, slaves hold {stored} at most"
+            )
+
+    def _check_waits(self, master: BrokerNode) -> None:
+        """What slaves hold only grows in the eyes of a master, and no send waits past its time."""
+        assert master.life is not None
+        assert master.store is not None
+        assert master.broker is not None
+        assert master.broker._replica is not None
+        highest = master.broker._replica.master._highest_acknowledged
+        if highest < self._acknowledged.get(master.life, 0):
+            self._world.findings.broken.append(f"{master.life} knew more acknowledgements than {highest}")
+        self._acknowledged[master.life] = highest
+        now_s = self._world.loop.time()
+        deadline_s = master.store._replies.lines.next_deadline()
+        is_late = deadline_s is not None and deadline_s < now_s - LATE_S
+        if is_late and self._world.is_quiet_since(now_s - LATE_S):
+            self._world.findings.broken.append(
+                f"{master.life}: a send waits, its time was up at {deadline_s}"
             )
 
     def check_committed(self, master: BrokerNode) -> None:
