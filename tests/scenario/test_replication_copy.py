@@ -76,6 +76,22 @@ async def test_copy_goes_over_several_segments_and_fillers(peers: Peers) -> None
     assert queue_contents(slave) == queue_contents(master)
 
 
+async def test_much_is_copied_in_large_reads_and_makes_the_same_tables(peers: Peers) -> None:
+    """Records longer than the receive buffer among them, and files that end within a read."""
+    sizes = {"commit_log_file_bytes": 3 * 2**20, "key_index_enable": True}
+    small = {"key_index_slot_count": 1_000, "key_index_entry_count": 50_000}
+    master = await peers.start_master(**sizes, **small)
+    await send(master, *bodies(3_000), bytes(2 * 2**20), *bodies(3_000, size=2_000, seed=2))
+    assert master.appended.value > 6 * 2**20
+    slave = await peers.start_slave(**sizes, **small)
+    await peers.caught_up()
+    await send(master, *bodies(10))
+    await peers.caught_up()
+    assert log_bytes(slave) == log_bytes(master)
+    await until(lambda: slave.dispatched.value == master.dispatched.value)
+    assert queue_contents(slave) == queue_contents(master)
+
+
 async def test_empty_slave_gets_the_last_file_and_the_master_says_so(peers: Peers) -> None:
     master = await peers.start_master(options=replace(FAST, first_transfer=FirstTransfer.LAST_FILE))
     await send(master, *bodies(150, size=3_000))

@@ -103,6 +103,15 @@ def test_frames_cover_the_view_in_batches_and_advance() -> None:
     assert subject.wanted_bytes(LogRange(0, 90), 0, bytes_max=1000) == 0
 
 
+def test_a_slave_of_ours_gets_long_frames_one_of_rocketmq_short_ones() -> None:
+    view = memoryview(bytes(80_000))
+    tandem = session()
+    tandem.on_data(encode_report(0) * 2, LOG, 0)
+    assert [len(piece) for piece in tandem.frames(view, 0)] == [12, 80_000]
+    classic = subscribed(200_000, LogRange(0, 280_000))
+    assert [len(piece) for piece in classic.frames(view, 0)] == [12, 32_768, 12, 32_768, 12, 14_464]
+
+
 def test_transfer_never_crosses_a_segment() -> None:
     subject = subscribed(99_990)
     assert subject.wanted_bytes(LOG, 0, bytes_max=1000) == 10
