@@ -233,9 +233,18 @@ class SlaveConnection(asyncio.Protocol):
                     self._log_too_old(log_offset, log_start)
                 case Disconnect(reason):
                     self.close_reason = reason
-                    if self._transport is not None:
-                        # Not abort: the head that tells a slave of ours why must still reach it.
-                        self._transport.close()
+                    self._end()
+
+    def _end(self) -> None:
+        """Close, so that the head that tells a slave of ours why still reaches it; but a slave that takes no
+        bytes must not keep the connection alive until its kernel gives up, which takes a quarter of an hour.
+        """
+        if self._transport is None:
+            return
+        if self._transport.get_write_buffer_size():
+            self._transport.abort()
+        else:
+            self._transport.close()
 
     def _arm(self) -> None:
         """One timer per connection; it may ring early, never late."""
