@@ -18,7 +18,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / "java"
 CACHE = Path(os.environ.get("TANDEMMQ_INTEROP_CACHE") or FOLDER.parents[2] / ".interop-cache")
-ONLY_5X = {"AdminShell.java", "Timer.java"}
+ONLY_5X = {"AdminShell.java", "Pop.java", "Timer.java"}
 FETCH_SECONDS_MAX = 600
 STOP_SECONDS_MAX = 40
 # What brokers of both lines reach into on Java 17.

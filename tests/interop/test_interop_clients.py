@@ -27,6 +27,7 @@ CASES = [
     "ResetOffset",
     "Queries",
     "Timer",
+    "Pop",
 ]
 PARAMETERS = [
     pytest.param(line, servers, case, id=f"{case}-java-{line}-on-{servers}")

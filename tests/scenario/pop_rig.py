@@ -1,4 +1,4 @@
-"""A client that pops, for the scenarios: handles are made as the Java client makes them (spec semantics 14.2)."""
+"""A client that pops: handles are made as the Java client makes them (spec semantics 14.2)."""
 
 from __future__ import annotations
 

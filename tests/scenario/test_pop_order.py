@@ -1,0 +1,157 @@
+"""Ordered pops, resets, server-side assignment, and what slaves copy (spec semantics 14.5, 20.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from broker_rig import Peer, consumer, make_broker, running_broker, until
+from client_rig import running_rig
+from pop_rig import ack, change, pop, pop_all, pop_header, popped_of
+
+from tandemmq.broker.broker import Broker
+from tandemmq.protocol.bodies.assignment import (
+    AssignmentQuery,
+    Assignments,
+    RequestMode,
+    decode_assignments,
+    encode_assignment_query,
+    encode_request_mode,
+)
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.requests.admin import ResetOffsetRequest
+from tandemmq.protocol.requests.pop import PopResponse
+from tandemmq.store.options import FlushMode
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    async with running_broker(tmp_path) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def peer(broker: Broker) -> AsyncIterator[Peer]:
+    async with Peer(broker) as peer:
+        yield peer
+
+
+async def fill(peer: Peer, count: int, queue_id: int = 0) -> None:
+    for number in range(count):
+        await peer.send_ok("T", b"%d" % number, queue_id=queue_id)
+
+
+async def test_an_ordered_queue_is_closed_until_its_messages_are_done(peer: Peer) -> None:
+    await fill(peer, 4)
+    order = {"is_ordered": True, "queue_id": 0}
+    first, second = await pop_all(peer, "T", 2, count_max=2, **order)
+    assert first.handle.split(" ")[3] == "999"
+    assert await pop(peer, "T", **order) == []
+    waiting = asyncio.create_task(pop(peer, "T", poll_ms=10_000, **order))
+    assert await ack(peer, first) == 0
+    assert not waiting.done()
+    assert await ack(peer, second) == 0
+    assert [message.body for message in await waiting] == [b"2", b"3"]
+
+
+async def test_an_ordered_message_comes_again_in_its_place_with_a_count(peer: Peer) -> None:
+    await fill(peer, 3)
+    order = {"is_ordered": True, "count_max": 2, "invisible_ms": 60_000}
+    first, second = await pop_all(peer, "T", 2, **order)
+    assert await ack(peer, first) == 0
+    await change(peer, second, 100)
+    answer = await peer.ask(RequestCode.POP_MESSAGE, pop_header("T", poll_ms=10_000, **order))
+    assert answer.code == ResponseCode.SUCCESS
+    assert [message.body for message in popped_of(answer, "T")] == [b"1", b"2"]
+    assert answer.decode(PopResponse).order_count_info == "0 qo0%1 1;0 0 0"
+
+
+async def test_the_same_attempt_gets_the_same_messages(peer: Peer) -> None:
+    await fill(peer, 2)
+    order = {"is_ordered": True, "count_max": 1}
+    [first] = await pop_all(peer, "T", 1, attempt_id="a", **order)
+    assert await pop(peer, "T", attempt_id="b", **order) == []
+    [again] = await pop(peer, "T", attempt_id="a", **order)
+    assert again.body == first.body == b"0"
+    assert await ack(peer, first) in (0, ResponseCode.MESSAGE_ILLEGAL)  # of the earlier pop: ignored
+    assert await ack(peer, again) == 0
+    [second] = await pop(peer, "T", attempt_id="b", **order)
+    assert second.body == b"1"
+
+
+async def test_ordered_progress_outlives_a_kill(tmp_path: Path) -> None:
+    import shutil
+
+    store = {"flush_mode": FlushMode.SYNC_FLUSH}
+    broker = make_broker(tmp_path / "a", store=store)
+    await broker.start()
+    async with Peer(broker) as peer:
+        await fill(peer, 5)
+        for _ in range(3):
+            [message] = await pop_all(peer, "T", 1, count_max=1, is_ordered=True)
+            assert await ack(peer, message) == 0
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        (tmp_path / "b" / "abort").write_text("")
+    await broker.stop()
+    async with running_broker(tmp_path / "b", store=store) as broker, Peer(broker) as peer:
+        rest = await pop_all(peer, "T", 2, is_ordered=True)
+        assert [message.body for message in rest] == [b"3", b"4"]
+
+
+async def test_a_reset_moves_pops_back(peer: Peer) -> None:
+    await fill(peer, 3)
+    await pop_all(peer, "T", 3)
+    reset = ResetOffsetRequest(group="CG", topic="T", timestamp_ms=0, is_forced=True, queue_id=0, offset=1)
+    answer = await peer.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    assert sorted(message.body for message in await pop_all(peer, "T", 2)) == [b"1", b"2"]
+
+
+async def ask_assignment(peer: Peer, client_id: str, **changes: str) -> Assignments:
+    query = AssignmentQuery(**{"client_id": client_id, "group": "CG", "topic": "T", **changes})  # type: ignore[arg-type]
+    answer = await peer.ask(RequestCode.QUERY_ASSIGNMENT, body=encode_assignment_query(query))
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return decode_assignments(answer.body)
+
+
+async def set_mode(peer: Peer, mode: str, *, topic: str = "T", group: str = "CG", share: int = 0) -> int:
+    body = RequestMode(topic=topic, group=group, mode=mode, pop_share_queue_count=share)
+    answer = await peer.ask(RequestCode.SET_MESSAGE_REQUEST_MODE, body=encode_request_mode(body))
+    return answer.code
+
+
+async def test_queues_are_assigned_by_the_group_s_members_and_mode(peer: Peer, broker: Broker) -> None:
+    await fill(peer, 1)
+    assert (await ask_assignment(peer, "c1")).queues is None  # nobody is online
+    await peer.heartbeat("c1", consumer("CG", "T"))
+    async with Peer(broker) as other:
+        await other.heartbeat("c2", consumer("CG", "T"))
+        pulled = (await ask_assignment(peer, "c2")).queues or []
+        assert [(row.queue.queue_id, row.mode) for row in pulled] == [(2, "PULL"), (3, "PULL")]
+        assert await set_mode(peer, "POP") == 0
+        popped = (await ask_assignment(peer, "c2")).queues or []
+        assert [(row.queue.queue_id, row.mode) for row in popped] == [(-1, "POP")]
+        assert (await ask_assignment(peer, "c1", strategy_name="nonsense")).queues is None
+    assert await set_mode(peer, "POP", topic="%RETRY%CG") == ResponseCode.NO_PERMISSION
+    assert await set_mode(peer, "POP", topic="Nowhere") == ResponseCode.TOPIC_NOT_EXIST
+    assert await set_mode(peer, "POP", group="no-group") == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert await set_mode(peer, "PUSH") == ResponseCode.INVALID_PARAMETER
+
+
+async def test_modes_are_saved_and_copied_by_slaves(tmp_path: Path) -> None:
+    async with running_rig(tmp_path) as rig:
+        master = await rig.start_broker()
+        async with Peer(master) as peer:
+            await peer.send_ok("T")
+            await peer.heartbeat("c1", consumer("CG", "T"))
+            assert await set_mode(peer, "POP", share=3) == 0
+            saved = json.loads((tmp_path / "broker-a-0/config/messageRequestMode.json").read_text())
+            row = {"topic": "T", "consumerGroup": "CG", "mode": "POP", "popShareQueueNum": 3}
+            assert saved["messageRequestModeMap"]["T"]["CG"] == row
+            slave = await rig.start_broker(broker_id=1)
+            await until(
+                lambda: slave._tables.request_modes.get("T", "CG") is not None, "the mode at the slave"
+            )
