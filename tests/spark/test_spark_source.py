@@ -70,6 +70,29 @@ def test_options_columns_and_aliases(spark: Any, cluster: Any) -> None:
     assert _read(spark, cluster, "SparkOptions", startingOffsets="latest").load().count() == 0
 
 
+def test_conditions_are_pushed_down_in_sessions_that_allow_it(spark: Any, cluster: Any) -> None:
+    cluster.send("SparkPushed", 200)
+    setting = "spark.sql.python.filterPushdown.enabled"
+    conditions = (
+        "queueId = 1 AND queueOffset >= 10",
+        "tags = 'b' AND brokerName IN ('b', 'c') AND storeTimestamp > timestamp '2020-01-01 00:00:00'",
+        "keys = 'k7'",
+        "storeTimestamp < timestamp '2020-01-01 00:00:00'",
+    )
+    found = {}
+    for is_on in ("true", "false"):
+        spark.conf.set(setting, is_on)
+        table = _read(
+            spark, cluster, "SparkPushed", columns="brokerName,queueId,queueOffset,tags,keys,storeTimestamp"
+        )
+        found[is_on] = [sorted(table.load().where(condition).collect()) for condition in conditions]
+        plan = table.load().where("queueId = 1")._jdf.queryExecution().executedPlan().toString()
+        assert ("Filter (" in plan) == (is_on == "false"), plan
+    spark.conf.set(setting, "true")
+    assert found["true"] == found["false"]
+    assert [len(rows) > 0 for rows in found["true"]] == [True, True, True, False]
+
+
 def test_a_misspelt_option_fails_with_the_right_name(spark: Any, cluster: Any) -> None:
     with pytest.raises(Exception, match=r"did you mean readFrom\?"):
         _read(spark, cluster, "Any", readForm="master").load()

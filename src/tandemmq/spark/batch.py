@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tandemmq.spark.columns import Projection
 from tandemmq.spark.metadata import Cluster, require_queues
+from tandemmq.spark.narrow import narrow_options, narrow_ranges
 from tandemmq.spark.offsets import QueueRange
 from tandemmq.spark.options import SourceOptions
+from tandemmq.spark.pushdown import Pushed, plan_pushdown
 from tandemmq.spark.resolve import describe_all, resolve_end, resolve_start
 from tandemmq.spark.task import TaskRanges, make_tasks
 
@@ -21,6 +23,7 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
     def __init__(self, options: SourceOptions, projection: Projection) -> None:
         self._options = options
         self._projection = projection
+        self._pushed: Pushed | None = None
 
     def partitions(self) -> list[TaskRanges]:
         options = self._options
@@ -30,6 +33,10 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
         begin = resolve_start(cluster, topology, bounds, options)
         end = resolve_end(cluster, topology, bounds, options.end)
         ranges = [QueueRange(queue, at, end[queue]) for queue, at in sorted(begin.items()) if at < end[queue]]
+        if self._pushed is not None:
+            ranges = narrow_ranges(ranges, self._pushed, cluster, topology)
+            # Tasks get a copy of this reader after its ranges were made.
+            self._options = narrow_options(options, self._pushed, [item.queue for item in ranges])
         return make_tasks(ranges, cluster.leave_out_slow(topology).replicas, options)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -37,3 +44,13 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
         from tandemmq.spark.read_task import read_task
 
         return read_task(partition, self._options, self._projection)
+
+
+class PushdownTopicReader(TopicReader):
+    """A batch query of a session that pushes filters down; others refuse a reader that can (SP-41)."""
+
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
+        """Remembers what the filters narrow; returns those that Spark must apply itself."""
+        plan = plan_pushdown(filters, self._projection)
+        self._pushed = plan.pushed
+        return plan.rest

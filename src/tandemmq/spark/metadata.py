@@ -19,6 +19,8 @@ from tandemmq.errors import NoRoute, RequestRejected
 from tandemmq.protocol.bodies.kv import decode_kv_table
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.record import decode_records
+from tandemmq.protocol.record_layout import RecordError
 from tandemmq.protocol.requests.offset import (
     GetMaxOffsetRequest,
     GetMaxOffsetResponse,
@@ -30,18 +32,22 @@ from tandemmq.protocol.requests.offset import (
     SearchOffsetResponse,
     UpdateOffsetRequest,
 )
+from tandemmq.protocol.requests.pull import QueryMessageRequest, QueryMessageResponse
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
 from tandemmq.spark.name_servers import NameServers, accept
 from tandemmq.spark.offsets import Positions, QueueKey
 from tandemmq.spark.options import ReadFrom, SourceOptions
 from tandemmq.spark.wire import POOL, UNREACHABLE
 from tandemmq.telemetry import events
+from tandemmq.units import MIB
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 MASTER_ID = 0
+KEY_MATCHES_MAX = 64
+KEY_ANSWER_BYTES_MAX = 4 * MIB
 PERM_READ = 4
 
 Replicas = Mapping[str, Mapping[int, str]]
@@ -62,6 +68,13 @@ class Bounds(NamedTuple):
     begin: int
     end: int
     is_master: bool
+
+
+class KeyMatches(NamedTuple):
+    """Where one broker's index finds a key: (queue id, queue offset), for messages stored up to a time."""
+
+    places: tuple[tuple[int, int], ...]
+    indexed_until_ms: int
 
 
 class Cluster:
@@ -135,6 +148,31 @@ class Cluster:
             return accept(answers[0]).decode(SearchOffsetResponse).offset
 
         return self._ask_each(topology, sorted(times_ms), ask, read)
+
+    def find_by_key(self, topology: Topology, topic: str, broker: str, key: str) -> KeyMatches | None:
+        """What the master's key index says; None when it says nothing, or perhaps not everything."""
+        address = topology.replicas.get(broker, {}).get(MASTER_ID)
+        if address is None:
+            return None
+        header = QueryMessageRequest(
+            topic=topic, key=key, count_max=KEY_MATCHES_MAX, begin_at_ms=0, end_at_ms=2**63 - 1
+        )
+        try:
+            with POOL.borrow(address) as connection:
+                request = Command.request(RequestCode.QUERY_MESSAGE, header)
+                answer = connection.request(request, self._options.pull_timeout_s)
+            if answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
+                return None
+            told = answer.decode(QueryMessageResponse)
+            records = list(decode_records(answer.body))
+        except (*UNREACHABLE, RequestRejected, RecordError) as error:
+            log.debug(events.REPLICA_UNREACHABLE, extra={"broker": broker, "error": str(error)})
+            return None
+        # An answer near the bounds of a broker may have been cut there.
+        if len(records) >= KEY_MATCHES_MAX // 2 or len(answer.body) >= KEY_ANSWER_BYTES_MAX:
+            return None
+        places = {(record.queue_id, record.queue_offset) for record in records}
+        return KeyMatches(tuple(sorted(places)), told.index_updated_at_ms)
 
     def leave_out_slow(self, topology: Topology) -> Topology:
         """`topology` without the slaves that are further behind than the option maxSlaveLag allows.

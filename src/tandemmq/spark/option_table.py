@@ -190,6 +190,13 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "columns to build, separated by commas; Spark cannot prune by itself",
     ),
     OptionRow(
+        "filterPushdown",
+        "auto",
+        "B",
+        "`auto`: read only what the conditions of the query leave, if the session has "
+        "`spark.sql.python.filterPushdown.enabled=true`; `off`",
+    ),
+    OptionRow(
         "propertiesAs",
         "map",
         "SB",
@@ -215,7 +222,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
     ),
     OptionRow(
         "arrowBytes",
-        "8m",
+        "2m",
         "SB",
         "about so many bytes per Arrow batch",
     ),

@@ -105,12 +105,13 @@ class SourceOptions:
     read_from: ReadFrom = ReadFrom.SUGGESTED
     replica: int | None = None
     slave_lag_bytes_max: int | None = None
+    can_push_filters: bool = True
     columns: tuple[str, ...] = ()
     properties_as: PropertiesAs = PropertiesAs.MAP
     decompress: bool = True
     verify_crc: bool = False
     arrow_rows: int = 5_000
-    arrow_bytes: int = 8 * MIB
+    arrow_bytes: int = 2 * MIB
     pull_batch_size: int = 32_768
     pull_timeout_s: float = 3.0
     retry_count: int = 8
@@ -185,12 +186,13 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool) -> SourceOption
         read_from=parse_enum(values, "readFrom", ReadFrom, ReadFrom.SUGGESTED),
         replica=parse_int(values, "replica", None, least=0),
         slave_lag_bytes_max=parse_size(values, "maxSlaveLag", None),
+        can_push_filters=_parse_pushdown(values),
         columns=parse_list(values.get("columns", "")),
         properties_as=parse_enum(values, "propertiesAs", PropertiesAs, PropertiesAs.MAP),
         decompress=parse_bool(values, "decompress", True),
         verify_crc=parse_bool(values, "verifyCrc", False),
         arrow_rows=require(parse_int(values, "arrowRows", 5_000, least=1)),
-        arrow_bytes=require(parse_size(values, "arrowBytes", 8 * MIB)),
+        arrow_bytes=require(parse_size(values, "arrowBytes", 2 * MIB)),
         pull_batch_size=require(parse_int(values, "pullBatchSize", 32_768, least=1)),
         pull_timeout_s=require(parse_int(values, "pullTimeoutMs", 3000, least=1)) / 1000,
         retry_count=require(parse_int(values, "fetchOffset.numRetries", 8, least=0)),
@@ -206,6 +208,13 @@ def parse_tags(expression: str) -> tuple[str, ...]:
     if not all(tags) or "*" in tags:
         raise ConfigError(f"option tags: expected `*` or `a || b`, got {expression!r}")
     return tuple(dict.fromkeys(tags))
+
+
+def _parse_pushdown(values: Mapping[str, str]) -> bool:
+    text = values.get("filterPushdown", "auto").lower()
+    if text not in ("auto", "off"):
+        raise ConfigError(f"option filterPushdown: expected auto or off, got {text!r}")
+    return text == "auto"
 
 
 def _parse_minimum(values: Mapping[str, str]) -> int:

@@ -71,6 +71,7 @@ def build_session(
         "spark.sql.catalogImplementation": "in-memory",
         "spark.python.worker.reuse": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.python.filterPushdown.enabled": "true",
         # Progress of the last batches only; the default keeps what a day of small batches adds up to.
         "spark.sql.streaming.numRecentProgressUpdates": "50",
         "spark.sql.streaming.minBatchesToRetain": "20",

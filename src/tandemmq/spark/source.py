@@ -6,6 +6,7 @@ constructor does nothing, and a reader's module is imported only where the reade
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from tandemmq.spark.stream import TopicStreamReader
 
 
+PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+"""A session that does not push filters refuses readers that take them, and nothing says which one it is; the
+name is Spark's own (SP-43)."""
+
+
 class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
     """Topics as tables and streams; see docs/spark.md for the options."""
 
@@ -35,10 +41,11 @@ class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
         return render_ddl(_select(self._parse(is_streaming=False)))
 
     def reader(self, schema: Any) -> TopicReader:
-        from tandemmq.spark.batch import TopicReader
+        from tandemmq.spark.batch import PushdownTopicReader, TopicReader
 
         options = self._parse(is_streaming=False)
-        return TopicReader(options, self._project(schema, options))
+        kind = PushdownTopicReader if options.can_push_filters and _is_asked_for_filters() else TopicReader
+        return kind(options, self._project(schema, options))
 
     def streamReader(self, schema: Any) -> TopicStreamReader:
         from tandemmq.spark.stream import TopicStreamReader
@@ -88,6 +95,11 @@ class RocketSource(TandemSource):
     @classmethod
     def name(cls) -> str:
         return "rocketmq"
+
+
+def _is_asked_for_filters() -> bool:
+    """Whether Spark will push filters: it does that in a worker whose module is loaded for nothing else."""
+    return PUSHDOWN_WORKER in sys.modules
 
 
 def _select(options: SourceOptions) -> Projection:

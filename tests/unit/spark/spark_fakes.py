@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +29,12 @@ from tandemmq.protocol.requests.offset import (
     SearchOffsetResponse,
     UpdateOffsetRequest,
 )
-from tandemmq.protocol.requests.pull import PullRequest, PullResponse
+from tandemmq.protocol.requests.pull import (
+    PullRequest,
+    PullResponse,
+    QueryMessageRequest,
+    QueryMessageResponse,
+)
 from tandemmq.protocol.requests.route import RouteRequest
 from tandemmq.protocol.requests.send import SendRequestV2, SendResponse
 
@@ -66,11 +72,12 @@ def make_record(
 
 @dataclass
 class FakeQueue:
-    """Offsets [`begin`, `end`) of a queue; `tag_of` gives the tag of an offset."""
+    """Offsets [`begin`, `end`) of a queue; `tag_of` gives the tag of an offset, `time_of` its store time."""
 
     begin: int = 0
     end: int = 0
     tag_of: Callable[[int], str] = lambda offset: ""
+    time_of: Callable[[int], int] = lambda offset: 2_000 + offset
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,8 @@ class FakeBroker:
     """Tells the sizes of records when asked, as our brokers do."""
     is_lying: bool = False
     """The sizes are wrong."""
+    indexed_until_ms: int = 0
+    key_queries: list[str] = field(default_factory=list)
     sent: list[SentBatch] = field(default_factory=list)
     send_codes: list[int] = field(default_factory=list)
     """Response codes of the next sends; 0 when there are none left. Refused ones are stored all the same."""
@@ -120,6 +129,7 @@ class FakeBroker:
             RequestCode.GET_BROKER_RUNTIME_INFO: self._runtime_info,
             RequestCode.SEND_BATCH_MESSAGE: self._send,
             RequestCode.SEND_MESSAGE_V2: self._send,
+            RequestCode.QUERY_MESSAGE: self._find_key,
         }[RequestCode(command.code)]
         return handler(command)
 
@@ -155,7 +165,7 @@ class FakeBroker:
         ):
             tag = queue.tag_of(at)
             if wanted is None or tag in wanted:
-                records.append(make_record(at, topic=request.topic, queue_id=request.queue_id, tag=tag))
+                records.append(self._record((request.topic, request.queue_id), at))
             at += 1
         if not records:
             return reply(ResponseCode.PULL_RETRY_IMMEDIATELY, at)
@@ -180,8 +190,35 @@ class FakeBroker:
     def _search(self, command: Command) -> Command:
         request = command.decode(SearchOffsetRequest)
         queue = self.queues[request.topic, request.queue_id]
-        found = min(max(request.timestamp_ms - 2_000, queue.begin), queue.end)
+        offsets = range(queue.begin, queue.end)
+        found = queue.begin + bisect_left(offsets, request.timestamp_ms, key=queue.time_of)
         return command.reply(0, SearchOffsetResponse(offset=found))
+
+    def _record(self, queue: tuple[str, int], offset: int) -> bytes:
+        known = self.queues[queue]
+        return make_record(
+            offset,
+            topic=queue[0],
+            queue_id=queue[1],
+            tag=known.tag_of(offset),
+            stored_at_ms=known.time_of(offset),
+        )
+
+    def _find_key(self, command: Command) -> Command:
+        """All messages `kN` have the offset N as their key."""
+        request = command.decode(QueryMessageRequest)
+        self.key_queries.append(request.key)
+        offset = int(request.key[1:]) if request.key[1:].isdecimal() else -1
+        found = [
+            self._record(name, offset)
+            for name, queue in self.queues.items()
+            if name[0] == request.topic
+            and queue.begin <= offset < queue.end
+            and queue.time_of(offset) <= self.indexed_until_ms
+        ]
+        header = QueryMessageResponse(index_updated_at_ms=self.indexed_until_ms, index_log_offset=0)
+        code = ResponseCode.SUCCESS if found else ResponseCode.QUERY_NOT_FOUND
+        return command.reply(code, header, body=b"".join(found))
 
     def _query(self, command: Command) -> Command:
         request = command.decode(QueryOffsetRequest)
