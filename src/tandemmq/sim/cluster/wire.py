@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import Struct
 
+from tandemmq.replication.core.frames import TANDEM_BODY_BYTES_MAX
 from tandemmq.sim.cluster.connection import Host
 from tandemmq.sim.cluster.network import OnBytes
 from tandemmq.sim.cluster.nodes import BrokerNode
@@ -87,11 +88,12 @@ class _Frames:
     def _take_head(self, offset: int, size: int) -> None:
         settings = self._world.settings
         file_bytes = settings.commit_log_file_bytes
+        batch_bytes = max(settings.transfer_bytes_max, TANDEM_BODY_BYTES_MAX)  # all slaves here are ours
         wrong = ""
         if self._next is not None and offset != self._next:
             wrong = f"the one before ended at {self._next}"
-        elif not 0 <= size <= settings.transfer_bytes_max:
-            wrong = f"a batch has at most {settings.transfer_bytes_max} bytes"
+        elif not 0 <= size <= batch_bytes:
+            wrong = f"a batch has at most {batch_bytes} bytes"
         elif offset % file_bytes + size > file_bytes:
             wrong = f"it crosses the end of a file of {file_bytes} bytes"
         if wrong:
