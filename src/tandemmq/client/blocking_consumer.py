@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from tandemmq.client.blocking import Facade, in_loop
-from tandemmq.client.consumer.consumer import Consumer
+from tandemmq.client.consumer.consumer import Consumer, is_behind
 from tandemmq.client.consumer.subscription import ALL
 from tandemmq.client.options import ConsumerOptions
 from tandemmq.protocol.bodies import MessageQueue
@@ -101,6 +101,14 @@ class BlockingConsumer(Facade[Consumer]):
     def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
         """Hand a message back for a later delivery."""
         self._call(self._running.retry_later(message, delay_level=delay_level))
+
+    def suspend(self, message: ReceivedMessage, *, delay_s: float = 1.0) -> None:
+        """Put a message of an orderly consumer back: its queue rests and begins with it again."""
+        if self._last is message:
+            self._last = None
+        self._flush_acks()
+        self._fetched = deque(one for one in self._fetched if not is_behind(one, message))
+        self._call(self._running.suspend(message, delay_s=delay_s))
 
     @property
     def assigned(self) -> tuple[MessageQueue, ...]:

@@ -136,6 +136,12 @@ class ConsumerOptions:
                             queue's end a slave does not hold a pull, so new messages may come 1 s later
     read_lag_count_max      with PREFER_SLAVE: a queue whose slave has this many messages less than the master
                             when we have read all that the slave has is read at the master for a while
+    orderly                 the messages of a queue strictly one after the other: the queue is locked at its
+                            master, and its next message is handed out when the one before is finished. What
+                            fails is put back with `suspend`
+    orderly_batch_count_max messages of a queue that are handed out together
+    orderly_retry_count_max how often `suspend` puts a message back before it goes to the dead letters; -1:
+                            for ever, so that nothing overtakes it
     offsets_dir             where a broadcasting consumer keeps its offsets; None: ~/.rocketmq_offsets
     """
 
@@ -155,6 +161,9 @@ class ConsumerOptions:
     zero_when_none_stored: bool = False
     read_from: ReadFrom = ReadFrom.SUGGESTED
     read_lag_count_max: int = 1_000
+    orderly: bool = False
+    orderly_batch_count_max: int = 1
+    orderly_retry_count_max: int = -1
     offsets_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -164,7 +173,8 @@ class ConsumerOptions:
         _check(self, "read_lag_count_max", low=0, high=1 << 40)
         _check(self, "suspend_s", low=0.0, high=60.0)
         _check(self, "commit_s", "rebalance_s", "pull_error_delay_s", low=0.01, high=3600)
-        _check(self, "retry_count_max", low=-1, high=1 << 20)
+        _check(self, "retry_count_max", "orderly_retry_count_max", low=-1, high=1 << 20)
+        _check(self, "orderly_batch_count_max", low=1, high=1024)
         if self.start_from is StartFrom.TIMESTAMP and self.start_time_ms is None:
             raise ConfigError("ConsumerOptions.start_time_ms: needed with start_from = TIMESTAMP")
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from tandemmq.api import broker_client
 from tandemmq.client.consumer.offsets import OffsetStore
+from tandemmq.client.consumer.queue_lock_keeper import RENEW_S, TRY_AGAIN_S, QueueLockKeeper
 from tandemmq.client.consumer.queue_reader import QueueReader, ReaderSeams
 from tandemmq.client.consumer.rebalance import allocate_averagely, plan_change
 from tandemmq.client.consumer.start_offset import find_start_offset
@@ -29,6 +30,11 @@ log = logging.getLogger(__name__)
 
 UNBALANCED_PAUSE_S = 1.0
 """Before the next try when a step of a rebalance failed or the group has not settled."""
+ORDERLY_GRACE_S = 0.5
+ORDERLY_GRACE_S_MAX = 20.0
+"""How long giving up an orderly queue waits for the application in one rebalance, and in all (spec semantics
+10.5)."""
+GRACE_STEP_S = 0.02
 
 
 class Assignment:
@@ -44,6 +50,12 @@ class Assignment:
         self._subscriptions: dict[str, Subscription] = {}
         self._pull_tasks: dict[MessageQueue, asyncio.Task[None]] = {}
         self.readers: dict[MessageQueue, QueueReader] = {}
+        options = seams.options
+        self._locks = (
+            QueueLockKeeper(seams) if options.orderly and options.model is MessageModel.CLUSTERING else None
+        )
+        self._leaving_since: dict[MessageQueue, float] = {}
+        self._lost_locks: set[MessageQueue] = set()
 
     # What the consumer says
 
@@ -128,10 +140,12 @@ class Assignment:
                 events.QUEUES_REBALANCED,
                 extra={"topic": topic, "lost_count": len(change.lost), "gained_count": len(change.gained)},
             )
-        await self._give_up(change.lost)
-        for queue in change.gained:
+        leaving = await self._let_finish(change.lost)
+        await self._give_up(leaving)
+        gained = await self._lock(change.gained)
+        for queue in gained:
             await self._take_over(queue, self._subscriptions[topic])
-        return True
+        return len(leaving) == len(change.lost) and len(gained) == len(change.gained)
 
     async def _member_ids(self, view: RouteView) -> tuple[str, ...]:
         """The group's members, by the first broker of the topic that answers."""
@@ -160,6 +174,8 @@ class Assignment:
         avoided = self._seams.faulty.avoided(instance.clock.monotonic())
         start = await find_start_offset(queue, self._offsets, instance, self._seams.options, avoided)
         reader = QueueReader(queue, subscription, start, self._seams)
+        if reader.gate is not None:
+            reader.gate.note_locked()
         self.readers[queue] = reader
         name = f"pull-{queue.topic}-{queue.broker_name}-{queue.queue_id}"
         self._pull_tasks[queue] = self._tasks.start(name, reader.run())
@@ -176,7 +192,100 @@ class Assignment:
                 await self._write(queue, reader)
             except TandemError as error:
                 self._log_commit_failure(queue, error)
+            self._leaving_since.pop(queue, None)
+            self._lost_locks.discard(queue)
         await self._offsets.flush()
+        if self._locks is not None:
+            await self._locks.unlock(list(queues))
+
+    # Locks of an orderly consumer
+
+    async def _lock(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Those that may be taken over now: all, or for an orderly consumer those that it holds."""
+        if self._locks is None:
+            return list(queues)
+        granted = await self._locks.lock(queues)
+        return [queue for queue in queues if granted.get(queue)]
+
+    async def _let_finish(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Those that may be given up now: an orderly queue when the application is done with what it has."""
+        if self._locks is None:
+            return list(queues)
+        clock = self._seams.instance.clock
+        until_s = clock.monotonic() + ORDERLY_GRACE_S
+        for queue in queues:
+            self._leaving_since.setdefault(queue, clock.monotonic())
+            gate = self.readers[queue].gate
+            assert gate is not None
+            gate.note_lost()
+            gate.take_back()
+        while not all(map(self._may_leave, queues)) and clock.monotonic() < until_s:
+            await clock.sleep(GRACE_STEP_S)
+        return [queue for queue in queues if self._may_leave(queue)]
+
+    def _may_leave(self, queue: MessageQueue) -> bool:
+        gate = self.readers[queue].gate
+        assert gate is not None
+        waited_s = self._seams.instance.clock.monotonic() - self._leaving_since[queue]
+        return gate.is_idle or waited_s >= ORDERLY_GRACE_S_MAX
+
+    async def run_locks(self) -> None:
+        """Renew for ever what is locked, and lock again what is not."""
+        clock = self._seams.instance.clock
+        renewed_at_s = clock.monotonic()
+        while self._locks is not None:
+            await clock.sleep(TRY_AGAIN_S)
+            is_renewal = clock.monotonic() - renewed_at_s >= RENEW_S
+            if is_renewal:
+                renewed_at_s = clock.monotonic()
+            due = [
+                queue
+                for queue, reader in self.readers.items()
+                if queue not in self._leaving_since
+                and reader.gate is not None
+                and (is_renewal or not reader.gate.is_locked)
+            ]
+            if due:
+                await self._renew(self._locks, due)
+
+    async def _renew(self, locks: QueueLockKeeper, queues: list[MessageQueue]) -> None:
+        granted = await locks.lock(queues)
+        for queue in queues:
+            reader = self.readers.get(queue)
+            if reader is None or reader.gate is None or queue in self._leaving_since:
+                continue
+            if granted.get(queue):
+                await self._resume(queue, reader)
+            elif queue in granted or not reader.gate.is_locked:
+                if queue in granted:
+                    self._lost_locks.add(queue)
+                if reader.gate.is_locked or not reader.gate.is_resting:
+                    log.warning(
+                        events.QUEUE_LOCK_LOST,
+                        extra={
+                            "topic": queue.topic,
+                            "broker": queue.broker_name,
+                            "queue_id": queue.queue_id,
+                        },
+                    )
+                reader.gate.note_lost()
+                reader.gate.take_back()
+
+    async def _resume(self, queue: MessageQueue, reader: QueueReader) -> None:
+        """The queue is ours; where another has had it meanwhile, we go on where that one stopped."""
+        assert reader.gate is not None
+        if queue in self._lost_locks:
+            try:
+                committed = await self._offsets.read(queue)
+            except TandemError as error:
+                self._log_commit_failure(queue, error)
+                return
+            if self.readers.get(queue) is not reader:
+                return
+            self._lost_locks.discard(queue)
+            if committed is not None and committed > reader.committed_offset:
+                reader.move_to(committed)
+        reader.gate.note_locked()
 
     # Offsets
 

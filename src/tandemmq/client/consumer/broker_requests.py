@@ -19,7 +19,10 @@ BYTES_PER_MIB = 1 << 20
 class BrokerRequests:
     """Answers for one consumer; each runs inside the read of a socket and never waits."""
 
-    def __init__(self, assignment: Assignment, *, name_servers: str, started_at_ms: int) -> None:
+    def __init__(
+        self, assignment: Assignment, *, name_servers: str, started_at_ms: int, is_orderly: bool = False
+    ) -> None:
+        self._is_orderly = is_orderly
         self._assignment = assignment
         self._name_servers = name_servers
         self._started_at_ms = started_at_ms
@@ -69,7 +72,7 @@ class BrokerRequests:
             "PROP_NAMESERVER_ADDR": self._name_servers,
             "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
             "PROP_CLIENT_VERSION": render_version(OUR_VERSION),
-            "PROP_CONSUMEORDERLY": "false",
+            "PROP_CONSUMEORDERLY": "true" if self._is_orderly else "false",
             "PROP_THREADPOOL_CORE_SIZE": "1",
             "PROP_CONSUMER_START_TIMESTAMP": str(self._started_at_ms),
         }
@@ -86,7 +89,7 @@ class BrokerRequests:
                 "transactionMsgMinOffset": 0,
                 "transactionMsgMaxOffset": 0,
                 "transactionMsgCount": 0,
-                "locked": False,
+                "locked": reader.gate is not None and reader.gate.is_locked,
                 "tryUnlockTimes": 0,
                 "lastLockTimestamp": 0,
                 "lastPullTimestamp": reader.last_pull_at_ms,

@@ -10,6 +10,9 @@ the next one, and what a `poll` returned is finished at the next `poll`; leaving
 leaves the last message unfinished. Without `auto_ack` it is finished by `ack`, in any order. Offsets are
 committed up to the lowest unfinished message: every 5 s, when queues change hands, and at close. After a
 crash, and when queues change hands, messages may come again.
+
+With `orderly` the next message of a queue comes when the one before is finished, and no other member works on
+the queue meanwhile; what fails is put back with `suspend`, and its queue waits for it.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from tandemmq.client.consumer.subscription import ALL, parse_subscription
 from tandemmq.client.faulty_peers import FaultyPeers
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ConsumerOptions, MessageModel
-from tandemmq.errors import ClientError, NoRoute
+from tandemmq.errors import ClientError, NoRoute, TandemError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.heartbeat import ConsumeFromWhere, ConsumerData, ConsumeType
 from tandemmq.protocol.command import Command
@@ -81,6 +84,7 @@ class Consumer:
             self._assignment,
             name_servers=";".join(self._instance.name_servers.addresses),
             started_at_ms=self._instance.clock.now_ms(),
+            is_orderly=self.options.orderly,
         )
         self._handed_out: list[Delivery] = []
         self._since_yield = 0
@@ -126,6 +130,8 @@ class Consumer:
         await self._assignment.rebalance()
         self._tasks.start("rebalance", self._assignment.run())
         self._tasks.start("commit", self._assignment.run_commits())
+        if self.options.orderly:
+            self._tasks.start("locks", self._assignment.run_locks())
         return self
 
     async def close(self) -> None:
@@ -249,6 +255,28 @@ class Consumer:
         await broker_send.send_back(self._instance.remoting, address, header, timeout_s=timeout_s)
         self.ack(message)
 
+    async def suspend(self, message: ReceivedMessage, *, delay_s: float = 1.0) -> None:
+        """Put a message of an orderly consumer back: its queue rests for the delay and then begins with it
+        again. What was handed out behind it of the same queue is put back too.
+
+        `message.retry_count` counts. After `orderly_retry_count_max` times the message goes to the dead
+        letters of the group instead and its queue goes on; when it cannot be sent there it is put back. A
+        message whose queue has gone to another member is passed over.
+
+        Raises:  ClientError when the consumer is not orderly.
+        """
+        if not self.options.orderly:
+            raise ClientError("only an orderly consumer suspends; others hand a message back by retry_later")
+        self._handed_out = [one for one in self._handed_out if not is_behind(one.message, message)]
+        count_max = self.options.orderly_retry_count_max
+        if 0 <= count_max <= message.retry_count:
+            with suppress(TandemError):
+                await self.retry_later(message, delay_level=-1)
+                return
+        reader = self._assignment.readers.get(queue_of(message))
+        if reader is not None and reader.gate is not None:
+            reader.gate.put_back(message.queue_offset, delay_s)
+
     @property
     def assigned(self) -> tuple[MessageQueue, ...]:
         """The queues that this consumer reads now, sorted."""
@@ -315,6 +343,11 @@ class Consumer:
     def _on_failure(self, name: str, error: BaseException) -> None:
         self._failure = error
         self._inbox.close()
+
+
+def is_behind(message: ReceivedMessage, first: ReceivedMessage) -> bool:
+    """Whether `message` is `first` or lies behind it in the same queue."""
+    return queue_of(message) == queue_of(first) and message.queue_offset >= first.queue_offset
 
 
 def queue_of(message: ReceivedMessage) -> MessageQueue:

@@ -62,9 +62,15 @@ class Inbox:
         """Forget what was not handed out of a queue that is not ours any more, or is read again from
         elsewhere.
         """
+        self.take_back(source)
+
+    def take_back(self, source: Source) -> list[Delivery]:
+        """What was not handed out of a queue, which is not here any more then; its bytes go on counting."""
+        taken = [delivery for delivery in self._deliveries if delivery.source is source]
         kept = [delivery for delivery in self._deliveries if delivery.source is not source]
         self._deliveries.clear()
         self._deliveries.extend(kept)
+        return taken
 
     def free(self, size_bytes: int) -> None:
         """Messages of that size are finished or dropped: others may be pulled."""

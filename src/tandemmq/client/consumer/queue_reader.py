@@ -13,6 +13,7 @@ from tandemmq.api import broker_offset, broker_pull
 from tandemmq.api.broker_pull import Pulled, PullStatus
 from tandemmq.client.consumer.in_flight import InFlight
 from tandemmq.client.consumer.inbox import Delivery, Inbox
+from tandemmq.client.consumer.orderly_gate import OrderlyGate
 from tandemmq.client.consumer.replica_choice import MASTER_ID, ReadPolicy, Replica
 from tandemmq.client.consumer.subscription import TAG, Subscription
 from tandemmq.client.faulty_peers import FaultyPeers
@@ -76,6 +77,7 @@ class QueueReader:
             lag_count_max=seams.options.read_lag_count_max,
             spread=queue.queue_id,
         )
+        self.gate = self._make_gate() if seams.options.orderly else None
         self._idle_pause_s = IDLE_PAUSE_S_MIN
         self._generation = 0
         self._is_dropped = False
@@ -89,6 +91,8 @@ class QueueReader:
 
     def finish(self, queue_offset: int) -> None:
         """The application is done with a message."""
+        if self.gate is not None and not self.gate.finish(queue_offset):
+            return
         before = self.in_flight.bytes
         if self.in_flight.finish(queue_offset):
             self._seams.inbox.free(before - self.in_flight.bytes)
@@ -106,8 +110,20 @@ class QueueReader:
         self._forget()
         self.in_flight = InFlight(self.in_flight.committed_offset)
 
+    def _make_gate(self) -> OrderlyGate:
+        options = self._seams.options
+        return OrderlyGate(
+            self,
+            self._seams.inbox,
+            self._seams.instance.clock,
+            batch_count_max=options.orderly_batch_count_max,
+            needs_lock=options.model is MessageModel.CLUSTERING,
+        )
+
     def _forget(self) -> None:
         self._generation += 1
+        if self.gate is not None:
+            self.gate.forget()
         self._seams.inbox.drop(self)
         self._seams.inbox.free(self.in_flight.bytes)
 
@@ -264,7 +280,8 @@ class QueueReader:
                 deliveries.append(Delivery(self, message))
         finally:
             if deliveries:
-                self._seams.inbox.put(deliveries, in_flight.bytes - before)
+                outlet = self._seams.inbox if self.gate is None else self.gate
+                outlet.put(deliveries, in_flight.bytes - before)
 
     def _pause_when_idle(self, status: PullStatus, *, has_progress: bool) -> float:
         """0 in the usual case; growing while answers come at once, empty and without progress."""

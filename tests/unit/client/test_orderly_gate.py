@@ -1,0 +1,144 @@
+"""One queue of an orderly consumer: what is handed out when (spec semantics 10.5)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandemmq.client.consumer.inbox import Delivery, Inbox
+from tandemmq.client.consumer.orderly_gate import LOCK_VALID_S, OrderlyGate
+from tandemmq.protocol.message import ReceivedMessage
+from tandemmq.protocol.record import Record
+from tandemmq.runtime.memory import ManualClock
+
+
+class Source:
+    def finish(self, queue_offset: int) -> None: ...
+
+
+class Subject:
+    def __init__(self, *, batch_count_max: int = 1, needs_lock: bool = True) -> None:
+        self.source = Source()
+        self.inbox = Inbox(1 << 20)
+        self.clock = ManualClock()
+        self.gate = OrderlyGate(
+            self.source,
+            self.inbox,
+            self.clock,
+            batch_count_max=batch_count_max,
+            needs_lock=needs_lock,
+        )
+
+    def put(self, *offsets: int) -> None:
+        self.gate.put([Delivery(self.source, message_at(offset)) for offset in offsets], 0)
+
+    def take(self) -> list[int]:
+        taken = []
+        while (delivery := self.inbox.take()) is not None:
+            taken.append(int(delivery.message.queue_offset))
+        return taken
+
+
+def message_at(offset: int) -> ReceivedMessage:
+    return ReceivedMessage(
+        Record(
+            topic="T",
+            queue_id=0,
+            queue_offset=offset,
+            log_offset=0,
+            size=100,
+            flag=0,
+            sys_flag=0,
+            born_at_ms=0,
+            born_host=b"\x7f\0\0\x01\0\0\0\0",
+            stored_at_ms=0,
+            store_host=b"\x7f\0\0\x01\0\0\0\0",
+            retry_count=0,
+            prepared_offset=0,
+            body=b"x",
+            body_crc=0,
+            raw_properties=b"",
+        )
+    )
+
+
+def test_the_next_message_comes_when_the_one_before_is_finished() -> None:
+    subject = Subject()
+    subject.gate.note_locked()
+    subject.put(0, 1, 2)
+    assert subject.take() == [0]
+    assert subject.take() == []
+    assert subject.gate.finish(0)
+    assert subject.take() == [1]
+    assert not subject.gate.finish(0), "it is not the application's any more"
+
+
+def test_a_batch_is_handed_out_together() -> None:
+    subject = Subject(batch_count_max=2)
+    subject.gate.note_locked()
+    subject.put(0, 1, 2, 3)
+    assert subject.take() == [0, 1]
+    subject.gate.finish(1)
+    assert subject.take() == []
+    subject.gate.finish(0)
+    assert subject.take() == [2, 3]
+
+
+def test_nothing_is_handed_out_without_a_valid_lock() -> None:
+    subject = Subject()
+    subject.put(0, 1)
+    assert subject.take() == []
+    subject.gate.note_locked()
+    assert subject.take() == [0]
+    subject.clock.advance(LOCK_VALID_S)
+    subject.gate.finish(0)
+    assert subject.take() == [], "the lock was not confirmed for too long"
+    subject.gate.note_locked()
+    assert subject.take() == [1]
+
+
+def test_without_other_members_no_lock_is_needed() -> None:
+    subject = Subject(needs_lock=False)
+    subject.put(0)
+    assert subject.take() == [0]
+
+
+def test_what_is_put_back_comes_first_after_the_delay() -> None:
+    subject = Subject(batch_count_max=3)
+    subject.gate.note_locked()
+    subject.put(0, 1, 2, 3)
+    assert subject.take() == [0, 1, 2]
+    assert subject.gate.put_back(1, 5.0) == 1
+    subject.gate.finish(0)
+    assert subject.take() == []
+    subject.clock.advance(5.0)
+    assert subject.take() == [1, 2, 3]
+    assert subject.gate.put_back(1, 1.0) == 2
+    assert subject.gate.put_back(9, 1.0) is None
+
+
+def test_what_the_application_has_not_taken_can_be_taken_back() -> None:
+    subject = Subject(batch_count_max=2)
+    subject.gate.note_locked()
+    subject.put(0, 1, 2)
+    assert subject.inbox.take() is not None
+    subject.gate.note_lost()
+    subject.gate.take_back()
+    assert not subject.gate.is_idle
+    assert subject.take() == []
+    subject.gate.finish(0)
+    assert subject.gate.is_idle
+    subject.gate.note_locked()
+    assert subject.take() == [1, 2]
+
+
+@pytest.mark.parametrize("is_forgotten", [True, False])
+def test_a_pause_ends_with_what_it_is_for(is_forgotten: bool) -> None:
+    subject = Subject()
+    subject.gate.note_locked()
+    subject.put(0)
+    assert subject.take() == [0]
+    subject.gate.put_back(0, 1.0)
+    if is_forgotten:
+        subject.gate.forget()
+    subject.clock.advance(1.0)
+    assert subject.take() == ([] if is_forgotten else [0])
