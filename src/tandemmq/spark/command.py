@@ -11,6 +11,7 @@ from tandemmq.spark.command_audit import audit
 from tandemmq.spark.command_dead_letters import deadletters
 from tandemmq.spark.command_history import history
 from tandemmq.spark.command_progress import ProgressKind, read_text_option, split_list, split_pair
+from tandemmq.spark.command_rebuild import rebuild
 from tandemmq.spark.command_replay import replay
 from tandemmq.spark.command_rollup import rollup
 from tandemmq.spark.command_watch import (
@@ -113,3 +114,4 @@ app.command()(replay)
 app.command()(rollup)
 app.command()(history)
 app.command()(deadletters)
+app.command()(rebuild)

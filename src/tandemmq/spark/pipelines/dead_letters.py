@@ -8,6 +8,7 @@ letter lies; consumers can drop those.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError, TandemError
 from tandemmq.protocol.topic_names import dlq_topic
+from tandemmq.spark.metadata import Cluster
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.dead_letter_events import DeadLetter, DeadLettersSeen
 from tandemmq.spark.pipelines.events import BatchDone, Reporter, Started, Stopped
@@ -34,6 +36,8 @@ ORIGIN_TOPICS = ("DLQ_ORIGIN_TOPIC", "RETRY_TOPIC", "REAL_TOPIC")
 ORIGIN_IDS = ("DLQ_ORIGIN_MESSAGE_ID", "ORIGIN_MESSAGE_ID")
 PLACE = ("topic", "brokerName", "queueId", "queueOffset")
 GROUPS_SHOWN = 100
+KINDS_MAX = 10_000
+"""Errors with ids in them make a kind each; the count of messages is of so many kinds."""
 RESEND_ROWS = 1_000
 """So many are sent, and then written down, at a time."""
 
@@ -119,16 +123,30 @@ class DeadLetters:
         """One look at the dead letters, and one round of sending them again if that is wanted."""
         self._end = _End()
         try:
-            self._browse()
-            if self._options.resend:
-                self._resend()
+            self._look()
         except Interrupted:
             self._end.reason = "signal"
-        except TandemError:
-            raise
+        except TandemError as error:
+            self._end = _End("error", str(error))
         except Exception as error:  # noqa: BLE001  (failures of Spark and py4j share no class)
             self._end = _End("error", explain_failure(str(error)))
         return 0
+
+    def _look(self) -> None:
+        source = parse_options(self._options.source_options(), is_streaming=False)
+        if not Cluster(source).describe().queues:
+            # The topic is made with the first dead letter.
+            self._reporter.report(DeadLettersSeen(group=self._options.group, messages=0, kinds=0))
+            return
+        # Looked at, grouped and sent again from one reading: all steps see the same dead letters.
+        frame = self.read().persist()
+        try:
+            self._browse(frame)
+            if self._options.resend:
+                self._resend(frame)
+        finally:
+            with suppress(Exception):
+                frame.unpersist()
 
     def end(self) -> int:
         """Tells how it ended; the exit code."""
@@ -156,14 +174,13 @@ class DeadLetters:
         frame = self._spark.read.format("tandemmq").options(**options.source_options()).load()
         return choose(describe(frame, options.error_property), options)
 
-    def _browse(self) -> None:
-        frame = self.read()
+    def _browse(self, frame: DataFrame) -> None:
         groups = self._jobs.run(
             lambda: (
                 frame.groupBy("origin", "error", "age")
                 .agg(*_counts())
                 .orderBy("count", ascending=False)
-                .limit(GROUPS_SHOWN)
+                .limit(KINDS_MAX)
                 .collect()
             )
         )
@@ -174,21 +191,21 @@ class DeadLetters:
         self._reporter.report(
             DeadLettersSeen(group=self._options.group, messages=self._end.seen, kinds=len(groups))
         )
-        self._reporter.report(_show_groups(groups))
+        self._reporter.report(_show_groups(groups[:GROUPS_SHOWN]))
         self._reporter.report(_show_errors(groups))
-        for row in first:
+        for row in first if self._options.shown else ():
             self._reporter.report(_tell(row))
 
-    def _resend(self) -> None:
+    def _resend(self, frame: DataFrame) -> None:
         """Sends what was not sent before, a bounded number at a time, oldest first in each queue."""
         assert self._state is not None
         round_number = 0
         while True:
-            rows = self._jobs.run(self._next_places)
+            rows = self._jobs.run(lambda: self._next_places(frame))
             if not rows:
                 return
             began = time.monotonic()
-            size_bytes = self._jobs.run(partial(self._send, rows))
+            size_bytes = self._jobs.run(partial(self._send, frame, rows))
             share, rest = divmod(size_bytes, len(rows))
             for index, row in enumerate(rows):
                 self._state.done[_place_name(row)] = (1, share + (index < rest))
@@ -207,11 +224,13 @@ class DeadLetters:
                 )
             )
             round_number += 1
+            if len(rows) < RESEND_ROWS:
+                return
 
-    def _next_places(self) -> list[Any]:
+    def _next_places(self, frame: DataFrame) -> list[Any]:
         """Places and origins of some that were not sent again yet."""
         assert self._state is not None
-        frame = self.read().select(*PLACE, "origin").orderBy(*PLACE)
+        frame = frame.select(*PLACE, "origin")
         done = [_read_place(name) for name in self._state.done]
         if done:
             sent = self._spark.createDataFrame(
@@ -227,7 +246,7 @@ class DeadLetters:
             )
         return rows
 
-    def _send(self, rows: list[Any]) -> int:
+    def _send(self, frame: DataFrame, rows: list[Any]) -> int:
         """Sends the dead letters of these places; bytes of their bodies."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
@@ -242,8 +261,7 @@ class DeadLetters:
         origin = f.sha2(f.concat_ws("@", f.lit("dead letter"), *PLACE), 256)
         seen = Observation()
         messages = (
-            self.read()
-            .join(f.broadcast(places), on=list(PLACE))
+            frame.join(f.broadcast(places), on=list(PLACE))
             .repartition(1)
             .sortWithinPartitions(*PLACE)
             .select(
@@ -275,7 +293,7 @@ def describe(frame: DataFrame, error_property: str) -> DataFrame:
     age = f.lit(OLDER)
     for limit, name in reversed(AGES):
         age = f.when(hours < limit, name).otherwise(age)
-    retries = f.concat(f.lit("gave up after "), f.col("reconsumeTimes").cast("string"), f.lit(" retries"))
+    retries = f.concat(f.lit("given back "), f.col("reconsumeTimes").cast("string"), f.lit(" times"))
     return (
         frame.withColumn("error", f.coalesce(f.col("properties").getItem(error_property), retries))
         .withColumn("age", age)

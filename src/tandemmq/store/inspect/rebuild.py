@@ -22,7 +22,7 @@ from tandemmq.store.inspect.index_check import NAME_DIGITS, IndexLayout
 from tandemmq.store.inspect.key_hashes import has_keys
 from tandemmq.store.inspect.log_walk import Run
 from tandemmq.store.inspect.queue_files import QueueFiles
-from tandemmq.store.key_index import KeyIndex
+from tandemmq.store.key_index import Ints, KeyIndex
 from tandemmq.store.options import QUEUE_UNIT_BYTES, StoreOptions
 from tandemmq.store.paths import StorePaths
 from tandemmq.store.segment import OpenFiles
@@ -127,8 +127,10 @@ class IndexBuilder:
         """The keys of the run's intact records. Raises OSError."""
         is_keyed = has_keys(run.columns) & run.is_intact
         hashes, rows = run.properties.key_hashes(topics, run.topic, is_keyed)
-        log_offsets = run.columns.log_offset[rows]
-        stored_at_ms = run.columns.stored_at_ms[rows]
+        self.add_keys(hashes, run.columns.log_offset[rows], run.columns.stored_at_ms[rows])
+
+    def add_keys(self, hashes: Ints, log_offsets: Ints, stored_at_ms: Ints) -> None:
+        """Keys by hash, record and the record's store time, in the order of the log. Raises OSError."""
         done = 0
         while done < len(hashes):
             index = self._current(int(stored_at_ms[done]))
