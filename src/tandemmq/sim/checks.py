@@ -89,7 +89,7 @@ class StoreCheck:
         kept = []
         for record in records:
             data = bytes(self.store.log_view(record.log_offset, record.size))
-            candidates = self.ledger.candidates(record.log_offset, after_power_cut=self.after_power_cut)
+            candidates = self.ledger.candidates(record.log_offset)
             send = next((send for send in candidates if send.data == data), None)
             if send is None:
                 what = f"{record.topic}/{record.queue_id}, {record.size} bytes"

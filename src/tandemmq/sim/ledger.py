@@ -130,10 +130,9 @@ class Ledger:
     def _all(self) -> Iterator[Send]:
         return (send for sends in self.by_offset.values() for send in sends)
 
-    def candidates(self, log_offset: int, *, after_power_cut: bool) -> list[Send]:
-        """The sends that may lie at an offset; only a power cut brings refused ones back."""
-        sends = self.by_offset.get(log_offset, [])
-        return sends if after_power_cut else [send for send in sends if send.fate is not Fate.REFUSED]
+    def candidates(self, log_offset: int) -> list[Send]:
+        """The sends that may lie at an offset: refused ones never come back."""
+        return [send for send in self.by_offset.get(log_offset, ()) if send.fate is not Fate.REFUSED]
 
     def freeze(self) -> None:
         """The machine is lost: nobody hears the store any more."""

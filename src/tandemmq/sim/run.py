@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from tandemmq.errors import RequestRejected
+from tandemmq.errors import FlushFailed, RequestRejected
 from tandemmq.protocol.record import NewRecord, decode_records
 from tandemmq.sim.checks import Faults, StoreCheck
 from tandemmq.sim.dice import Dice
@@ -136,6 +136,7 @@ class CrashRun:
             is_open = await machine.start()
             self.result.start_count += 1
             self._note_index_faults()
+            self._note_failures()
             if is_open and not machine.disk.is_lost and not machine.disk.failed_paths and not machine.fatal:
                 machine.disk.crash = None
                 machine.disk.faults = DiskFaults(slow_sync_percent=self.dice.pick((0, 30, 80)))
@@ -177,6 +178,7 @@ class CrashRun:
         """After each operation: a lost machine is replaced, a store that must have stopped is looked at."""
         machine = self.machine
         self._note_index_faults()
+        self._note_failures()
         if not machine.disk.is_lost and machine.disk.sync_failed:
             await self._check_fail_stop()
             machine.lose(is_power_cut=self.dice.happens(50), tear=self.dice.pick_weighted(TEARS))
@@ -202,6 +204,15 @@ class CrashRun:
         """The index gives up on write errors, as RocketMQ's does; from then on it may lack keys."""
         if any(path.parent.name == "index" for path in self.machine.disk.failed_paths):
             self._is_index_complete = False
+
+    def _note_failures(self) -> None:
+        """A store may fail because of an fsync, not by itself."""
+        if self.machine.disk.is_lost:
+            return
+        for error in self.machine.fatal:
+            if not isinstance(error, FlushFailed):
+                text = "".join(traceback.format_exception(error)).strip()
+                self.result.faults.broken.append(text)
 
     async def _check_fail_stop(self) -> None:
         """After a failed fsync the owner knows, no file is touched and no send is accepted."""
@@ -344,7 +355,7 @@ class CrashRun:
                 self.result.faults.divergent.append(f"{topic}/{queue_id} at {offset}: {result.status.value}")
             return
         for record in (record for view in result.slices for record in decode_records(view)):
-            sends = self.ledger.candidates(record.log_offset, after_power_cut=False)
+            sends = self.ledger.candidates(record.log_offset)
             is_sent = any(send.record.body == record.body for send in sends)
             if not is_sent or record.queue_offset != offset:
                 self.result.faults.phantom.append(f"{topic}/{queue_id} at {offset}: read {record.log_offset}")

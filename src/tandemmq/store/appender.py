@@ -6,8 +6,8 @@ Invariants: between two writes everything staged is memory only; a write that fa
             bytes of a failed write may still lie behind the end.
 Strategy:   `append` encodes at once with the final offsets, so the write is one call with the staged buffers;
             the limit that a record must end below folds the file's end and the bound of the stage into one
-            comparison. Where the bytes go is the `LogTail`'s matter: the files, or the transient pool. A
-            write that takes too long makes the store refuse what arrives next, until one is quick again.
+            comparison. Where the bytes go is the `LogTail`'s matter: the files, or the transient pool; what
+            becomes of failed and of slow writes is decided by `FailedWrites` and `WriteSpeed`.
             Per message: no task, no future, no lock, no log line.
 Knows not:  what sends wait for, what is made of the entries.
 Source:     spec store 3.2, 4, 4.1.
@@ -15,36 +15,26 @@ Source:     spec store 3.2, 4, 4.1.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from tandemmq.errors import Busy, LocalProtocolError, MessageIllegal, ServiceNotAvailable
-from tandemmq.protocol.record import NewRecord, RecordCheck, encode_blank, encode_record, record_size
+from tandemmq.errors import MessageIllegal, ServiceNotAvailable
+from tandemmq.protocol.record import NewRecord, RecordCheck, encode_blank
 from tandemmq.runtime.ports import Buffer, Clock
 from tandemmq.store.admission import Admission, overload
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.confirm import OnDone
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.failed_writes import FailedWrites
 from tandemmq.store.options import StoreOptions
 from tandemmq.store.outcomes import Appended, PutStatus
+from tandemmq.store.record_maker import BLANK_BYTES, RecordMaker
 from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.replies import Sends
 from tandemmq.store.segment import Segment
-from tandemmq.telemetry import events
+from tandemmq.store.write_speed import WriteSpeed
 
-log = logging.getLogger(__name__)
-
-BLANK_BYTES = 8
-SECTOR_BYTES = 512
-ZERO_SECTOR = bytes(SECTOR_BYTES)
-RETRY_AFTER_S = 1.0
-"""After a failed write the disk is left alone this long; producers go to another broker."""
-BUSY_PAUSE_S = 0.1
-"""After a slow write sends are refused this long; then one turn's sends try the disk again."""
-_WRITE_FAILED = "write failed"
-_PAGE_CACHE_BUSY = "page cache busy"
 _UNQUEUED = 0x4  # set in prepared and rolled back transactions, which get no queue entry (spec store 5)
 
 Unit: TypeAlias = "tuple[ConsumeQueue | None, int, int, NewRecord | RecordCheck, int]"
@@ -78,12 +68,12 @@ class Appender:
         clock: Clock,
         admission: Admission,
         recorder: StoreRecorder,
+        failed: FailedWrites,
         on_written: Callable[[list[Unit], Sends, int], None],
         on_refused: Callable[[Sends, PutStatus], None],
         stored_at_ms: int,
     ) -> None:
         self._options = options
-        self._log = log
         self._tail: LogTail = log
         self._queues = queues
         self._table = queues.table
@@ -92,13 +82,11 @@ class Appender:
         self._recorder = recorder
         self._on_written = on_written
         self._on_refused = on_refused
-        self.store_host = options.store_host
+        self._failed = failed
+        self._speed = WriteSpeed(options.page_cache_busy_ms / 1000, admission)
+        self._maker = RecordMaker(options)
         self.stored_at_ms = stored_at_ms  # of the newest record
         self.written_at_ms = stored_at_ms  # of the newest record that is not only staged
-        self._dirty: list[tuple[int, int]] = []  # (offset, size) of failed writes that are not zeroed
-        self._retry_at = 0.0
-        self._busy_until = 0.0
-        self._slow_s = options.page_cache_busy_ms / 1000
         self._is_scheduled = False
         self._is_halted = False
         self._forget_stage()
@@ -117,6 +105,14 @@ class Appender:
         self._buffers = []
         self._groups.append((self._position, self._buffers))
         self._limit = min(self._segment_end - BLANK_BYTES, self._stage_begin + self._options.staged_bytes_max)
+
+    @property
+    def store_host(self) -> bytes:
+        return self._maker.store_host
+
+    @store_host.setter
+    def store_host(self, value: bytes) -> None:
+        self._maker.store_host = value
 
     def restart(self, tail: LogTail) -> None:
         """Go on at the end of `tail`: the store opens, or a slave became master."""
@@ -144,14 +140,14 @@ class Appender:
         is_queued = not record.sys_flag & _UNQUEUED
         queue_offset = queue.next_offset if is_queued else 0
         log_offset = self._position
-        data = self._encode(record, queue_offset, log_offset, now)
+        data = self._maker.encode(record, queue_offset, log_offset, now)
         size = len(data)
         if log_offset + size > self._limit:
             self._make_room((record,), size)
             log_offset = self._position
-            data = self._encode(record, queue_offset, log_offset, now)
+            data = self._maker.encode(record, queue_offset, log_offset, now)
         elif size > self._options.message_bytes_max:
-            self._check_size((record,), size)
+            self._maker.check_size((record,), size)
         self.stored_at_ms = now
         self._buffers.append(data)
         if is_queued:
@@ -166,30 +162,10 @@ class Appender:
             self._clock.call_soon(self.write_staged)
         return Appended(queue_offset, (log_offset,), end, now)
 
-    def _encode(self, record: NewRecord, queue_offset: int, log_offset: int, stored_at_ms: int) -> bytes:
-        properties = record.properties
-        if properties.endswith(b"\0") or (len(properties) >= SECTOR_BYTES and ZERO_SECTOR in properties):
-            # No checksum covers them; recovery takes such properties for what a power cut left.
-            raise MessageIllegal(f"the properties end in a zero byte, or hold {SECTOR_BYTES} in a row")
-        try:
-            return encode_record(
-                record,
-                queue_offset=queue_offset,
-                log_offset=log_offset,
-                stored_at_ms=stored_at_ms,
-                store_host=self.store_host,
-            )
-        except LocalProtocolError as error:
-            raise MessageIllegal(str(error)) from None
-
     def _append_many(self, records: Sequence[NewRecord], on_done: OnDone) -> Appended:
         """A batch: one file, one store time, consecutive offsets, all or nothing (spec store 4.1)."""
         assert records, "an append needs a record"
-        try:
-            total = sum(record_size(record, len(self.store_host)) for record in records)
-        except LocalProtocolError as error:
-            raise MessageIllegal(str(error)) from None
-        self._check_size(records, total)
+        total = self._maker.total_size(records)
         if self._position + total > self._limit:
             self._make_room(records, total)
         now = max(self._clock.now_ms(), self.stored_at_ms)
@@ -203,7 +179,7 @@ class Appender:
                 queue = self._queues.get_or_create((record.topic, record.queue_id))
                 is_queued = not record.sys_flag & _UNQUEUED
                 queue_offset = queue.next_offset if is_queued else 0
-                data = self._encode(record, queue_offset, position, now)
+                data = self._maker.encode(record, queue_offset, position, now)
                 if not units:
                     first_offset = queue_offset
                 queue.next_offset += is_queued
@@ -223,19 +199,9 @@ class Appender:
         self._schedule()
         return Appended(first_offset, log_offsets, position, now)
 
-    def _check_size(self, records: Sequence[NewRecord], total: int) -> None:
-        body_max = self._options.message_bytes_max
-        for record in records:
-            if len(record.body) > body_max:
-                raise MessageIllegal(f"the message body has {len(record.body)} bytes, at most {body_max}")
-        if len(records) == 1 and total > self._options.record_bytes_max:
-            raise MessageIllegal(f"the message takes {total} bytes, at most {self._options.record_bytes_max}")
-        if total > self._log.segment_bytes - BLANK_BYTES:
-            raise MessageIllegal(f"{total} bytes never fit into a file of {self._log.segment_bytes} bytes")
-
     def _make_room(self, records: Sequence[NewRecord], total: int) -> None:
         """Begin the next file when the staged one cannot take `total` bytes and a BLANK behind them."""
-        self._check_size(records, total)
+        self._maker.check_size(records, total)
         if self._position + total > self._stage_begin + self._options.staged_bytes_max and self._units:
             raise overload("too many bytes arrived at once, try another broker")
         # Twice when the pool has no buffer yet for a file that is nearly full.
@@ -250,7 +216,7 @@ class Appender:
         except FileExistsError:
             raise overload("the next file is being made, try again") from None
         except OSError as error:
-            self._block(error)
+            self._failed.refuse(error)
             raise ServiceNotAvailable(f"no room for the next file: {error.strerror}") from None
         remaining = begin - self._position
         if remaining:
@@ -289,10 +255,12 @@ class Appender:
         except OSError as error:
             self._take_back(groups, units, sends, error)
             return
-        took_s = self._clock.monotonic() - begun_at
+        ended_at = self._clock.monotonic()
+        took_s = ended_at - begun_at
         self._recorder.append_batch_s.observe(took_s)
-        if took_s > self._slow_s or self._busy_until:
-            self._watch_speed(took_s)
+        speed = self._speed
+        if took_s > speed.slow_s or speed.is_watching:
+            speed.note(took_s, ended_at)
         self.written_at_ms = self.stored_at_ms
         self._tail.end = self._stage_begin = end
         self._units = []
@@ -301,61 +269,20 @@ class Appender:
         self._open_group()
         self._on_written(units, sends, end)
 
-    def _watch_speed(self, took_s: float) -> None:
-        """Shed load while the page cache holds writes up; `_refuse` lets sends try it again.
-
-        Source:  spec store 11.
-        """
-        if took_s > self._slow_s:
-            if not self._busy_until:
-                log.warning(events.PAGE_CACHE_BECAME_BUSY, extra={"write_ms": round(took_s * 1000)})
-            self._busy_until = self._clock.monotonic() + BUSY_PAUSE_S
-            remark = f"[PC_SYNCHRONIZED]the page cache is busy, a write took {took_s * 1000:.0f} ms"
-            self._admission.block(_PAGE_CACHE_BUSY, remark, Busy)
-        elif not self._admission.is_blocked(_PAGE_CACHE_BUSY):
-            self._busy_until = 0.0
-            log.warning(events.PAGE_CACHE_BECAME_QUICK, extra={"write_ms": round(took_s * 1000)})
-
     def _take_back(
         self, groups: list[tuple[int, list[Buffer]]], units: list[Unit], sends: Sends, error: OSError
     ) -> None:
         """Undo a failed write: nothing of it was promised to anyone but its senders."""
         _take_back_offsets(units)
-        self._dirty += [(offset, sum(map(len, buffers))) for offset, buffers in groups]
         self._forget_stage()
-        self._block(error)
-        log.error(
-            events.LOG_WRITE_FAILED,
-            extra={"log_offset": self._log.end, "send_count": len(sends), "error": str(error)},
-        )
-        is_clean = self._zero_dirty()
-        self._on_refused(sends, PutStatus.SERVICE_NOT_AVAILABLE if is_clean else PutStatus.UNKNOWN_ERROR)
-
-    def _zero_dirty(self) -> bool:
-        """Remove what failed writes may have left behind the end, which recovery would take for records."""
-        try:
-            while self._dirty:
-                self._log.zero(*self._dirty[-1])
-                self._dirty.pop()
-        except OSError:
-            return False
-        return True
-
-    def _block(self, error: OSError) -> None:
-        self._retry_at = self._clock.monotonic() + RETRY_AFTER_S
-        self._admission.block(_WRITE_FAILED, f"the disk takes no writes: {error.strerror or error}")
+        ranges = [(offset, sum(map(len, buffers))) for offset, buffers in groups]
+        self._failed.take_back(ranges, sends, error)
 
     def _refuse(self) -> None:
         """Raise the standing refusal, or lift it when the disk may be tried again."""
         now = self._clock.monotonic()
-        if now >= self._busy_until:
-            self._admission.unblock(_PAGE_CACHE_BUSY)
-        is_due = now >= self._retry_at
-        if self._admission.is_blocked(_WRITE_FAILED) and is_due and not self._is_halted:
-            self._retry_at += RETRY_AFTER_S
-            if self._zero_dirty():
-                self._admission.unblock(_WRITE_FAILED)
-                log.warning(events.LOG_WRITE_RESUMED, extra={"log_offset": self._log.end})
+        self._speed.retry(now)
+        self._failed.retry(now)
         refusal = self._admission.refusal
         if refusal is not None:
             raise refusal()

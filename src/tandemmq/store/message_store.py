@@ -23,6 +23,8 @@ from tandemmq.store.committer import Committer
 from tandemmq.store.confirm import AckTable, OnDone
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.dispatcher import Dispatcher, DispatchListener
+from tandemmq.store.fail_stop import FailStopClock
+from tandemmq.store.failed_writes import FailedWrites
 from tandemmq.store.flusher import PAGE_BYTES, Flusher
 from tandemmq.store.key_indexes import KeyIndexes
 from tandemmq.store.lock import StoreMarks
@@ -67,7 +69,7 @@ class MessageStore:
         self.dispatched = Watermark("dispatched")
         self.recorder = StoreRecorder()
         self._disk = disk
-        self._clock = clock
+        self._clock: Clock = FailStopClock(clock, self._on_callback_failed)
         self._on_fatal = on_fatal
         self._paths = StorePaths(options)
         self._marks = StoreMarks(self._paths, disk)
@@ -75,6 +77,7 @@ class MessageStore:
         self._tasks = TaskScope("store", self._on_task_failed)
         self._admission = Admission()
         self._is_open = False
+        self._has_writers = False
         self._segment_task: asyncio.Task[None] | None = None
         self._log = CommitLog(
             SegmentedLog(
@@ -93,7 +96,9 @@ class MessageStore:
         self._queues = ConsumeQueues(options, self._paths, disk, self._files)
         self._checkpoint = Checkpoint(self._paths, disk)
         self._indexes = (
-            KeyIndexes(options, self._paths, disk=disk, clock=clock) if options.key_index_enable else None
+            KeyIndexes(options, self._paths, disk=disk, clock=self._clock)
+            if options.key_index_enable
+            else None
         )
         self._dispatcher = Dispatcher(
             options,
@@ -108,14 +113,14 @@ class MessageStore:
         )
         self._replies = Replies(
             options,
-            clock=clock,
+            clock=self._clock,
             admission=self._admission,
             recorder=self.recorder,
             appended=self.appended,
             flushed=self.flushed,
         )
         self._replica_log = ReplicaLog(
-            log=self._log, clock=clock, recorder=self.recorder, on_written=self._on_raw_written
+            log=self._log, clock=self._clock, recorder=self.recorder, on_written=self._on_raw_written
         )
 
     @classmethod
@@ -199,6 +204,27 @@ class MessageStore:
 
     def _build_writers(self, stored_at_ms: int) -> None:
         """The parts that need to know where the log ends."""
+        self._flusher = Flusher(
+            self.options,
+            log=self._log,
+            disk=self._disk,
+            clock=self._clock,
+            tasks=self._tasks,
+            recorder=self.recorder,
+            appended=self.appended,
+            flushed=self.flushed,
+            stored_at=self._newest_stored_at,
+            on_failed=self._fail,
+        )
+        self._failed_writes = FailedWrites(
+            log=self._log,
+            disk=self._disk,
+            clock=self._clock,
+            tasks=self._tasks,
+            admission=self._admission,
+            on_refused=self._on_refused,
+            on_failed=self._flusher.fail,
+        )
         self._appender = Appender(
             self.options,
             log=self._log,
@@ -206,6 +232,7 @@ class MessageStore:
             clock=self._clock,
             admission=self._admission,
             recorder=self.recorder,
+            failed=self._failed_writes,
             on_written=self._on_written,
             on_refused=self._on_refused,
             stored_at_ms=stored_at_ms,
@@ -223,18 +250,6 @@ class MessageStore:
                 appended=self.appended,
                 written_at_ms=lambda: self._appender.written_at_ms,
             )
-        self._flusher = Flusher(
-            self.options,
-            log=self._log,
-            disk=self._disk,
-            clock=self._clock,
-            tasks=self._tasks,
-            recorder=self.recorder,
-            appended=self.appended,
-            flushed=self.flushed,
-            stored_at=self._newest_stored_at,
-            on_failed=self._fail,
-        )
         self._table_flusher = TableFlusher(
             self.options,
             queues=self._queues,
@@ -260,6 +275,7 @@ class MessageStore:
             flushed=self.flushed,
             dispatched=self.dispatched,
         )
+        self._has_writers = True
 
     def _connect(self) -> None:
         """Let each watermark follow the one that it depends on, and start the clocks."""
@@ -312,7 +328,7 @@ class MessageStore:
 
     async def _settle(self) -> bool:
         """Put everything on disk; True when nothing is missing, so that `abort` may go (spec store 21.3)."""
-        if self._admission.is_blocked(_FAILED):
+        if not await self._failed_writes.settle() or self._admission.is_blocked(_FAILED):
             return False
         await self._flusher.flush()
         if self.flushed.value < self.appended.value or self._admission.is_blocked(_FAILED):
@@ -325,9 +341,18 @@ class MessageStore:
 
     def _fail(self, error: BaseException) -> None:
         """Nothing can be trusted any more: touch no file, refuse everything, tell who waits and the owner."""
+        if self._admission.is_blocked(_FAILED):
+            return
         self._admission.block(_FAILED, "the store has failed")
+        if self._has_writers:
+            self._halt()
+        if self._on_fatal is not None:
+            self._on_fatal(error)
+
+    def _halt(self) -> None:
         self._replica_log.close()
         self._appender.halt()
+        self._failed_writes.halt()
         if self._committer is not None:
             self._committer.halt()
         self._flusher.halt()
@@ -336,8 +361,10 @@ class MessageStore:
         if self._indexes is not None:
             self._indexes.halt()
         self._replies.fail(PutStatus.UNKNOWN_ERROR)
-        if self._on_fatal is not None:
-            self._on_fatal(error)
+
+    def _on_callback_failed(self, error: Exception) -> None:
+        log.critical(events.CALLBACK_FAILED, exc_info=error)
+        self._fail(error)
 
     def _on_task_failed(self, _task: str, error: BaseException) -> None:
         self._fail(error)
@@ -374,6 +401,8 @@ class MessageStore:
             self._dispatcher.advance(end)
         if self.role is not BrokerRole.SLAVE and role is BrokerRole.SLAVE:
             self._appender.write_staged()
+            if not self._failed_writes.zero():
+                raise OSError("bytes of a failed write are left behind the end of the log")
             if self._committer is not None:
                 self._committer.commit_now()
         self.role = self._reader.role = role

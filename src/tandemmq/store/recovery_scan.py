@@ -17,11 +17,11 @@ import numpy as np
 
 from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record, decode_record
 from tandemmq.runtime.ports import Clock
-from tandemmq.store.appender import BLANK_BYTES, SECTOR_BYTES, ZERO_SECTOR
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.record_block import RecordBlock, read_block
+from tandemmq.store.record_maker import BLANK_BYTES, SECTOR_BYTES, ZERO_SECTOR
 from tandemmq.store.segment import Segment
 from tandemmq.store.table_flusher import next_turn
 from tandemmq.units import MIB, align_up

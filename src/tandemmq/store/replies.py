@@ -7,6 +7,8 @@ Knows not:  records, files, sockets.
 
 from __future__ import annotations
 
+import logging
+
 from tandemmq.errors import Busy
 from tandemmq.runtime.ports import Clock, TimerHandle
 from tandemmq.store.admission import Admission
@@ -15,6 +17,9 @@ from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
 from tandemmq.store.outcomes import PutStatus
 from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.watermarks import Watermark
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
 
 Sends = list[tuple[int, OnDone, bool]]
 """(end_offset, on_done, wait_stored) of sends that were written together."""
@@ -106,16 +111,20 @@ class Replies:
         self.tell(answers)
 
     def tell(self, answers: Answers) -> None:
-        """Call them in order; if one raises, the rest is called in the next turn of the loop."""
-        position = 0
-        try:
-            for on_done, status in answers:
-                position += 1
+        """Call them in order; what one raises costs no other its answer.
+
+        A failed assertion is raised at the end; other errors are the caller's own, as in its handlers.
+        """
+        failed: AssertionError | None = None
+        for on_done, status in answers:
+            try:
                 on_done(status)
-        except BaseException:
-            if position < len(answers):
-                self._clock.call_soon(self.tell, answers[position:])
-            raise
+            except AssertionError as error:
+                failed = failed or error
+            except Exception as error:  # whatever it is, the store is not in doubt
+                log.error(events.ANSWER_FAILED, exc_info=error)
+        if failed is not None:
+            raise failed
 
     def _is_slave_near(self) -> bool:
         gap = self._options.replica_gap_bytes_max

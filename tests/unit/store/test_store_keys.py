@@ -108,7 +108,7 @@ async def test_a_full_file_is_followed_by_a_new_one() -> None:
 @pytest.mark.parametrize("dies", ["kill", "power cut"])
 @pytest.mark.parametrize("flushed", [0, 5, 20, 100])
 async def test_keys_survive_a_crash(dies: str, flushed: int) -> None:
-    rig = Rig(flush_interval_ms=1, flush_least_pages=0)
+    rig = Rig(flush_interval_ms=100, flush_least_pages=0)
     store = await rig.open()
     for n in range(flushed):
         rig.put(store, record(b"%d" % n, keys=f"k{n % 10}", unique_key=f"u{n}"))

@@ -214,6 +214,9 @@ async def test_a_failed_write_is_taken_back_whole(arrived: int) -> None:
         store.append([record()], pytest.fail)
     is_full = False
     await rig.clock.pass_time(1.1)
+    with pytest.raises(ServiceNotAvailable):
+        store.append([record()], pytest.fail)  # what the write left is being zeroed
+    await turns(rig)
     assert rig.put(store, record(b"after")) == [OK]
     assert [body[:6] for body in bodies(store)] == [b"before", b"after"]
     assert not any(rig.disk.read_bytes(ROOT / "commitlog" / ("0" * 20))[store.max_log_offset :])
@@ -231,6 +234,7 @@ async def test_a_failed_write_across_a_roll_is_taken_back_whole() -> None:
     cuts = [10]
     faults.arrives = lambda path, offset, size: cuts.pop() if cuts and path.name.endswith("1024") else size
     statuses = rig.put(store, record(b"y" * 100), record(b"z" * 500))
+    await turns(rig)
     assert statuses == [PutStatus.SERVICE_NOT_AVAILABLE] * 2
     faults.arrives = lambda path, offset, size: size
     await rig.clock.pass_time(1.1)

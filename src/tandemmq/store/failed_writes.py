@@ -1,0 +1,156 @@
+"""Takes back what failed writes may have left behind the end of the log.
+
+Owns: the ranges that may hold bytes of failed writes, and the sends of these writes.
+Invariants: a send is told SERVICE_NOT_AVAILABLE ("not stored") only when the disk holds zeros where its bytes
+            went; otherwise a power cut could bring a message back that its producer has sent to another
+            broker. Nothing is written behind the end meanwhile: sends are refused.
+Strategy:   the zeros are written at once and fsynced off the loop. An fsync that fails is fatal as any other.
+            When not even zeros can be written the sends end with UNKNOWN_ERROR, and a later send tries again.
+Knows not:  records, who appends.
+Source:     spec store 4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from tandemmq.runtime.ports import Clock, Disk
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.store.admission import Admission
+from tandemmq.store.commit_log import CommitLog
+from tandemmq.store.flusher import sync_segments
+from tandemmq.store.outcomes import PutStatus
+from tandemmq.store.replies import Sends
+from tandemmq.store.segment import Segment
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1.0
+"""After a failed write the disk is left alone this long; producers go to another broker."""
+_WRITE_FAILED = "write failed"
+
+Range = tuple[int, int]
+"""(log_offset, size)"""
+
+
+class FailedWrites:
+    """The writes of one store that failed; `on_failed(error)` is told when an fsync does."""
+
+    def __init__(
+        self,
+        *,
+        log: CommitLog,
+        disk: Disk,
+        clock: Clock,
+        tasks: TaskScope,
+        admission: Admission,
+        on_refused: Callable[[Sends, PutStatus], None],
+        on_failed: Callable[[OSError], None],
+    ) -> None:
+        self._log = log
+        self._disk = disk
+        self._clock = clock
+        self._tasks = tasks
+        self._admission = admission
+        self._on_refused = on_refused
+        self._on_failed = on_failed
+        self._dirty: list[Range] = []
+        self._unsynced: dict[Segment, None] = {}  # where zeros were written
+        self._sends: Sends = []  # to be told when these are on disk
+        self._task: asyncio.Task[None] | None = None
+        self._retry_at = 0.0
+        self._is_halted = False
+
+    def refuse(self, error: OSError) -> None:
+        """The disk gives no room: refuse sends for a while."""
+        self._retry_at = self._clock.monotonic() + RETRY_AFTER_S
+        self._admission.block(_WRITE_FAILED, f"the disk takes no writes: {error.strerror or error}")
+
+    def take_back(self, ranges: Sequence[Range], sends: Sends, error: OSError) -> None:
+        """A write of these ranges failed somewhere; its sends are answered when it is undone."""
+        log.error(
+            events.LOG_WRITE_FAILED,
+            extra={"log_offset": self._log.end, "send_count": len(sends), "error": str(error)},
+        )
+        self.refuse(error)
+        self._dirty += ranges
+        if not self.zero():
+            self._on_refused(sends, PutStatus.UNKNOWN_ERROR)
+            return
+        self._sends += sends
+        self._start_sync()
+
+    def zero(self) -> bool:
+        """Overwrite what failed writes left; False when the disk does not let us."""
+        try:
+            while self._dirty:
+                log_offset, size = self._dirty[-1]
+                self._log.zero(log_offset, size)
+                segment = self._log.log.find(log_offset)
+                if segment is not None:
+                    self._unsynced[segment] = None
+                self._dirty.pop()
+        except OSError:
+            return False
+        return True
+
+    def retry(self, now: float) -> None:
+        """A send was refused: let the next ones try the disk, if it is clean and the pause is over."""
+        if not self._admission.is_blocked(_WRITE_FAILED) or now < self._retry_at or self._is_halted:
+            return
+        if self._task is not None:
+            return
+        if not self.zero():
+            self._retry_at = now + RETRY_AFTER_S
+        elif self._unsynced:
+            self._start_sync()
+        else:
+            self._resume()
+
+    def _resume(self) -> None:
+        self._admission.unblock(_WRITE_FAILED)
+        log.warning(events.LOG_WRITE_RESUMED, extra={"log_offset": self._log.end})
+
+    def _start_sync(self) -> None:
+        if self._task is None:
+            self._task = self._tasks.start("take_back", self._sync())
+
+    async def _sync(self) -> None:
+        try:
+            while self._unsynced and not self._is_halted:
+                segments, sends = list(self._unsynced), self._sends
+                self._unsynced, self._sends = {}, []
+                await self._sync_once(segments, sends)
+            if not self._is_halted and self._clock.monotonic() >= self._retry_at:
+                self._resume()
+        finally:
+            self._task = None
+
+    async def _sync_once(self, segments: Sequence[Segment], sends: Sends) -> None:
+        try:
+            await sync_segments(self._disk, segments)
+        except OSError as error:
+            self._on_refused(sends, PutStatus.UNKNOWN_ERROR)
+            self._on_failed(error)
+            return
+        except asyncio.CancelledError:
+            self._on_refused(sends, PutStatus.UNKNOWN_ERROR)
+            raise
+        self._on_refused(sends, PutStatus.SERVICE_NOT_AVAILABLE)
+
+    def halt(self) -> None:
+        """Touch nothing any more: the store has failed."""
+        self._is_halted = True
+        sends, self._sends = self._sends, []
+        self._on_refused(sends, PutStatus.UNKNOWN_ERROR)
+
+    async def settle(self) -> bool:
+        """Undo what is left before the store closes; True when the disk holds nothing of failed writes."""
+        if not self._is_halted and self.zero() and self._unsynced:
+            self._start_sync()
+        while self._task is not None:
+            await asyncio.wait([self._task])
+        return not self._dirty and not self._unsynced

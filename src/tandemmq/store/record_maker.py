@@ -1,0 +1,67 @@
+"""Makes stored records of new ones, and refuses what must not be stored.
+
+Knows not:  the log; where a record goes it is told.
+Source:     spec store 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandemmq.errors import LocalProtocolError, MessageIllegal
+from tandemmq.protocol.record import NewRecord, encode_record, record_size
+from tandemmq.store.options import StoreOptions
+
+BLANK_BYTES = 8
+SECTOR_BYTES = 512
+ZERO_SECTOR = bytes(SECTOR_BYTES)
+
+
+class RecordMaker:
+    """Limits and form of the records of one store. Every method raises MessageIllegal."""
+
+    __slots__ = ("_options", "store_host")
+
+    def __init__(self, options: StoreOptions) -> None:
+        self._options = options
+        self.store_host = options.store_host
+
+    def encode(self, record: NewRecord, queue_offset: int, log_offset: int, stored_at_ms: int) -> bytes:
+        """The bytes of the record for its place."""
+        properties = record.properties
+        if properties.endswith(b"\0") or (len(properties) >= SECTOR_BYTES and ZERO_SECTOR in properties):
+            # No checksum covers them; recovery takes such properties for what a power cut left.
+            raise MessageIllegal(f"the properties end in a zero byte, or hold {SECTOR_BYTES} in a row")
+        try:
+            return encode_record(
+                record,
+                queue_offset=queue_offset,
+                log_offset=log_offset,
+                stored_at_ms=stored_at_ms,
+                store_host=self.store_host,
+            )
+        except LocalProtocolError as error:
+            raise MessageIllegal(str(error)) from None
+
+    def total_size(self, records: Sequence[NewRecord]) -> int:
+        """How many bytes the records take, which is within all limits."""
+        try:
+            total = sum(record_size(record, len(self.store_host)) for record in records)
+        except LocalProtocolError as error:
+            raise MessageIllegal(str(error)) from None
+        self.check_size(records, total)
+        return total
+
+    def check_size(self, records: Sequence[NewRecord], total: int) -> None:
+        """Nothing, when records that take `total` bytes are within all limits."""
+        options = self._options
+        body_max = options.message_bytes_max
+        for record in records:
+            if len(record.body) > body_max:
+                raise MessageIllegal(f"the message body has {len(record.body)} bytes, at most {body_max}")
+        if len(records) == 1 and total > options.record_bytes_max:
+            raise MessageIllegal(f"the message takes {total} bytes, at most {options.record_bytes_max}")
+        if total > options.commit_log_file_bytes - BLANK_BYTES:
+            raise MessageIllegal(
+                f"{total} bytes never fit into a file of {options.commit_log_file_bytes} bytes"
+            )

@@ -1,0 +1,152 @@
+"""A refused send never comes back; no error of the store is unheard."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+from store_rig import Rig, bodies, record
+
+from tandemmq.errors import FlushFailed, ServiceNotAvailable
+from tandemmq.store import BrokerRole, FlushMode, MessageStore, PutStatus
+
+REFUSED = [PutStatus.SERVICE_NOT_AVAILABLE]
+
+
+class ShortWrites:
+    """A disk that takes `room` bytes of the next write, then works again; its fsyncs may fail."""
+
+    def __init__(self, room: int, *, failures: int = 1) -> None:
+        self.room = room
+        self.failures = failures
+        self.fails_sync = False
+        self.synced: list[Path] = []
+
+    def on_create(self, path: Path, size: int) -> None:
+        return None
+
+    def on_write(self, path: Path, offset: int, size: int) -> int:
+        if self.failures and path.parent.name == "commitlog":
+            self.failures -= 1
+            return min(self.room, size)
+        return size
+
+    def on_sync(self, path: Path) -> None:
+        if self.fails_sync:
+            raise OSError(errno.EIO, "input/output error", str(path))
+        self.synced.append(path)
+
+
+async def broken_store(faults: ShortWrites, **changes: object) -> tuple[Rig, MessageStore]:
+    rig = Rig(**changes)
+    store = await rig.open()
+    rig.put(store, record(b"kept"))
+    rig.disk.fault = faults
+    return rig, store
+
+
+@pytest.mark.parametrize("mode", list(FlushMode))
+async def test_a_refused_send_does_not_come_back_after_a_power_cut(mode: FlushMode) -> None:
+    faults = ShortWrites(room=50)
+    rig, store = await broken_store(faults, flush_mode=mode)
+    await rig.clock.pass_time(11)
+    faults.synced.clear()
+    statuses = rig.put(store, record(b"refused", waits=False))
+    assert statuses == []
+    await rig.clock.pass_time(0)
+    assert statuses == REFUSED
+    assert [path.parent.name for path in faults.synced] == ["commitlog"]
+    rig.power_cut()
+    store = await rig.open()
+    assert bodies(store) == [b"kept"]
+    await store.close()
+
+
+async def test_a_failed_fsync_of_the_zeros_is_fatal() -> None:
+    faults = ShortWrites(room=10)
+    faults.fails_sync = True
+    rig, store = await broken_store(faults)
+    statuses = rig.put(store, record(b"unknown"))
+    await rig.clock.pass_time(0)
+    assert statuses == [PutStatus.UNKNOWN_ERROR]
+    assert [type(error) for error in rig.fatal] == [FlushFailed]
+    assert store.facts().is_failed
+    with pytest.raises(ServiceNotAvailable):
+        store.append([record()], pytest.fail)
+    await store.close()
+    assert rig.disk.exists(store.options.root / "abort")
+
+
+async def test_zeros_that_cannot_be_written_are_written_before_the_next_send() -> None:
+    faults = ShortWrites(room=50, failures=2)
+    rig, store = await broken_store(faults)
+    statuses = rig.put(store, record(b"unknown"))
+    assert statuses == [PutStatus.UNKNOWN_ERROR]
+    await rig.clock.pass_time(1.1)
+    with pytest.raises(ServiceNotAvailable):
+        store.append([record()], pytest.fail)  # the zeros are being synced
+    await rig.clock.pass_time(0)
+    assert rig.put(store, record(b"next")) == [PutStatus.PUT_OK]
+    await store.close()
+    assert bodies(await rig.open()) == [b"kept", b"next"]
+
+
+async def test_a_close_undoes_a_write_that_fails_in_it() -> None:
+    faults = ShortWrites(room=50)
+    _, store = await broken_store(faults)
+    statuses: list[PutStatus] = []
+    store.append([record(b"last")], statuses.append)
+    await store.close()
+    assert statuses == REFUSED
+
+
+async def test_a_close_that_cannot_undo_a_write_leaves_the_abort_file() -> None:
+    faults = ShortWrites(room=50, failures=1000)
+    rig, store = await broken_store(faults)
+    store.append([record(b"last")], lambda _: None)
+    await store.close()
+    assert rig.disk.exists(store.options.root / "abort")
+
+
+async def test_bytes_of_a_failed_write_keep_a_master_from_becoming_a_slave() -> None:
+    """Zeroing them later would hit the new master's records."""
+    faults = ShortWrites(room=50, failures=3)
+    rig, store = await broken_store(faults)
+    rig.put(store, record(b"unknown"))
+    with pytest.raises(OSError, match="failed write"):
+        store.set_role(BrokerRole.SLAVE)
+    assert store.role is BrokerRole.ASYNC_MASTER
+    faults.failures = 0
+    store.set_role(BrokerRole.SLAVE)
+    await store.close()
+
+
+async def test_a_failed_assertion_of_a_callback_stops_the_store() -> None:
+    rig = Rig()
+    store = await rig.open()
+
+    def wrong(_appended: int) -> None:
+        raise AssertionError("1 is not 2")
+
+    store.appended.follow(wrong)
+    statuses = rig.put(store, record())
+    assert statuses == [PutStatus.PUT_OK] or statuses == [PutStatus.UNKNOWN_ERROR]
+    assert [str(error) for error in rig.fatal] == ["1 is not 2"]
+    with pytest.raises(ServiceNotAvailable, match="failed"):
+        store.append([record()], pytest.fail)
+    await store.close()
+    assert rig.disk.exists(store.options.root / "abort")
+
+
+async def test_an_error_of_a_timer_stops_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    store = await rig.open()
+
+    def wrong(_least_pages: int) -> bool:
+        raise KeyError("lost")
+
+    monkeypatch.setattr(store._flusher, "_has_work", wrong)
+    await rig.clock.pass_time(1)
+    assert [type(error) for error in rig.fatal] == [KeyError]
+    await store.close()
