@@ -1,0 +1,94 @@
+"""Dead letters are grouped, chosen, and sent to their topics again, each once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline_recorder import Recorder
+
+from tandemmq.client import BlockingConsumer, BlockingProducer, ConsumerOptions, StartFrom
+from tandemmq.protocol.message import Message
+from tandemmq.spark.pipelines.dead_letter_events import DeadLetter, DeadLettersSeen
+from tandemmq.spark.pipelines.dead_letters import DeadLetterOptions, DeadLetters
+from tandemmq.spark.pipelines.events import Stopped
+from tandemmq.spark.pipelines.exhibits import Table
+from tandemmq.spark.pipelines.replay_state import load_state
+from tandemmq.spark.pipelines.runner import StopFlag
+
+GROUP, TOPIC = "casualties", "Perilous"
+
+
+def _die(cluster: Any, count: int) -> None:
+    """So many messages of TOPIC become dead letters of GROUP, every second one with an error."""
+    with BlockingProducer("spark-tests", cluster.namesrv) as producer:
+        for n in range(count):
+            properties = {"error": "out of stock"} if n % 2 else {}
+            message = Message(
+                topic=TOPIC, body=b"order %d" % n, keys=(f"k{n}",), tags="t", properties=properties
+            )
+            producer.send(message)
+    left = count
+    options = ConsumerOptions(start_from=StartFrom.FIRST, auto_ack=False)
+    with BlockingConsumer(GROUP, cluster.namesrv, options=options) as consumer:
+        consumer.subscribe(TOPIC)
+        while left:
+            for message in consumer.poll():
+                consumer.retry_later(message, delay_level=-1)
+                left -= 1
+
+
+def _run(lake_spark: Any, options: DeadLetterOptions) -> Recorder:
+    recorder = Recorder()
+    state = load_state(options.state, options.plan()) if options.state else None
+    letters = DeadLetters(lake_spark, options, state, recorder, StopFlag())
+    letters.run()
+    assert letters.end() == 0, recorder.events
+    return recorder
+
+
+def test_dead_letters_are_grouped_chosen_and_sent_once(lake_spark: Any, cluster: Any, tmp_path: Path) -> None:
+    _die(cluster, 8)
+    told = _run(lake_spark, DeadLetterOptions(name_servers=cluster.namesrv, group=GROUP, shown=3))
+    assert told.of(DeadLettersSeen)[0].messages == 8
+    oldest = told.of(DeadLetter)
+    assert len(oldest) == 3
+    assert {letter.origin for letter in oldest} == {TOPIC}
+    (groups,) = told.of(Table)
+    assert sorted((row[0], row[1], row[2], row[3]) for row in groups.rows) == [
+        (TOPIC, "given back 1 times", "under an hour", 4),
+        (TOPIC, "out of stock", "under an hour", 4),
+    ]
+
+    def resend(**choice: Any) -> Stopped:
+        options = DeadLetterOptions(
+            name_servers=cluster.namesrv,
+            group=GROUP,
+            resend=True,
+            state=tmp_path / "state.json",
+            **choice,
+        )
+        return _run(lake_spark, options).of(Stopped)[0]
+
+    assert resend(keys=("k2", "k3")).rows_total == 2
+    assert resend().rows_total == 8
+
+    def read() -> list[Any]:
+        options = {"nameServer": cluster.namesrv, "topic": TOPIC}
+        frame = lake_spark.read.format("tandemmq").options(**options).load()
+        return list(frame.select("msgId", "body", "keys", "tags", "properties").collect())
+
+    rows = read()
+    bodies = [bytes(row.body) for row in rows]
+    assert sorted(bodies) == sorted(2 * [b"order %d" % n for n in range(8)])
+    assert {row["keys"] for row in rows} == {f"k{n}" for n in range(8)}
+    assert not any("RETRY_TOPIC" in row.properties for row in rows)
+
+    # As if it had been killed between sending and writing that down: the same keys again.
+    document = json.loads((tmp_path / "state.json").read_text())
+    document["done"].popitem()
+    (tmp_path / "state.json").write_text(json.dumps(document))
+    assert resend().rows_total == 8
+    assert len(read()) == 17
+    assert len({row.msgId for row in read()}) == 16
