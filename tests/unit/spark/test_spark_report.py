@@ -1,0 +1,148 @@
+"""Reports, charts and metrics of pipelines: complete, self-contained, and safe with any text."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.command_watch import Watch, _render_command, build_reporters
+from tandemmq.spark.pipelines.audit_events import AuditDone, SideJudged
+from tandemmq.spark.pipelines.events import BatchDone, Restarted, Started, Stopped
+from tandemmq.spark.pipelines.exhibits import BarChart, Line, LineChart, Table
+from tandemmq.spark.pipelines.meters import MetricsReporter
+from tandemmq.spark.pipelines.report import SAMPLES_MAX, ReportReporter
+from tandemmq.spark.pipelines.svg import (
+    POINTS_MAX,
+    draw_bars,
+    draw_lines,
+    find_ticks,
+    find_time_ticks,
+    render_number,
+    render_seconds,
+    thin,
+)
+
+
+def _batch(number: int, lag: int | None = 0) -> BatchDone:
+    return BatchDone(
+        batch=number,
+        rows=10,
+        bytes=1000,
+        rows_total=10 * (number + 1),
+        bytes_total=1000 * (number + 1),
+        lag=lag,
+        seconds=0.5,
+        rate=20,
+    )
+
+
+def test_a_report_is_one_file_with_everything_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "report.html"
+    report = ReportReporter(path, title="Landing <T>", command="landing --topic '<T>'")
+    report.report(Started(topic="T", out="o", rows_total=0, bytes_total=0))
+    for number in range(3):
+        report.report(_batch(number, None if number == 1 else 5))
+    report.report(Restarted(error="no <name> server", pause_seconds=1.0))
+    report.report(SideJudged(side="slave 1", is_equal=False, missing=3))
+    report.report(BarChart(title="Bars", unit="B", bars=(("a & b", 2.0), ("c", 1.0))))
+    report.report(Table(title="Rows", columns=("x", "y"), rows=(("<b>", 1234567), (None, 1.5))))
+    report.report(Stopped(reason="signal", rows_total=30, bytes_total=3000))
+    report.close()
+    page = path.read_text()
+    assert "<T>" not in page
+    assert "&lt;b&gt;" in page
+    assert "1,234,567" in page
+    assert not re.search(r"(src|href)=|@import|url\(", page)
+    for text in ("Rate", "Lag", "Batches", "Total", "Bars", "Rows", "Verdicts", "Remarks", "Command"):
+        assert f"<h2>{text}" in page, text
+    assert "no &lt;name&gt; server" in page
+    assert 'class="verdict"' in page
+    # The body is well-formed: browsers need not guess.
+    body = page[page.index("<main>") : page.index("</main>") + len("</main>")]
+    ElementTree.fromstring(body)
+
+
+def test_a_bad_end_looks_bad_and_a_long_run_stays_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    report = ReportReporter(path, title="Audit", command="")
+    for number in range(3 * SAMPLES_MAX):
+        report.report(_batch(number))
+    report.report(AuditDone(reason="different"))
+    report.close()
+    page = path.read_text()
+    assert 'class="verdict bad"' in page
+    assert f"{30 * SAMPLES_MAX:,}" in page
+    assert len(page) < 200_000
+
+
+@pytest.mark.parametrize(("high", "ticks"), [(9, [0, 2, 4, 6, 8, 10]), (0, [0, 1]), (0.3, 4), (1e9, 6)])
+def test_ticks_are_round_and_reach_the_top(high: float, ticks: list[float] | int) -> None:
+    found = find_ticks(0, high)
+    assert found[-1] >= high
+    assert found == ticks if isinstance(ticks, list) else len(found) == ticks
+
+
+def test_time_ticks_lie_within() -> None:
+    assert find_time_ticks(3, 62) == [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]
+    assert len(find_time_ticks(0, 40 * 86_400)) <= 7
+    assert render_seconds(45) == "45 s"
+    assert render_seconds(3725) == "1:02:05"
+    assert render_number(1_500_000) == "1.5M"
+
+
+def test_thinning_keeps_the_peaks() -> None:
+    points = [(float(n), 1000.0 if n == 5_001 else float(n % 7)) for n in range(20_000)]
+    kept = thin(points, POINTS_MAX)
+    assert len(kept) <= POINTS_MAX
+    assert (5_001.0, 1000.0) in kept
+    assert kept[0] == points[0]
+
+
+def test_charts_of_nothing_and_of_one_point_say_so() -> None:
+    assert "nothing to plot" in draw_lines(LineChart(title="t", unit="", lines=(Line("a", ()),)))
+    assert "nothing to plot" in draw_bars(BarChart(title="t", unit="", bars=()))
+    assert "<circle" in draw_lines(LineChart(title="t", unit="", lines=(Line("a", ((1.0, 0.0),)),)))
+    many = draw_bars(BarChart(title="t", unit="", bars=tuple((f"b{n}", 1.0) for n in range(30))))
+    assert "and 10 more" in many
+
+
+def test_metrics_are_served_while_the_pipeline_runs() -> None:
+    metrics = MetricsReporter("landing", 0, "127.0.0.1")
+    try:
+        metrics.report(Started(topic="T", out="o", rows_total=5, bytes_total=7))
+        metrics.report(_batch(0, lag=3))
+        metrics.report(_batch(1, lag=None))
+        metrics.report(Restarted(error="x", pause_seconds=1))
+        metrics.report(SideJudged(side="slave 1", is_equal=False, missing=4, loss_seconds=1.5))
+        url = f"http://127.0.0.1:{metrics.port}"
+        text = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
+        assert 'tandemmq_pipeline_rows_total{pipeline="landing"} 20.0' in text
+        assert 'tandemmq_pipeline_batches_total{pipeline="landing"} 2.0' in text
+        assert 'tandemmq_pipeline_lag_messages{pipeline="landing"} 3.0' in text
+        assert 'tandemmq_pipeline_restarts_total{pipeline="landing"} 1.0' in text
+        assert 'tandemmq_pipeline_audit_equal{pipeline="landing",side="slave 1"} 0.0' in text
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{url}/other", timeout=10)
+        with pytest.raises(ConfigError, match="--metrics-port"):
+            MetricsReporter("other", metrics.port, "127.0.0.1")
+    finally:
+        metrics.close()
+
+
+def test_what_is_secret_is_not_in_the_report() -> None:
+    shown = _render_command(["landing", "--option", "secretKey=abc", "--option", "accessKey=d e", "--x=1"])
+    assert shown == "landing --option secretKey=... --option accessKey=... --x=1"
+
+
+def test_a_taken_port_is_refused_before_anything_starts() -> None:
+    metrics = MetricsReporter("one", 0)
+    try:
+        with pytest.raises(ConfigError):
+            build_reporters("two", "T", Watch(metrics_port=metrics.port), "")
+    finally:
+        metrics.close()
