@@ -116,6 +116,16 @@ class Corrupt(StoreError):
         self.reason = reason
 
 
+class LogMissing(StoreError):
+    """Queues are there and the log that they point into is not, though it was."""
+
+    def __init__(self, log_directory: Path, queue_directory: Path) -> None:
+        super().__init__(
+            f"{log_directory} holds no log file, but {queue_directory} has the queues of one that was there: "
+            f"put the log files back, or remove {queue_directory} to begin again without their messages"
+        )
+
+
 class DiskFull(StoreError):
     """The file system has no room; nothing of the refused append was kept."""
 

@@ -8,6 +8,7 @@ Knows not:  the log; who appends or reads.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from tandemmq.runtime.ports import Disk
 from tandemmq.store.consume_queue import ConsumeQueue
@@ -37,6 +38,10 @@ class ConsumeQueues:
 
     def __len__(self) -> int:
         return len(self.table)
+
+    @property
+    def directory(self) -> Path:
+        return self._paths.consume_queues
 
     def load(self, *, stale_bytes_max: int) -> None:
         """Take up every queue on disk; directories that are no queue number are skipped (spec store 12)."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from tandemmq.errors import ServiceNotAvailable, StoreError
+from tandemmq.errors import LogMissing, ServiceNotAvailable, StoreError
 from tandemmq.protocol.record import NewRecord
 from tandemmq.protocol.record_scan import RecordColumns
 from tandemmq.runtime.ports import Advice, Buffer, Clock, Disk
@@ -160,14 +160,20 @@ class MessageStore:
         self._queues.load(stale_bytes_max=stale_bytes_max)
         if self._indexes is not None:
             self._indexes.load(has_abort=has_abort)
-        recovered = await Recovery(
+        recovery = Recovery(
             log=self._log,
             queues=self._queues,
             dispatcher=self._dispatcher,
             checkpoint=self._checkpoint,
             clock=self._clock,
             check_crc=self.options.check_crc_on_recover,
-        ).run(has_abort=has_abort)
+        )
+        try:
+            recovered = await recovery.run(has_abort=has_abort)
+        except LogMissing:
+            if not has_abort:
+                self._marks.remove_abort()  # once the log is back, its last run has still ended in order
+            raise
         if self._indexes is not None:
             self._indexes.cut(self._log.end)
         self._files.release_pages()  # recovery read whole files

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from tandemmq.errors import LogMissing
 from tandemmq.protocol.record import RecordOutcome, check_record
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.checkpoint import SAFETY_MS, Checkpoint
@@ -70,13 +71,23 @@ class Recovery:
         self._check_crc = check_crc
 
     async def run(self, *, has_abort: bool) -> Recovered:
-        """Carry out the plan. Raises OSError when the disk does not let us."""
+        """Carry out the plan.
+
+        Raises:  LogMissing, with nothing changed; OSError when the disk does not let us.
+        """
         segments = self._log.log.segments
         dispatched_end = self._queues.end_log_offset
-        plan = plan_recovery(
-            RecoveryFacts(has_log=bool(segments), has_queues=dispatched_end >= 0, has_abort=has_abort)
-        )
         times = self._checkpoint.times
+        plan = plan_recovery(
+            RecoveryFacts(
+                has_log=bool(segments),
+                has_queues=dispatched_end >= 0,
+                has_abort=has_abort,
+                had_log=times.log_stored_at_ms > 0,
+            )
+        )
+        if plan.is_refused:
+            raise LogMissing(self._log.log.directory, self._queues.directory)
         scan = RecoveryScan(
             log=self._log,
             queues=self._queues,

@@ -14,11 +14,14 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryFacts:
-    """What is on disk. `has_abort`: the last run did not end cleanly."""
+    """What is on disk. `has_abort`: the last run did not end cleanly; `had_log`: by the checkpoint, records
+    of a log were fsynced.
+    """
 
     has_log: bool
     has_queues: bool
     has_abort: bool
+    had_log: bool
 
 
 class ScanFrom(Enum):
@@ -34,7 +37,8 @@ class RecoveryCase(Enum):
     """The rows of the table by name."""
 
     NEW = "nothing is there yet, or no more"
-    LOG_LOST = "queues without a log: their entries point to nothing"
+    LOG_LOST = "queues of a log that was never on disk: a power cut took it"
+    LOG_MISSING = "queues of a log that was on disk: somebody moved it away"
     CLEAN = "a clean stop"
     CLEAN_WITHOUT_QUEUES = "a clean stop, and the queues are missing"
     CRASHED = "a crash"
@@ -48,6 +52,7 @@ class RecoveryPlan:
     case: RecoveryCase
     scan_from: ScanFrom
     drops_queues: bool = False
+    is_refused: bool = False
     distrusts_disk: bool = False
 
 
@@ -58,6 +63,7 @@ class Row:
     has_log: bool | None = None
     has_queues: bool | None = None
     has_abort: bool | None = None
+    had_log: bool | None = None
     plan: RecoveryPlan
 
     def matches(self, facts: RecoveryFacts) -> bool:
@@ -68,6 +74,7 @@ class Row:
                 (self.has_log, facts.has_log),
                 (self.has_queues, facts.has_queues),
                 (self.has_abort, facts.has_abort),
+                (self.had_log, facts.had_log),
             )
         )
 
@@ -81,7 +88,14 @@ TABLE = (
     Row(
         has_log=False,
         has_queues=True,
+        had_log=False,
         plan=RecoveryPlan(case=RecoveryCase.LOG_LOST, scan_from=ScanFrom.NOWHERE, drops_queues=True),
+    ),
+    Row(
+        has_log=False,
+        has_queues=True,
+        had_log=True,
+        plan=RecoveryPlan(case=RecoveryCase.LOG_MISSING, scan_from=ScanFrom.NOWHERE, is_refused=True),
     ),
     Row(
         has_log=True,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from store_rig import ROOT, Rig, bodies, record
 
-from tandemmq.errors import Corrupt, StoreLocked
+from tandemmq.errors import Corrupt, LogMissing, StoreLocked
 from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.store import FlushMode, MessageStore
 from tandemmq.store.recovery_plan import (
@@ -45,8 +45,8 @@ def numbers(store: MessageStore) -> list[int]:
 
 def test_every_combination_of_facts_matches_exactly_one_row() -> None:
     seen = set()
-    for has_log, has_queues, has_abort in itertools.product((False, True), repeat=3):
-        facts = RecoveryFacts(has_log=has_log, has_queues=has_queues, has_abort=has_abort)
+    for has_log, has_queues, has_abort, had_log in itertools.product((False, True), repeat=4):
+        facts = RecoveryFacts(has_log=has_log, has_queues=has_queues, has_abort=has_abort, had_log=had_log)
         assert sum(row.matches(facts) for row in TABLE) == 1, facts
         seen.add(plan_recovery(facts).case)
     assert seen == set(RecoveryCase)
@@ -268,12 +268,52 @@ async def test_a_queue_ahead_of_the_log_is_cut(is_clean: bool) -> None:
     await store.close()
 
 
-async def test_queues_without_a_log_are_dropped() -> None:
-    rig = Rig()
+async def without_its_log(rig: Rig) -> dict[str, bytes]:
+    """A store that was closed; its log files, which were moved away."""
     store = await filled(rig, 5)
     await store.close()
-    for name in rig.disk.list(LOG):
+    moved = {name: rig.disk.read_bytes(LOG / name) for name in rig.disk.list(LOG)}
+    for name in moved:
         rig.disk.remove(LOG / name)
+    return moved
+
+
+@pytest.mark.parametrize("has_abort", [False, True])
+async def test_a_start_without_the_log_is_refused_and_touches_nothing(has_abort: bool) -> None:
+    rig = Rig()
+    moved = await without_its_log(rig)
+    if has_abort:
+        rig.disk.write_atomically(ROOT / "abort", b"1")
+    queues = rig.disk.read_bytes(QUEUE / FIRST)
+    for _ in range(2):
+        with pytest.raises(LogMissing, match="put the log files back, or remove /store/consumequeue"):
+            await rig.open()
+        assert rig.disk.exists(ROOT / "abort") == has_abort
+        assert rig.disk.read_bytes(QUEUE / FIRST) == queues
+    for name, content in moved.items():
+        rig.disk.create(LOG / name, len(content)).pwrite(0, (content,))
+    store = await rig.open()
+    assert numbers(store) == list(range(5))
+    await store.close()
+
+
+async def test_without_the_queues_a_store_whose_log_is_gone_begins_again() -> None:
+    rig = Rig()
+    await without_its_log(rig)
+    for name in rig.disk.list(QUEUE):
+        rig.disk.remove(QUEUE / name)
+    store = await rig.open()
+    rig.put(store, record(b"007"))
+    assert numbers(store) == [7]
+    await store.close()
+    assert numbers(await rig.open()) == [7]
+
+
+async def test_queues_of_a_log_that_was_never_on_disk_are_dropped() -> None:
+    """A power cut early in a store's life takes the log's directory entry and leaves the queues'."""
+    rig = Rig()
+    await without_its_log(rig)
+    rig.disk.remove(ROOT / "checkpoint")
     store = await rig.open()
     assert store.max_log_offset == store.queue_max("T", 0) == 0
     assert rig.disk.list(ROOT / "consumequeue") == []
