@@ -13,7 +13,12 @@ from tandemmq.protocol.bodies.client import (
     decode_lock_answer,
     encode_lock_request,
 )
-from tandemmq.protocol.bodies.heartbeat import Heartbeat, encode_heartbeat
+from tandemmq.protocol.bodies.heartbeat import (
+    ClientConfigCheck,
+    Heartbeat,
+    encode_client_config_check,
+    encode_heartbeat,
+)
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.client import ConsumerListRequest, UnregisterClientRequest
 from tandemmq.remoting.client import RemotingClient
@@ -33,6 +38,14 @@ async def send_heartbeat(
     body = encode_heartbeat(heartbeat)
     answer = await call(client, address, RequestCode.HEART_BEAT, body=body, timeout_s=timeout_s)
     return HeartbeatAnswer(answer.version)
+
+
+async def check_client_config(
+    client: RemotingClient, address: str, check: ClientConfigCheck, *, timeout_s: float = CALL_TIMEOUT_S
+) -> None:
+    """Does the broker understand a subscription. Raises RequestRejected when it does not."""
+    body = encode_client_config_check(check)
+    await call(client, address, RequestCode.CHECK_CLIENT_CONFIG, body=body, timeout_s=timeout_s)
 
 
 async def unregister_client(

@@ -51,6 +51,7 @@ class SendAnswer(msgspec.Struct, frozen=True, gc=False):
     queue_id: int
     queue_offset: int
     transaction_id: str | None = None
+    recall_handle: str | None = None
 
 
 def send_command(header: SendRequestV2, body: Buffer, *, oneway: bool = False) -> Command:
@@ -68,7 +69,14 @@ def read_send_answer(answer: Command) -> SendAnswer:
     if status is None:
         raise rejections.to_error(answer)
     header = answer.decode(SendResponse)
-    return SendAnswer(status, header.message_id, header.queue_id, header.queue_offset, header.transaction_id)
+    return SendAnswer(
+        status,
+        header.message_id,
+        header.queue_id,
+        header.queue_offset,
+        header.transaction_id,
+        header.recall_handle,
+    )
 
 
 async def send(

@@ -8,6 +8,7 @@ from tandemmq.client.admin import Admin, QueueRange
 from tandemmq.client.blocking_admin import BlockingAdmin
 from tandemmq.client.blocking_consumer import BlockingConsumer
 from tandemmq.client.blocking_producer import BlockingProducer
+from tandemmq.client.blocking_transactions import BlockingTransactionProducer
 from tandemmq.client.consumer.consumer import Consumer
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import (
@@ -21,6 +22,11 @@ from tandemmq.client.options import (
 from tandemmq.client.producer.bulk import SendSummary
 from tandemmq.client.producer.producer import Producer
 from tandemmq.client.producer.results import SendResult, SendStatus
+from tandemmq.client.producer.transactions import (
+    TransactionProducer,
+    TransactionResult,
+    TransactionState,
+)
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import Message, ReceivedMessage
 
@@ -29,6 +35,7 @@ __all__ = [
     "BlockingAdmin",
     "BlockingConsumer",
     "BlockingProducer",
+    "BlockingTransactionProducer",
     "ClientInstance",
     "ClientOptions",
     "Consumer",
@@ -45,4 +52,7 @@ __all__ = [
     "SendStatus",
     "SendSummary",
     "StartFrom",
+    "TransactionProducer",
+    "TransactionResult",
+    "TransactionState",
 ]

@@ -191,6 +191,11 @@ class Facade(Generic[C]):
         return self._thread.call(work)
 
 
+async def in_worker(function: Callable[..., T], *args: Any) -> T:
+    """A call of user code that may block, made in a thread of its own."""
+    return await asyncio.to_thread(function, *args)
+
+
 async def in_loop(function: Callable[..., T], *args: Any) -> T:
     """A plain call, made in the loop's thread."""
     return function(*args)

@@ -12,7 +12,8 @@ To be iterated or polled by one thread at a time. Errors and the meaning of ever
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 from tandemmq.client.blocking import Facade, in_loop
 from tandemmq.client.consumer.consumer import Consumer, is_behind
@@ -38,7 +39,7 @@ class BlockingConsumer(Facade[Consumer]):
     """
 
     def __init__(self, group: str, namesrv: str, *, options: ConsumerOptions | None = None) -> None:
-        self._subscriptions: dict[str, str] = {}
+        self._subscriptions: dict[str, tuple[str, str | None]] = {}
         self._is_auto_ack = options is None or options.auto_ack
         self._fetched: deque[ReceivedMessage] = deque()
         self._last: ReceivedMessage | None = None
@@ -46,11 +47,13 @@ class BlockingConsumer(Facade[Consumer]):
         self._acked_at = 0.0
         super().__init__(lambda: self._make_consumer(group, namesrv, options))
 
-    def subscribe(self, topic: str, tags: str = ALL) -> None:
-        """All messages of a topic, or those with one of the tags in `TagA || TagB`."""
-        self._subscriptions[topic] = tags
+    def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
+        """All messages of a topic, those with one of the tags in `TagA || TagB`, or those that a SQL92
+        expression takes.
+        """
+        self._subscriptions[topic] = (tags, sql)
         if self._client is not None:
-            self._call(in_loop(self._client.subscribe, topic, tags))
+            self._call(in_loop(partial(self._client.subscribe, topic, tags, sql=sql)))
 
     def unsubscribe(self, topic: str) -> None:
         """Stop taking part in a topic."""
@@ -110,6 +113,12 @@ class BlockingConsumer(Facade[Consumer]):
         self._fetched = deque(one for one in self._fetched if not is_behind(one, message))
         self._call(self._running.suspend(message, delay_s=delay_s))
 
+    def reply(
+        self, request: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """Answer a message that was sent by `Producer.request`."""
+        self._call(self._running.reply(request, body, properties=properties))
+
     @property
     def assigned(self) -> tuple[MessageQueue, ...]:
         """The queues that this consumer reads now, sorted."""
@@ -124,6 +133,6 @@ class BlockingConsumer(Facade[Consumer]):
 
     def _make_consumer(self, group: str, namesrv: str, options: ConsumerOptions | None) -> Consumer:
         consumer = Consumer(group, namesrv, options=options)
-        for topic, tags in self._subscriptions.items():
-            consumer.subscribe(topic, tags)
+        for topic, (tags, sql) in self._subscriptions.items():
+            consumer.subscribe(topic, tags, sql=sql)
         return consumer

@@ -9,7 +9,7 @@ May be used from several threads. Results, errors and the meaning of every optio
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from tandemmq.client.blocking import Facade
@@ -19,7 +19,7 @@ from tandemmq.client.producer.producer import Producer
 from tandemmq.client.producer.results import SendResult
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.message import Message
+from tandemmq.protocol.message import Message, ReceivedMessage
 
 
 class BlockingProducer(Facade[Producer]):
@@ -85,6 +85,20 @@ class BlockingProducer(Facade[Producer]):
         while pending:
             settle_oldest()
         return summary.result(stop_on_error=stop_on_error)
+
+    def request(self, message: Message, timeout_s: float = 3.0) -> ReceivedMessage:
+        """The reply of whoever consumes the message."""
+        return self._call(self._running.request(message, timeout_s))
+
+    def reply(
+        self, request: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """Answer a request that a consumer received."""
+        self._call(self._running.reply(request, body, properties=properties))
+
+    def recall(self, topic: str, recall_handle: str) -> str:
+        """Take a timed message back before its time."""
+        return self._call(self._running.recall(topic, recall_handle))
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues that take messages of a topic now."""

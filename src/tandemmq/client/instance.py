@@ -15,6 +15,7 @@ from typing import Protocol
 from tandemmq.api import broker_client
 from tandemmq.client.name_servers import NameServers
 from tandemmq.client.options import ClientOptions, parse_name_servers
+from tandemmq.client.producer.questions import ProducerQuestions
 from tandemmq.client.route_cache import RouteCache
 from tandemmq.client.route_view import MASTER_ID
 from tandemmq.errors import BrokerUnreachable, ClientError, TandemError
@@ -45,6 +46,9 @@ BROKER_REQUESTS = (
 )
 """What brokers ask of clients and we serve (spec semantics 15)."""
 
+PRODUCER_REQUESTS = (RequestCode.CHECK_TRANSACTION_STATE, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT)
+"""What they ask of producers."""
+
 
 class GroupMember(Protocol):
     """A consumer, as its instance needs it."""
@@ -73,7 +77,9 @@ class ClientInstance:
         self.clock: Clock = clock or LoopClock()
         self.chance: Random = chance or SystemRandom()
         self.tasks = TaskScope("client", self._on_failure)
+        self.questions = ProducerQuestions(self.clock)
         routes = {int(code): self._on_broker_request for code in BROKER_REQUESTS}
+        routes |= {int(code): self.questions.handle for code in PRODUCER_REQUESTS}
         self.remoting = RemotingClient(network=network or TcpNetwork(), clock=self.clock, routes=routes)
         addresses = parse_name_servers(namesrv)
         first = self.chance.below(len(addresses))

@@ -27,7 +27,8 @@ class Message(msgspec.Struct):
     `keys`: by which the message can be found later: one text with spaces between them, or several texts,
     none of which may hold a space. `properties`: the user's own,
     names that the system reserves are refused. `delay_level` 0 delivers at once. `wait_stored` False: the
-    answer does not wait for flush or replicas.
+    answer does not wait for flush or replicas. `deliver_at_ms` (UTC, by the broker's clock) or `delay_ms`:
+    deliver then, to about a second; only one of the three delays can be given.
     """
 
     topic: str
@@ -38,6 +39,13 @@ class Message(msgspec.Struct):
     flag: int = 0
     delay_level: int = 0
     wait_stored: bool = True
+    deliver_at_ms: int | None = None
+    delay_ms: int | None = None
+
+
+def is_delayed(message: Message) -> bool:
+    """True when the message is not for now."""
+    return bool(message.delay_level) or message.deliver_at_ms is not None or message.delay_ms is not None
 
 
 def wire_properties(message: Message, unique_key: str) -> dict[str, str]:
@@ -50,6 +58,10 @@ def wire_properties(message: Message, unique_key: str) -> dict[str, str]:
         pairs[names.TAGS] = message.tags
     if message.delay_level:
         pairs[names.DELAY] = str(message.delay_level)
+    if message.deliver_at_ms is not None:
+        pairs[names.TIMER_DELIVER_MS] = str(message.deliver_at_ms)
+    if message.delay_ms is not None:
+        pairs[names.TIMER_DELAY_MS] = str(message.delay_ms)
     pairs[names.UNIQ_KEY] = unique_key
     pairs[names.WAIT] = "true" if message.wait_stored else "false"
     return pairs
@@ -79,6 +91,7 @@ def check_message(message: Message, *, bytes_max: int = MESSAGE_BYTES_MAX) -> No
         raise MessageIllegal("the body is empty")
     if len(message.body) > bytes_max:
         raise MessageIllegal(f"the body has {len(message.body)} bytes, at most {bytes_max} are allowed")
+    _check_delays(message)
     for key in message.keys.split(" ") if isinstance(message.keys, str) and message.keys else message.keys:
         if not key or " " in key:
             raise MessageIllegal(f"the key {key!r} must be non-empty and without spaces")
@@ -87,6 +100,18 @@ def check_message(message: Message, *, bytes_max: int = MESSAGE_BYTES_MAX) -> No
             raise MessageIllegal(f"the property name {name!r} is reserved")
         if not name.strip() or not value.strip():
             raise MessageIllegal(f"the property {name!r} must have a name and a value that are not blank")
+
+
+def _check_delays(message: Message) -> None:
+    given = [
+        value
+        for value in (message.delay_level or None, message.deliver_at_ms, message.delay_ms)
+        if value is not None
+    ]
+    if len(given) > 1:
+        raise MessageIllegal("only one of delay_level, deliver_at_ms and delay_ms can be given")
+    if given and given[0] < 0:
+        raise MessageIllegal(f"the delay {given[0]} must not be negative")
 
 
 class ReceivedMessage:

@@ -43,6 +43,8 @@ QUEUES_REBALANCED: Final = "queues.rebalanced"
 REBALANCE_FAILED: Final = "rebalance.failed"
 ROUTE_REFRESH_FAILED: Final = "route.refresh_failed"
 SEND_RETRIED: Final = "send.retried"
+TRANSACTION_CHECK_FAILED: Final = "transaction_check.failed"
+TRANSACTION_END_UNSENT: Final = "transaction_end.failed_to_leave"
 
 # config
 SETTINGS_IGNORED: Final = "settings.ignored"

@@ -18,7 +18,7 @@ the queue meanwhile; what fails is put back with `suspend`, and its queue waits 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -27,14 +27,16 @@ from typing import Self
 from tandemmq.api import broker_send
 from tandemmq.client.consumer.assignment import Assignment
 from tandemmq.client.consumer.broker_requests import BrokerRequests
+from tandemmq.client.consumer.filter_check import check_filters
 from tandemmq.client.consumer.inbox import Delivery, Inbox
 from tandemmq.client.consumer.offsets import BrokerOffsets, LocalOffsets, OffsetStore
 from tandemmq.client.consumer.queue_reader import ReaderSeams
-from tandemmq.client.consumer.subscription import ALL, parse_subscription
+from tandemmq.client.consumer.subscription import ALL, parse_sql, parse_subscription
 from tandemmq.client.faulty_peers import FaultyPeers
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ConsumerOptions, MessageModel
-from tandemmq.errors import ClientError, NoRoute, TandemError
+from tandemmq.client.producer.replies import send_reply
+from tandemmq.errors import BadRequest, ClientError, NoRoute, TandemError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.heartbeat import ConsumeFromWhere, ConsumerData, ConsumeType
 from tandemmq.protocol.command import Command
@@ -94,16 +96,25 @@ class Consumer:
 
     # Life
 
-    def subscribe(self, topic: str, tags: str = ALL) -> None:
-        """Take part in a topic: all messages, or those with one of the tags in `TagA || TagB`.
+    def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
+        """Take part in a topic: all messages, those with one of the tags in `TagA || TagB`, or those that a
+        SQL92 expression over their properties takes (`sql="price > 100 AND region = 'EU'"`).
 
         May be called before the start, later to add a topic, and again to change its tags. A topic that does
         not exist yet is taken up when it appears.
 
-        Raises:  BadRequest for a name that no broker would take, or an expression without a tag.
+        Raises:  BadRequest for a name that no broker would take, an expression without a tag or one that is
+                 no SQL92, or both kinds.
         """
         check_topic(topic)
-        self._assignment.subscribe(parse_subscription(topic, tags, self._instance.clock.now_ms()))
+        version = self._instance.clock.now_ms()
+        if sql is None:
+            subscription = parse_subscription(topic, tags, version)
+        elif tags != ALL:
+            raise BadRequest(f"topic {topic!r}: give tags or sql, not both; TAGS is a property for sql")
+        else:
+            subscription = parse_sql(topic, sql, version)
+        self._assignment.subscribe(subscription)
         self._instance.beat_soon()
 
     def unsubscribe(self, topic: str) -> None:
@@ -114,7 +125,8 @@ class Consumer:
     async def start(self) -> Self:
         """Join the group and take over its queues as far as they can be reached now.
 
-        Raises:  BrokerUnreachable when no name server takes a connection.
+        Raises:  BrokerUnreachable when no name server takes a connection; RequestRejected when a broker
+                 does not serve a SQL92 subscription.
         """
         if self._owns_instance:
             await self._instance.start()
@@ -126,6 +138,7 @@ class Consumer:
         self._instance.on_failure.append(lambda error: self._on_failure("client", error))
         self._is_started = True
         await self._assignment.load_routes()
+        await check_filters(self._instance, self.group, self._assignment.subscriptions)
         await self._instance.beat()
         await self._assignment.rebalance()
         self._tasks.start("rebalance", self._assignment.run())
@@ -276,6 +289,22 @@ class Consumer:
         reader = self._assignment.readers.get(queue_of(message))
         if reader is not None and reader.gate is not None:
             reader.gate.put_back(message.queue_offset, delay_s)
+
+    async def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float = broker_send.SEND_TIMEOUT_S,
+    ) -> None:
+        """Answer a message that was sent by `Producer.request`; returns when the requester has the reply.
+
+        Raises:  MessageIllegal when the message is no request; RequestRejected when nobody waits for it.
+        """
+        await send_reply(
+            self._instance, self.group, request, body, properties=properties, timeout_s=timeout_s
+        )
 
     @property
     def assigned(self) -> tuple[MessageQueue, ...]:

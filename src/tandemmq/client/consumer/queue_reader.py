@@ -15,7 +15,7 @@ from tandemmq.client.consumer.in_flight import InFlight
 from tandemmq.client.consumer.inbox import Delivery, Inbox
 from tandemmq.client.consumer.orderly_gate import OrderlyGate
 from tandemmq.client.consumer.replica_choice import MASTER_ID, ReadPolicy, Replica
-from tandemmq.client.consumer.subscription import TAG, Subscription
+from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.client.faulty_peers import FaultyPeers
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ConsumerOptions, MessageModel
@@ -199,7 +199,7 @@ class QueueReader:
             suspend_timeout_ms=int(options.suspend_s * 1000),
             subscription_version=self.subscription.version,
             subscription=self.subscription.expression,
-            expression_type=TAG,
+            expression_type=self.subscription.expression_type,
             broker_name=self.queue.broker_name,
         )
         self.last_pull_at_ms = seams.instance.clock.now_ms()

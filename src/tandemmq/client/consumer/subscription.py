@@ -1,5 +1,5 @@
-"""What a consumer wants of a topic: everything, or messages with one of some tags; pure (spec semantics
-9.1).
+"""What a consumer wants of a topic: everything, messages with one of some tags, or those that a SQL92
+expression takes; pure (spec semantics 9.1, 9.2).
 """
 
 from __future__ import annotations
@@ -9,24 +9,33 @@ from dataclasses import dataclass
 from tandemmq.errors import BadRequest
 from tandemmq.protocol.bodies.heartbeat import SubscriptionData
 from tandemmq.protocol.java_hash import tag_hash
+from tandemmq.protocol.sql92 import SqlError, compile_filter
 
 ALL = "*"
 TAG = "TAG"
+SQL = "SQL92"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """One topic. `tags` is empty for everything; `version` rises with every change (brokers keep the
-    newest).
+    """One topic. `tags` is empty for everything, or with `sql`, an expression over properties; `version`
+    rises with every change (brokers keep the newest).
     """
 
     topic: str
     tags: frozenset[str]
     version: int
+    sql: str | None = None
+
+    @property
+    def expression_type(self) -> str:
+        return TAG if self.sql is None else SQL
 
     @property
     def expression(self) -> str:
-        """As it travels: `*`, or the tags joined by `||` in a fixed order."""
+        """As it travels: `*`, the tags joined by `||` in a fixed order, or the SQL92 text."""
+        if self.sql is not None:
+            return self.sql
         return " || ".join(sorted(self.tags)) if self.tags else ALL
 
     def matches(self, tags: str) -> bool:
@@ -40,6 +49,7 @@ class Subscription:
         return SubscriptionData(
             topic=self.topic,
             expression=self.expression,
+            expression_type=self.expression_type,
             tags=self.tags,
             tag_hashes=frozenset(tag_hash(tag) for tag in self.tags),
             version=self.version,
@@ -58,3 +68,15 @@ def parse_subscription(topic: str, expression: str, version: int) -> Subscriptio
     if not tags:
         raise BadRequest(f"subscription {expression!r} of topic {topic!r}: no tag between the bars")
     return Subscription(topic=topic, tags=tags, version=version)
+
+
+def parse_sql(topic: str, sql: str, version: int) -> Subscription:
+    """The subscription of a SQL92 expression, which the broker evaluates.
+
+    Raises:  BadRequest when it cannot be compiled, saying where.
+    """
+    try:
+        compile_filter(sql)
+    except SqlError as error:
+        raise BadRequest(f"subscription {sql[:200]!r} of topic {topic!r}: {error}") from None
+    return Subscription(topic=topic, tags=frozenset(), version=version, sql=sql)

@@ -4,7 +4,7 @@ batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ProducerOptions
@@ -13,7 +13,8 @@ from tandemmq.errors import MessageIllegal
 from tandemmq.protocol.batch import encode_batch_item
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.compression import compress_zlib
-from tandemmq.protocol.message import Message, check_message, encode_wire_properties
+from tandemmq.protocol.message import Message, check_message, encode_wire_properties, is_delayed
+from tandemmq.protocol.properties import check_properties_size, encode_properties
 from tandemmq.protocol.topic_names import is_retry_topic
 
 MESSAGE_OVERHEAD_BYTES = 256
@@ -32,7 +33,7 @@ def must_travel_alone(message: Message, options: ProducerOptions) -> bool:
     size = len(message.body)
     threshold = options.compress_from_bytes
     return bool(
-        message.delay_level
+        is_delayed(message)
         or (threshold and size >= threshold)
         or size >= options.batch_bytes_max
         or is_retry_topic(message.topic)
@@ -52,9 +53,18 @@ class Packer:
         return self._clock.monotonic() + (self._options.timeout_s if timeout_s is None else timeout_s)
 
     def pack_one(
-        self, message: Message, *, queue: MessageQueue | None, deadline_s: float, unique_key: str = ""
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None,
+        deadline_s: float,
+        unique_key: str = "",
+        system: Mapping[str, str] = {},
+        system_flag: int = 0,
     ) -> Shipment:
         """One message, compressed when it is large and gets smaller by that.
+
+        `system`, `system_flag`: properties that only the system may set, and bits of its sysFlag.
 
         Raises:  MessageIllegal when no broker would store it.
         """
@@ -70,17 +80,21 @@ class Packer:
                 body = packed
             else:
                 sys_flag = 0
+        properties = encode_wire_properties(message, key)
+        if system:
+            properties += encode_properties(system)
+            check_properties_size(properties)
         shipment = Shipment(
             message.topic,
             body,
-            encode_wire_properties(message, key).decode(),
+            properties.decode(),
             (key,),
             queue=queue,
             deadline_s=deadline_s,
             born_at_ms=now_ms,
         )
         shipment.flag = message.flag
-        shipment.sys_flag = sys_flag
+        shipment.sys_flag = sys_flag | system_flag
         return shipment
 
     def pack_item(self, message: Message) -> tuple[bytes, str]:
@@ -89,7 +103,7 @@ class Packer:
         Raises:  MessageIllegal when no broker would store it, or not in a batch.
         """
         check_message(message, bytes_max=self._options.message_bytes_max)
-        if message.delay_level or is_retry_topic(message.topic):
+        if is_delayed(message) or is_retry_topic(message.topic):
             raise MessageIllegal("a batch takes no delayed messages and none for retry topics")
         key = self._instance.unique_keys.next(self._clock.now_ms())
         return encode_batch_item(message.flag, message.body, encode_wire_properties(message, key)), key

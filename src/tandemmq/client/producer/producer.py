@@ -11,26 +11,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from tandemmq.api import broker_send
+from tandemmq.api import broker_send, broker_transaction
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ProducerOptions
 from tandemmq.client.producer.accumulator import Accumulator
 from tandemmq.client.producer.bulk import OnResult, Outcome, SendSummary, cut_messages
 from tandemmq.client.producer.packer import Packer, must_travel_alone, room_of
 from tandemmq.client.producer.queue_choice import queue_by_key
-from tandemmq.client.producer.results import SendResult
+from tandemmq.client.producer.replies import send_reply
+from tandemmq.client.producer.results import SendResult, broker_of_handle
 from tandemmq.client.producer.sender import Sender
 from tandemmq.client.producer.shipment import Shipment
-from tandemmq.client.route_view import RouteView
+from tandemmq.client.route_view import MASTER_ID, RouteView
 from tandemmq.client.window import Window
-from tandemmq.errors import ClientError, NoRoute, TandemError
+from tandemmq.errors import ClientError, NoRoute, RequestTimeout, TandemError
+from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.java_hash import java_hash
-from tandemmq.protocol.message import Message
+from tandemmq.protocol.message import Message, ReceivedMessage
 from tandemmq.protocol.topic_names import check_group
 
 
@@ -62,6 +64,7 @@ class Producer:
                 self.options, self._instance.clock, self._packer, self._sender.dispatch
             )
         self._idle: asyncio.Future[None] | None = None
+        self._introduced: set[str | None] = set()
         self._is_open = False
 
     async def start(self) -> Self:
@@ -218,6 +221,102 @@ class Producer:
         header = shipment.header(self.group, self.options)
         await broker_send.send_oneway(self._instance.remoting, address, header, shipment.body)
 
+    async def send_system(
+        self,
+        message: Message,
+        system: Mapping[str, str],
+        *,
+        sys_flag: int = 0,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """As `send`, with properties that only the system may set; always a request of its own."""
+        room = room_of(message)
+        if not self._window.try_take(room):
+            await self._window.take(room)
+        waiter: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+        try:
+            self._check_open()
+            shipment = self._packer.pack_one(
+                message,
+                queue=None,
+                deadline_s=self._packer.deadline_s(timeout_s),
+                system=system,
+                system_flag=sys_flag,
+            )
+        except BaseException:
+            self._give_back(room, 1)
+            raise
+        shipment.waiters = (waiter,)
+        shipment.room_bytes, shipment.room_count = room, 1
+        self._sender.dispatch(shipment)
+        return await waiter
+
+    async def request(self, message: Message, timeout_s: float = 3.0) -> ReceivedMessage:
+        """The reply of whoever consumes the message (`Consumer.reply`, or RocketMQ's clients).
+
+        Raises:  RequestTimeout when no reply came in time; what `send` raises when the request was not
+                 stored.
+        """
+        await self._introduce(message.topic)
+        correlation_id = self._instance.chance.token_bytes(16).hex()
+        clock, questions = self._instance.clock, self._instance.questions
+        ends_at = clock.monotonic() + timeout_s
+        system = {
+            names.CORRELATION_ID: correlation_id,
+            names.REPLY_TO_CLIENT: self._instance.client_id,
+            names.TTL: str(int(timeout_s * 1000)),
+        }
+        reply = questions.expect_reply(correlation_id)
+        try:
+            await self.send_system(message, system, timeout_s=timeout_s)
+            async with asyncio.timeout(max(0.0, ends_at - clock.monotonic())):
+                return await reply
+        except TimeoutError:
+            raise RequestTimeout(
+                f"the request to topic {message.topic!r} was stored, but no reply came within {timeout_s:g} s"
+            ) from None
+        finally:
+            questions.forget_reply(correlation_id)
+
+    async def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Answer a request that a consumer received; returns when the requester has taken the reply.
+
+        Raises:  MessageIllegal when the message is no request; RequestRejected when nobody waits for it.
+        """
+        self._check_open()
+        await send_reply(
+            self._instance,
+            self.group,
+            request,
+            body,
+            properties=properties,
+            timeout_s=self.options.timeout_s if timeout_s is None else timeout_s,
+        )
+
+    async def recall(self, topic: str, recall_handle: str) -> str:
+        """Take a timed message back before its time; the handle is that of its SendResult.
+
+        The result is the unique key of the message.
+        Raises:  ClientError for what is no handle, NoRoute; RequestRejected when it is too late, or recalls
+                 are off (recallMessageEnable).
+        """
+        self._check_open()
+        await self._publish_view(topic)
+        name = broker_of_handle(recall_handle)
+        address = self._instance.routes.broker_addresses().get(name, {}).get(MASTER_ID)
+        if address is None:
+            raise NoRoute(f"broker {name!r} of the recall handle has no master")
+        return await broker_transaction.recall(
+            self._instance.remoting, address, topic, recall_handle, timeout_s=self.options.timeout_s
+        )
+
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues that take messages of a topic now. Raises NoRoute."""
         return (await self._publish_view(topic)).publish_queues
@@ -234,6 +333,11 @@ class Producer:
             if self._idle is None:
                 self._idle = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._idle)
+
+    @property
+    def instance(self) -> ClientInstance:
+        """The client that this producer is a member of."""
+        return self._instance
 
     @property
     def in_flight(self) -> int:
@@ -274,6 +378,15 @@ class Producer:
     def _on_failure(self, error: BaseException) -> None:
         """What waits for a route or a connection would wait for ever."""
         self._sender.abandon(ClientError(f"the client has failed: {error!r}"))
+
+    async def _introduce(self, topic: str) -> None:
+        """Let the brokers of the topic know this client before one has a reply for it."""
+        view = await self._publish_view(topic)
+        brokers = {queue.broker_name for queue in view.publish_queues}
+        addresses = {view.master_address(name) for name in brokers}
+        if not addresses <= self._introduced:
+            await self._instance.beat()
+            self._introduced |= addresses
 
     def _settle(self, shipment: Shipment) -> None:
         self._give_back(shipment.room_bytes, shipment.room_count)

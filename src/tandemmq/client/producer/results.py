@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 
 import msgspec
 
 from tandemmq.api.broker_send import SendAnswer, SendStatus
+from tandemmq.errors import ClientError
 from tandemmq.protocol.bodies import MessageQueue
 
-__all__ = ["SendResult", "SendStatus", "split_answer"]
+__all__ = ["SendResult", "SendStatus", "broker_of_handle", "split_answer"]
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
     """Where one message was stored. `message_id` is the broker's (address and log offset), `unique_key`
-    ours.
+    ours. `recall_handle`: of a timed message, for `Producer.recall`.
     """
 
     status: SendStatus
@@ -22,11 +24,23 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     unique_key: str
     queue: MessageQueue
     queue_offset: int
+    recall_handle: str | None = None
 
     @property
     def is_ok(self) -> bool:
         """Stored with everything that the broker promises."""
         return self.status is SendStatus.SEND_OK
+
+
+def broker_of_handle(recall_handle: str) -> str:
+    """The broker that gave the handle. Raises ClientError when it is none (spec semantics 3.11)."""
+    try:
+        parts = base64.urlsafe_b64decode(recall_handle).decode().split(" ")
+    except ValueError:
+        parts = []
+    if len(parts) != 5 or parts[0] != "v1":
+        raise ClientError(f"{recall_handle[:64]!r} is no recall handle")
+    return parts[2]
 
 
 def split_answer(answer: SendAnswer, queue: MessageQueue, unique_keys: Sequence[str]) -> list[SendResult]:

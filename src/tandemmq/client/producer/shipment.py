@@ -104,7 +104,11 @@ class Shipment:
             results = split_answer(answer, queue, self.unique_keys)
         else:
             key = self.unique_keys[0]
-            results = [SendResult(answer.status, answer.message_id, key, queue, answer.queue_offset)]
+            results = [
+                SendResult(
+                    answer.status, answer.message_id, key, queue, answer.queue_offset, answer.recall_handle
+                )
+            ]
         for waiter, result in zip(self.waiters, results, strict=False):
             if not waiter.done():
                 waiter.set_result(result)

@@ -1,0 +1,221 @@
+"""TransactionProducer: messages that become visible only when the work they belong to has succeeded.
+
+    async with TransactionProducer("orders", "127.0.0.1:9876", check=was_booked) as producer:
+        await producer.send(Message(topic="Orders", body=b"..."), book)
+
+The broker keeps the message as a half message, `work` runs, its outcome goes to the broker. When that is
+lost, or the outcome is UNKNOWN, the broker asks later, and `check` answers, in any process of the group.
+Source: spec semantics 3.9, remoting 9.7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from tandemmq.api import broker_transaction
+from tandemmq.client.instance import ClientInstance
+from tandemmq.client.options import ProducerOptions
+from tandemmq.client.producer.producer import Producer
+from tandemmq.client.producer.results import SendResult
+from tandemmq.client.route_view import MASTER_ID
+from tandemmq.errors import ClientError, MessageIllegal, NoRoute, TandemError
+from tandemmq.protocol import properties as names
+from tandemmq.protocol.message import Message, ReceivedMessage
+from tandemmq.protocol.message_id import decode_message_id
+from tandemmq.protocol.requests.send import CheckTransactionRequest, EndTransactionRequest
+from tandemmq.protocol.sys_flag import (
+    TRANSACTION_COMMIT,
+    TRANSACTION_NONE,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+)
+from tandemmq.remoting.channel import Channel
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+CHECKS_WAITING_MAX = 2_000
+"""Checks that wait or run; one more is dropped, and the broker asks again."""
+CHECKS_RUNNING_MAX = 16
+
+
+class TransactionState(Enum):
+    """How a transaction ended, by the wire's number. UNKNOWN lets the broker ask later."""
+
+    COMMIT = TRANSACTION_COMMIT
+    ROLLBACK = TRANSACTION_ROLLBACK
+    UNKNOWN = TRANSACTION_NONE
+
+
+State = TransactionState
+Work = Callable[[Message], State | Awaitable[State]]
+Check = Callable[[ReceivedMessage], State | Awaitable[State]]
+
+
+class TransactionResult(NamedTuple):
+    """Where the half message lies, and the state that the broker was told."""
+
+    sent: SendResult
+    state: TransactionState
+
+
+class TransactionProducer:
+    """One producer of a group whose members all answer checks for each other."""
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str = "",
+        *,
+        check: Check,
+        options: ProducerOptions | None = None,
+        instance: ClientInstance | None = None,
+    ) -> None:
+        """`check(message)`: the state of an earlier transaction, by what your own data says; it may be a
+        coroutine function. What it raises counts as UNKNOWN.
+        """
+        self.group = group
+        self.producer = Producer(group, namesrv, options=options, instance=instance)
+        self._instance = self.producer.instance
+        self._check = check
+        self._slots = asyncio.Semaphore(CHECKS_RUNNING_MAX)
+        self._checks_waiting = 0
+
+    async def start(self) -> Self:
+        """Reach a name server and begin to answer checks.
+
+        Raises:  BrokerUnreachable when no name server takes a connection; ClientError for a second
+                 transaction producer of the group on one instance.
+        """
+        questions = self._instance.questions
+        if self.group in questions.checks:
+            raise ClientError(f"this client already has a transaction producer of group {self.group!r}")
+        await self.producer.start()
+        questions.checks[self.group] = self._on_check
+        return self
+
+    async def close(self) -> None:
+        """Leave; checks go to other members of the group, or wait until one is there."""
+        if self._instance.questions.checks.get(self.group) == self._on_check:
+            del self._instance.questions.checks[self.group]
+        await self.producer.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def send(
+        self, message: Message, work: Work, *, timeout_s: float | None = None
+    ) -> TransactionResult:
+        """Store the half message, run `work(message)`, tell the broker.
+
+        What `work` raises is raised here, after the broker was told UNKNOWN: `check` decides. A half message
+        that was stored but not as safely as the broker promises is rolled back without running `work`.
+
+        Raises:  as `Producer.send`; MessageIllegal for a delayed message; then nothing has happened.
+        """
+        sent = await self.send_half(message, timeout_s=timeout_s)
+        if not sent.is_ok:
+            await self.end(sent, State.ROLLBACK)
+            return TransactionResult(sent, State.ROLLBACK)
+        try:
+            state = await _outcome(work, message)
+        except BaseException:
+            await self.end(sent, State.UNKNOWN)
+            raise
+        await self.end(sent, state)
+        return TransactionResult(sent, state)
+
+    async def send_half(self, message: Message, *, timeout_s: float | None = None) -> SendResult:
+        """Only the first step, for code that cannot give its work as a function; `end` is the second."""
+        if message.delay_level or message.delay_ms is not None or message.deliver_at_ms is not None:
+            raise MessageIllegal("a transactional message cannot be delayed")
+        system = {names.TRAN_MSG: "true", names.PGROUP: self.group}
+        return await self.producer.send_system(
+            message, system, sys_flag=TRANSACTION_PREPARED, timeout_s=timeout_s
+        )
+
+    async def end(self, sent: SendResult, state: TransactionState) -> None:
+        """Tell the broker how the transaction ended. Whether that arrives is not known: if not, it asks."""
+        name = sent.queue.broker_name
+        address = self._instance.routes.broker_addresses().get(name, {}).get(MASTER_ID)
+        header = EndTransactionRequest(
+            producer_group=self.group,
+            half_queue_offset=sent.queue_offset,
+            log_offset=decode_message_id(sent.message_id).log_offset,
+            decision=state.value,
+            unique_key=sent.unique_key,
+            topic=sent.queue.topic,
+            transaction_id=sent.unique_key,
+            broker_name=name,
+        )
+        try:
+            if address is None:
+                raise NoRoute(f"broker {name!r} has no master")
+            await broker_transaction.end_transaction(self._instance.remoting, address, header)
+        except TandemError as error:
+            log.warning(
+                events.TRANSACTION_END_UNSENT,
+                extra={"unique_key": sent.unique_key, "state": state.name, "error": str(error)},
+            )
+
+    def _on_check(self, channel: Channel, header: CheckTransactionRequest, message: ReceivedMessage) -> None:
+        if self._checks_waiting >= CHECKS_WAITING_MAX:
+            return
+        self._checks_waiting += 1
+        self._instance.tasks.start("transaction-check", self._answer(channel, header, message))
+
+    async def _answer(
+        self, channel: Channel, header: CheckTransactionRequest, message: ReceivedMessage
+    ) -> None:
+        try:
+            async with self._slots:
+                state = await self._ask(message)
+        finally:
+            self._checks_waiting -= 1
+        end = EndTransactionRequest(
+            producer_group=self.group,
+            half_queue_offset=header.half_queue_offset,
+            log_offset=header.log_offset,
+            decision=state.value,
+            unique_key=message.message_id,
+            topic=header.topic,
+            is_from_check=True,
+            transaction_id=header.transaction_id,
+            broker_name=header.broker_name,
+        )
+        if not channel.is_closed:
+            channel.send(broker_transaction.end_command(end))
+
+    async def _ask(self, message: ReceivedMessage) -> TransactionState:
+        try:
+            return await _outcome(self._check, message)
+        except Exception as error:  # noqa: BLE001  # the user's code; the broker asks again
+            log.warning(
+                events.TRANSACTION_CHECK_FAILED,
+                extra={"unique_key": message.message_id, "error": repr(error)},
+            )
+            return State.UNKNOWN
+
+
+async def _outcome(function: Callable[..., object], message: object) -> TransactionState:
+    """What the user's function says.
+
+    Raises:  ClientError when that is no TransactionState; what the function raises.
+    """
+    state = function(message)
+    if inspect.isawaitable(state):
+        state = await state
+    if not isinstance(state, TransactionState):
+        raise ClientError(f"a TransactionState is needed, not {state!r}")
+    return state
