@@ -74,7 +74,7 @@ def test_conditions_are_pushed_down_in_sessions_that_allow_it(spark: Any, cluste
     cluster.send("SparkPushed", 200)
     setting = "spark.sql.python.filterPushdown.enabled"
     conditions = (
-        "queueId = 1 AND queueOffset >= 10",
+        "queueId IN (0, 1, 2, 3) AND queueOffset >= 10",
         "tags = 'b' AND brokerName IN ('b', 'c') AND storeTimestamp > timestamp '2020-01-01 00:00:00'",
         "keys = 'k7'",
         "storeTimestamp < timestamp '2020-01-01 00:00:00'",

@@ -29,10 +29,10 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Buffer, Command
 from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import Boundaries, read_columns, scan_boundaries
-from tandemmq.protocol.requests.pull import PULL_HAS_SUBSCRIPTION, PullRequest, PullResponse
-from tandemmq.spark.metadata import MASTER_ID, Cluster, order_replicas, wait_before
+from tandemmq.protocol.requests.pull import PullResponse
+from tandemmq.spark.metadata import MASTER_ID, Cluster, make_pull, order_replicas, wait_before
 from tandemmq.spark.offsets import QueueRange, render_queues
-from tandemmq.spark.options import PULL_GROUP, ReadFrom, SourceOptions
+from tandemmq.spark.options import ReadFrom, SourceOptions
 from tandemmq.spark.resolve import report_loss
 from tandemmq.spark.wire import POOL, UNREACHABLE, WireConnection
 from tandemmq.telemetry import events
@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 
 LANES_MAX = 16
 IN_FLIGHT_BYTES = 16 * MIB
-PULL_BYTES_MAX = 4 * MIB
 BULK_BYTES = 4 * MIB
 """What a broker of ours may put into one answer; others do not know the field, and cut as always."""
 GROW_AFTER = 64
@@ -131,7 +130,7 @@ class RangeReader:
             return BrokerUnreachable(f"no replica of broker {self._queue.broker} is registered")
         for broker_id in self._order():
             try:
-                with POOL.borrow(self._replicas[broker_id]) as connection:
+                with POOL.borrow(self._replicas[broker_id], self._options.security) as connection:
                     verdict = yield from self._read_from(connection, broker_id)
             except UNREACHABLE as error:
                 failure = error
@@ -188,23 +187,7 @@ class RangeReader:
         return [_Lane(number, at, end) for number, (at, end) in zip(numbers, bounds, strict=True)]
 
     def _make_pull(self, begin: int, stop: int) -> Command:
-        options = self._options
-        header = PullRequest(
-            consumer_group=options.group or PULL_GROUP,
-            topic=self._queue.topic,
-            queue_id=self._queue.queue_id,
-            queue_offset=begin,
-            count_max=stop - begin,
-            sys_flag=PULL_HAS_SUBSCRIPTION,
-            committed_offset=0,
-            suspend_timeout_ms=0,
-            subscription_version=0,
-            subscription=options.subscription,
-            expression_type=options.subscription_type,
-            bytes_max=PULL_BYTES_MAX,
-            bulk_bytes=BULK_BYTES,
-            wants_sizes=True,
-        )
+        header = make_pull(self._options, self._queue, begin, stop - begin, is_filtered=True, bulk=BULK_BYTES)
         return Command.request(RequestCode.PULL_MESSAGE, header)
 
     def _take(self, answer: Command, header: PullResponse, lane: _Lane) -> Chunk:

@@ -19,7 +19,7 @@ from tandemmq.errors import NoRoute, RequestRejected
 from tandemmq.protocol.bodies.kv import decode_kv_table
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.record import decode_records
+from tandemmq.protocol.record import decode_record, decode_records
 from tandemmq.protocol.record_layout import RecordError
 from tandemmq.protocol.requests.offset import (
     GetMaxOffsetRequest,
@@ -32,11 +32,16 @@ from tandemmq.protocol.requests.offset import (
     SearchOffsetResponse,
     UpdateOffsetRequest,
 )
-from tandemmq.protocol.requests.pull import QueryMessageRequest, QueryMessageResponse
+from tandemmq.protocol.requests.pull import (
+    PULL_HAS_SUBSCRIPTION,
+    PullRequest,
+    QueryMessageRequest,
+    QueryMessageResponse,
+)
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
 from tandemmq.spark.name_servers import NameServers, accept
 from tandemmq.spark.offsets import Positions, QueueKey
-from tandemmq.spark.options import ReadFrom, SourceOptions
+from tandemmq.spark.options import PULL_GROUP, ReadFrom, SourceOptions
 from tandemmq.spark.wire import POOL, UNREACHABLE
 from tandemmq.telemetry import events
 from tandemmq.units import MIB
@@ -46,6 +51,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MASTER_ID = 0
+PULL_BYTES_MAX = 4 * MIB
 KEY_MATCHES_MAX = 64
 KEY_ANSWER_BYTES_MAX = 4 * MIB
 PERM_READ = 4
@@ -82,7 +88,7 @@ class Cluster:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._name_servers = NameServers(options.name_servers, options.pull_timeout_s)
+        self._name_servers = NameServers(options.name_servers, options.pull_timeout_s, options.security)
 
     def describe(self) -> Topology:
         """The queues that can be read now; empty when no topic of the query is known yet.
@@ -147,7 +153,28 @@ class Cluster:
         def read(answers: Sequence[Command], is_master: bool) -> int:
             return accept(answers[0]).decode(SearchOffsetResponse).offset
 
-        return self._ask_each(topology, sorted(times_ms), ask, read)
+        found = self._ask_each(topology, sorted(times_ms), ask, read)
+        return found | self._step_over_older(topology, found, times_ms)
+
+    def _step_over_older(
+        self, topology: Topology, found: Positions, times_ms: Mapping[QueueKey, int]
+    ) -> dict[QueueKey, int]:
+        """The next offset where the message at the found one is older: brokers of 4.9 answer with the nearest
+        message.
+        """
+
+        def ask(queue: QueueKey) -> list[Command]:
+            return [
+                Command.request(RequestCode.PULL_MESSAGE, make_pull(self._options, queue, found[queue], 1))
+            ]
+
+        def read(answers: Sequence[Command], is_master: bool) -> int | None:
+            if answers[0].code != ResponseCode.SUCCESS:
+                return None
+            return decode_record(answers[0].body, 0).stored_at_ms
+
+        stored = self._ask_each(topology, sorted(found), ask, read)
+        return {queue: found[queue] + 1 for queue, at in stored.items() if at and at < times_ms[queue]}
 
     def find_by_key(self, topology: Topology, topic: str, broker: str, key: str) -> KeyMatches | None:
         """What the master's key index says; None when it says nothing, or perhaps not everything."""
@@ -158,7 +185,7 @@ class Cluster:
             topic=topic, key=key, count_max=KEY_MATCHES_MAX, begin_at_ms=0, end_at_ms=2**63 - 1
         )
         try:
-            with POOL.borrow(address) as connection:
+            with POOL.borrow(address, self._options.security) as connection:
                 request = Command.request(RequestCode.QUERY_MESSAGE, header)
                 answer = connection.request(request, self._options.pull_timeout_s)
             if answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
@@ -196,7 +223,7 @@ class Cluster:
     def _read_log_end(self, address: str) -> int | None:
         """Where the broker's CommitLog ends; None when it does not answer or does not say."""
         try:
-            with POOL.borrow(address) as connection:
+            with POOL.borrow(address, self._options.security) as connection:
                 request = Command.request(RequestCode.GET_BROKER_RUNTIME_INFO)
                 answer = accept(connection.request(request, self._options.pull_timeout_s))
         except (*UNREACHABLE, RequestRejected):
@@ -275,7 +302,7 @@ class Cluster:
             requests = [ask(queue) for queue in mine]
             for broker_id, address in order_replicas(topology.replicas.get(broker, {}), prefer_slave):
                 try:
-                    with POOL.borrow(address) as connection:
+                    with POOL.borrow(address, self._options.security) as connection:
                         answers = connection.request_all(list(chain(*requests)), self._options.pull_timeout_s)
                 except UNREACHABLE as error:
                     log.debug(events.REPLICA_UNREACHABLE, extra={"broker": broker, "error": str(error)})
@@ -291,6 +318,34 @@ class Cluster:
                 results.update(found)
                 break
         return results
+
+
+def make_pull(
+    options: SourceOptions,
+    queue: QueueKey,
+    begin: int,
+    count: int,
+    *,
+    is_filtered: bool = False,
+    bulk: int = 0,
+) -> PullRequest:
+    """A pull that is answered at once; `bulk`: how many bytes a broker of ours may put into its answer."""
+    return PullRequest(
+        consumer_group=options.group or PULL_GROUP,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=begin,
+        count_max=count,
+        sys_flag=PULL_HAS_SUBSCRIPTION,
+        committed_offset=0,
+        suspend_timeout_ms=0,
+        subscription_version=0,
+        subscription=options.subscription if is_filtered else "*",
+        expression_type=options.subscription_type if is_filtered else "TAG",
+        bytes_max=PULL_BYTES_MAX,
+        bulk_bytes=bulk or None,
+        wants_sizes=True if bulk else None,
+    )
 
 
 def order_replicas(

@@ -11,15 +11,17 @@ from tandemmq.protocol.bodies.topic import decode_topic_list
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command, Header
 from tandemmq.protocol.requests.route import RouteRequest
+from tandemmq.spark.security import OPEN, Security
 from tandemmq.spark.wire import POOL, UNREACHABLE
 
 
 class NameServers:
     """The name servers of one query."""
 
-    def __init__(self, addresses: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, addresses: Sequence[str], timeout_s: float, security: Security = OPEN) -> None:
         self._addresses = list(addresses)
         self._timeout_s = timeout_s
+        self._security = security
 
     def find_route(self, topic: str) -> TopicRoute | None:
         """The route of a topic; None when no name server knows it.
@@ -41,7 +43,7 @@ class NameServers:
         failures = []
         for address in list(self._addresses):
             try:
-                with POOL.borrow(address) as connection:
+                with POOL.borrow(address, self._security) as connection:
                     answer = connection.request(Command.request(code, header), self._timeout_s)
             except UNREACHABLE as error:
                 failures.append(str(error))

@@ -250,6 +250,55 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "SB",
         "first pause between attempts; doubles up to 16 times itself",
     ),
+    OptionRow(
+        "accessKey",
+        "",
+        "SB",
+        "ACL: who asks; every request is signed",
+    ),
+    OptionRow(
+        "secretKey",
+        "",
+        "SB",
+        "ACL: what requests are signed with; never sent, shown or stored in checkpoints",
+    ),
+    OptionRow(
+        "securityToken",
+        "",
+        "SB",
+        "ACL: sent along, for temporary credentials",
+    ),
+    OptionRow(
+        "tls",
+        "false",
+        "SB",
+        "TLS to name servers and brokers",
+        aliases=("tlsEnable",),
+    ),
+    OptionRow(
+        "tls.ca",
+        "the system's",
+        "SB",
+        "PEM file with the certificates to trust, on every machine",
+    ),
+    OptionRow(
+        "tls.certificate",
+        "",
+        "SB",
+        "PEM file with the certificate to show, and its key unless `tls.key` names it",
+    ),
+    OptionRow(
+        "tls.key",
+        "",
+        "SB",
+        "PEM file with the key of `tls.certificate`",
+    ),
+    OptionRow(
+        "tls.verify",
+        "true",
+        "SB",
+        "`false`: any certificate and name will do",
+    ),
 )
 
 

@@ -33,6 +33,7 @@ from tandemmq.spark.option_text import (
     require,
 )
 from tandemmq.spark.packing import PackingOptions
+from tandemmq.spark.security import OPEN, Security, parse_security
 from tandemmq.units import MIB
 
 PULL_GROUP = "TOOLS_CONSUMER"
@@ -116,6 +117,7 @@ class SourceOptions:
     pull_timeout_s: float = 3.0
     retry_count: int = 8
     retry_interval_s: float = 0.25
+    security: Security = OPEN
 
     @property
     def is_filtered(self) -> bool:
@@ -197,6 +199,11 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool) -> SourceOption
         pull_timeout_s=require(parse_int(values, "pullTimeoutMs", 3000, least=1)) / 1000,
         retry_count=require(parse_int(values, "fetchOffset.numRetries", 8, least=0)),
         retry_interval_s=require(parse_int(values, "fetchOffset.retryIntervalMs", 250, least=1)) / 1000,
+        security=parse_security(
+            values,
+            is_tls=parse_bool(values, "tls", False),
+            verifies_peer=parse_bool(values, "tls.verify", True),
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import ssl
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from tandemmq.errors import BrokerUnreachable, RemoteProtocolError, RequestTimeo
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import encode_frame
 from tandemmq.spark.frame_reader import FrameReader
+from tandemmq.spark.security import OPEN, Security
 from tandemmq.units import MIB
 
 CONNECT_TIMEOUT_S = 3.0
@@ -40,11 +42,16 @@ UNREACHABLE = (BrokerUnreachable, RequestTimeout, RemoteProtocolError)
 class WireConnection:
     """One TCP connection to a broker or name server; not shared between threads."""
 
-    def __init__(self, address: str, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    def __init__(
+        self, address: str, *, timeout_s: float = CONNECT_TIMEOUT_S, security: Security = OPEN
+    ) -> None:
         self.address = address
+        self.security = security
         host, _, port = address.rpartition(":")
+        host = host.strip("[]")
         try:
-            self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+            plain = socket.create_connection((host, int(port)), timeout_s)
+            self._socket = security.wrap(plain, host)
         except OSError as error:
             raise BrokerUnreachable(f"{address}: cannot connect: {error}") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -64,6 +71,7 @@ class WireConnection:
         for command in commands:
             self._opaque += 1
             command.opaque = self._opaque
+            self.security.sign(command)
             frames.append(encode_frame(command))
         numbers = list(range(self._opaque - len(frames) + 1, self._opaque + 1))
         try:
@@ -106,7 +114,9 @@ class WireConnection:
         if self._waiting or self._answers or self._frames.buffered_bytes:
             return False
         readable, _, _ = select.select([self._socket], [], [], 0)
-        return not readable
+        # What TLS has decrypted already does not make the socket readable.
+        pending = self._socket.pending() if isinstance(self._socket, ssl.SSLSocket) else 0
+        return not readable and not pending
 
     def close(self) -> None:
         self._socket.close()
@@ -128,11 +138,11 @@ class WireConnection:
 
 
 class ConnectionPool:
-    """Idle connections by address; a process that was forked starts with none."""
+    """Idle connections by address and by who uses them; a process that was forked starts with none."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._idle: dict[str, list[WireConnection]] = {}
+        self._idle: dict[tuple[str, Security], list[WireConnection]] = {}
         self._suspect_until: dict[str, float] = {}
 
     def is_suspect(self, address: str) -> bool:
@@ -140,7 +150,7 @@ class ConnectionPool:
         return time.monotonic() < self._suspect_until.get(address, 0.0)
 
     @contextmanager
-    def borrow(self, address: str) -> Iterator[WireConnection]:
+    def borrow(self, address: str, security: Security = OPEN) -> Iterator[WireConnection]:
         """A connection for the time of the block; it is kept afterwards if it is still clean.
 
         Raises:  BrokerUnreachable when there is none and none can be made.
@@ -148,7 +158,7 @@ class ConnectionPool:
         connection: WireConnection | None = None
         is_kept = False
         try:
-            connection = self._take_idle(address) or WireConnection(address)
+            connection = self._take_idle(address, security) or WireConnection(address, security=security)
             yield connection
             is_kept = connection.is_clean
             self._suspect_until.pop(address, None)
@@ -167,17 +177,17 @@ class ConnectionPool:
         self._idle.clear()
 
     def _put_back(self, connection: WireConnection, *, is_kept: bool) -> None:
-        idle = self._idle.setdefault(connection.address, [])
+        idle = self._idle.setdefault((connection.address, connection.security), [])
         if is_kept and len(idle) < IDLE_CONNECTIONS_MAX:
             idle.append(connection)
         else:
             connection.close()
 
-    def _take_idle(self, address: str) -> WireConnection | None:
+    def _take_idle(self, address: str, security: Security) -> WireConnection | None:
         if self._process != os.getpid():
             self._process = os.getpid()
             self._idle = {}
-        idle = self._idle.get(address, [])
+        idle = self._idle.get((address, security), [])
         while idle:
             connection = idle.pop()
             if connection.is_clean:

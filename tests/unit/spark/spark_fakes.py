@@ -37,6 +37,7 @@ from tandemmq.protocol.requests.pull import (
 )
 from tandemmq.protocol.requests.route import RouteRequest
 from tandemmq.protocol.requests.send import SendRequestV2, SendResponse
+from tandemmq.spark.security import OPEN, Security
 
 BORN = encode_host("10.0.0.1", 4000)
 STORED = encode_host("10.0.0.2", 10911)
@@ -288,7 +289,7 @@ class FakeNet:
         return broker
 
     @contextmanager
-    def borrow(self, address: str) -> Iterator[FakeConnection]:
+    def borrow(self, address: str, security: Security = OPEN) -> Iterator[FakeConnection]:
         broker = self.brokers.get(address)
         if self.is_name_server_down if address == "ns:1" else broker is None or broker.is_down:
             raise BrokerUnreachable(f"{address}: nobody listens")

@@ -1,0 +1,114 @@
+"""The Spark source against Java's brokers: their limits, their answers about time, their SQL92 filter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clusters import Cluster, java_cluster
+from java_peers import LINES
+
+from tandemmq.client import BlockingProducer
+from tandemmq.errors import ConfigError
+from tandemmq.protocol.message import Message
+from tandemmq.spark.java import find_java
+from tandemmq.spark.session import build_session
+
+pytestmark = [pytest.mark.interop, pytest.mark.spark, pytest.mark.timeout(300)]
+
+TOPIC = "SparkReads"
+COUNT = 700
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    try:
+        find_java()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    log = tmp_path_factory.mktemp("spark") / "spark.log"
+    session = build_session("interop", "local[2]", log_file=log)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module", params=list(LINES))
+def java(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A Java cluster with the property filter on, and messages in two parts with a pause between them."""
+    line = LINES[request.param]
+    with java_cluster(line, tmp_path_factory.mktemp(f"java-{line.name}")) as cluster:
+        cluster.start_java(line, "broker-a", {"enablePropertyFilter": "true"})
+        _send(cluster, 0, COUNT - 100)
+        time.sleep(0.3)
+        _send(cluster, COUNT - 100, COUNT)
+        yield cluster
+
+
+def _send(cluster: Cluster, begin: int, end: int) -> None:
+    messages = [
+        Message(
+            topic=TOPIC, body=b"%d" % n, tags="ab"[n % 2], keys=(f"k{n}",), properties={"size": str(n % 10)}
+        )
+        for n in range(begin, end)
+    ]
+    with BlockingProducer("spark-interop", cluster.name_server) as producer:
+        producer.send(messages[0])
+        assert producer.send_many(messages[1:]).failed_count == 0
+
+
+def _read(spark: Any, cluster: Cluster, **options: str) -> Any:
+    return (
+        spark.read.format("rocketmq")
+        .options(nameServer=cluster.name_server, topic=TOPIC, **options)
+        .schema(
+            "body string, tags string, keys string, queueId int, queueOffset bigint, storeTimestamp timestamp"
+        )
+        .load()
+    )
+
+
+def _numbers(frame: Any) -> list[int]:
+    return sorted(int(row.body) for row in frame.select("body").collect())
+
+
+def test_a_topic_of_a_java_broker_is_a_table(spark: Any, java: Cluster) -> None:
+    assert _numbers(_read(spark, java)) == list(range(COUNT))
+    assert _numbers(_read(spark, java, tags="b")) == list(range(1, COUNT, 2))
+    assert _numbers(_read(spark, java, filter="size >= 8")) == [n for n in range(COUNT) if n % 10 >= 8]
+    assert _numbers(_read(spark, java).where("keys = 'k7'")) == [7]
+    assert _numbers(_read(spark, java).where("tags = 'a' AND queueOffset >= 0")) == list(range(0, COUNT, 2))
+
+
+def test_times_are_cut_exactly(spark: Any, java: Cluster) -> None:
+    rows = _read(spark, java).selectExpr("body", "unix_millis(storeTimestamp) AS at").collect()
+    late = [row.at for row in rows if int(row.body) >= COUNT - 100]
+    middle = (min(late) + max(row.at for row in rows if int(row.body) < COUNT - 100)) // 2
+    for at in (middle, max(late) + 1, min(row.at for row in rows) - 1):
+        early = sorted(int(row.body) for row in rows if row.at < at)
+        rest = sorted(int(row.body) for row in rows if row.at >= at)
+        assert _numbers(_read(spark, java, endingTimestamp=str(at))) == early
+        assert _numbers(_read(spark, java, startingTimestamp=str(at))) == rest
+
+
+def test_a_stream_reads_a_java_broker_once_and_commits_progress(
+    spark: Any, java: Cluster, tmp_path: Path
+) -> None:
+    stream = (
+        spark.readStream.format("tandemmq")
+        .options(nameServer=java.name_server, topic=TOPIC, startingOffsets="earliest")
+        .options(maxOffsetsPerTrigger="400", group="spark-interop")
+        .schema("body string")
+        .load()
+    )
+    query = (
+        stream.writeStream.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(tmp_path / "out"))
+    )
+    query.awaitTermination()
+    assert _numbers(spark.read.parquet(str(tmp_path / "out"))) == list(range(COUNT))
+    assert _numbers(_read(spark, java, startingOffsets="group", group="spark-interop")) == []
