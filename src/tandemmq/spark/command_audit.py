@@ -33,6 +33,9 @@ def audit(
         bool, typer.Option("--continuous/--once", help="Audit again and again, or once.")
     ] = False,
     every_seconds: EverySeconds = 60.0,
+    option: Annotated[
+        list[str] | None, typer.Option(help="Any other option of the source, as name=value; repeatable.")
+    ] = None,
     master: Master = "local[*]",
     piece_size: Annotated[
         int, typer.Option(help="Offsets of a queue that are folded into one digest.", min=1)
@@ -70,6 +73,7 @@ def audit(
             settle_s=settle_seconds,
             count_repeated_keys=repeated_keys,
             every_s=every_seconds if continuous else None,
+            source=tuple(split_pair(text, "--option") for text in option or []),
             spark_log=spark_log,
         )
         return run_audit(options, reporter)

@@ -53,6 +53,9 @@ def deadletters(
     option: Annotated[
         list[str] | None, typer.Option(help="Any other option of the sink, as name=value; repeatable.")
     ] = None,
+    source_option: Annotated[
+        list[str] | None, typer.Option(help="Any option of the source, as name=value; repeatable.")
+    ] = None,
     master: Master = "local[*]",
     progress: Progress = ProgressKind.TEXT,
     report: ReportFile = None,
@@ -80,6 +83,7 @@ def deadletters(
             state=state,
             every_s=every_seconds if continuous else None,
             master=master,
+            source=tuple(split_pair(text, "--source-option") for text in source_option or []),
             sink=tuple(split_pair(text, "--option") for text in option or []),
         )
         return run_dead_letters(options, reporter)

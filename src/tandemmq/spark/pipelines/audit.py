@@ -69,6 +69,7 @@ class AuditOptions:
     settle_s: float = 10.0
     count_repeated_keys: bool = True
     every_s: float | None = None
+    source: tuple[tuple[str, str], ...] = ()
     spark_log: Path | None = None
 
     @property
@@ -146,7 +147,13 @@ class Audit:
         options = self._options
         sides = self._find_sides()
         form = self._jobs.run(lambda: choose_form(self._spark, options.lakes))
-        frames = Frames(self._spark, form, name_servers=options.name_servers, topics=options.topics)
+        frames = Frames(
+            self._spark,
+            form,
+            name_servers=options.name_servers,
+            topics=options.topics,
+            more=dict(options.source),
+        )
         ranges = self._find_ranges(sides[0], frames)
         self._settle([side for side in sides if side.replica is not None], ranges)
         self._tell_start(sides, form, ranges)
@@ -197,6 +204,7 @@ class Audit:
         raw = {"nameServer": self._options.name_servers, "subscribe": ",".join(self._options.topics)}
         if replica is not None:
             raw["replica"] = str(replica)
+        raw |= dict(self._options.source)
         return parse_options(raw, is_streaming=False)
 
     def _find_ranges(self, reference: Side, frames: Frames) -> Ranges:

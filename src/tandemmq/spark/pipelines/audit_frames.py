@@ -93,11 +93,20 @@ def read_lake(spark: SparkSession, lake: Path) -> DataFrame:
 class Frames:
     """Reads sides; `ranges` bounds what is read of each queue."""
 
-    def __init__(self, spark: SparkSession, form: Form, *, name_servers: str, topics: Sequence[str]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        form: Form,
+        *,
+        name_servers: str,
+        topics: Sequence[str],
+        more: Mapping[str, str],
+    ) -> None:
         self._spark = spark
         self._form = form
         self._name_servers = name_servers
         self._topics = tuple(topics)
+        self._more = more
 
     def read(self, side: Side, ranges: Ranges) -> DataFrame:
         """The rows of one side within `ranges`."""
@@ -254,6 +263,7 @@ class Frames:
             # What a side has not got is what the audit is to find.
             "failOnDataLoss": "false",
             "maxRecordsPerPartition": str(ROWS_PER_TASK),
+            **self._more,
         }
 
     def _within(self, frame: DataFrame, bounds: Sequence[tuple[str, str, int, int, int]]) -> DataFrame:

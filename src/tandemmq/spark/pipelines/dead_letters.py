@@ -60,6 +60,7 @@ class DeadLetterOptions:
     state: Path | None = None
     every_s: float | None = None
     master: str = "local[*]"
+    source: tuple[tuple[str, str], ...] = ()
     sink: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
@@ -71,7 +72,7 @@ class DeadLetterOptions:
         return dlq_topic(self.group)
 
     def source_options(self) -> dict[str, str]:
-        return {"nameServer": self.name_servers, "subscribe": self.topic}
+        return {"nameServer": self.name_servers, "subscribe": self.topic, **dict(self.source)}
 
     def sink_options(self) -> dict[str, str]:
         return {"nameServer": self.name_servers, **dict(self.sink)}
