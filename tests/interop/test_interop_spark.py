@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import Cluster, java_cluster
+from clusters import Cluster, JavaBroker, java_cluster
 from java_peers import LINES
 
+from tandemmq.bench.spark_read import fill_topic
 from tandemmq.client import BlockingProducer
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.message import Message
 from tandemmq.spark.java import find_java
+from tandemmq.spark.security import Security
 from tandemmq.spark.session import build_session
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark, pytest.mark.timeout(300)]
@@ -112,3 +114,36 @@ def test_a_stream_reads_a_java_broker_once_and_commits_progress(
     query.awaitTermination()
     assert _numbers(spark.read.parquet(str(tmp_path / "out"))) == list(range(COUNT))
     assert _numbers(_read(spark, java, startingOffsets="group", group="spark-interop")) == []
+
+
+ACCOUNTS = """
+accounts:
+- accessKey: sparkuser
+  secretKey: sparksecret
+  admin: true
+"""
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A Java 4.9 broker with ACL on."""
+    line = LINES["4.9"]
+    with java_cluster(line, tmp_path_factory.mktemp("java-acl")) as cluster:
+        broker = JavaBroker(cluster, line, "broker-acl", {"aclEnable": "true"})
+        conf = cluster.directory / f"{broker.store.name}-home-{broker.settings['listenPort']}" / "conf"
+        conf.mkdir(parents=True, exist_ok=True)
+        (conf / "plain_acl.yml").write_text(ACCOUNTS)
+        try:
+            broker.start()
+            known = Security(access_key="sparkuser", secret_key="sparksecret")
+            fill_topic(broker.address, TOPIC, rows=40, body_bytes=10, queue_count=4, security=known)
+            yield cluster
+        finally:
+            broker.kill()
+
+
+def test_a_broker_with_acl_knows_our_signature(spark: Any, guarded: Cluster) -> None:
+    frame = _read(spark, guarded, accessKey="sparkuser", secretKey="sparksecret")
+    assert frame.count() == 40
+    with pytest.raises(Exception, match=r"signature|Signature"):
+        _read(spark, guarded, accessKey="sparkuser", secretKey="other").count()

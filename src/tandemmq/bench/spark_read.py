@@ -24,6 +24,7 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendRequestV2
+from tandemmq.spark.security import OPEN, Security
 from tandemmq.spark.wire import POOL, WireConnection
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ class IdleCost:
     best_ms: float
 
 
-def fill_topic(address: str, topic: str, *, rows: int, body_bytes: int, queue_count: int) -> None:
+def fill_topic(
+    address: str, topic: str, *, rows: int, body_bytes: int, queue_count: int, security: Security = OPEN
+) -> None:
     """Sends `rows` messages, spread over the queues in batches. The bodies are noise, so nothing can be
     compressed; the same batches are sent again and again, which no reader can tell.
 
@@ -79,7 +82,7 @@ def fill_topic(address: str, topic: str, *, rows: int, body_bytes: int, queue_co
     ]
     commands: list[Command] = []
     left = rows
-    with POOL.borrow(address) as connection:
+    with POOL.borrow(address, security) as connection:
         for number in range(-(-rows // per_batch)):
             body = bodies[number % SENDS_AT_ONCE]
             if left < per_batch:
