@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandemmq.store.appender import Unit
-from tandemmq.store.consume_queue import ConsumeQueue, pack_entries
+from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.options import QUEUE_UNIT_BYTES
+from tandemmq.store.queue_entries import pack_entries
 from tandemmq.store.record_block import RecordBlock
 from tandemmq.telemetry import events
 

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.consume_queue import ENTRY, FILLER_SIZE, ConsumeQueue
+from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.options import QUEUE_UNIT_BYTES
+from tandemmq.store.queue_entries import ENTRY, FILLER_SIZE
 from tandemmq.units import MIB
 
 BULK_COUNT_MAX = 32_768

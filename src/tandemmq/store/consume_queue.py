@@ -13,25 +13,26 @@ Source:     spec store 5.
 from __future__ import annotations
 
 from pathlib import Path
-from struct import Struct
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tandemmq.store.options import QUEUE_UNIT_BYTES
+from tandemmq.store.queue_entries import (
+    ENTRY,
+    FILLER,
+    FILLER_SIZE,
+    SCAN_UNITS,
+    UNIT,
+    units_below,
+    valid_units,
+)
 from tandemmq.store.segment import OpenFiles, Segment
 from tandemmq.store.segmented_log import SegmentedLog
 from tandemmq.units import KIB, MIB, align_down
 
-UNIT = Struct(">qiq")  # log_offset, size, tag_hash
-FILLER_SIZE = 0x7FFFFFFF
-FILLER = UNIT.pack(0, FILLER_SIZE, 0)
-ENTRY = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tag_hash", ">i8")])
-
 TAIL_BYTES_MAX = 32 * KIB
 """When entries in memory take more than this, they are written; the newer half is kept for readers."""
 TAIL_BYTES_KEPT = align_down(TAIL_BYTES_MAX // 2, QUEUE_UNIT_BYTES)
-SCAN_UNITS = 4096
 RECOVERY_FILE_COUNT = 3
 RECOVERY_BYTES = 16 * MIB
 """Recovery looks for the end of the entries in so many last files or bytes, whichever is more (spec store
@@ -39,8 +40,6 @@ RECOVERY_BYTES = 16 * MIB
 
 More than that is never unsynced, because the flusher syncs long queues every second.
 """
-
-Ints = NDArray[np.int64]
 
 _pack = UNIT.pack
 
@@ -243,7 +242,7 @@ class ConsumeQueue:
         end = segments[0].base
         last: tuple[int, int, int] | None = None
         for segment in self._recovery_segments():
-            count, found = _valid_units(segment)
+            count, found = valid_units(segment)
             last = found or last
             end = segment.base + count * QUEUE_UNIT_BYTES
             if end < segment.end:
@@ -291,7 +290,7 @@ class ConsumeQueue:
         end = 0
         for segment in reversed(self._log.segments):
             # A first entry lies in one sector, so it is whole or missing; others may be torn.
-            count = _units_below(segment, log_offset)
+            count = units_below(segment, log_offset)
             end = segment.base + count * QUEUE_UNIT_BYTES
             if count:
                 break
@@ -351,41 +350,3 @@ class ConsumeQueue:
         """Delete the queue's files and directory; later entries are ignored."""
         self.is_dropped = True
         self._log.remove_all()
-
-
-def pack_entries(log_offsets: Ints, sizes: Ints, tag_hashes: Ints) -> bytes:
-    """Entries as they lie on disk, one per item."""
-    units = np.empty(len(log_offsets), dtype=ENTRY)
-    units["log_offset"], units["size"], units["tag_hash"] = log_offsets, sizes, tag_hashes
-    return units.tobytes()
-
-
-def _units_below(segment: Segment, log_offset: int) -> int:
-    """How many entries of a file, from its start without a gap, are well-formed and of records below."""
-    first, size, _ = UNIT.unpack(segment.file.pread(0, QUEUE_UNIT_BYTES))
-    if size <= 0 or (first >= log_offset and size != FILLER_SIZE):
-        return 0
-    units = np.frombuffer(segment.file.pread(0, segment.size), dtype=ENTRY)
-    offsets = units["log_offset"].astype(np.int64)
-    is_filler = units["size"] == FILLER_SIZE
-    # A torn offset above 4 GiB can look like a small one, but then it is not above those before it.
-    is_falling = offsets < np.maximum.accumulate(offsets)
-    is_bad = (offsets < 0) | (units["size"] <= 0) | ((offsets >= log_offset) | is_falling) & ~is_filler
-    return int(is_bad.argmax()) if is_bad.any() else len(units)
-
-
-def _valid_units(segment: Segment) -> tuple[int, tuple[int, int, int] | None]:
-    """How many entries of a file are well-formed, from its start without a gap; and the last of them."""
-    count = 0
-    last = None
-    for at in range(0, segment.size, SCAN_UNITS * QUEUE_UNIT_BYTES):
-        raw = segment.file.pread(at, SCAN_UNITS * QUEUE_UNIT_BYTES)
-        units = np.frombuffer(raw, dtype=ENTRY)
-        is_bad = (units["log_offset"] < 0) | (units["size"] <= 0)
-        good = int(is_bad.argmax()) if is_bad.any() else len(units)
-        count += good
-        if good:
-            last = UNIT.unpack_from(raw, (good - 1) * QUEUE_UNIT_BYTES)
-        if good < len(units):
-            break
-    return count, last

@@ -33,8 +33,8 @@ from tandemmq.protocol.record import decode_record
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.memory import ManualClock
 from tandemmq.store import GetStatus, MessageStore, StoreOptions
-from tandemmq.store.consume_queue import FILLER, UNIT
 from tandemmq.store.inspect import InspectOptions, RepairOptions, RepairReport, repair_store
+from tandemmq.store.queue_entries import FILLER, UNIT
 
 COUNT = 120
 

@@ -11,8 +11,9 @@ from store_rig import ROOT, Rig, bodies, record
 from tandemmq.errors import MessageIllegal
 from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.store import FlushMode, MessageStore
-from tandemmq.store.consume_queue import FILLER, UNIT, ConsumeQueue
+from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.key_index import KeyIndex
+from tandemmq.store.queue_entries import FILLER, UNIT
 from tandemmq.store.segment import OpenFiles
 
 LOG = ROOT / "commitlog" / ("0" * 20)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tandemmq.store.consume_queue import ENTRY, FILLER_SIZE
 from tandemmq.store.inspect.files import OffsetFile, OffsetFiles, list_offset_files, read_range
 from tandemmq.store.options import QUEUE_UNIT_BYTES
 from tandemmq.store.paths import parse_queue_id
+from tandemmq.store.queue_entries import ENTRY, FILLER_SIZE
 
 ENTRIES_PER_READ = 65_536
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from tandemmq.runtime.ports import Disk
-from tandemmq.store.consume_queue import FILLER_SIZE
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.inspect.entries import QueueRows
 from tandemmq.store.inspect.index_check import NAME_DIGITS, IndexLayout
@@ -25,6 +24,7 @@ from tandemmq.store.inspect.queue_files import QueueFiles
 from tandemmq.store.key_index import Ints, KeyIndex
 from tandemmq.store.options import QUEUE_UNIT_BYTES, StoreOptions
 from tandemmq.store.paths import StorePaths
+from tandemmq.store.queue_entries import FILLER_SIZE
 from tandemmq.store.segment import OpenFiles
 
 Key = tuple[str, int]
