@@ -55,10 +55,11 @@ svg text { font-size: 12px; fill: var(--soft); }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--rule);
-  vertical-align: top; overflow-wrap: anywhere; }
-th { color: var(--soft); font-weight: 600; white-space: nowrap; }
+  vertical-align: top; overflow-wrap: break-word; }
+th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
 td:first-child { white-space: nowrap; }
-.num { text-align: right; white-space: nowrap; }
+.num { text-align: right; }
+td.num { white-space: nowrap; }
 .none, .note { color: var(--soft); font-size: 13px; margin: 8px 0 0; }
 """
 

@@ -195,7 +195,7 @@ def _table(rows: Iterable[RollupRow]) -> Table:
     ends, shares = ("store", "consumer"), ("p50", "p99")
     return Table(
         title="Topics and tags",
-        columns=("topic", "tag", "messages", "bytes", *(f"to {end}, {p} ms" for end in ends for p in shares)),
+        columns=("topic", "tag", "messages", "bytes", *(f"{end} {p} ms" for end in ends for p in shares)),
         rows=tuple(
             (
                 row.topic,

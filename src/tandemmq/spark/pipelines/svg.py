@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from html import escape
 
+from tandemmq.spark.pipelines.events import render_bytes
 from tandemmq.spark.pipelines.exhibits import BarChart, Line, LineChart
 
 WIDTH, HEIGHT = 720, 240
@@ -82,7 +83,7 @@ def draw_bars(chart: BarChart) -> str:
             f'<rect class="bar" x="{_LABEL_WIDTH}" y="{y}" width="{width:.1f}" height="{_BAR_HEIGHT}">'
             f"<title>{escape(label)}</title></rect>"
         )
-        parts.append(_text(_LABEL_WIDTH + width + 6, y + 14, f"{render_number(value)} {chart.unit}", "start"))
+        parts.append(_text(_LABEL_WIDTH + width + 6, y + 14, _render_value(value, chart.unit), "start"))
     if len(chart.bars) > BARS_MAX:
         return "".join(parts) + f'</svg><p class="none">and {len(chart.bars) - BARS_MAX} more</p>'
     return "".join(parts) + "</svg>"
@@ -126,6 +127,10 @@ def render_number(value: float) -> str:
         if abs(value) >= limit:
             return f"{value / limit:.3g}{unit}"
     return f"{value:.3g}"
+
+
+def _render_value(value: float, unit: str) -> str:
+    return render_bytes(round(value)) if unit == "B" else f"{render_number(value)} {unit}".rstrip()
 
 
 def render_seconds(value: float) -> str:
