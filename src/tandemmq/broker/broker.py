@@ -240,6 +240,7 @@ class Broker:
             tables=self._tables,
             stats=parts.stats,
             long_polls=parts.long_polls,
+            pop=parts.pop,
             consumers=parts.consumers,
             listeners=dict(zip(("main", "fast"), self._servers, strict=False)),
             replica=replica,

@@ -131,6 +131,8 @@ class Parts:
             offsets=offsets,
             orders=tables.orders,
             creator=creator,
+            saver=tables.saver,
+            group_file=tables.group_file,
             stats=self.stats,
             clock=clock,
             chance=chance,

@@ -229,6 +229,21 @@ TOPICS: Final = _gauge("tandemmq_topics", "topics that are configured, the broke
 GROUPS: Final = _gauge("tandemmq_subscription_groups", "subscription groups that are configured")
 CONSUMER_GROUPS: Final = _gauge("tandemmq_consumer_groups", "consumer groups with a client online")
 HELD_PULLS: Final = _gauge("tandemmq_held_pulls", "pulls that wait for messages")
+HELD_POPS: Final = _gauge("tandemmq_held_pops", "pops and notifications that wait for messages")
+POP_LEASES: Final = _gauge(
+    "tandemmq_pop_leases", "pops of one queue with messages that are neither acknowledged nor given back"
+)
+POPPED: Final = _counter("tandemmq_popped_messages_total", "messages given to consumers by pops")
+POP_ACKS: Final = _counter("tandemmq_pop_acks_total", "popped messages that were acknowledged")
+POP_CHANGES: Final = _counter(
+    "tandemmq_pop_changes_total", "popped messages whose invisible time was changed"
+)
+POP_REVIVED: Final = _counter(
+    "tandemmq_pop_revived_total", "popped messages stored again because nobody acknowledged them"
+)
+POP_DEAD: Final = _counter(
+    "tandemmq_pop_dead_letters_total", "those of them that became dead letters: they were tried often enough"
+)
 CONNECTIONS: Final = _gauge(
     "tandemmq_connections", "open client connections by listener", "listener", bound="2: main, fast"
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tandemmq.broker.clients.consumer_table import ConsumerTable
 from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.pop.service import PopService
 from tandemmq.broker.pull.long_poll import LongPolls
 from tandemmq.broker.replica import ReplicaRole
 from tandemmq.broker.stats import BrokerStats
@@ -25,6 +26,7 @@ class MetricSources:
     tables: Tables
     stats: BrokerStats
     long_polls: LongPolls
+    pop: PopService
     consumers: ConsumerTable
     listeners: Mapping[str, RemotingServer]
     replica: ReplicaRole

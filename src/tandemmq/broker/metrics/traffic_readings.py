@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from tandemmq.broker.metrics.sources import MetricSources
+from tandemmq.broker.pop.service import PopService
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.remoting.server import RemotingServer
@@ -46,6 +47,7 @@ def read_traffic(sources: MetricSources) -> Iterator[Reading]:
     yield Reading(metrics.GROUPS, len(tables.groups))
     yield Reading(metrics.CONSUMER_GROUPS, len(sources.consumers.groups))
     yield Reading(metrics.HELD_PULLS, len(sources.long_polls))
+    yield from _read_pops(sources.pop)
     yield from _read_connections(sources.listeners)
 
 
@@ -73,6 +75,16 @@ def _read_topics(store: MessageStore, stats: BrokerStats) -> Iterator[Reading]:
         yield Reading(metrics.TOPIC_IN, count, (topic,))
         yield Reading(metrics.TOPIC_OUT, got.get(topic, 0), (topic,))
     yield Reading(metrics.TOPICS_WITHOUT_SERIES, max(0, len(counts) - TOPIC_SERIES_MAX))
+
+
+def _read_pops(pop: PopService) -> Iterator[Reading]:
+    yield Reading(metrics.HELD_POPS, len(pop.polls))
+    yield Reading(metrics.POP_LEASES, len(pop.leases))
+    yield Reading(metrics.POPPED, pop.pops.popped_count)
+    yield Reading(metrics.POP_ACKS, pop.acks.acked_count)
+    yield Reading(metrics.POP_CHANGES, pop.acks.changed_count)
+    yield Reading(metrics.POP_REVIVED, pop.revive.revived_count)
+    yield Reading(metrics.POP_DEAD, pop.revive.dead_count)
 
 
 def _read_connections(listeners: Mapping[str, RemotingServer]) -> Iterator[Reading]:

@@ -33,6 +33,7 @@ from tandemmq.broker.pop.receipts import (
     start_item,
 )
 from tandemmq.broker.stats import BrokerStats
+from tandemmq.broker.table_file import OnSaved, TableFile, TableSaver
 from tandemmq.errors import RequestRejected, StoreError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
@@ -97,6 +98,8 @@ class PopHandlers:
         lease_log: LeaseLog,
         orders: OrderTable,
         polls: PopPolls,
+        saver: TableSaver,
+        group_file: TableFile,
         stats: BrokerStats,
         clock: Clock,
     ) -> None:
@@ -106,6 +109,8 @@ class PopHandlers:
         self._log = lease_log
         self._orders = orders
         self._polls = polls
+        self._saver = saver
+        self._group_file = group_file
         self._stats = stats
         self._clock = clock
         self._wake_times: dict[PollKey, int] = {}
@@ -230,9 +235,19 @@ class PopHandlers:
             self._describe(answer, taken, want)
 
         def on_stored(status: PutStatus) -> None:
-            self._finish(asked, found, answer, status)
+            self._when_saved(lambda _error: self._finish(asked, found, answer, status))
 
         self._log.open(leases, on_stored)
+
+    def _when_saved(self, done: OnSaved) -> None:
+        """Call `done` when the groups are on disk: what a group that is unknown after a kill has popped would
+        come to nobody any more.
+        """
+        file = self._group_file
+        if file.is_changed or file.lock.locked():
+            self._saver.save_then(file, done)
+        else:
+            done(None)
 
     def _pop_in_order(self, asked: Asked, found: Found, now_ms: int) -> None:
         want = asked.want

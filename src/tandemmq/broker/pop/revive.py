@@ -38,6 +38,7 @@ BATCH_COUNT: Final = 64
 COPIES_BYTES_MAX: Final = 131_072
 ACK_IN_FLIGHT_MS: Final = 500
 STOP_S_MAX: Final = 5.0
+REVIVE_QUEUES_MAX: Final = 512
 FIRST_POP_TIME: Final = "1ST_POP_TIME"
 POP_HANDLE: Final = "POP_CK"
 
@@ -68,6 +69,9 @@ class Revive:
         self._is_stopping = False
         self.revived_count = 0
         self.dead_count = 0
+        self._revive_queues = frozenset(
+            (lease_log.records.topic, queue_id) for queue_id in range(REVIVE_QUEUES_MAX)
+        )
         lease_log.on_sooner = self._wake.set
         store.on_dispatch(self._on_dispatch)
 
@@ -97,9 +101,10 @@ class Revive:
             self._log.settle()
 
     def _on_dispatch(self, newest: Mapping[tuple[str, int], int]) -> None:
-        topic = self._log.records.topic
-        for (name, queue_id), end in newest.items():
-            if name == topic and self._log.is_ready and self._log.note_dispatched(queue_id, end):
+        if self._revive_queues.isdisjoint(newest) or not self._log.is_ready:
+            return
+        for key in self._revive_queues & newest.keys():
+            if self._log.note_dispatched(key[1], newest[key]):
                 self._wake.set()
 
     async def _run(self) -> None:

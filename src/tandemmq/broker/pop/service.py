@@ -15,6 +15,7 @@ from tandemmq.broker.pop.polls import PopPolls
 from tandemmq.broker.pop.reading import PopReader
 from tandemmq.broker.pop.revive import Revive
 from tandemmq.broker.stats import BrokerStats
+from tandemmq.broker.table_file import TableFile, TableSaver
 from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
@@ -35,6 +36,8 @@ class PopService:
         offsets: OffsetTable,
         orders: OrderTable,
         creator: TopicCreator,
+        saver: TableSaver,
+        group_file: TableFile,
         stats: BrokerStats,
         clock: Clock,
         chance: Random,
@@ -79,6 +82,8 @@ class PopService:
             lease_log=lease_log,
             orders=orders,
             polls=self.polls,
+            saver=saver,
+            group_file=group_file,
             stats=stats,
             clock=clock,
         )

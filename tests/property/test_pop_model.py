@@ -1,0 +1,301 @@
+"""Pops against a model: any sequence of sends, pops, acks, changes, waits, restarts, deaths and power cuts.
+
+With SYNC_FLUSH, whatever happens in between: a message whose ack was answered comes no more; one that is held
+under an answered handle is not shown to others before its time; everything else comes in the end (spec
+semantics 14).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.parts import Parts
+from tandemmq.broker.tables import Tables
+from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.record import NewRecord, decode_records
+from tandemmq.protocol.requests.pop import AckRequest, ChangeInvisibleRequest, PopRequest, PopResponse
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.runtime.chance import SeededRandom
+from tandemmq.runtime.memory import ManualClock, MemoryDisk
+from tandemmq.runtime.memory_network import MemoryNetwork
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.store import FlushMode, MessageStore, StoreOptions
+
+ROOT = Path("/broker")
+QUEUES = 3
+INVISIBLE_MS = (1_000, 5_000, 30_000)
+
+
+class FakeChannel:
+    """Collects answers."""
+
+    peer = "test"
+    is_closed = False
+
+    def __init__(self) -> None:
+        self.on_close: list[Any] = []
+        self.answers: dict[int, tuple[Command, bytes]] = {}
+
+    def send(self, reply: Command) -> None:
+        self.answers[reply.opaque] = (reply, bytes(reply.body))
+
+    def send_frame(self, *parts: Any) -> None:
+        self.frame = b"".join(map(bytes, parts))
+
+
+@dataclass
+class Held:
+    """A message that somebody has popped."""
+
+    name: str
+    topic: str
+    queue_id: int
+    offset: int
+    handle: str
+    until_ms: int
+
+
+@dataclass
+class World:
+    """A broker's parts on a disk that can lose them, and what the clients know."""
+
+    seed: int
+    disk: MemoryDisk = field(default_factory=MemoryDisk)
+    clock: ManualClock = field(default_factory=ManualClock)
+    sent: list[str] = field(default_factory=list)
+    acked: set[str] = field(default_factory=set)
+    held: list[Held] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.dice = Random(self.seed)
+
+    async def start(self) -> None:
+        options = BrokerOptions(cluster_name="C", broker_name="b", pop_retry_percent=50)
+        store_options = StoreOptions(
+            root=ROOT,
+            flush_mode=FlushMode.SYNC_FLUSH,
+            commit_log_file_bytes=256 * 1024,
+            consume_queue_file_bytes=20_000,
+            key_index_enable=False,
+        )
+        self.store = await MessageStore.open(store_options, disk=self.disk, clock=self.clock)
+        self.tables = Tables(options, ROOT / "config", disk=self.disk, clock=self.clock)
+        self.tables.load(delay_level_count=18)
+        self.tables.topics.add_missing(
+            [TopicConfig(name="T", read_queue_count=QUEUES, write_queue_count=QUEUES, permission=6)],
+            self.clock.now_ms(),
+        )
+        self.scope = TaskScope("test")
+        self.scope.start("saver", self.tables.saver.run())
+        self.parts = Parts(
+            options,
+            store=self.store,
+            tables=self.tables,
+            client=RemotingClient(network=MemoryNetwork(self.clock), clock=self.clock),
+            disk=self.disk,
+            clock=self.clock,
+            chance=SeededRandom(self.seed),
+        )
+        self.revive = self.parts.pop.revive
+        self.revive.start(None)
+        await self.clock.pass_time(0)
+
+    async def stop(self) -> None:
+        """As `Broker.stop` does it."""
+        await self.revive.stop()
+        await self.tables.saver.close()
+        await self.scope.close()
+        await self.store.close()
+        self.revive.settle()
+        await self.tables.saver.close()
+        self._new_clock()
+
+    async def kill(self, *, is_power_cut: bool) -> None:
+        assert self.revive._scope is not None
+        await self.revive._scope.close()
+        await self.scope.close()
+        await self.store._tasks.close()
+        self.disk._locks.clear()
+        if is_power_cut:
+            self.disk.power_cut()
+        self._new_clock()
+
+    def _new_clock(self) -> None:
+        self.clock = ManualClock(now_ms=self.clock.now_ms())
+
+    async def send(self, count: int) -> None:
+        done: list[object] = []
+        for _ in range(count):
+            name = f"m{len(self.sent)}"
+            self.sent.append(name)
+            record = NewRecord(
+                topic="T",
+                queue_id=self.dice.randrange(QUEUES),
+                body=name.encode(),
+                properties=encode_properties({"UNIQ_KEY": name}),
+                born_at_ms=0,
+                born_host=bytes(8),
+                unique_key=name,
+            )
+            self.store.append([record], done.append)
+        await self.clock.pass_time(0.05)
+        assert len(done) == count
+
+    async def pop(self, count: int, invisible_ms: int) -> list[Held]:
+        now_ms = self.clock.now_ms()
+        header = PopRequest(
+            consumer_group="G",
+            topic="T",
+            queue_id=-1,
+            count_max=count,
+            invisible_ms=invisible_ms,
+            born_at_ms=now_ms,
+        )
+        channel = FakeChannel()
+        answer = self.parts.pop.pops.handle_pop(channel, Command.request(RequestCode.POP_MESSAGE, header))  # type: ignore[arg-type]
+        if answer is not None:
+            assert answer.code == ResponseCode.POLLING_TIMEOUT
+            return []
+        await self.clock.pass_time(0.05)
+        return self._take(channel.frame, now_ms)
+
+    def _take(self, frame: bytes, now_ms: int) -> list[Held]:
+        from tandemmq.protocol.frame import FrameDecoder
+
+        decoder = FrameDecoder()
+        [command] = list(decoder.feed(frame))
+        response = command.decode(PopResponse)
+        starts = dict(item.rsplit(" ", 1) for item in (response.start_offset_info or "").split(";"))
+        found = []
+        for record in decode_records(command.body):
+            handle = record.properties.get("POP_CK") or (
+                f"{starts[f'0 {record.queue_id}']} {response.pop_time_ms} {response.invisible_ms}"
+                f" {response.revive_queue_id} 0 b {record.queue_id} {record.queue_offset}"
+            )
+            topic = "%RETRY%G_T" if handle.split(" ")[4] == "1" else "T"
+            until_ms = response.pop_time_ms + response.invisible_ms
+            name = record.body.decode()
+            found.append(Held(name, topic, record.queue_id, record.queue_offset, handle, until_ms))
+        for new in found:
+            assert new.name not in self.acked, f"{new.name} came again after its ack"
+            others = [held for held in self.held if held.name == new.name and held.until_ms > now_ms]
+            assert not others, f"{new.name} is shown to two: {others} {new} at {now_ms}"
+        self.held = [held for held in self.held if held.until_ms > now_ms] + found
+        return found
+
+    async def ack(self, held: Held) -> bool:
+        """True when it was counted: the handle was good."""
+        header = AckRequest(
+            consumer_group="G",
+            topic=held.topic,
+            queue_id=held.queue_id,
+            extra_info=held.handle,
+            offset=held.offset,
+        )
+        before = self.parts.pop.acks.acked_count
+        channel = FakeChannel()
+        command = Command.request(RequestCode.ACK_MESSAGE, header)
+        answer = self.parts.pop.acks.handle_ack(channel, command)  # type: ignore[arg-type]
+        self.held.remove(held)
+        if answer is not None:
+            return False
+        await self.clock.pass_time(0.05)
+        [(reply, _)] = channel.answers.values()
+        assert reply.code == ResponseCode.SUCCESS
+        is_good = self.parts.pop.acks.acked_count > before
+        if is_good:
+            self.acked.add(held.name)
+        return is_good
+
+    async def change(self, held: Held, invisible_ms: int) -> None:
+        header = ChangeInvisibleRequest(
+            consumer_group="G",
+            topic=held.topic,
+            queue_id=held.queue_id,
+            extra_info=held.handle,
+            offset=held.offset,
+            invisible_ms=invisible_ms,
+        )
+        channel = FakeChannel()
+        command = Command.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
+        self.held.remove(held)
+        self.parts.pop.acks.handle_change(channel, command)  # type: ignore[arg-type]
+        await self.clock.pass_time(0.05)
+        [(reply, _)] = channel.answers.values()
+        assert reply.code == ResponseCode.SUCCESS
+        response = reply.header
+        parts = held.handle.split(" ")
+        parts[:4] = [
+            str(held.offset),
+            str(response.pop_time_ms),  # type: ignore[union-attr]  # its header
+            str(response.invisible_ms),  # type: ignore[union-attr]
+            str(response.revive_queue_id),  # type: ignore[union-attr]
+        ]
+        until_ms = response.pop_time_ms + invisible_ms  # type: ignore[union-attr]
+        self.held.append(Held(held.name, held.topic, held.queue_id, held.offset, " ".join(parts), until_ms))
+
+    def good(self) -> list[Held]:
+        """Handles whose time is not nearly over."""
+        return [held for held in self.held if held.until_ms > self.clock.now_ms() + 100]
+
+    async def step(self) -> None:
+        dice = self.dice
+        match dice.choices(range(8), (20, 25, 25, 8, 12, 3, 4, 3))[0]:
+            case 0:
+                await self.send(dice.randrange(1, 12))
+            case 1:
+                await self.pop(dice.choice((1, 3, 32)), dice.choice(INVISIBLE_MS))
+            case 2:
+                for held in dice.sample(self.good(), min(len(self.good()), dice.randrange(1, 9))):
+                    if held.until_ms > self.clock.now_ms() + 100:
+                        assert await self.ack(held), f"the ack of {held} was not counted"
+            case 3:
+                if self.good():
+                    await self.change(dice.choice(self.good()), dice.choice((0, *INVISIBLE_MS)))
+            case 4:
+                await self.clock.pass_time(dice.choice((0.1, 1.5, 8.0)))
+            case 5:
+                await self.stop()
+                await self.start()
+            case 6:
+                await self.kill(is_power_cut=False)
+                await self.start()
+            case 7:
+                await self.kill(is_power_cut=True)
+                await self.start()
+
+    async def drain(self) -> None:
+        """All that was not acknowledged comes in the end."""
+        for _ in range(40):
+            await self.clock.pass_time(max(INVISIBLE_MS) / 1000 + 2)
+            while got := await self.pop(32, 60_000):
+                for held in got:
+                    assert await self.ack(held)
+            if self.acked == set(self.sent):
+                return
+        raise AssertionError(f"lost: {sorted(set(self.sent) - self.acked)}")
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_nothing_is_lost_and_nothing_acknowledged_comes_again(seed: int) -> None:
+    async def run() -> None:
+        world = World(seed)
+        await world.start()
+        for _ in range(60):
+            await world.step()
+        await world.drain()
+        assert len(world.parts.pop.leases) == 0
+        await world.clock.pass_time(3)
+        await world.stop()
+
+    asyncio.run(run())

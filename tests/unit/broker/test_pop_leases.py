@@ -1,0 +1,134 @@
+"""The table of leases, and what the revive topic says of them (spec semantics 14.4)."""
+
+from __future__ import annotations
+
+import json
+
+from tandemmq.broker.pop.lease_records import Finished, LeaseRecords, NewLease, read_change
+from tandemmq.broker.pop.leases import Lease, LeaseKey, Leases
+from tandemmq.protocol.bodies.pop import Position
+from tandemmq.protocol.record import NewRecord, Record, decode_record, encode_record
+
+
+def make(
+    start: int = 0, *, pop_time: int = 1_000, count: int = 3, invisible: int = 500, queue: int = 0
+) -> Lease:
+    return Lease(
+        LeaseKey("T", "G", 0, start, pop_time),
+        range(start, start + count),
+        invisible_ms=invisible,
+        revive_queue_id=queue,
+        end_offset=start + count,
+    )
+
+
+def stored(new: NewRecord, offset: int = 7) -> Record:
+    raw = encode_record(new, queue_offset=offset, log_offset=0, stored_at_ms=0, store_host=bytes(8))
+    return decode_record(raw)
+
+
+def test_a_lease_ends_once_and_only_while_it_is_open() -> None:
+    leases = Leases()
+    early, late = make(0), make(10, invisible=900)
+    leases.add(early)
+    leases.add(late)
+    assert leases.next_end_ms() == 1_500
+    assert leases.take_ended(1_499, 9) == []
+    assert leases.take_ended(1_500, 9) == [early]
+    assert leases.take_ended(1_500, 9) == []
+    leases.put_back(early, 1_700)
+    assert leases.take_ended(1_700, 9) == [early]
+    assert leases.finish(late, [0, 1]) is False
+    assert late.open_offsets() == [12]
+    assert leases.finish(late, [2]) is True
+    assert leases.take_ended(9_999, 9) == []
+    assert len(leases) == 1
+
+
+def test_the_oldest_check_point_of_a_queue_is_known_whatever_is_written_again() -> None:
+    leases = Leases()
+    first, second = make(0), make(10)
+    for place, lease in enumerate((first, second)):
+        leases.add(lease)
+        leases.note_written(lease, place)
+    assert leases.oldest_written(0) is first
+    leases.note_written(first, 5)  # rolled
+    assert leases.oldest_written(0) is second
+    leases.note_written(first, 0)  # which was not stored
+    assert leases.oldest_written(0) is first
+    leases.drop(first)
+    leases.drop(second)
+    assert leases.oldest_written(0) is None
+
+
+def test_the_table_is_bounded_and_counts_by_queue() -> None:
+    leases = Leases(1)
+    assert leases.has_room
+    lease = make()
+    leases.add(lease)
+    assert not leases.has_room
+    assert leases.open_count(("T", "G", 0)) == 1
+    leases.drop(lease)
+    assert leases.has_room
+    assert leases.open_count(("T", "G", 0)) == 0
+
+
+def test_a_check_point_is_rocketmqs_json_with_its_tag_and_unique_key() -> None:
+    records = LeaseRecords(cluster="C", broker_name="b")
+    lease = Lease(
+        LeaseKey("T", "G", 2, 10, 17), [10, 12], invisible_ms=60_000, revive_queue_id=3, end_offset=13
+    )
+    new = records.check_point(lease, moves_position=True, now_ms=17)
+    assert (new.topic, new.queue_id) == ("rmq_sys_REVIVE_LOG_C", 3)
+    record = stored(new)
+    assert record.properties == {"TAGS": "ck", "UNIQ_KEY": "T@2@10@G@17@b@ck"}
+    assert json.loads(record.body) == {
+        "bm": 0, "bn": "b", "c": "G", "d": [0, 2], "it": 60_000, "n": 2, "pt": 17, "q": 2,
+        "ro": 0, "rp": "0", "so": 10, "t": "T", "tandemEnd": 13,
+    }  # fmt: skip
+    change = read_change(record)
+    assert isinstance(change, NewLease)
+    assert (change.lease.key, change.lease.offsets, change.position) == (lease.key, (10, 12), 13)
+    assert not change.is_late
+
+
+def test_acks_name_their_check_point() -> None:
+    records = LeaseRecords(cluster="C", broker_name="b")
+    lease = make(10)
+    one, two = records.ack(lease, [11], 0), records.ack(lease, [10, 12], 0)
+    assert stored(one).properties == {"TAGS": "ack", "UNIQ_KEY": "T@0@11@G@1000@b@ack"}
+    assert json.loads(stored(one).body)["ao"] == 11
+    assert stored(two).tags == "bAck"
+    assert read_change(stored(one)) == Finished(lease.key, [11])
+    assert read_change(stored(two)) == Finished(lease.key, [10, 12])
+
+
+def test_a_check_point_of_javas_gets_time_for_its_acks() -> None:
+    """It comes through the timer; without a list of distances the offsets follow each other."""
+    body = {"bm": -1 & 0b101, "c": "G", "it": 500, "n": 3, "pt": 1_000, "q": 0, "ro": 0, "so": 4, "t": "T"}
+    new = NewRecord(
+        topic="rmq_sys_REVIVE_LOG_C",
+        queue_id=1,
+        body=json.dumps(body).encode(),
+        properties=b"TAGS\x01ck\x02TIMER_OUT_MS\x01500\x02",
+        born_at_ms=0,
+        born_host=bytes(8),
+    )
+    change = read_change(stored(new))
+    assert isinstance(change, NewLease)
+    assert change.is_late
+    assert change.position is None
+    assert change.lease.open_offsets() == [5]
+    assert change.lease.ends_at_ms == 4_500
+
+
+def test_positions_and_what_is_unknown() -> None:
+    records = LeaseRecords(cluster="C", broker_name="b")
+    new = records.position("T", "G", 1, 9, revive_queue_id=2, now_ms=0)
+    assert read_change(stored(new)) == Position(topic="T", group="G", queue_id=1, offset=9)
+    new.properties = b"TAGS\x01other\x02"
+    assert read_change(stored(new)) is None
+    new.properties, new.body = b"TAGS\x01ck\x02", b"no json"
+    assert read_change(stored(new)) is None
+    new.body = b'{"n":0}'
+    assert read_change(stored(new)) is None

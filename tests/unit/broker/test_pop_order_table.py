@@ -1,0 +1,83 @@
+"""What is popped in order and not finished (spec semantics 14.5)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tandemmq.broker.pop.order_table import KEPT_MS, OrderedPop, OrderTable
+
+KEY = ("T", "G", 0)
+
+
+def popped(*offsets: int, at: int = 1_000, attempt: str = "") -> OrderedPop:
+    return OrderedPop(offsets, pop_time_ms=at, invisible_ms=500, attempt_id=attempt, seen_at_ms=at)
+
+
+def test_a_queue_is_blocked_until_all_is_acknowledged_or_visible() -> None:
+    table = OrderTable()
+    table.put(KEY, popped(4, 5, attempt="a"))
+    assert table.blocked_until_ms(KEY, None, 1_499) == 1_500
+    assert table.blocked_until_ms(KEY, "a", 1_000) is None
+    assert table.blocked_until_ms(KEY, "b", 1_000) == 1_500
+    assert table.blocked_until_ms(KEY, None, 1_500) is None
+    assert table.show_at(KEY, 5, 1_000, 2_000)
+    assert table.blocked_until_ms(KEY, None, 1_999) == 2_000
+    assert table.acknowledge(KEY, 5, 1_000) == 4
+    assert table.blocked_until_ms(KEY, None, 1_500) is None
+    assert table.acknowledge(KEY, 4, 1_000) == 6
+
+
+def test_acks_of_an_earlier_pop_are_ignored_and_unknown_offsets_refused() -> None:
+    table = OrderTable()
+    table.put(KEY, popped(4, 5))
+    assert table.acknowledge(KEY, 4, 999) is None
+    assert table.acknowledge(("T", "H", 0), 4, 1_000) is None
+    with pytest.raises(ValueError, match="not in list"):
+        table.acknowledge(KEY, 9, 1_000)
+    assert not table.show_at(KEY, 9, 1_000, 2_000)
+
+
+def test_pops_are_counted_by_message_and_the_same_attempt_counts_once() -> None:
+    table = OrderTable()
+    table.put(KEY, popped(4, 5))
+    table.put(KEY, again := popped(5, 6, at=2_000, attempt="x"))
+    assert again.counts == {5: 1}
+    table.put(KEY, same := popped(5, 6, at=2_100, attempt="x"))
+    assert same.counts == {5: 1}
+    table.put(KEY, third := popped(5, 6, at=3_000, attempt="y"))
+    assert third.counts == {5: 2, 6: 1}
+
+
+def test_the_file_is_rocketmqs_and_comes_back() -> None:
+    table = OrderTable()
+    pop = popped(4, 6, attempt="a")
+    table.put(KEY, pop)
+    table.acknowledge(KEY, 6, 1_000)
+    table.show_at(KEY, 4, 1_000, 9_000)
+    row = json.loads(table.encode())["table"]["T@G"]["0"]
+    assert row == {
+        "a": "a", "cm": 2, "i": 500, "l": 1_000, "o": [4, 2], "oc": {}, "ot": {"4": 9_000}, "popTime": 1_000,
+    }  # fmt: skip
+    other = OrderTable()
+    other.load(table.encode())
+    assert other.encode() == table.encode()
+    assert other.blocked_until_ms(KEY, None, 8_999) == 9_000
+
+
+def test_java_s_file_is_read() -> None:
+    table = OrderTable()
+    table.load(b'{"table":{"T@G":{0:{"popTime":1000,"i":500,"o":[4,1],"oc":{5:2},"l":1000,"cm":1}}}}')
+    pop = table.get(KEY)
+    assert pop is not None
+    assert (pop.offsets, pop.open_offsets(), pop.counts) == ([4, 5], [5], {5: 2})
+
+
+def test_what_is_long_unused_is_forgotten() -> None:
+    table = OrderTable()
+    table.put(KEY, popped(1))
+    table.put(("T", "H", 0), popped(1, at=KEPT_MS + 2_000))
+    table.encode()
+    assert table.get(KEY) is None
+    assert table.get(("T", "H", 0)) is not None

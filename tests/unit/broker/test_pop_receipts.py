@@ -1,0 +1,79 @@
+"""Handles and the lists of a pop's answer, as spec semantics 14.2 writes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandemmq.broker.pop.receipts import (
+    Handle,
+    join_items,
+    offsets_item,
+    order_items,
+    parse_handle,
+    pop_retry_v1,
+    pop_retry_v2,
+    real_topic,
+    render_handle,
+    start_item,
+)
+from tandemmq.errors import BadRequest, RemoteProtocolError
+from tandemmq.protocol.bodies.pop import decode_batch_ack, decode_bits, encode_bits
+
+TEXT = "12 1700000000000 60000 3 0 broker-a 5 14"
+
+
+def test_handle_has_eight_fields_in_the_order_of_the_spec() -> None:
+    handle = parse_handle(TEXT)
+    assert handle == Handle(12, 1_700_000_000_000, 60_000, 3, "0", "broker-a", 5, 14)
+    assert render_handle(handle) == TEXT
+    assert not handle.is_ordered
+    assert parse_handle("1 2 3 999 0 b 0 1").is_ordered
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1 2 3", "a 2 3 4 0 b 6 7", "1 2 3 4 0 b 6 x", "1 2 3 4 0 b " + "9" * 40]
+)
+def test_a_text_that_is_no_handle_is_named(text: str) -> None:
+    with pytest.raises(BadRequest, match="handle"):
+        parse_handle(text)
+
+
+def test_lists_of_an_answer() -> None:
+    assert join_items([start_item("0", 2, 7), start_item("1", 0, 3)]) == "0 2 7;1 0 3"
+    assert offsets_item("0", 2, [7, 8, 10]) == "0 2 7,8,10"
+
+
+def test_counts_of_ordered_messages() -> None:
+    assert order_items("0", 1, [5, 6], {5: 2, 6: 1}) == ["0 qo1%5 2", "0 qo1%6 1", "0 1 1"]
+    assert order_items("0", 1, [5, 6], {5: 2}) == ["0 qo1%5 2", "0 1 0"]  # 6 is new
+    assert order_items("0", 1, [5], {}) == ["0 1 0"]
+
+
+def test_retry_topics_of_both_forms() -> None:
+    assert pop_retry_v1("g", "t") == "%RETRY%g_t"
+    assert pop_retry_v2("g", "t") == "%RETRY%g+t"
+    assert [real_topic(flag, "g", "t") for flag in "012"] == ["t", "%RETRY%g_t", "%RETRY%g+t"]
+
+
+def test_bit_sets_are_javas() -> None:
+    assert encode_bits([0, 1, 2, 9]) == "BwI="  # new BitSet().toByteArray() is little endian
+    assert decode_bits("BwI=", 8) == [0, 1, 2, 9]
+    with pytest.raises(RemoteProtocolError):
+        decode_bits("no base64!", 8)
+    with pytest.raises(RemoteProtocolError):
+        decode_bits(encode_bits([80]), 8)
+
+
+def test_body_of_a_batch_ack_as_java_writes_it() -> None:
+    body = (
+        b'{"acks":[{"b":"Bw==","c":"g","it":60000,"pt":17,"q":1,"r":"1","rq":4,"so":9,"t":"T"}],'
+        b'"brokerName":"b"}'
+    )
+    [entry] = decode_batch_ack(body).entries
+    assert (entry.group, entry.topic, entry.retry_flag, entry.start_offset) == ("g", "T", "1", 9)
+    assert (entry.queue_id, entry.revive_queue_id, entry.pop_time_ms, entry.invisible_ms) == (
+        1,
+        4,
+        17,
+        60_000,
+    )
