@@ -23,6 +23,8 @@ from fault_waits import (
 )
 from outside_lists import OutsideLists, consumer_of, consuming, sending
 
+from tandemmq.client import ReadFrom
+
 pytestmark = pytest.mark.process
 
 
@@ -195,6 +197,65 @@ async def test_a_killed_master_comes_back_with_old_offsets_and_nothing_is_repeat
     async with consumer_of(names, topic) as late:
         assert all(message.queue_offset >= 0 for message in await late.poll(32, 0.5))
         assert sum(late.positions.values()) >= reached
+
+
+async def test_a_link_that_is_too_slow_for_slave_timeout_is_told(shared: FaultCluster) -> None:
+    topic = "TooSlow"
+    await begin(shared, topic)
+    lists = OutsideLists()
+    names = shared.namesrv.address
+    async with consuming(names, lists, topic):
+        async with sending(names, lists, topic, body_bytes=30_000):
+            await until_more(lists, "SEND_OK", 10)
+            shared.to_master_ha.slow(20_000)
+            await until_more(lists, "FLUSH_SLAVE_TIMEOUT", 2)
+            shared.to_master_ha.mend()
+            await until_more(lists, "SEND_OK", 10)
+        await until_delivered(lists)
+    lists.check().check()
+
+
+async def test_who_prefers_slaves_reads_the_master_when_the_slave_is_cut_off(shared: FaultCluster) -> None:
+    topic = "Prefer"
+    await begin(shared, topic)
+    lists = OutsideLists()
+    names = shared.namesrv.address
+    async with consuming(names, lists, topic, read_from=ReadFrom.PREFER_SLAVE):
+        async with sending(names, lists, topic):
+            await until_more(lists, "SEND_OK", 20)
+        before = shared.to_slave.passed_bytes
+        await until_delivered(lists)
+        async with sending(names, lists, topic):
+            await until_more(lists, "SEND_OK", 20)
+        await until_delivered(lists)
+        assert shared.to_slave.passed_bytes > before, "the slave was read"
+        shared.to_slave.cut()
+        async with sending(names, lists, topic):
+            await until_more(lists, "SEND_OK", 20)
+        await until_delivered(lists)
+    shared.to_slave.mend()
+    lists.check().check()
+
+
+async def test_who_reads_the_master_only_waits_for_it(shared: FaultCluster) -> None:
+    topic = "OnlyMaster"
+    await begin(shared, topic)
+    lists = OutsideLists()
+    names = shared.namesrv.address
+    async with sending(names, lists, topic):
+        await until_more(lists, "SEND_OK", 20)
+    async with consumer_of(names, topic, read_from=ReadFrom.MASTER) as consumer:
+        for message in await consumer.poll(8, 10):
+            lists.note_delivery(message)
+        shared.to_master.cut()
+        while messages := await consumer.poll(256, 1.0):
+            for message in messages:
+                lists.note_delivery(message)
+        shared.to_master.mend()
+        while lists.missing:
+            for message in await consumer.poll(256, 5.0):
+                lists.note_delivery(message)
+    lists.check().check()
 
 
 async def test_a_slow_link_is_used_to_its_limit_and_the_copy_catches_up(tmp_path: Path) -> None:

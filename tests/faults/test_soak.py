@@ -12,7 +12,7 @@ pytestmark = pytest.mark.process
 
 
 def test_twenty_seconds_of_random_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert soak(tmp_path, seconds=15, seed=3) == 0
+    assert soak(tmp_path, seconds=12, seed=3) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch(
         r"SOAK OK seconds=\d+ acknowledged=\d+ lost=0 order=0 skipped=0 duplicates=\d+ faults=\d+", last

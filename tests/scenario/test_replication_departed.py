@@ -1,0 +1,55 @@
+"""Slaves that are refused or gone stay visible at their master (spec replication 4.10)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from replica_pair import Peers, send, until
+
+from tandemmq.broker.replica.ha_status import describe_master
+from tandemmq.replication.core.states import SlaveState
+
+
+@pytest.fixture
+async def peers(tmp_path: Path) -> AsyncIterator[Peers]:
+    subject = Peers(tmp_path)
+    yield subject
+    await subject.stop()
+
+
+def rows(peers: Peers) -> list[tuple[str | None, str | None]]:
+    assert peers.master is not None
+    told = describe_master(peers.master.status(), lambda _: 0.0)
+    return [(one.state, one.reason) for one in told.connections]
+
+
+async def test_a_slave_that_is_ahead_has_a_row_with_the_reason(peers: Peers, tmp_path: Path) -> None:
+    master = await peers.start_master()
+    await peers.start_slave()
+    await send(master, *[b"x" * 100] * 20)
+    await peers.caught_up()
+    await peers.stop_master()
+    shutil.rmtree(tmp_path / "master")
+    await peers.start_master()
+    await until(lambda: peers.slave().status().state is SlaveState.HALTED, "halted")
+    await until(lambda: [state for state, _ in rows(peers)] == ["AHEAD"], "its row")
+    ((_, reason),) = rows(peers)
+    assert reason is not None
+    assert "holds more than the master" in reason
+
+
+async def test_a_slave_that_is_gone_has_a_row_until_it_follows_again(peers: Peers) -> None:
+    master = await peers.start_master()
+    await peers.start_slave()
+    await send(master, b"x")
+    await peers.caught_up()
+    await peers.stop_slave()
+    await until(lambda: [state for state, _ in rows(peers)] == ["CLOSED"], "its row")
+    assert peers.master is not None
+    (gone,) = peers.master.status().departed
+    assert gone.acknowledged == master.appended.value
+    await peers.start_slave()
+    await until(lambda: rows(peers) == [("TRANSFERRING", None)], "it follows")
