@@ -25,9 +25,9 @@ _PAD = bytes(8)
 """In front of the joined properties, so that eight bytes precede any name's end."""
 SIZE_COUNT_MAX = 8
 """Texts of so many lengths are hashed length by length, as tables; more in one go over all their bytes."""
-_PAIR_END, _NAME_END, _SPACE, _ASCII_MAX = 2, 1, 32, 127
-_POWERS = np.cumprod(np.full(PROPERTIES_BYTES_MAX + 1, 31, dtype=np.uint32), dtype=np.uint32)
-_POWERS = np.concatenate((np.ones(1, dtype=np.uint32), _POWERS))
+_PAIR_END, _NAME_END, _SPACE, ASCII_MAX = 2, 1, 32, 127
+POWERS = np.cumprod(np.full(PROPERTIES_BYTES_MAX + 1, 31, dtype=np.uint32), dtype=np.uint32)
+POWERS = np.concatenate((np.ones(1, dtype=np.uint32), POWERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class PropertyScan:
         sums, is_wide = self._sums(values.begin, lengths)
         if prefix is not None:
             heads = np.array([java_hash(text) & 0xFFFFFFFF for text in prefixes], dtype=np.uint32)
-            sums = sums + heads[prefix] * _POWERS[lengths]
+            sums = sums + heads[prefix] * POWERS[lengths]
         result: Ints = sums.view(np.int32).astype(np.int64)
         for index in np.flatnonzero(is_wide).tolist():
             raw = self._raw[int(values.begin[index]) : int(values.end[index])]
@@ -117,8 +117,8 @@ class PropertyScan:
         for size in sizes:
             rows = lengths == size
             texts = gather_texts(self._raw, begin[rows], size)
-            sums[rows] = texts.astype(np.uint32) @ _POWERS[:size][::-1]
-            is_wide[rows] = texts.max(axis=1) > _ASCII_MAX
+            sums[rows] = hash_texts(texts)
+            is_wide[rows] = texts.max(axis=1) > ASCII_MAX
         return sums, is_wide
 
     def _sums_of_any(self, begin: Ints, lengths: Ints) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
@@ -126,9 +126,9 @@ class PropertyScan:
         total = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))
         within = np.arange(total[-1]) - np.repeat(total[:-1], lengths)
         units = self._data[np.repeat(begin, lengths) + within]
-        weights = _POWERS[np.repeat(lengths - 1, lengths) - within]
+        weights = POWERS[np.repeat(lengths - 1, lengths) - within]
         sums = np.add.reduceat(units * weights, total[:-1], dtype=np.uint32)
-        return sums, np.logical_or.reduceat(units > _ASCII_MAX, total[:-1])
+        return sums, np.logical_or.reduceat(units > ASCII_MAX, total[:-1])
 
     def texts(self, values: Values) -> list[bytes]:
         """The values one by one."""
@@ -159,3 +159,12 @@ class PropertyScan:
         row = np.concatenate(rows)
         order = np.argsort(row, kind="stable")  # of one record the unique key comes first
         return fold_hashes(np.concatenate(hashes)[order].astype(np.int32)), row[order]
+
+
+def hash_texts(texts: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """The Java hash of each row, if it is ASCII.
+
+    Shape:   (n, size) -> (n,); `size` is at least 1.
+    """
+    sums: NDArray[np.uint32] = texts.astype(np.uint32) @ POWERS[: texts.shape[1]][::-1]
+    return sums

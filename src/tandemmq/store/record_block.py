@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS, delivered_at_ms
 from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
 from tandemmq.store.consume_queues import QueueKey
+from tandemmq.store.property_hashes import PropertyHashes
 from tandemmq.store.property_scan import PropertyScan
 from tandemmq.store.topic_numbers import UNREADABLE, TopicNumbers
 
@@ -58,9 +59,14 @@ class RecordBlock:
         return PropertyScan(self._view, self.columns)
 
     @cached_property
+    def hashes(self) -> PropertyHashes:
+        """The hashes of the properties of all records."""
+        return PropertyHashes(self._view, self.columns)
+
+    @cached_property
     def tag_hash(self) -> Ints:
         """The hash of each record's tags."""
-        return self.properties.tag_hashes()
+        return self.hashes.tag_hashes()
 
     def head(self, count: int) -> RecordBlock:
         """The first `count` records."""
@@ -101,7 +107,7 @@ class RecordBlock:
         is_keyed = self.columns.sys_flag & _ROLLBACK != _ROLLBACK
         is_keyed[:begin] = False
         is_keyed[end:] = False
-        return self.properties.key_hashes(self._names, self._topic, is_keyed)
+        return self.hashes.key_hashes(self._names, self._topic, is_keyed)
 
 
 def read_block(
