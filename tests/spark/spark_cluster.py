@@ -52,6 +52,7 @@ def start_cluster(directory: Path) -> Iterator[Cluster]:
                 "brokerIP1": "127.0.0.1",
                 "listenPort": 0,
                 "slaveReadEnable": "true",
+                "enablePropertyFilter": "true",
                 "mappedFileSizeCommitLog": 16 * MIB,
                 "storePathRootDir": directory / name,
             }

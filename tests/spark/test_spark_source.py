@@ -63,6 +63,10 @@ def test_options_columns_and_aliases(spark: Any, cluster: Any) -> None:
     tagged = _read(spark, cluster, "SparkOptions", tags="b", columns="queueId,tags").load()
     assert tagged.columns == ["queueId", "tags"]
     assert tagged.groupBy("tags").count().collect() == [("b", 150)]
+    judged = _read(
+        spark, cluster, "SparkOptions", filter="TAGS = 'b' AND KEYS <> 'k7'", columns="tags"
+    ).load()
+    assert judged.groupBy("tags").count().collect() == [("b", 149)]
     text = _read(spark, cluster, "SparkOptions").schema("body string, queueOffset bigint").load()
     assert text.selectExpr("sum(get_json_object(body, '$.n')) AS total").first().total == sum(range(300))
     rocket = spark.read.format("rocketmq").options(endpoints=cluster.namesrv, subscribe="SparkOptions").load()

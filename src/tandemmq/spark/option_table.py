@@ -251,6 +251,12 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "first pause between attempts; doubles up to 16 times itself",
     ),
     OptionRow(
+        "namespace",
+        "",
+        "SB",
+        "put before the names of topics and group: `namespace%name`; the column `topic` shows the whole name",
+    ),
+    OptionRow(
         "accessKey",
         "",
         "SB",

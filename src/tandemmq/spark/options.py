@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -164,7 +164,7 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool) -> SourceOption
     commit_progress = parse_bool(values, "commitProgress", bool(group))
     if commit_progress and not group:
         raise ConfigError("commitProgress=true needs the option group")
-    return SourceOptions(
+    options = SourceOptions(
         name_servers=parse_name_servers(values),
         topics=topics,
         topic_pattern=pattern,
@@ -204,6 +204,32 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool) -> SourceOption
             is_tls=parse_bool(values, "tls", False),
             verifies_peer=parse_bool(values, "tls.verify", True),
         ),
+    )
+    namespace = values.get("namespace", "")
+    return _enter_namespace(options, namespace) if namespace else options
+
+
+def _enter_namespace(options: SourceOptions, namespace: str) -> SourceOptions:
+    """The options with every name of a topic or group as servers know it: `namespace%name`."""
+
+    def wrap_rule(rule: PositionRule) -> PositionRule:
+        return replace(rule, offsets=wrap_all(rule.offsets), timestamps=wrap_all(rule.timestamps))
+
+    def wrap_all(positions: Positions) -> Positions:
+        return {wrap_queue(queue): at for queue, at in positions.items()}
+
+    def wrap_queue(queue: QueueKey) -> QueueKey:
+        return queue._replace(topic=f"{namespace}%{queue.topic}")
+
+    pattern = options.topic_pattern
+    return replace(
+        options,
+        topics=tuple(f"{namespace}%{topic}" for topic in options.topics),
+        topic_pattern=f"{re.escape(namespace)}%(?:{pattern})" if pattern else "",
+        assigned=tuple(wrap_queue(queue) for queue in options.assigned),
+        start=wrap_rule(options.start) if options.start is not None else None,
+        end=wrap_rule(options.end),
+        group=f"{namespace}%{options.group}" if options.group else "",
     )
 
 

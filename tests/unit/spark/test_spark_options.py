@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,22 @@ def test_a_condition_is_told_apart_from_tags() -> None:
     assert options.filter_hash not in ("", _parse(tags="a > 1").filter_hash)
     with pytest.raises(ConfigError, match="either the option tags or the option filter"):
         _parse(filter="a > 1", tags="b")
+
+
+def test_a_namespace_is_part_of_every_name() -> None:
+    options = _parse(namespace="N", group="G", startingoffsets='{"T": {"b": {"0": 5}}}')
+    assert (options.topics, options.group) == (("N%T",), "N%G")
+    assert options.start is not None
+    assert options.start.offsets == {QueueKey("N%T", "b", 0): 5}
+    raw = {"nameserver": "h:1", "subscribepattern": "a|b", "namespace": "N.x"}
+    pattern = re.compile(parse_options(raw, is_streaming=True).topic_pattern)
+    assert [bool(pattern.fullmatch(name)) for name in ("N.x%a", "N.x%b", "N.x%ab", "b", "Nyx%a")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_a_minimum_per_trigger_and_its_delay() -> None:
