@@ -8,6 +8,7 @@ semantics 14).
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -18,6 +19,7 @@ import pytest
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.parts import Parts
 from tandemmq.broker.tables import Tables
+from tandemmq.errors import ServiceNotAvailable
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -27,6 +29,7 @@ from tandemmq.protocol.requests.pop import AckRequest, ChangeInvisibleRequest, P
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.chance import SeededRandom
 from tandemmq.runtime.memory import ManualClock, MemoryDisk
+from tandemmq.runtime.memory_disk import NoFault
 from tandemmq.runtime.memory_network import MemoryNetwork
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import FlushMode, MessageStore, StoreOptions
@@ -169,6 +172,23 @@ class World:
         await self.clock.pass_time(0.05)
         return self._take(channel.frame, now_ms)
 
+    async def pop_refused(self) -> int:
+        """The code of a pop that cannot be stored."""
+        header = PopRequest(
+            consumer_group="G",
+            topic="T",
+            queue_id=-1,
+            count_max=32,
+            invisible_ms=5_000,
+            born_at_ms=self.clock.now_ms(),
+        )
+        channel = FakeChannel()
+        command = Command.request(RequestCode.POP_MESSAGE, header)
+        assert self.parts.pop.pops.handle_pop(channel, command) is None  # type: ignore[arg-type]
+        await self.clock.pass_time(0.5)
+        [(reply, _)] = channel.answers.values()
+        return reply.code
+
     def _take(self, frame: bytes, now_ms: int) -> list[Held]:
         from tandemmq.protocol.frame import FrameDecoder
 
@@ -299,3 +319,114 @@ def test_nothing_is_lost_and_nothing_acknowledged_comes_again(seed: int) -> None
         await world.stop()
 
     asyncio.run(run())
+
+
+async def put_record(world: World, record: NewRecord) -> None:
+    world.store.append([record], lambda _status: None)
+    await world.clock.pass_time(0.05)
+
+
+def javas_record(world: World, tag: str, body: dict[str, object]) -> NewRecord:
+    """What RocketMQ's timer brings into the revive topic."""
+    return NewRecord(
+        topic="rmq_sys_REVIVE_LOG_C",
+        queue_id=1,
+        body=json.dumps(body).encode(),
+        properties=f"TAGS\x01{tag}\x02TIMER_OUT_MS\x01{world.clock.now_ms()}\x02".encode(),
+        born_at_ms=0,
+        born_host=bytes(8),
+    )
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_check_points_of_a_directory_from_rocketmq_are_revived_unless_their_acks_come(
+    is_restarted: bool,
+) -> None:
+    async def run() -> None:
+        world = World(0)
+        await world.start()
+        world.tables.groups.find_or_create("G", world.clock.now_ms())
+        await world.send(6)
+        queue_id, count = max(
+            ((q, world.store.queue_max("T", q)) for q in range(QUEUES)), key=lambda row: row[1]
+        )
+        assert count >= 2
+        world.tables.offsets.commit("G", "T", queue_id, count, 0)  # RocketMQ had popped all of it
+        pop_time_ms = world.clock.now_ms()
+        named = {"t": "T", "c": "G", "q": queue_id, "so": 0, "pt": pop_time_ms, "bn": "b"}
+        point = {**named, "bm": 0, "it": 1_000, "n": count, "ro": 0, "d": list(range(count)), "rp": "0"}
+        await put_record(world, javas_record(world, "ck", point))
+        await put_record(world, javas_record(world, "ack", {**named, "ao": 0}))
+        if is_restarted:
+            await world.clock.pass_time(0.5)
+            await world.stop()
+            await world.start()
+        assert len(world.parts.pop.leases) == 1
+        await world.clock.pass_time(6)
+        assert world.store.queue_max("%RETRY%G_T", 0) == count - 1
+        assert len(world.parts.pop.leases) == 0
+        await world.stop()
+
+    asyncio.run(run())
+
+
+def test_a_long_lease_does_not_keep_the_start_long() -> None:
+    """Its check point is written again; the committed offset of the revive topic goes on."""
+
+    async def run() -> None:
+        world = World(1)
+        await world.start()
+        log = world.parts.pop.pops._log
+        log._roll_after_count = 4
+        await world.send(1)
+        [kept] = await world.pop(1, 3_600_000)
+        for _ in range(80):
+            await world.send(1)
+            for held in await world.pop(1, 30_000):
+                await world.ack(held)
+        await world.clock.pass_time(5)
+        revive = log.records.topic
+        behind = [
+            world.store.queue_max(revive, q)
+            - (world.tables.offsets.committed("CID_RMQ_SYS_REVIVE_GROUP", revive, q) or 0)
+            for q in range(8)
+        ]
+        assert max(behind) <= 6, behind
+        await world.kill(is_power_cut=True)
+        await world.start()
+        assert len(world.parts.pop.leases) == 1
+        assert await world.ack(kept)
+        assert len(world.parts.pop.leases) == 0
+        await world.stop()
+
+    asyncio.run(run())
+
+
+def test_a_refused_check_point_gives_the_messages_back() -> None:
+    """The write fails: nobody was told of the messages, so the next pop has them."""
+
+    async def run() -> None:
+        world = World(2)
+        await world.start()
+        await world.send(3)
+        lease_log = world.parts.pop.pops._log
+        before = {q: lease_log.position(("T", "G", q)) for q in range(QUEUES)}
+        assert set(before.values()) == {None}
+        world.disk.fault = _FullDisk()
+        assert await world.pop_refused() == ResponseCode.SYSTEM_ERROR
+        world.disk.fault = NoFault()
+        got: list[Held] = []
+        while not got:
+            try:
+                got = await world.pop(32, 5_000)
+            except ServiceNotAvailable:  # the store has not tried the disk again
+                await world.clock.pass_time(2)
+        assert len(got) == 3
+        await world.stop()
+
+    asyncio.run(run())
+
+
+class _FullDisk(NoFault):
+    def on_write(self, path: Path, offset: int, size: int) -> int:
+        return 0 if path.parent.name == "commitlog" else size

@@ -359,7 +359,8 @@ class PopHandlers:
         if asked.channel.is_closed:
             return True
         try:
-            if self._try(asked):
+            # While the broker stops nothing is leased any more: the answer might not arrive.
+            if not self._polls.is_closed and self._try(asked):
                 return True
         except (RequestRejected, StoreError, OSError) as error:
             asked.channel.send(asked.command.reply(ResponseCode.SYSTEM_ERROR, remark=str(error)))

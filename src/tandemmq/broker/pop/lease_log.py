@@ -85,7 +85,11 @@ class LeaseLog:
 
     def recover(self) -> int:
         """Read the revive topic from its committed offsets on; how many leases there are."""
-        self._positions.clear()
+        self.leases.clear()
+        for table in (self._positions, self._moved, self._seen_ends, self._acks):
+            table.clear()
+        self._foreign.clear()
+        self._progress = Progress()
         for record in heapq.merge(*map(self._records_of, self._queue_ids()), key=_log_offset):
             change = read_change(record)
             if change is not None:

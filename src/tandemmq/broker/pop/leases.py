@@ -101,6 +101,13 @@ class Leases:
         # Leases of each queue of the revive topic in the order of their check points.
         self._written: dict[int, dict[int, Lease]] = {}
 
+    def clear(self) -> None:
+        """Forget all of them; they are read anew."""
+        self._by_key.clear()
+        self._by_end.clear()
+        self._counts.clear()
+        self._written.clear()
+
     def __len__(self) -> int:
         return len(self._by_key)
 

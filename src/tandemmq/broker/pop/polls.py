@@ -59,7 +59,7 @@ class PopPolls:
         self._keys_of_topic: dict[str, dict[PollKey, bool]] = {}  # True: a retry topic of the key
         self._topics_of_key: dict[PollKey, tuple[str, ...]] = {}
         self._touched: dict[PollKey, set[int]] = {}
-        self._is_closed = False
+        self.is_closed = False
 
     def __len__(self) -> int:
         return self._count
@@ -72,7 +72,7 @@ class PopPolls:
         """True when it is held now; False at a bound or after `close`."""
         of_key = self._by_key.get(held.key)
         if (
-            self._is_closed
+            self.is_closed
             or self._count >= self._count_max
             or (of_key is not None and len(of_key) >= self._count_per_group_max)
         ):
@@ -117,7 +117,7 @@ class PopPolls:
 
     def close(self) -> None:
         """Answer everything that is held; nothing is held any more."""
-        self._is_closed = True
+        self.is_closed = True
         for held in [held for of_key in self._by_key.values() for held in of_key]:
             self._on_deadline(held)
 

@@ -90,6 +90,7 @@ class Revive:
         if self._scope is None or self._task is None:
             return
         self._is_stopping = True
+        self._log.is_ready = False
         self._wake.set()
         await asyncio.wait([self._task], timeout=STOP_S_MAX)
         await self._scope.close()
@@ -97,7 +98,7 @@ class Revive:
 
     def settle(self) -> None:
         """Take over as committed all that is on disk: after the store was closed, all of it."""
-        if self._log.is_ready:
+        if self._is_stopping:
             self._log.settle()
 
     def _on_dispatch(self, newest: Mapping[tuple[str, int], int]) -> None:
