@@ -187,6 +187,8 @@ def test_life_of_a_group(subject: Subject) -> None:
         "updateSubGroup -c DefaultCluster -g {new} -r 3 -q 2", "create subscription group to {broker} success"
     )
     subject.run_ok("getConsumerConfig -g {new}", "retryMaxTimes += +3", "retryQueueNums += +2")
+    subject.run_ok("setConsumeMode -b {broker} -t {topic} -g {new} -m POP -q 1", "set consume mode.*success")
+    subject.run_ok("setConsumeMode -b {broker} -t {topic} -g {new} -m PULL", "set consume mode.*success")
     subject.run_ok("deleteSubGroup -g {new} -c DefaultCluster -r true", "success")
     output = subject.run("getConsumerConfig -g {new}")
     assert "retryMaxTimes" not in output, output
@@ -217,7 +219,6 @@ REFUSED = [
     "brokerConsumeStats -b {broker}",
     "queryCq -t {topic} -q 0 -i 0 -b {broker}",
     "updateBrokerConfig -b {broker} -k fileReservedTime -v 24",
-    "setConsumeMode -t {topic} -g {group} -m POP -q 1 -b {broker}",
 ]
 
 
