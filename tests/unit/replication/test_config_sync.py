@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tandemmq.broker.assignment.mode_table import ModeTable
 from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.replica import ConfigSync, ReplicaTables
@@ -37,6 +38,7 @@ def make_tables() -> ReplicaTables:
         groups=GroupTable(),
         consumer_offsets=OffsetTable(),
         delay_offsets=DelayOffsetTable(),
+        request_modes=ModeTable(),
     )
 
 
