@@ -24,6 +24,7 @@ from tandemmq.protocol.bodies.assignment import (
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.admin import ResetOffsetRequest
 from tandemmq.protocol.requests.pop import PopResponse
+from tandemmq.protocol.requests.topic import DeleteTopicRequest
 from tandemmq.store.options import FlushMode
 
 
@@ -155,3 +156,29 @@ async def test_modes_are_saved_and_copied_by_slaves(tmp_path: Path) -> None:
             await until(
                 lambda: slave._tables.request_modes.get("T", "CG") is not None, "the mode at the slave"
             )
+
+
+async def test_a_deleted_topic_takes_what_came_back_with_it(peer: Peer, broker: Broker) -> None:
+    await fill(peer, 1)
+    await pop_all(peer, "T", 1, invisible_ms=0)
+    store = broker.store
+    assert store is not None
+    await until(lambda: store.queue_max("%RETRY%CG_T", 0) == 1, "the message is back")
+    await until(lambda: "T" in broker._tables.offsets.topics_of("CG"), "the offset is committed")
+    answer = await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(topic="T"))
+    assert answer.code == ResponseCode.SUCCESS
+    await peer.send_ok("T", b"new")
+    assert [message.body for message in await pop_all(peer, "T", 1)] == [b"new"]
+
+
+async def test_pops_are_filtered_by_properties(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, property_filter_enable=True) as broker, Peer(broker) as peer:
+        for number in range(6):
+            await peer.send_ok("T", b"%d" % number, queue_id=0, properties={"a": str(number)})
+        wish = {"expression_type": "SQL92", "expression": "a > 3"}
+        got = await pop_all(peer, "T", 2, **wish)
+        assert [message.body for message in got] == [b"4", b"5"]
+        assert [await ack(peer, message) for message in got] == [0, 0]
+        bad = pop_header("T", **{**wish, "expression": "a >"})
+        answer = await peer.ask(RequestCode.POP_MESSAGE, bad)
+        assert answer.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED

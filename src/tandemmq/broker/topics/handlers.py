@@ -10,6 +10,7 @@ import logging
 from tandemmq.broker.guards import invalid, require_topic
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import PERMISSION_MAX, BrokerOptions
+from tandemmq.broker.pop.receipts import pop_retry_v1, pop_retry_v2
 from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
 from tandemmq.broker.topics.attributes import apply_attributes
 from tandemmq.broker.topics.system_topics import system_topic_names
@@ -20,7 +21,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.topic import CreateTopicRequest, DeleteTopicRequest, TopicConfigRequest
 from tandemmq.protocol.topic_names import is_system_topic, topic_fault
 from tandemmq.remoting.channel import Channel
-from tandemmq.runtime.ports import Clock
+from tandemmq.runtime.ports import Address, Clock
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 
@@ -94,12 +95,25 @@ class TopicHandlers:
             raise invalid(fault)
         if self._options.validate_system_topic_when_update and self._is_system(topic):
             raise invalid(f"the topic {topic} belongs to the system and must not be deleted")
-        if self._topics.remove(topic, self._clock.now_ms()):
-            self._offsets.drop_topic(topic)
-            self._store.drop_topic(topic)
-            log.info(events.TOPIC_DELETED, extra={"topic": topic, "peer": channel.peer})
+        # What was popped of it and came back goes with it, or a new topic of the name would begin with that.
+        retries = {
+            name
+            for group in self._offsets.groups_of(topic)
+            for name in (pop_retry_v1(group, topic), pop_retry_v2(group, topic))
+        }
+        if self._delete(topic, channel.peer):
+            for name in sorted(retries):
+                self._delete(name, channel.peer)
             await save_or_reject(self._saver, self._file)
         return command.reply()
+
+    def _delete(self, topic: str, peer: Address) -> bool:
+        if not self._topics.remove(topic, self._clock.now_ms()):
+            return False
+        self._offsets.drop_topic(topic)
+        self._store.drop_topic(topic)
+        log.info(events.TOPIC_DELETED, extra={"topic": topic, "peer": peer})
+        return True
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
         """GET_TOPIC_CONFIG (351)."""
