@@ -41,10 +41,16 @@ def read_task(task: InputPartition, options: SourceOptions, projection: Projecti
     for broker, chunk in _read_chunks(task, options):
         buffer.add(broker, chunk)
         if buffer.row_count >= options.arrow_rows or buffer.size_bytes >= options.arrow_bytes:
-            yield buffer.decode(plan)
+            yield from _cut(buffer.decode(plan), options.arrow_rows)
             buffer = _RecordBuffer()
     if buffer.row_count:
-        yield buffer.decode(plan)
+        yield from _cut(buffer.decode(plan), options.arrow_rows)
+
+
+def _cut(batch: Any, rows_max: int) -> Iterator[Any]:
+    """The batch in slices of at most so many rows: an answer of megabytes has more."""
+    for at in range(0, batch.num_rows, rows_max):
+        yield batch.slice(at, rows_max)
 
 
 @dataclass(slots=True)

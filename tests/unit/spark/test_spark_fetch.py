@@ -10,9 +10,12 @@ from spark_fakes import FakeNet, FakeQueue
 from tandemmq.errors import BrokerUnreachable, OffsetOutOfRange, TopicNotFound
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.record import decode_record
+from tandemmq.spark.columns import select_columns
 from tandemmq.spark.fetch import RangeReader
 from tandemmq.spark.offsets import QueueKey, QueueRange
-from tandemmq.spark.options import parse_options
+from tandemmq.spark.options import PropertiesAs, parse_options
+from tandemmq.spark.read_task import read_task
+from tandemmq.spark.task import TaskRanges
 from tandemmq.telemetry import events
 
 QUEUE = QueueKey("T", "b", 0)
@@ -44,6 +47,16 @@ def test_sizes_that_a_broker_of_ours_tells_are_used_and_checked(net: FakeNet) ->
     master.is_lying = True
     with pytest.raises(BrokerUnreachable, match="sizes in an answer are not those of its records"):
         _offsets(_reader(net, 10, 490))
+
+
+def test_batches_have_at_most_the_rows_that_were_allowed(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 95)).pull_count_max = 50
+    options = parse_options({"nameserver": "ns:1", "topic": "T", "arrowrows": "20"}, is_streaming=True)
+    task = TaskRanges((QueueRange(QUEUE, 0, 95),), {"b": net.replicas["b"]})
+    columns = select_columns(("queueOffset", "properties"), PropertiesAs.MAP)
+    batches = list(read_task(task, options, columns))
+    assert [batch.num_rows for batch in batches] == [20, 20, 10, 20, 20, 5]
+    assert [row["queueOffset"] for batch in batches for row in batch.to_pylist()] == list(range(95))
 
 
 def test_nothing_is_asked_twice_once_the_brokers_step_is_known(net: FakeNet) -> None:
