@@ -35,6 +35,12 @@ def test_the_examples_run(spark: Any, cluster: Cluster, tmp_path: Path, monkeypa
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "200 rows" in result.output
+    text = text.replace("--report", "--once --report")
+    for name in ("rollup", "history"):
+        command = next(shlex.split(line)[2:] for line in text.splitlines() if f"pipeline {name} --" in line)
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+        assert "400 rows" in result.output if name == "rollup" else "200 rows" in result.output
     scope: dict[str, Any] = {"spark": spark}
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) >= 7
