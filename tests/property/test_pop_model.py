@@ -19,7 +19,7 @@ import pytest
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.parts import Parts
 from tandemmq.broker.tables import Tables
-from tandemmq.errors import ServiceNotAvailable
+from tandemmq.errors import Busy, ServiceNotAvailable
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -422,6 +422,28 @@ def test_a_refused_check_point_gives_the_messages_back() -> None:
             except ServiceNotAvailable:  # the store has not tried the disk again
                 await world.clock.pass_time(2)
         assert len(got) == 3
+        await world.stop()
+
+    asyncio.run(run())
+
+
+def test_a_lease_waits_while_its_retry_topic_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        world = World(3)
+        await world.start()
+        await world.send(2)
+        assert len(await world.pop(32, 1_000)) == 2
+
+        def refuse(name: str, group: str) -> TopicConfig:
+            raise Busy("too many topics")
+
+        creator = world.revive._creator
+        with monkeypatch.context() as patch:
+            patch.setattr(creator, "create_pop_retry_topic", refuse)
+            await world.clock.pass_time(5)
+            assert world.store.queue_max("%RETRY%G_T", 0) == 0
+        await world.clock.pass_time(15)
+        assert world.store.queue_max("%RETRY%G_T", 0) == 2
         await world.stop()
 
     asyncio.run(run())

@@ -22,6 +22,7 @@ from tandemmq.broker.pop.receipts import pop_retry_v1, pop_retry_v2
 from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.properties import CRC32, append_property, find_property, remove_property
 from tandemmq.protocol.record import NewRecord, Record, tag_hash_of
@@ -37,6 +38,7 @@ TICK_S: Final = 1.0
 BATCH_COUNT: Final = 64
 COPIES_BYTES_MAX: Final = 131_072
 ACK_IN_FLIGHT_MS: Final = 500
+REFUSED_MS: Final = 10_000
 STOP_S_MAX: Final = 5.0
 REVIVE_QUEUES_MAX: Final = 512
 FIRST_POP_TIME: Final = "1ST_POP_TIME"
@@ -129,7 +131,12 @@ class Revive:
             if not ended:
                 return
             for lease in ended:
-                await self._revive(lease)
+                try:
+                    await self._revive(lease)
+                except RequestRejected as error:  # no room for one more topic
+                    facts = {"topic": lease.key.topic, "group": lease.key.group, "reason": error.remark}
+                    log.warning(events.REVIVE_POSTPONED, extra=facts)
+                    self._log.leases.put_back(lease, self._clock.now_ms() + REFUSED_MS)
 
     async def _revive(self, lease: Lease) -> None:
         """Until no message of the lease is open."""
