@@ -32,7 +32,9 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 SETTINGS = {
     "enablePropertyFilter": "true",
     "transactionCheckInterval": 1_000,
-    "transactionTimeOut": 1_000,
+    "transactionTimeOut": 2_000,
+    # Until its marks are written, RocketMQ 5.x asks about transactions that have ended.
+    "transactionOpBatchInterval": 100,
 }
 CASES = ["Transactions", "RequestReply", "SqlFilter"]
 FAST = ClientOptions(heartbeat_s=1.0, route_refresh_s=1.0)
