@@ -1,0 +1,25 @@
+"""`tandemmq bench spark` measures what it says: all rows, and batches of one message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandemmq.bench.spark_command import render_idle, render_read
+from tandemmq.bench.spark_read import IdleCost, ReadCost, fill_topic, measure_read, read_topic
+
+
+def test_every_row_is_read_and_accounted(spark: Any, cluster: Any) -> None:
+    fill_topic(cluster.master.address, "BenchRows", rows=12_345, body_bytes=100, queue_count=3)
+    frame = read_topic(spark, cluster.namesrv, "BenchRows", "queueId,queueOffset,body")
+    assert frame.selectExpr("count(distinct queueId) AS n").first().n == 3
+    assert frame.where("length(body) = 100").count() == 12_345
+    cost = measure_read("three", frame, rows=12_345, body_bytes=100, broker=cluster.master.pid, runs=1)
+    assert cost.rows_per_second > 0
+    assert cost.spark_us > 0
+
+
+def test_lines_tell_rates_and_costs() -> None:
+    cost = ReadCost(what="body", rows=1000, body_bytes=2**20, seconds=0.5, broker_us=0.125, spark_us=1.5)
+    assert "1,000 rows of 1048576 B, body: 2,000 rows/s, 2,000 MiB/s" in render_read(cost)
+    assert "broker 0.12 us, Spark 1.50 us" in render_read(cost)
+    assert "median 164 ms, best 90 ms" in render_idle(IdleCost(what="x", median_ms=164.4, best_ms=90.0))
