@@ -9,10 +9,10 @@ Source:     spec store 3, remoting 12.1.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from zlib import crc32
 
 import msgspec
 
+from tandemmq.protocol.checksum import crc32
 from tandemmq.protocol.compression import decompress
 from tandemmq.protocol.message_id import decode_host, encode_message_id
 from tandemmq.protocol.properties import decode_properties, find_property

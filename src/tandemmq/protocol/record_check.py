@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 from typing import Final, TypeAlias
-from zlib import crc32
 
 import msgspec
 
+from tandemmq.protocol.checksum import crc32
 from tandemmq.protocol.delay_levels import delivered_at_ms
 from tandemmq.protocol.java_hash import tag_hash
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, find_property

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 from typing import Final, TypeAlias
-from zlib import crc32
 
 import msgspec
 
 from tandemmq.errors import LocalProtocolError
+from tandemmq.protocol.checksum import crc32
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, remove_property
 from tandemmq.protocol.record_layout import (
     BLANK_BYTES_MIN,

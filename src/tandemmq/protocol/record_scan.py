@@ -14,11 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from itertools import repeat
 from typing import Any, Final, TypeAlias
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tandemmq.protocol.checksum import crc32
 from tandemmq.protocol.record_check import check_record, tag_hash_of
 from tandemmq.protocol.record_encode import Buffer
 from tandemmq.protocol.record_layout import (

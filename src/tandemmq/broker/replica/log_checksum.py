@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from tandemmq.errors import BadRequest, Busy
+from tandemmq.protocol.checksum import crc32
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.replica import LogChecksumRequest, LogChecksumResponse

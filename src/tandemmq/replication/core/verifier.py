@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple
-from zlib import crc32
 
+from tandemmq.protocol.checksum import crc32
 from tandemmq.protocol.record_layout import (
     BLANK_BYTES_MIN,
     BODY_SIZE_AT_V4,
