@@ -49,7 +49,7 @@ class KeyIndexes:
         self._timer: TimerHandle | None = None
         self.indexed_to = -1  # records up to this log offset are in the files already
         self._indexed_key_count = 0  # so many keys of the record at `indexed_to` are; a crash may take others
-        self._is_broken = False
+        self.is_broken = False
 
     def load(self, *, has_abort: bool) -> None:
         """Take up the files; after a crash the last one is put in order.
@@ -121,7 +121,7 @@ class KeyIndexes:
 
     def add(self, units: list[Unit]) -> None:
         """Dispatched records, in the order of the log; what is indexed already is left out."""
-        if self._is_broken:
+        if self.is_broken:
             return
         if units[0][1] <= self.indexed_to:
             units = [unit for unit in units if unit[1] >= self.indexed_to]
@@ -138,7 +138,7 @@ class KeyIndexes:
         first = int(np.searchsorted(log_offsets, self.indexed_to))
         if first < len(log_offsets) and log_offsets[first] == self.indexed_to:
             first += self._indexed_key_count
-        if not self._is_broken:
+        if not self.is_broken:
             self._put(hashes[first:], log_offsets[first:], stored_at_ms[first:])
 
     def build(self) -> None:
@@ -149,7 +149,7 @@ class KeyIndexes:
         units = self._pending
         self._pending = []
         self._pending_bytes = 0
-        if self._is_broken or not units:
+        if self.is_broken or not units:
             return
         texts: list[str] = []
         places: list[tuple[int, int]] = []
@@ -204,7 +204,7 @@ class KeyIndexes:
         return name
 
     def _break(self, error: OSError) -> None:
-        self._is_broken = True
+        self.is_broken = True
         log.error(events.KEY_INDEX_FAILED, extra={"path": str(self._directory), "error": str(error)})
 
     async def flush(self) -> int:
@@ -215,7 +215,7 @@ class KeyIndexes:
         self.build()
         dirty, self._unsynced = self._unsynced, []
         for index in dirty:
-            if self._is_broken:
+            if self.is_broken:
                 break
             self._syncing = index
             try:
@@ -223,12 +223,12 @@ class KeyIndexes:
             finally:
                 self._syncing = None
             if not is_written:
-                self._is_broken = True
+                self.is_broken = True
                 log.error(events.KEY_INDEX_FAILED, extra={"path": str(index.path), "error": "no room"})
             elif index is not self._files[-1]:
                 index.drop_slots()
                 index.close()
-        return self._files[-1].header.end_ms if self._files and not self._is_broken else 0
+        return self._files[-1].header.end_ms if self._files and not self.is_broken else 0
 
     # Reading.
 
@@ -264,7 +264,7 @@ class KeyIndexes:
 
     def halt(self) -> None:
         """Touch no file any more: the store has failed."""
-        self._is_broken = True
+        self.is_broken = True
 
     def close(self) -> None:
         """Close the handles; `flush` comes before."""

@@ -435,6 +435,12 @@ class MessageStore:
         """
         return self._appender.append(records, on_done)
 
+    def confirm(self, on_done: OnDone) -> None:
+        """`on_done(status)` is called once, when all that was appended so far is as safe as an append that
+        waits; with the same outcomes and limits of time.
+        """
+        self._replies.written([(self.accepted_log_offset, on_done, True)])
+
     def append_raw(self, log_offset: int, data: Buffer, columns: RecordColumns | None = None) -> None:
         """Write a master's bytes at the end of the log, which must be `log_offset`.
 
@@ -558,6 +564,11 @@ class MessageStore:
     def earliest_stored_at(self, topic: str, queue_id: int) -> int:
         """When the queue's first record was stored, in milliseconds; -1 when there is none."""
         return self._reader.earliest_stored_at(topic, queue_id)
+
+    @property
+    def has_key_index(self) -> bool:
+        """True when every dispatched record is found by its keys."""
+        return self._indexes is not None and not self._indexes.is_broken
 
     def query_keys(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
         """Log offsets of records with this key, ascending; hash collisions are among them (spec store 8)."""

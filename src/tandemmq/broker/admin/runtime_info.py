@@ -12,6 +12,7 @@ from tandemmq.broker.stats import BrokerStats
 from tandemmq.protocol.bodies.kv import encode_kv_table
 from tandemmq.protocol.codes import OUR_VERSION, render_version
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.exactly_once import CAPABILITY, CLAIM_VERSION
 from tandemmq.protocol.record import RecordError, decode_record
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock, Disk
@@ -105,6 +106,8 @@ class RuntimeInfoHandlers:
             "remainHowManyDataToFlush": f"{store.appended.value - store.flushed.value} B",
             "earliestMessageTimeStamp": str(self._earliest_ms(now_ms)),
         }
+        if store.has_key_index:
+            table[CAPABILITY] = CLAIM_VERSION
         return table
 
     def _rates(self, *names: str) -> str:

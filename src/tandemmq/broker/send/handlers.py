@@ -13,6 +13,8 @@ from collections.abc import Callable
 from functools import partial
 
 from tandemmq.broker.delay.recall_handle import encode_recall_handle
+from tandemmq.broker.exactly_once.claim import parse_claim
+from tandemmq.broker.exactly_once.sends import NumberedSends
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.send.assembly import (
     KEYS_MARK,
@@ -34,6 +36,7 @@ from tandemmq.errors import BadRequest, Busy, MessageIllegal, NotPermitted, Requ
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import FLAG_ONEWAY, ResponseCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.exactly_once import CLAIM_PROPERTY
 from tandemmq.protocol.java_hash import tag_hash
 from tandemmq.protocol.message_id import UniqueKeys, encode_host
 from tandemmq.protocol.record import NewRecord
@@ -41,6 +44,8 @@ from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock, Random
 from tandemmq.store.message_store import MessageStore
+
+_CLAIM_MARK = CLAIM_PROPERTY + "\x01"
 
 Handle = Callable[[Channel, Command], Command | None]
 
@@ -72,6 +77,7 @@ class SendHandlers:
         self._stats = stats
         self._clock = clock
         self._chance = chance
+        self._numbered = NumberedSends(store, clock)
         pairs = {**form.fields, names.CLUSTER: options.cluster_name}
         self._added = "".join(f"{name}\x01{value}\x02" for name, value in pairs.items())
 
@@ -206,6 +212,7 @@ class SendHandlers:
     ) -> None:
         """A retry, a delayed message, or one with names that only the broker may set."""
         text = header.properties or ""
+        claim_text = find_value(text, _CLAIM_MARK)
         stored_queue_id = queue_id
         if target.is_retry:
             dlq = self._retry.redirect(header, command.version, self._clock.now_ms())
@@ -230,10 +237,36 @@ class SendHandlers:
             self._delay.postpone(record, delay_level, self._clock.now_ms())
         elif wishes:
             slot_ms = self._delay.plan_timer(wishes, self._clock.now_ms())
-            if slot_ms is not None:
+            if slot_ms is not None and claim_text:
+                self._delay.postpone_until(record, slot_ms)
+            elif slot_ms is not None:
                 self._send_timed(channel, command, record, queue_id, slot_ms)
                 return
-        self._append(channel, command, [record], queue_id, record.unique_key)
+        if claim_text:
+            if is_half or target.is_retry:
+                raise MessageIllegal("a numbered send is neither transactional nor a retry")
+            self._append_once(channel, command, target.topic, [record], queue_id, claim_text)
+        else:
+            self._append(channel, command, [record], queue_id, record.unique_key)
+
+    def _append_once(
+        self,
+        channel: Channel,
+        command: Command,
+        topic: str,
+        records: list[NewRecord],
+        queue_id: int,
+        claim_text: str,
+    ) -> None:
+        """Appends what of a numbered send is not stored yet (decision 010)."""
+        if command.flag & FLAG_ONEWAY:
+            raise MessageIllegal("a numbered send needs an answer, it cannot be oneway")
+        reply = SendReply(
+            self._form, channel, command.opaque, command.serialize_type, queue_id, records[0].unique_key
+        )
+        if self._numbered.append(parse_claim(claim_text), topic, queue_id, records, reply):
+            self._stats.put_count += len(records)
+            self._stats.put_bytes += len(command.body)
 
     def _send_timed(
         self, channel: Channel, command: Command, record: NewRecord, queue_id: int, slot_ms: int
@@ -273,8 +306,12 @@ class SendHandlers:
                 record.unique_key = self._unique_keys.next(self._clock.now_ms())
                 pair = with_pair("", names.UNIQ_KEY, record.unique_key).encode()
                 record.properties += pair if record.properties[-1:] in (b"", b"\x02") else b"\x02" + pair
-        unique_key = find_value(header.properties or "", UNIQ_KEY_MARK)
-        self._append(channel, command, records, queue_id, unique_key)
+        text = header.properties
+        if text and _CLAIM_MARK in text:
+            claim_text = find_value(text, _CLAIM_MARK)
+            self._append_once(channel, command, target.topic, records, queue_id, claim_text)
+            return
+        self._append(channel, command, records, queue_id, find_value(text or "", UNIQ_KEY_MARK))
 
     def _refuse(self, command: Command, error: RequestRejected) -> Command:
         self._stats.note_send_refusal(error.code)

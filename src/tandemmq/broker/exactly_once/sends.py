@@ -1,0 +1,181 @@
+"""Appends a numbered send unless it is stored already, all of it or its beginning.
+
+Strategy:   what a producer's last send to a queue was is remembered while it is useful; whoever is not
+            remembered (after a restart, on a slave that was promoted, beyond the bound) is found again in the
+            log, by the unique keys in the key index, which slaves build too. So nothing is lost that the log
+            has, and nothing is written but the messages.
+Invariants: a producer's messages get into one queue in the order of their numbers, without gaps; a repeat is
+            answered when everything stored so far is as safe as a first answer promises.
+At a bound: the place that was not used for longest is forgotten, unless its messages are not in the index
+            yet: then the send is refused as Busy.
+Source:     decision 010.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from tandemmq.broker.delay.timer_rule import TIMER_TOPIC
+from tandemmq.broker.exactly_once.claim import Claim, check_keys
+from tandemmq.broker.send.reply import SendReply
+from tandemmq.errors import Busy, NotPermitted, RequestRejected
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.record import NewRecord, Record, decode_record
+from tandemmq.protocol.record_layout import RecordError
+from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
+from tandemmq.runtime.ports import Clock
+from tandemmq.store.message_store import MessageStore
+from tandemmq.store.outcomes import NOT_STORED, Appended, PutStatus
+
+PLACES_MAX = 65_536
+_CANDIDATES_MAX = 64
+_DAY_MS = 86_400_000
+_DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
+
+Place = tuple[str, str, int]
+"""Producer, topic, queue."""
+
+
+class _Last(NamedTuple):
+    """A producer's newest send to a queue. `is_under_way`: the store has not said yet what became of it."""
+
+    epoch: int
+    key: str
+    end_offset: int
+    is_under_way: bool
+
+
+class NumberedSends:
+    """Of one broker; used by the send handlers."""
+
+    def __init__(self, store: MessageStore, clock: Clock, *, places_max: int = PLACES_MAX) -> None:
+        self._store = store
+        self._clock = clock
+        self._places_max = places_max
+        self._last: dict[Place, _Last] = {}
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def append(
+        self, claim: Claim, topic: str, queue_id: int, records: Sequence[NewRecord], reply: SendReply
+    ) -> bool:
+        """True when something was appended; `reply` is told in every case, now or later.
+
+        `topic`, `queue_id`: where the sender sends to; the records of delayed messages name another place.
+        Raises:  Busy while the same producer's send is under way; RequestRejected (ILLEGAL_OPERATION) for an
+                 older epoch, a gap, or other messages than those that are stored; what the store raises.
+        """
+        if not self._store.has_key_index:
+            raise NotPermitted(
+                "this broker has no key index (messageIndexEnable=false, or the disk refused it): it cannot"
+                " tell whether a numbered send is stored"
+            )
+        keys = [record.unique_key for record in records]
+        check_keys(keys)
+        place = (claim.producer, topic, queue_id)
+        # Only single messages can be delayed; a repeat may come when the first one was delivered, or not yet.
+        topics = (topic, *_DELAY_TOPICS) if len(records) == 1 else (topic,)
+        last = self._recall(place, claim)
+        if last is None:
+            count = self._count_stored(topics, keys)
+            if count == 0 and claim.after and self._find(topics, claim.after) is None:
+                raise _refusal(f"there is a gap: {claim.after}, which goes before {keys[0]}, is not stored")
+        else:
+            count = bisect_right(keys, last.key) if keys[0][:20] == last.key[:20] else 0
+            _check_continuation(last.key, claim.after, keys, count)
+        if count == len(keys):
+            reply.appended = self._stored_place(topics, keys[0])
+            self._store.confirm(reply.done)
+            return False
+        self._append(place, claim.epoch, records[count:], reply)
+        return True
+
+    def _recall(self, place: Place, claim: Claim) -> _Last | None:
+        """What is remembered of this producer's epoch."""
+        last = self._last.get(place)
+        if last is None:
+            return None
+        if last.is_under_way:
+            raise Busy("the same producer's send to this queue is under way: ask again")
+        if claim.epoch < last.epoch:
+            raise _refusal(f"a send of epoch {claim.epoch} is late: its producer is at epoch {last.epoch}")
+        return last if claim.epoch == last.epoch else None
+
+    def _append(self, place: Place, epoch: int, records: Sequence[NewRecord], reply: SendReply) -> None:
+        self._make_room(place)
+        key = records[-1].unique_key
+        done = partial(self._done, place, reply)
+        appended = reply.appended = self._store.append(records, done)
+        self._last.pop(place, None)  # the newest stand last
+        self._last[place] = _Last(epoch, key, appended.end_offset, is_under_way=True)
+
+    def _done(self, place: Place, reply: SendReply, status: PutStatus) -> None:
+        last = self._last.pop(place)
+        if status not in NOT_STORED:
+            self._last[place] = last._replace(is_under_way=False)
+        reply.done(status)
+
+    def _make_room(self, place: Place) -> None:
+        if place in self._last or len(self._last) < self._places_max:
+            return
+        oldest, last = next(iter(self._last.items()))
+        if last.is_under_way or last.end_offset > self._store.dispatched.value:
+            raise Busy(f"numbered sends of {self._places_max} producers and queues are under way: ask again")
+        del self._last[oldest]
+
+    def _count_stored(self, topics: Sequence[str], keys: Sequence[str]) -> int:
+        """How many of the first messages are in the log; a crash may have taken the end of a batch."""
+        if self._find(topics, keys[-1]) is not None:
+            return len(keys)
+        low, high = 0, len(keys) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._find(topics, keys[middle]) is None:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _stored_place(self, topics: Sequence[str], key: str) -> Appended:
+        """Where the first message of a repeated send is; queue offset -1 when its record is gone by now."""
+        record = self._find(topics, key)
+        if record is None:
+            return Appended(-1, (), 0, 0)
+        return Appended(record.queue_offset, (record.log_offset,), 0, record.stored_at_ms)
+
+    def _find(self, topics: Sequence[str], key: str) -> Record | None:
+        until_ms = self._clock.now_ms() + _DAY_MS
+        for topic in topics:
+            for log_offset in self._store.query_keys(topic, key, _CANDIDATES_MAX, 0, until_ms):
+                data = self._store.read_record(log_offset)
+                if data is None:
+                    continue
+                try:
+                    record = decode_record(data, check_crc=False)
+                except RecordError:
+                    continue
+                if record.topic == topic and record.properties.get("UNIQ_KEY") == key:
+                    return record
+        return None
+
+
+def _check_continuation(last_key: str, after: str, keys: Sequence[str], count: int) -> None:
+    """Raises unless these messages repeat, overlap or directly follow the last one that is stored."""
+    if count == len(keys):
+        return
+    before = keys[count - 1] if count else after
+    if before == last_key:
+        return
+    if before > last_key and before[:20] == last_key[:20]:
+        raise _refusal(f"there is a gap: {before}, which goes before {keys[count]}, is not stored")
+    raise _refusal(
+        f"{last_key} is stored, but this attempt has not got it: the rows came in another order than before"
+    )
+
+
+def _refusal(remark: str) -> RequestRejected:
+    return RequestRejected(f"exactly-once: {remark}", code=ResponseCode.ILLEGAL_OPERATION)
