@@ -70,6 +70,9 @@ def build_session(
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.python.worker.reuse": "true",
+        # How long Java and Python wait for each other's first word; 15 s are too few on a busy machine. That
+        # the process which plans a stream connects within 10 s is fixed (pipelines.runner repeats it).
+        "spark.python.authenticate.socketTimeout": "120s",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.python.filterPushdown.enabled": "true",
         # Progress of the last batches only; the default keeps what a day of small batches adds up to.

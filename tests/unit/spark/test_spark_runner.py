@@ -236,6 +236,8 @@ def test_our_error_is_found_in_sparks_pages() -> None:
     assert is_passing(PASSING)
     assert not is_passing(LASTING)
     assert not is_passing("java.lang.OutOfMemoryError")
+    assert is_passing("org.apache.spark.SparkException: Python worker failed to connect back.\n at ...")
+    assert not is_passing(f"Python worker failed to connect back.\n{LASTING}")
     assert explain_failure("\njava.lang.OutOfMemoryError: heap\n\tat x") == "java.lang.OutOfMemoryError: heap"
 
 

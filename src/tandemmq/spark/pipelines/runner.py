@@ -29,6 +29,15 @@ RESTART_PAUSE_S_MAX = 30.0
 _PASSING = ("BrokerUnreachable", "RequestTimeout", "NoRoute", "Busy", "ServiceNotAvailable")
 """Our errors that a later attempt may not meet."""
 
+_PASSING_OF_SPARK = (
+    # The process that plans a stream has 10 s to connect to Java, a constant in Spark's code. On a machine
+    # with much more to do than it can, it needs longer now and then.
+    "Python worker failed to connect back",
+    "Timed out while waiting for the Python worker to connect back",
+    "STREAMING_PYTHON_RUNNER_INITIALIZATION_TIMEOUT_FAILURE",
+)
+"""Failures of Spark to start its own Python processes in time."""
+
 _OUR_ERROR = re.compile(r"tandemmq\.errors\.(\w+): ([^\n]*)")
 
 
@@ -212,6 +221,8 @@ def explain_failure(text: str) -> str:
 
 
 def is_passing(text: str) -> bool:
-    """True if the failure is one of ours that a later attempt may not meet."""
+    """True if a later attempt may not meet the failure: brokers that are away, a machine that is too busy."""
     ours = _OUR_ERROR.findall(text)
-    return bool(ours) and ours[-1][0] in _PASSING
+    if ours:
+        return ours[-1][0] in _PASSING
+    return any(sign in text for sign in _PASSING_OF_SPARK)
