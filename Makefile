@@ -4,7 +4,7 @@ PY := .venv/bin/python
 TANDEMMQ := .venv/bin/tandemmq
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types contracts check crash sim fuzz soak bench-quick setup-demo setup-dev clean
+.PHONY: help demo test interop lint types contracts check crash sim fuzz soak spark bench-quick setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,10 @@ demo: setup-demo ## Run the main job: 336,776 flights through master, slave and 
 
 test: setup-dev ## Run all tests (ARGS="tests/unit -k name" for some)
 	@$(PY) -m pytest $(ARGS)
+
+interop: setup-dev ## Run RocketMQ's Java clients, tools, brokers of two lines against ours (needs a JDK and Maven; ARGS="-k Retry" for some)
+	@scripts/setup jdk
+	@TANDEMMQ_REQUIRE_INTEROP=1 $(PY) -m pytest -m interop tests/interop $(ARGS)
 
 lint: setup-dev ## Check style and formatting
 	@$(PY) -m ruff check .
@@ -44,6 +48,14 @@ sim: setup-dev ## Run 500 simulated clusters through crashes and partitions (SEE
 soak: MINUTES ?= 10
 soak: setup-dev ## Run a master and a slave through random faults for 10 minutes and compare what was promised (MINUTES=n, ARGS="--seed 7")
 	@$(PY) tests/faults/soak.py --minutes $(MINUTES) $(ARGS)
+
+spark: KILLS ?= 20
+spark: ROWS ?= 1000000
+spark: SEED ?= 1
+spark: AUDIT_ROWS ?= 0
+spark: setup-dev ## Kill the pipelines 20 times under load, count what arrived, audit it, plant faults (KILLS=n ROWS=n SEED=n AUDIT_ROWS=n)
+	@$(PY) -m pytest tests/unit/spark tests/spark
+	@$(PY) tests/spark_proof/prove_spark.py --kills $(KILLS) --rows $(ROWS) --seed $(SEED) --audit-rows $(AUDIT_ROWS) $(ARGS)
 
 fuzz: FRAMES ?= 1000000
 fuzz: setup-dev ## Send a million mutated frames to a name server, a broker and its HA port (FRAMES=n, ARGS="--seed 7")

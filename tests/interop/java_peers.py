@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,8 @@ from pathlib import Path
 FOLDER = Path(__file__).parent / "java"
 CACHE = Path(os.environ.get("TANDEMMQ_INTEROP_CACHE") or FOLDER.parents[2] / ".interop-cache")
 ONLY_5X = {"AdminShell.java", "Pop.java", "Timer.java"}
+# Short lives: no time for the second compiler, nor for more than one collector thread.
+QUICK_START = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]
 FETCH_SECONDS_MAX = 600
 STOP_SECONDS_MAX = 40
 # What brokers of both lines reach into on Java 17.
@@ -60,24 +62,39 @@ def jars(pom: str) -> Path:
 
     def fetch() -> None:
         command = ["mvn", "-q", "-B", "-f", str(source), "dependency:copy-dependencies"]
-        _run([*command, f"-DoutputDirectory={folder}"], FETCH_SECONDS_MAX)
+        hint = "Maven's settings (~/.m2/settings.xml) say where jars come from."
+        _run([*command, f"-DoutputDirectory={folder}"], FETCH_SECONDS_MAX, hint)
 
     _make(folder, source.read_bytes(), fetch)
     return folder
+
+
+def fetch_all() -> None:
+    """Fetches and compiles all that any test needs; nothing to do the second time.
+
+    Raises:  AssertionError with the output of Maven or javac.
+    """
+    for line in LINES.values():
+        programs(line)
+        jars(line.servers)
 
 
 @cache
 def programs(line: Line) -> str:
     """The class path of the line's clients and of our programs."""
     library = f"{jars(line.clients)}/*"
-    folder = CACHE / line.clients / "classes"
     sources = [path for path in sorted(FOLDER.glob("*.java")) if line is LINE_5 or path.name not in ONLY_5X]
-
-    def build() -> None:
-        folder.mkdir(parents=True)
-        _run(["javac", "-nowarn", "-d", str(folder), "-cp", library, *map(str, sources)], FETCH_SECONDS_MAX)
-
-    _make(folder, b"".join(path.read_bytes() for path in sources), build)
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    # A folder of its own for each state of the sources: another run may still use the one before.
+    folder = CACHE / line.clients / f"classes-{digest[:16]}"
+    if not folder.exists():
+        built = folder.with_name(f"{folder.name}.{os.getpid()}")
+        built.mkdir(parents=True)
+        _run(["javac", "-nowarn", "-d", str(built), "-cp", library, *map(str, sources)], FETCH_SECONDS_MAX)
+        try:
+            built.rename(folder)
+        except OSError:  # another run was faster
+            shutil.rmtree(built)
     return f"{folder}:{library}"
 
 
@@ -93,26 +110,37 @@ def _make(folder: Path, made_from: bytes, make: object) -> None:
     stamp.write_text(wanted)
 
 
-def _run(command: list[str], seconds_max: float) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds_max, check=False)
-    assert done.returncode == 0, f"{command[0]} failed:\n{done.stdout}{done.stderr}"
+def _run(command: list[str], seconds_max: float, hint: str = "") -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds_max, check=False)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"{command[0]} did not end within {seconds_max:.0f} s. {hint}") from None
+    output = (done.stdout + done.stderr)[-4000:]
+    assert done.returncode == 0, f"{' '.join(command[:5])} ended with {done.returncode}. {hint}\n{output}"
 
 
-def java_command(class_path: str, main: str, *arguments: str, home: Path) -> list[str]:
+def java_command(
+    class_path: str, main: str, *arguments: str, home: Path, flags: Sequence[str] = ()
+) -> list[str]:
     """How a client program is started; neither line's logging speaks."""
     make_home(home)
     silent = home / "conf" / "logback_tools.xml"
-    flags = ["-Xmx256m", "-XX:TieredStopAtLevel=1", f"-Duser.home={home}", f"-Djava.io.tmpdir={home}"]
+    flags = ["-Xmx256m", *QUICK_START, *flags, f"-Duser.home={home}", f"-Djava.io.tmpdir={home}"]
     flags += [f"-Dlogback.configurationFile={silent}", f"-Drmq.logback.configurationFile={silent}"]
     return ["java", *flags, "-cp", class_path, main, *arguments]
 
 
 def run_java(
-    class_path: str, main: str, *arguments: str, home: Path, seconds_max: float = 200
+    class_path: str,
+    main: str,
+    *arguments: str,
+    home: Path,
+    flags: Sequence[str] = (),
+    seconds_max: float = 200,
 ) -> subprocess.CompletedProcess[str]:
     """A program run to its end; standard error is part of its output."""
     return subprocess.run(
-        java_command(class_path, main, *arguments, home=home),
+        java_command(class_path, main, *arguments, home=home, flags=flags),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -123,9 +151,11 @@ def run_java(
     )
 
 
-def run_program(line: Line, program: str, *arguments: str, home: Path, seconds_max: float = 200) -> str:
-    """What one of our programs printed; it says OK when all was as it should."""
-    done = run_java(programs(line), program, *arguments, home=home, seconds_max=seconds_max)
+def run_program(
+    line: Line, program: str, *arguments: str, home: Path, flags: Sequence[str] = (), seconds_max: float = 200
+) -> str:
+    """What one of our programs printed; it says OK when all was as it should. `flags` are of the JVM."""
+    done = run_java(programs(line), program, *arguments, home=home, flags=flags, seconds_max=seconds_max)
     is_good = done.returncode == 0 and "OK" in done.stdout.splitlines()
     assert is_good, f"{program} ({line.name}) ended with {done.returncode}:\n{done.stdout[-6000:]}"
     return done.stdout
@@ -199,7 +229,7 @@ class JavaServer:
         self.log_path = home / f"{main.rsplit('.', 1)[1]}.log"
         config = home / f"{main.rsplit('.', 1)[1]}.properties"
         config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        memory = ["-Xms256m", "-Xmx1g", "-XX:MaxDirectMemorySize=1g"]
+        memory = ["-Xmx1g", "-XX:MaxDirectMemorySize=1g", *QUICK_START]
         path = ["-cp", f"{jars(line.servers)}/*"]
         self._command = ["java", *memory, f"-Duser.home={home}", *OPENED, *path, main, "-c", str(config)]
         self._home = home

@@ -7,30 +7,40 @@ tells a fault of the program from a fault of ours.
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 
 import pytest
+from ahead import Ahead
 from clusters import Cluster
 from java_peers import LINES, ONLY_5X, run_program
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(240)]
 
+# The longest first, as some run at the same time.
 CASES = [
+    "Retry",
+    "Retry binary",
+    "Pop",
+    "Trace",
+    "Ordered",
+    "Rebalance",
     "Sends",
+    "Sends binary",
     "Tags",
     "Delayed",
     "Broadcast",
     "LitePull",
-    "Ordered",
-    "Retry",
-    "Rebalance",
     "ResetOffset",
+    "StartFrom",
+    "Namespace",
+    "Diagnose",
+    "Vip",
     "Queries",
     "Timer",
-    "Pop",
 ]
+# Frame headers in RocketMQ's own form instead of JSON, which is the clients' default.
+BINARY = "-Drocketmq.serialize.type=ROCKETMQ"
 PARAMETERS = [
-    pytest.param(line, servers, case, id=f"{case}-java-{line}-on-{servers}")
+    pytest.param(line, servers, case, id=f"{case.replace(' ', '-')}-java-{line}-on-{servers}")
     for line in LINES
     for servers in ("ours", "java")
     for case in CASES
@@ -39,8 +49,22 @@ PARAMETERS = [
 
 
 @pytest.mark.parametrize(("line", "servers", "case"), PARAMETERS)
-def test_program(line: str, servers: str, case: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    fixture = "ours" if servers == "ours" else f"java_{line[0]}"
-    cluster: Cluster = request.getfixturevalue(fixture)
-    topic = f"{case}-{line[0]}-{secrets.token_hex(3)}"
-    print(run_program(LINES[line], case, cluster.name_server, topic, home=tmp_path / "home"))
+def test_program(
+    line: str,
+    servers: str,
+    case: str,
+    request: pytest.FixtureRequest,
+    ahead: Ahead,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    cluster: Cluster = request.getfixturevalue("ours" if servers == "ours" else f"java_{line[0]}")
+    homes = tmp_path_factory.mktemp(f"{line}-on-{servers}")
+
+    def run(case: str) -> str:
+        program, *form = case.split()
+        topic = f"{program}-{line[0]}-{secrets.token_hex(3)}"
+        flags = [BINARY] if form else []
+        home = homes / case.replace(" ", "-")
+        return run_program(LINES[line], program, cluster.name_server, topic, home=home, flags=flags)
+
+    print(ahead.output(request, "case", run))

@@ -116,6 +116,55 @@ def test_a_stream_reads_a_java_broker_once_and_commits_progress(
     assert _numbers(_read(spark, java, startingOffsets="group", group="spark-interop")) == []
 
 
+def test_frames_and_streams_become_messages_of_a_java_broker(
+    spark: Any, java: Cluster, tmp_path: Path
+) -> None:
+    def read(topic: str) -> Any:
+        return spark.read.format("tandemmq").options(nameServer=java.name_server, topic=topic).load()
+
+    frame = spark.range(COUNT, numPartitions=2).selectExpr(
+        "cast(id AS string) AS body",
+        "if(id % 2 = 0, 'a', 'b') AS tags",
+        "concat('k', id) AS keys",
+        "map('size', cast(id % 10 AS string)) AS properties",
+    )
+    sink = {"nameServer": java.name_server, "topic": "SparkWrites"}
+    frame.write.format("tandemmq").options(**sink, batchBytes="16k").mode("append").save()
+    rows = read("SparkWrites").collect()
+    assert sorted(int(row.body) for row in rows) == list(range(COUNT))
+    assert len({row.msgId for row in rows}) == COUNT
+    for row in rows:
+        number = int(row.body)
+        assert (row.tags, row["keys"]) == ("ab"[number % 2], f"k{number}")
+        assert row.properties["size"] == str(number % 10)
+
+    def copy() -> None:
+        query = (
+            spark.readStream.format("tandemmq")
+            .options(nameServer=java.name_server, topic="SparkWrites", startingOffsets="earliest")
+            .option("columns", "body,tags,properties")
+            .load()
+            .writeStream.format("tandemmq")
+            .options(nameServer=java.name_server, topic="SparkCopies")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    copy()
+    # As if the process had been killed after the sends and before Spark wrote the batch down.
+    (last,) = (tmp_path / "checkpoint" / "commits").glob("[0-9]*")
+    last.unlink()
+    (tmp_path / "checkpoint" / "commits" / f".{last.name}.crc").unlink(missing_ok=True)
+    copy()
+    copies = read("SparkCopies").collect()
+    assert len(copies) == 2 * COUNT
+    assert sorted(int(body) for body in {row.msgId: bytes(row.body) for row in copies}.values()) == list(
+        range(COUNT)
+    )
+
+
 ACCOUNTS = """
 accounts:
 - accessKey: sparkuser

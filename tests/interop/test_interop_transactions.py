@@ -9,9 +9,9 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
+from ahead import Ahead
 from clusters import Cluster, java_cluster, our_cluster, until
 from java_peers import LINE_4, LINE_5, LINES, run_program
 
@@ -67,12 +67,22 @@ def quick_java_5(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.mark.parametrize("servers", ["ours", "java"])
 @pytest.mark.parametrize("line", list(LINES))
 def test_java_clients(
-    line: str, servers: str, case: str, request: pytest.FixtureRequest, tmp_path: Path
+    line: str,
+    servers: str,
+    case: str,
+    request: pytest.FixtureRequest,
+    ahead: Ahead,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     fixture = "quick_ours" if servers == "ours" else f"quick_java_{line[0]}"
     cluster: Cluster = request.getfixturevalue(fixture)
-    topic = f"{case}-{line[0]}-{secrets.token_hex(3)}"
-    print(run_program(LINES[line], case, cluster.name_server, topic, home=tmp_path / "home"))
+    homes = tmp_path_factory.mktemp(f"{line}-on-{servers}")
+
+    def run(program: str) -> str:
+        topic = f"{program}-{line[0]}-{secrets.token_hex(3)}"
+        return run_program(LINES[line], program, cluster.name_server, topic, home=homes / program)
+
+    print(ahead.output(request, "case", run))
 
 
 @pytest.fixture(params=["quick_ours", "quick_java_4", "quick_java_5"])

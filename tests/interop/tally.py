@@ -1,0 +1,104 @@
+"""Counts what a run of these tests showed: rows are lines of RocketMQ and mqadmin, columns are who served.
+
+A case counts as passed only when it ran and was right. In a run that requires interoperation a skipped case
+is a failure: nothing is known about it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+ROWS = ("java-4.9", "java-5.x", "mqadmin")
+OTHER = "other"
+OURS, BOTH, JAVA = "our servers", "both makers'", "Java's servers"
+_LINE_WORDS = {"java-4.9": ("4.9", "java_4"), "java-5.x": ("5.x", "java_5")}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a case is counted."""
+
+    row: str
+    column: str
+
+
+def place_of(item: pytest.Item) -> Place:
+    """Told by the marker `interop_case(row, column)`; else by the names of the module and the parameters."""
+    marker = item.get_closest_marker("interop_case")
+    if marker is not None:
+        return Place(*marker.args)
+    words = [*_words(item)]
+    return Place(_row(item, words), _column(item, words))
+
+
+def _words(item: pytest.Item) -> Iterable[str]:
+    callspec = getattr(item, "callspec", None)
+    for value in callspec.params.values() if callspec is not None else ():
+        yield str(getattr(value, "name", value))
+
+
+def _row(item: pytest.Item, words: list[str]) -> str:
+    if "mqadmin" in item.nodeid.split("::")[0]:
+        return "mqadmin"
+    for row, known in _LINE_WORDS.items():
+        if any(part == word or part in word.split("quick_") for word in words for part in known):
+            return row
+    return OTHER
+
+
+def _column(item: pytest.Item, words: list[str]) -> str:
+    """Our client at Java's servers counts as both makers': ours takes part."""
+    if "ours" in words and "java" in words:
+        return BOTH
+    if any(word in ("ours", "quick_ours") for word in words):
+        return OURS
+    return JAVA if "java" in words and "spark" not in item.nodeid else BOTH
+
+
+@dataclass
+class Tally:
+    """The counts of one session."""
+
+    places: dict[str, Place] = field(default_factory=dict)
+    passed: Counter[Place] = field(default_factory=Counter)
+    bad: set[str] = field(default_factory=set)
+    """Failed in any phase, or skipped."""
+
+    def expect(self, items: Iterable[pytest.Item]) -> None:
+        self.places.update({item.nodeid: place_of(item) for item in items})
+
+    def add(self, report: pytest.TestReport) -> None:
+        """One phase of one case."""
+        place = self.places.get(report.nodeid)
+        if place is None:
+            return
+        if report.outcome != "passed" or hasattr(report, "wasxfail"):
+            self.bad.add(report.nodeid)
+        elif report.when == "call":
+            self.passed[place] += 1
+
+    @property
+    def failed_count(self) -> int:
+        return len(self.bad)
+
+    def row_count(self, row: str) -> int:
+        """Cases of a row that passed and in which something of ours took part."""
+        return self.passed[Place(row, OURS)] + self.passed[Place(row, BOTH)]
+
+    def table(self) -> list[str]:
+        """A line per row: the cases that passed by who served."""
+        columns = (OURS, BOTH, JAVA)
+        lines = [f"{'passed':<10}" + "".join(f"{column:>16}" for column in columns)]
+        for row in (*ROWS, OTHER):
+            counts = [self.passed[Place(row, column)] for column in columns]
+            if row != OTHER or any(counts):
+                lines.append(f"{row:<10}" + "".join(f"{count:>16}" for count in counts))
+        return lines
+
+    def closing_line(self, is_good: bool) -> str:
+        counts = " ".join(f"{row}={self.row_count(row)}" for row in ROWS)
+        return f"INTEROP {'OK' if is_good else 'FAILED'} {counts} failed={self.failed_count}"
