@@ -168,6 +168,7 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
         clock=LoopClock(),
         chance=SystemRandom(),
         on_fatal=outcome.fail,
+        access=loaded.access,
     )
 
     def ready() -> str:
@@ -251,6 +252,7 @@ def _machine() -> Machine:
         address=_local_address(),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         home=Path.home(),
+        rocketmq_home=Path(os.environ.get("ROCKETMQ_HOME") or "."),
         name_servers=os.environ.get("NAMESRV_ADDR", ""),
     )
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tandemmq.api.nameserver import BrokerIdentity, Registered
+from tandemmq.broker.access.options import OPEN, AccessOptions
+from tandemmq.broker.access.service import AccessService
 from tandemmq.broker.delay.delivery import Delivery
 from tandemmq.broker.options import BrokerOptions, MetricsExporter
 from tandemmq.broker.parts import Parts
@@ -66,6 +68,7 @@ class Broker:
         clock: Clock,
         chance: Random,
         on_fatal: Callable[[BaseException], None] | None = None,
+        access: AccessOptions = OPEN,
     ) -> None:
         if options.is_slave != (store_options.role is BrokerRole.SLAVE):
             raise ConfigError(
@@ -81,8 +84,18 @@ class Broker:
         self._chance = chance
         self._on_fatal = on_fatal or _raise_fatal
         self._scope = TaskScope("broker", lambda _name, error: self._on_fatal(error))
-        self._client = RemotingClient(network=network, clock=clock)
         self._tables = Tables(options, store_options.root / "config", disk=disk, clock=clock)
+        self._access = AccessService(
+            access,
+            broker_name=options.broker_name,
+            cluster=options.cluster_name,
+            address=self._advertised_address,
+            config_directory=store_options.root / "config",
+            saver=self._tables.saver,
+            disk=disk,
+            clock=clock,
+        )
+        self._client = RemotingClient(network=network, clock=clock, signer=self._access.signer)
         self._servers: list[RemotingServer] = []
         self.store: MessageStore | None = None
         self._parts: Parts | None = None
@@ -102,6 +115,7 @@ class Broker:
             self._store_options, disk=self._disk, clock=clock, on_fatal=self._on_fatal
         )
         self._tables.load(delay_level_count=len(self._store_options.delay_levels_ms))
+        self._access.load()
         store.store_host = self._packed_host(options.listen_port)
         parts = self._parts = Parts(
             options,
@@ -115,7 +129,8 @@ class Broker:
         replica = self._replica = self._make_replica(store)
         if not options.is_slave:
             parts.pop.revive.start(self._on_fatal)
-        routes = build_routes(parts) | replica.routes()
+        own = build_routes(parts) | self._access.routes()
+        routes = own | replica.routes()
         self.address = await self._listen(routes, options.listen_port)
         store.store_host = self._packed_host(self.address[1])
         parts.reply_form.bind(store.store_host)
@@ -156,6 +171,7 @@ class Broker:
             await self._transactions.stop()
         if self._replica is not None:
             await self._replica.stop()
+        self._access.close()
         await self._tables.saver.close()
         await self._scope.close()
         await self._client.close()
@@ -219,7 +235,13 @@ class Broker:
         )
 
     async def _listen(self, routes: dict[int, Handler], port: int) -> Address:
-        server = RemotingServer(routes, network=self._network, clock=self._clock, on_fatal=self._on_fatal)
+        server = RemotingServer(
+            routes,
+            network=self._network,
+            clock=self._clock,
+            on_fatal=self._on_fatal,
+            guard=self._access.check,
+        )
         try:
             address = await server.start(self.options.listen_host, port)
         except OSError as error:
@@ -259,6 +281,7 @@ class Broker:
 
     def _start_tasks(self, parts: Parts) -> None:
         self._scope.start("save_tables", self._tables.saver.run())
+        self._scope.start("watch_access_rules", self._access.watch())
         self._scope.start("drop_silent_clients", self._drop_silent_clients(parts))
         self._scope.start("sample_stats", self._sample_stats(parts))
 

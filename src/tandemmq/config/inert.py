@@ -66,8 +66,8 @@ BROKER_INERT: Final = _parse(
     flushConsumerOffsetHistoryInterval=60000 forceRegister=true
     forceVerifyPropCRC=false forwardTimeout=3000 globalColdReadThreshold=104857600
     haMaxTimeSlaveNotCatchup=15000 heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity=50000
-    highSpeedMode=false initAuthenticationUser
-    innerClientAuthenticationCredentials isBrokerContainer=false isInBrokerContainer=false
+    highSpeedMode=false
+    isBrokerContainer=false isInBrokerContainer=false
     isScanAvailableNameSrv=true isolateLogEnable=false litePullMessageThreadPoolNums
     litePullThreadPoolQueueCapacity=100000 loadBalancePollNameServerInterval=30000
     loadBalanceProcessorThreadPoolNums loadBalanceThreadPoolQueueCapacity=100000 lockInStrictMode=false

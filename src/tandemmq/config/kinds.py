@@ -6,12 +6,16 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.delay_levels import parse_delay_levels
+from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import topic_fault
 
 INT32_MAX: Final = 2**31 - 1
@@ -27,6 +31,8 @@ class Kind:
 
     allowed: str
     parse: Callable[[str], Any]
+    is_secret: bool = False
+    """Whether the text must not be shown, not even in an error."""
 
 
 def whole(low: int = 0, high: int = INT32_MAX) -> Kind:
@@ -147,6 +153,23 @@ def _parse_secret(text: str) -> str:
     return text
 
 
+def _parse_credentials(name_key: str, secret_key: str, text: str) -> Credentials | None:
+    if not text:
+        return None
+    value = msgspec.json.decode(text, type=dict[str, str])
+    if set(value) != {name_key, secret_key} or not all(value.values()):
+        raise ValueError
+    return Credentials(value[name_key], value[secret_key])
+
+
+def _parse_codes(text: str) -> frozenset[int]:
+    return frozenset(int(piece) for piece in text.split(",") if piece.strip())
+
+
+def _parse_optional_file(text: str) -> Path | None:
+    return Path(text).expanduser() if text else None
+
+
 def _parse_list(text: str) -> tuple[str, ...]:
     return tuple(piece.strip() for piece in text.split(";") if piece.strip())
 
@@ -163,7 +186,20 @@ ADDRESSES: Final = Kind("host:port, several separated by ;", _parse_addresses)
 HOURS: Final = Kind("hours from 00 to 23, several separated by ;", _parse_hours)
 DELAY_LEVELS: Final = Kind("delays such as 1s 5m 2h 1d, separated by blanks", _parse_levels)
 NETWORKS: Final = Kind("addresses or networks such as 10.0.0.0/8, separated by ;", _parse_networks)
-SECRET: Final = Kind(f"at least {SECRET_CHARS_MIN} characters, or empty", _parse_secret)
+SECRET: Final = Kind(f"at least {SECRET_CHARS_MIN} characters, or empty", _parse_secret, is_secret=True)
+PASSWORD: Final = Kind("a text, or empty", str, is_secret=True)
+USER: Final = Kind(
+    'JSON such as {"username":"admin","password":"..."}',
+    partial(_parse_credentials, "username", "password"),
+    is_secret=True,
+)
+CREDENTIALS: Final = Kind(
+    'JSON such as {"accessKey":"inner","secretKey":"..."}',
+    partial(_parse_credentials, "accessKey", "secretKey"),
+    is_secret=True,
+)
+CODES: Final = Kind("request codes, that is numbers, separated by commas", _parse_codes)
+OPTIONAL_FILE: Final = Kind("the path of a file, or empty", _parse_optional_file)
 LIST: Final = Kind("names separated by ;", _parse_list)
 PORT: Final = whole(0, 65535)
 POSITIVE: Final = whole(1)

@@ -16,10 +16,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tandemmq.broker.access.options import AccessOptions
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.config.check import check_broker
 from tandemmq.config.inert import BROKER_INERT, NAMESERVER_INERT
-from tandemmq.config.kinds import SECRET
 from tandemmq.config.names import ALIASES, BROKER_KEYS, NAMESERVER_KEYS, REFUSED, Key
 from tandemmq.errors import ConfigError
 from tandemmq.nameserver.options import NameServerOptions
@@ -49,6 +49,8 @@ class Machine:
     address: str
     memory_bytes: int
     home: Path
+    rocketmq_home: Path = Path()
+    """ROCKETMQ_HOME: rules of access control are in its folder conf."""
     name_servers: str = ""
 
 
@@ -59,6 +61,7 @@ class BrokerConfig:
     broker: BrokerOptions
     store: StoreOptions
     replication: ReplicationOptions
+    access: AccessOptions
     inert: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -141,6 +144,7 @@ def load_broker(settings: Mapping[str, Setting], machine: Machine) -> BrokerConf
         broker=broker,
         store=store,
         replication=_build(ReplicationOptions, "replication", parts),
+        access=_build(AccessOptions, "access", parts),
         inert=tuple(parts.inert),
         notes=notes,
     )
@@ -151,6 +155,7 @@ def _set_machine_defaults(values: dict[str, Any], machine: Machine) -> None:
     own = machine.address if listen_host in _ANY_ADDRESS else listen_host
     values.setdefault("broker.advertised_host", own)
     values.setdefault("store.root", machine.home / "store")
+    values.setdefault("access.acl_directory", machine.rocketmq_home / "conf")
     values.setdefault("store.memory_bytes", machine.memory_bytes)
     # A host name may hold dots, which no broker name may; the options' own default stands in.
     host_label = machine.host_name.partition(".")[0]
@@ -198,7 +203,7 @@ def _parse_value(name: str, key: Key, setting: Setting) -> Any:
     try:
         return key.kind.parse(setting.text)
     except ValueError:
-        text = "***" if key.kind is SECRET else setting.text
+        text = "***" if key.kind.is_secret else setting.text
         raise ConfigError(f"{setting.origin}: {name}={text}: must be {key.kind.allowed}") from None
 
 

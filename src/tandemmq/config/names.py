@@ -16,6 +16,8 @@ from tandemmq.broker.options import MetricsExporter, RequestModeName
 from tandemmq.config.kinds import (
     ADDRESS,
     ADDRESSES,
+    CODES,
+    CREDENTIALS,
     DELAY_LEVELS,
     DIRECTORY,
     FILE,
@@ -31,6 +33,7 @@ from tandemmq.config.kinds import (
     POSITIVE_LONG,
     SECRET,
     TEXT,
+    USER,
     Kind,
     choice,
     clamped,
@@ -198,6 +201,15 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "haSharedSecret": _key(SECRET, "replication.shared_secret"),  # ours
     "configSyncInterval": _key(POSITIVE, "replication.config_sync_interval_ms"),  # ours
     "syncMasterCompat4": _key(FLAG, "store.sync_master_compat4"),  # ours
+    # Access control.
+    "aclEnable": _key(FLAG, "access.acl_enable"),
+    "aclConfigDir": _key(DIRECTORY, "access.acl_directory"),  # ours
+    "authenticationEnabled": _key(FLAG, "access.authentication_enabled"),
+    "authorizationEnabled": _key(FLAG, "access.authorization_enabled"),
+    "authenticationWhitelist": _key(CODES, "access.authentication_white_codes"),
+    "authorizationWhitelist": _key(CODES, "access.authorization_white_codes"),
+    "initAuthenticationUser": _key(USER, "access.first_user"),
+    "innerClientAuthenticationCredentials": _key(CREDENTIALS, "access.inner_credentials"),
     # Bounds, all ours.
     "openFileCountMax": _key(whole(8, 2**20), "store.open_file_count_max"),
     "mappedBytesMax": _key(POSITIVE_LONG, "store.mapped_bytes_max"),
@@ -225,9 +237,6 @@ ALIASES: Final = {"haSlaveFallbehindMax": "haMaxGapNotInSync"}
 """Names of 4.x for keys that go by another name now."""
 
 REFUSED: Final = {
-    "aclEnable": ("false", "access control is not served"),
-    "authenticationEnabled": ("false", "access control is not served"),
-    "authorizationEnabled": ("false", "access control is not served"),
     "useTLS": ("false", "connections are not encrypted"),
     "enableControllerMode": ("false", "elected masters are not served"),
     "enableDLegerCommitLog": ("false", "the DLedger log is not served"),

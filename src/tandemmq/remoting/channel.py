@@ -37,6 +37,8 @@ SWEEP_S_MIN = 0.05
 """Deadlines are looked at no more often than this, so an expiry may come this much late."""
 
 OnRequest = Callable[["Channel", Command], None]
+Signer = Callable[[Command], None]
+"""Adds to a request of ours who sends it."""
 
 
 class Channel(asyncio.Protocol):
@@ -57,6 +59,7 @@ class Channel(asyncio.Protocol):
         "_on_request",
         "_out",
         "_outstanding",
+        "_signer",
         "_slow_timer",
         "_sweep_at",
         "_sweep_timer",
@@ -78,6 +81,7 @@ class Channel(asyncio.Protocol):
         clock: Clock,
         limits: ChannelLimits,
         on_connected: Callable[[Channel], None] | None = None,
+        signer: Signer | None = None,
     ) -> None:
         self.peer: Address = ("", 0)
         self.local: Address = ("", 0)
@@ -88,6 +92,7 @@ class Channel(asyncio.Protocol):
         self.last_read_at = self.last_written_at = clock.monotonic()
         self._on_request = on_request
         self._on_connected = on_connected
+        self._signer = signer
         self._clock = clock
         self._limits = limits
         self._decoder = FrameDecoder(limits.frame_bytes_max)
@@ -121,6 +126,8 @@ class Channel(asyncio.Protocol):
             return
         if not command.flag & FLAG_RESPONSE:
             command.opaque = self._outstanding.next_opaque()
+            if self._signer is not None:
+                self._signer(command)
         self._queue(command)
 
     def send_frame(self, *buffers: Buffer) -> None:
@@ -144,6 +151,8 @@ class Channel(asyncio.Protocol):
         """
         if self.is_closed:
             raise self._unreachable()
+        if self._signer is not None:
+            self._signer(command)
         deadline = self._clock.monotonic() + timeout_s
         opaque = command.opaque = self._outstanding.add(on_reply, deadline)
         try:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from tandemmq.errors import BrokerUnreachable, ConfigError, RequestTimeout
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.address import parse_address
-from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.channel import Channel, Signer
 from tandemmq.remoting.dispatch import Dispatcher, Handler, OnFatal
 from tandemmq.remoting.idle import IdleSweep
 from tandemmq.remoting.options import ClientOptions
@@ -27,9 +27,11 @@ class RemotingClient:
         options: ClientOptions | None = None,
         routes: Mapping[int, Handler] | None = None,
         on_fatal: OnFatal | None = None,
+        signer: Signer | None = None,
     ) -> None:
         self.options = options or ClientOptions()
         self._network = network
+        self._signer = signer
         self._clock = clock
         self._scope = TaskScope("client", None if on_fatal is None else lambda _, error: on_fatal(error))
         self._dispatcher = Dispatcher(
@@ -111,7 +113,12 @@ class RemotingClient:
 
     async def _connect(self, address: str) -> Channel | BrokerUnreachable:
         def make_channel() -> Channel:
-            return Channel(self._dispatcher.dispatch, clock=self._clock, limits=self.options.limits)
+            return Channel(
+                self._dispatcher.dispatch,
+                clock=self._clock,
+                limits=self.options.limits,
+                signer=self._signer,
+            )
 
         try:
             host, port = parse_address(address)

@@ -27,16 +27,25 @@ Handler = Callable[[Channel, Command], Command | Waiting | None]
 coroutine runs as a task and its result is sent.
 """
 OnFatal = Callable[[BaseException], None]
+Guard = Callable[[Channel, Command], None]
+"""Called before the handler; raises RequestRejected for a request that must not be served."""
 
 
 class Dispatcher:
     """Calls handlers by code. `routes` is looked at for each request and may grow."""
 
-    __slots__ = ("_on_fatal", "_routes", "_scope", "_tasks_max")
+    __slots__ = ("_guard", "_on_fatal", "_routes", "_scope", "_tasks_max")
 
     def __init__(
-        self, routes: Mapping[int, Handler], scope: TaskScope, *, tasks_max: int, on_fatal: OnFatal | None
+        self,
+        routes: Mapping[int, Handler],
+        scope: TaskScope,
+        *,
+        tasks_max: int,
+        on_fatal: OnFatal | None,
+        guard: Guard | None = None,
     ) -> None:
+        self._guard = guard
         self._routes = routes
         self._scope = scope
         self._tasks_max = tasks_max
@@ -54,6 +63,8 @@ class Dispatcher:
             )
             return
         try:
+            if self._guard is not None:
+                self._guard(channel, command)
             result = handler(channel, command)
             if result is None:
                 return

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 
 from tandemmq.remoting.channel import Channel
-from tandemmq.remoting.dispatch import Dispatcher, Handler, OnFatal
+from tandemmq.remoting.dispatch import Dispatcher, Guard, Handler, OnFatal
 from tandemmq.remoting.idle import IdleSweep
 from tandemmq.remoting.options import ServerOptions
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
@@ -32,13 +32,18 @@ class RemotingServer:
         clock: Clock,
         options: ServerOptions | None = None,
         on_fatal: OnFatal | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.options = options or ServerOptions()
         self._network = network
         self._clock = clock
         self._scope = TaskScope("server", None if on_fatal is None else lambda _, error: on_fatal(error))
         self._dispatcher = Dispatcher(
-            routes, self._scope, tasks_max=self.options.limits.tasks_max, on_fatal=on_fatal
+            routes,
+            self._scope,
+            tasks_max=self.options.limits.tasks_max,
+            on_fatal=on_fatal,
+            guard=guard,
         )
         self._listener: Listener | None = None
         self._channels: dict[Channel, None] = {}

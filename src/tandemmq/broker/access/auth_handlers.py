@@ -1,0 +1,96 @@
+"""Requests of 5.x tools about users and policies: 3001 to 3010 (spec semantics 21.3)."""
+
+from __future__ import annotations
+
+from tandemmq.broker.access.auth_table import AuthTable, render_user
+from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
+from tandemmq.errors import NotPermitted, RequestRejected
+from tandemmq.protocol.bodies.access import AclInfo, UserInfo
+from tandemmq.protocol.bodies.codec import decode_body, encode_body
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.access import (
+    AclRequest,
+    DeleteAclRequest,
+    ListAclsRequest,
+    ListUsersRequest,
+    UserRequest,
+)
+from tandemmq.remoting.channel import Channel
+
+
+class AuthHandlers:
+    """Changes are answered once they are on disk.
+
+    While authenticationEnabled is off nothing may be changed: whoever came first could make himself the super
+    user of later.
+    """
+
+    def __init__(self, table: AuthTable, *, is_on: bool, saver: TableSaver, file: TableFile) -> None:
+        self._table = table
+        self._is_on = is_on
+        self._saver = saver
+        self._file = file
+
+    async def handle_create_user(self, channel: Channel, command: Command) -> Command:
+        name = command.decode(UserRequest).username
+        self._check_on()
+        self._table.create_user(decode_body(command.body, UserInfo), name)
+        return await self._saved(command)
+
+    async def handle_update_user(self, channel: Channel, command: Command) -> Command:
+        name = command.decode(UserRequest).username
+        self._check_on()
+        self._table.update_user(decode_body(command.body, UserInfo), name)
+        return await self._saved(command)
+
+    async def handle_delete_user(self, channel: Channel, command: Command) -> Command:
+        name = command.decode(UserRequest).username
+        self._check_on()
+        self._table.delete_user(name)
+        return await self._saved(command)
+
+    def handle_get_user(self, channel: Channel, command: Command) -> Command:
+        """An empty answer when there is no such user, as in RocketMQ."""
+        user = self._table.user(command.decode(UserRequest).username)
+        return command.reply(body=b"" if user is None else encode_body(render_user(user)))
+
+    def handle_list_users(self, channel: Channel, command: Command) -> Command:
+        return command.reply(body=encode_body(self._table.users(command.decode(ListUsersRequest).name_part)))
+
+    async def handle_create_acl(self, channel: Channel, command: Command) -> Command:
+        subject = command.decode(AclRequest).subject
+        self._check_on()
+        self._table.create_acl(decode_body(command.body, AclInfo), subject)
+        return await self._saved(command)
+
+    async def handle_update_acl(self, channel: Channel, command: Command) -> Command:
+        subject = command.decode(AclRequest).subject
+        self._check_on()
+        self._table.update_acl(decode_body(command.body, AclInfo), subject)
+        return await self._saved(command)
+
+    async def handle_delete_acl(self, channel: Channel, command: Command) -> Command:
+        request = command.decode(DeleteAclRequest)
+        self._check_on()
+        self._table.delete_acl(request.subject, request.policy_type, request.resource)
+        return await self._saved(command)
+
+    def handle_get_acl(self, channel: Channel, command: Command) -> Command:
+        subject = command.decode(AclRequest).subject
+        acls = [acl for acl in self._table.acls(None, None) if acl.subject == subject]
+        if not acls:
+            raise RequestRejected(f"{subject} has no policies", code=ResponseCode.POLICY_NOT_EXIST)
+        return command.reply(body=encode_body(acls[0]))
+
+    def handle_list_acls(self, channel: Channel, command: Command) -> Command:
+        request = command.decode(ListAclsRequest)
+        return command.reply(body=encode_body(self._table.acls(request.subject_part, request.resource_part)))
+
+    def _check_on(self) -> None:
+        if not self._is_on:
+            raise NotPermitted("users and policies are only changed while authenticationEnabled is true")
+
+    async def _saved(self, command: Command) -> Command:
+        await save_or_reject(self._saver, self._file)
+        return command.reply()

@@ -1,0 +1,188 @@
+"""Guard: decides before the handler whether a request may be served; built only when access control is on.
+
+Order: who it is (white addresses, access key, signature), then what it needs, resource by resource. What was
+allowed is remembered by who, from where and what, so that the next message of a producer costs the signature
+and one look-up; every change of the rules forgets it.
+
+Source: spec semantics 21, remoting 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tandemmq.broker.access.actions import PUB, is_administrative, render_actions
+from tandemmq.broker.access.audit import Audit
+from tandemmq.broker.access.auth_table import AuthTable, User
+from tandemmq.broker.access.needs import TOPIC, Need, Needs, needs_of
+from tandemmq.broker.access.options import AccessOptions
+from tandemmq.broker.access.plain_rules import NO_RULES, PlainRules
+from tandemmq.broker.access.policy import decide
+from tandemmq.errors import NotPermitted, TandemError
+from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.signature import ACCESS_KEY, Credentials, is_signed_with
+from tandemmq.remoting.channel import Channel
+
+REMEMBERED_MAX: Final = 65_536
+
+Allows = Callable[[Need], bool]
+
+
+class Guard:
+    """`check` is called with every request. `rules` of the 4.x kind are set from outside."""
+
+    def __init__(
+        self,
+        options: AccessOptions,
+        *,
+        cluster: str,
+        users: AuthTable,
+        audit: Audit,
+        inner: Credentials | None,
+    ) -> None:
+        self._options = options
+        self._cluster = cluster
+        self._users = users
+        self._audit = audit
+        self._inner = None if inner is None else _super_user(inner)
+        self._rules = NO_RULES
+        self._is_white: dict[str, bool] = {}
+        self._allowed: set[tuple[str, str, Needs, int]] = set()
+        users.on_change.append(self.forget)
+
+    @property
+    def rules(self) -> PlainRules:
+        return self._rules
+
+    @rules.setter
+    def rules(self, rules: PlainRules) -> None:
+        self._rules = rules
+        self.forget()
+
+    def forget(self) -> None:
+        """What was allowed under earlier rules says nothing any more."""
+        self._allowed.clear()
+        self._is_white.clear()
+
+    def check(self, channel: Channel, command: Command) -> None:
+        """Returns when the request may be served.
+
+        Raises:  NotPermitted telling the peer why not; RemoteProtocolError for what cannot be read.
+        """
+        host = channel.peer[0]
+        try:
+            if self._options.acl_enable:
+                self._check_plain(channel, command, host)
+            if self._options.authentication_enabled:
+                self._check_user(channel, command, host)
+        except Exception as error:
+            # A request that cannot be read has no resource yet; whoever may tell, it was refused.
+            if not isinstance(error, _Denied):
+                self._audit.denied(_who(command), channel.peer, command.code, "", str(error))
+                raise
+            self._audit.denied(_who(command), channel.peer, command.code, error.resource, error.remark)
+            raise NotPermitted(error.remark) from None
+
+    # Rules of plain_acl.yml
+
+    def _check_plain(self, channel: Channel, command: Command, host: str) -> None:
+        rules = self._rules
+        is_white = self._is_white.get(host)
+        if is_white is None:
+            is_white = self._note_white(host)
+        if is_white:
+            return
+        name = command.fields.get(ACCESS_KEY)
+        if not name:
+            raise _Denied(f"the request is not signed: {ACCESS_KEY} is missing")
+        if self._inner is not None and name == self._inner.username:
+            if not is_signed_with(command, self._inner.password.encode()):
+                raise _Denied(f"the signature of {name} is wrong")
+            return
+        account = rules.accounts.get(name)
+        if account is None:
+            raise _Denied(f"there is no account with access key {name}")
+        if account.matches_address(host):
+            return
+        if not is_signed_with(command, account.secret_key):
+            raise _Denied(f"the signature of {name} is wrong")
+        self._check_needs(channel, command, host, name, account.allows, 4)
+
+    def _note_white(self, host: str) -> bool:
+        if len(self._is_white) >= REMEMBERED_MAX:
+            self._is_white.clear()
+        is_white = self._is_white[host] = self._rules.is_white(host)
+        return is_white
+
+    # Users and policies
+
+    def _check_user(self, channel: Channel, command: Command, host: str) -> None:
+        if command.code in self._options.authentication_white_codes:
+            return
+        name = command.fields.get(ACCESS_KEY)
+        if not name:
+            raise _Denied(f"the request is not signed: {ACCESS_KEY} is missing")
+        inner = self._inner
+        user = inner if inner is not None and inner.username == name else self._users.user(name)
+        if user is None:
+            raise _Denied(f"there is no user {name}")
+        if not user.is_enabled:
+            raise _Denied(f"the user {name} is disabled")
+        if not is_signed_with(command, user.password.encode()):
+            raise _Denied(f"the signature of {name} is wrong")
+        if not self._options.authorization_enabled or command.code in self._options.authorization_white_codes:
+            return
+        policies = self._users.policies(name)
+        is_super = user.is_super
+        self._check_needs(
+            channel, command, host, name, lambda need: is_super or decide(policies, need, host), 5
+        )
+
+    def _check_needs(
+        self, channel: Channel, command: Command, host: str, name: str, allows: Allows, model: int
+    ) -> None:
+        needs = needs_of(command, self._cluster)
+        if model == 4 and command.code == RequestCode.CONSUMER_SEND_MSG_BACK:
+            needs += _origin_topic(command)
+        known = (name, host, needs, model)
+        if known in self._allowed:
+            return
+        for need in needs:
+            if not allows(need):
+                resource = f"{need.kind}:{need.name}"
+                raise _Denied(f"{name} may not {render_actions(need.actions)} {resource}", resource)
+        administrative = [need for need in needs if is_administrative(need.actions)]
+        for need in administrative:
+            self._audit.allowed(name, channel.peer, command.code, f"{need.kind}:{need.name}")
+        if not administrative:
+            if len(self._allowed) >= REMEMBERED_MAX:
+                self._allowed.clear()
+            self._allowed.add(known)
+
+
+class _Denied(TandemError):
+    """Why a request is refused, and for which resource."""
+
+    def __init__(self, remark: str, resource: str = "") -> None:
+        super().__init__(remark)
+        self.remark = remark
+        self.resource = resource
+
+
+def _super_user(credentials: Credentials) -> User:
+    return User(username=credentials.access_key, password=credentials.secret_key, is_super=True)
+
+
+def _origin_topic(command: Command) -> Needs:
+    """Who hands a message back must, in 4.x, be allowed to write to the topic that it came from."""
+    topic = command.fields.get("originTopic")
+    return (Need(TOPIC, topic, PUB),) if topic else ()
+
+
+def _who(command: Command) -> str:
+    try:
+        return command.fields.get(ACCESS_KEY, "")
+    except TandemError:
+        return ""

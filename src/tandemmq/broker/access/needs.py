@@ -1,0 +1,283 @@
+"""What a request needs to be allowed: resources and actions, for every code that a broker is asked.
+
+One table for both kinds of rules. The 4.x rules know PUB, SUB and administrators: `Pub` and `Sub` stand for
+themselves, a need of only Create, Update or Delete is an administrator's, and Get and List need no more than
+an account. A code without a row needs every right on the cluster, so nothing is open by being forgotten.
+
+Source: spec semantics 21.2, 21.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from tandemmq.broker.access.actions import CREATE, DELETE, GET, LIST, PUB, SUB, UPDATE
+from tandemmq.errors import RemoteProtocolError
+from tandemmq.protocol.bodies.codec import decode_plain
+from tandemmq.protocol.codes import RequestCode as Code
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.topic_names import RETRY_PREFIX
+
+TOPIC: Final = "Topic"
+GROUP: Final = "Group"
+CLUSTER: Final = "Cluster"
+
+
+class Need(NamedTuple):
+    """One of the `actions` (bits) on one resource; a name of "" is that of no resource."""
+
+    kind: str
+    name: str
+    actions: int
+
+
+Needs = tuple[Need, ...]
+Rule = Callable[[Mapping[str, str], Command, str], Needs]
+"""(fields, request, own cluster's name) -> all that must be allowed."""
+
+
+def needs_of(command: Command, cluster: str) -> Needs:
+    """What this request needs.
+
+    Raises:  RemoteProtocolError for a body that cannot be read.
+    """
+    return NEEDS.get(command.code, _UNLISTED)(command.fields, command, cluster)
+
+
+def _topic(name: str | None, actions: int) -> Need:
+    """A group's retry topic is part of the group, and written by who consumes."""
+    if name is not None and name.startswith(RETRY_PREFIX):
+        return Need(GROUP, name[len(RETRY_PREFIX) :], SUB if actions & PUB else actions)
+    return Need(TOPIC, name or "", actions)
+
+
+def _on_topic(field: str, actions: int) -> Rule:
+    return lambda fields, _command, _cluster: (_topic(fields.get(field), actions),)
+
+
+def _on_group(field: str, actions: int) -> Rule:
+    return lambda fields, _command, _cluster: (Need(GROUP, fields.get(field) or "", actions),)
+
+
+def _on_cluster(actions: int) -> Rule:
+    return lambda _fields, _command, cluster: (Need(CLUSTER, cluster, actions),)
+
+
+def _on_both(group_field: str, actions: int, *topic_fields: str) -> Rule:
+    """The group and each topic that is named; retry topics go with the group."""
+
+    def rule(fields: Mapping[str, str], _command: Command, _cluster: str) -> Needs:
+        group = fields.get(group_field) or ""
+        topics = [fields[name] for name in topic_fields or ("topic",) if fields.get(name)]
+        named = [topic for name in topics for topic in name.split(";") if topic]
+        others = [Need(TOPIC, name, actions) for name in named if not name.startswith(RETRY_PREFIX + group)]
+        return (Need(GROUP, group, actions), *others)
+
+    return rule
+
+
+def _end_transaction(fields: Mapping[str, str], _command: Command, cluster: str) -> Needs:
+    """Clients of 4.9 do not name the topic; they have sent the half message, which was checked."""
+    return (_topic(fields["topic"], PUB),) if fields.get("topic") else (Need(CLUSTER, cluster, 0),)
+
+
+def _unregister(fields: Mapping[str, str], _command: Command, cluster: str) -> Needs:
+    group = fields.get("consumerGroup")
+    return (Need(GROUP, group, SUB),) if group else (Need(CLUSTER, cluster, 0),)
+
+
+def _heartbeat(_fields: Mapping[str, str], command: Command, cluster: str) -> Needs:
+    needs: dict[Need, None] = {}
+    for consumer in _list_of(_body(command), "consumerDataSet"):
+        group = _text_of(consumer, "groupName")
+        needs[Need(GROUP, group, SUB)] = None
+        for subscription in _list_of(consumer, "subscriptionDataSet"):
+            topic = _text_of(subscription, "topic")
+            if not topic.startswith(RETRY_PREFIX):
+                needs[Need(TOPIC, topic, SUB)] = None
+    return tuple(needs) or (Need(CLUSTER, cluster, 0),)
+
+
+def _queue_locks(_fields: Mapping[str, str], command: Command, _cluster: str) -> Needs:
+    body = _body(command)
+    group = _text_of(body, "consumerGroup")
+    topics = dict.fromkeys(_text_of(queue, "topic") for queue in _list_of(body, "mqSet"))
+    return (Need(GROUP, group, SUB), *(_topic(topic, SUB) for topic in topics))
+
+
+def _check_config(_fields: Mapping[str, str], command: Command, _cluster: str) -> Needs:
+    body = _body(command)
+    subscription = body.get("subscriptionData")
+    topic = _text_of(subscription, "topic") if isinstance(subscription, dict) else ""
+    return (Need(GROUP, _text_of(body, "group"), SUB), _topic(topic, SUB))
+
+
+def _body_group_and_topic(group_key: str, actions: int) -> Rule:
+    def rule(_fields: Mapping[str, str], command: Command, _cluster: str) -> Needs:
+        body = _body(command)
+        return (
+            Need(GROUP, _text_of(body, group_key), actions),
+            _topic(_text_of(body, "topic"), actions),
+        )
+
+    return rule
+
+
+def _batch_ack(_fields: Mapping[str, str], command: Command, _cluster: str) -> Needs:
+    body = _body(command)
+    group = _text_of(body, "consumerGroup")
+    topics = dict.fromkeys(_text_of(ack, "t") for ack in _list_of(body, "acks"))
+    others = (Need(TOPIC, name, SUB) for name in topics if not name.startswith(RETRY_PREFIX + group))
+    return (Need(GROUP, group, SUB), *others)
+
+
+def _listed(kind: str, list_key: str, name_key: str, actions: int) -> Rule:
+    """Each entry of a body's list; an empty list asks for nothing and gets no further."""
+
+    def rule(_fields: Mapping[str, str], command: Command, _cluster: str) -> Needs:
+        names = [_text_of(item, name_key) for item in _list_of(_body(command), list_key)]
+        return tuple(Need(kind, name, actions) for name in names) or (Need(kind, "", actions),)
+
+    return rule
+
+
+def _body_group(actions: int) -> Rule:
+    return lambda _fields, command, _cluster: (Need(GROUP, _text_of(_body(command), "groupName"), actions),)
+
+
+def _body(command: Command) -> dict[str, Any]:
+    body = decode_plain(command.body)
+    if not isinstance(body, dict):
+        raise RemoteProtocolError("the body is no JSON object")
+    return body
+
+
+def _list_of(value: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    found = value.get(key) or []
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise RemoteProtocolError(f"{key} is no list of objects")
+    return found
+
+
+def _text_of(value: Mapping[str, Any], key: str) -> str:
+    found = value.get(key)
+    return "" if found is None else str(found)
+
+
+_UNLISTED = _on_cluster(UPDATE)
+_SEND_V2 = _on_topic("b", PUB)
+_GET_TOPIC = _on_topic("topic", GET | SUB)
+_SHOW_CLUSTER = _on_cluster(GET)
+_CHANGE_CLUSTER = _on_cluster(UPDATE)
+
+NEEDS: Final[dict[int, Rule]] = {
+    Code.SEND_MESSAGE: _on_topic("topic", PUB),
+    Code.SEND_MESSAGE_V2: _SEND_V2,
+    Code.SEND_BATCH_MESSAGE: _SEND_V2,
+    Code.SEND_REPLY_MESSAGE: _on_topic("topic", PUB),
+    Code.SEND_REPLY_MESSAGE_V2: _SEND_V2,
+    Code.CONSUMER_SEND_MSG_BACK: _on_group("group", SUB),
+    Code.RECALL_MESSAGE: _on_topic("topic", PUB),
+    Code.END_TRANSACTION: _end_transaction,
+    Code.RESUME_CHECK_HALF_MESSAGE: _on_topic("topic", UPDATE),
+    Code.PULL_MESSAGE: _on_both("consumerGroup", SUB),
+    Code.LITE_PULL_MESSAGE: _on_both("consumerGroup", SUB),
+    Code.QUERY_MESSAGE: _on_topic("topic", SUB | GET),
+    # Requests of clients up to 5.2 carry no topic: then it is a look into the whole log.
+    Code.VIEW_MESSAGE_BY_ID: lambda fields, _, cluster: (
+        (_topic(fields["topic"], SUB | GET),) if fields.get("topic") else (Need(CLUSTER, cluster, GET),)
+    ),
+    # Pops.
+    Code.POP_MESSAGE: _on_both("consumerGroup", SUB),
+    Code.PEEK_MESSAGE: _on_both("consumerGroup", SUB),
+    Code.NOTIFICATION: _on_both("consumerGroup", SUB),
+    Code.POLLING_INFO: _on_both("consumerGroup", SUB | GET),
+    Code.ACK_MESSAGE: _on_both("consumerGroup", SUB),
+    Code.BATCH_ACK_MESSAGE: _batch_ack,
+    Code.CHANGE_MESSAGE_INVISIBLETIME: _on_both("consumerGroup", SUB),
+    Code.POP_ROLLBACK: _CHANGE_CLUSTER,
+    Code.QUERY_ASSIGNMENT: _body_group_and_topic("consumerGroup", SUB),
+    Code.SET_MESSAGE_REQUEST_MODE: _body_group_and_topic("consumerGroup", UPDATE),
+    # Offsets.
+    Code.QUERY_CONSUMER_OFFSET: _on_both("consumerGroup", SUB | GET),
+    Code.UPDATE_CONSUMER_OFFSET: _on_both("consumerGroup", SUB | UPDATE),
+    Code.SEARCH_OFFSET_BY_TIMESTAMP: _GET_TOPIC,
+    Code.GET_MAX_OFFSET: _GET_TOPIC,
+    Code.GET_MIN_OFFSET: _GET_TOPIC,
+    Code.GET_EARLIEST_MSG_STORETIME: _GET_TOPIC,
+    Code.INVOKE_BROKER_TO_RESET_OFFSET: _on_both("group", UPDATE),
+    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _on_both("group", GET),
+    Code.CLONE_GROUP_OFFSET: _on_both("destGroup", UPDATE),
+    Code.QUERY_CORRECTION_OFFSET: _on_both("compareGroup", GET, "topic"),
+    # Clients.
+    Code.HEART_BEAT: _heartbeat,
+    Code.UNREGISTER_CLIENT: _unregister,
+    Code.GET_CONSUMER_LIST_BY_GROUP: _on_group("consumerGroup", SUB | GET),
+    Code.CHECK_CLIENT_CONFIG: _check_config,
+    Code.LOCK_BATCH_MQ: _queue_locks,
+    Code.UNLOCK_BATCH_MQ: _queue_locks,
+    Code.GET_CONSUMER_RUNNING_INFO: _on_group("consumerGroup", GET),
+    Code.CONSUME_MESSAGE_DIRECTLY: _on_both("consumerGroup", SUB),
+    # Topics and groups.
+    Code.UPDATE_AND_CREATE_TOPIC: _on_topic("topic", CREATE),
+    Code.UPDATE_AND_CREATE_TOPIC_LIST: _listed(TOPIC, "topicConfigList", "topicName", CREATE),
+    Code.DELETE_TOPIC_IN_BROKER: _on_topic("topic", DELETE),
+    Code.GET_TOPIC_CONFIG: _on_topic("topic", GET),
+    Code.GET_TOPIC_STATS_INFO: _on_topic("topic", GET),
+    Code.QUERY_TOPIC_CONSUME_BY_WHO: _on_topic("topic", GET),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _body_group(CREATE),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _listed(GROUP, "groupConfigList", "groupName", CREATE),
+    Code.DELETE_SUBSCRIPTIONGROUP: _on_group("groupName", DELETE),
+    Code.GET_SUBSCRIPTIONGROUP_CONFIG: _on_group("group", GET),
+    Code.UPDATE_AND_GET_GROUP_FORBIDDEN: _on_both("group", UPDATE),
+    Code.GET_CONSUME_STATS: _on_both("consumerGroup", GET, "topic", "topicList"),
+    Code.GET_CONSUMER_CONNECTION_LIST: _on_group("consumerGroup", GET),
+    Code.QUERY_TOPICS_BY_CONSUMER: _on_group("group", GET),
+    Code.QUERY_SUBSCRIPTION_BY_CONSUMER: _on_both("group", GET),
+    Code.QUERY_CONSUME_TIME_SPAN: _on_both("group", GET),
+    Code.QUERY_CONSUME_QUEUE: _on_topic("topic", GET),
+    # The broker itself.
+    Code.GET_PRODUCER_CONNECTION_LIST: _SHOW_CLUSTER,
+    Code.GET_ALL_PRODUCER_INFO: _SHOW_CLUSTER,
+    Code.GET_BROKER_CONSUME_STATS: _SHOW_CLUSTER,
+    Code.GET_BROKER_RUNTIME_INFO: _SHOW_CLUSTER,
+    Code.GET_BROKER_CONFIG: _SHOW_CLUSTER,
+    Code.VIEW_BROKER_STATS_DATA: _SHOW_CLUSTER,
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _on_cluster(GET | LIST),
+    Code.UPDATE_BROKER_CONFIG: _CHANGE_CLUSTER,
+    Code.CLEAN_EXPIRED_CONSUMEQUEUE: _CHANGE_CLUSTER,
+    Code.DELETE_EXPIRED_COMMITLOG: _CHANGE_CLUSTER,
+    Code.CLEAN_UNUSED_TOPIC: _CHANGE_CLUSTER,
+    # Replicas and name servers.
+    Code.GET_ALL_TOPIC_CONFIG: _on_cluster(GET | LIST),
+    Code.GET_ALL_CONSUMER_OFFSET: _on_cluster(GET | LIST),
+    Code.GET_ALL_DELAY_OFFSET: _on_cluster(GET | LIST),
+    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _on_cluster(GET | LIST),
+    Code.GET_ALL_MESSAGE_REQUEST_MODE: _on_cluster(GET | LIST),
+    Code.GET_TIMER_CHECK_POINT: _SHOW_CLUSTER,
+    Code.GET_TIMER_METRICS: _SHOW_CLUSTER,
+    Code.GET_BROKER_HA_STATUS: _SHOW_CLUSTER,
+    Code.TANDEM_READ_LOG_CHECKSUM: _SHOW_CLUSTER,
+    Code.TANDEM_AWAIT_TABLES: _SHOW_CLUSTER,
+    Code.EXCHANGE_BROKER_HA_INFO: _CHANGE_CLUSTER,
+    Code.RESET_MASTER_FLUSH_OFFSET: _CHANGE_CLUSTER,
+    Code.NOTIFY_MIN_BROKER_ID_CHANGE: _CHANGE_CLUSTER,
+    # Access control.
+    Code.UPDATE_AND_CREATE_ACL_CONFIG: _CHANGE_CLUSTER,
+    Code.DELETE_ACL_CONFIG: _CHANGE_CLUSTER,
+    Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: _CHANGE_CLUSTER,
+    Code.GET_BROKER_CLUSTER_ACL_INFO: _SHOW_CLUSTER,
+    # These three show secrets, as RocketMQ's do.
+    Code.GET_BROKER_CLUSTER_ACL_CONFIG: _CHANGE_CLUSTER,
+    Code.AUTH_CREATE_USER: _CHANGE_CLUSTER,
+    Code.AUTH_UPDATE_USER: _CHANGE_CLUSTER,
+    Code.AUTH_DELETE_USER: _CHANGE_CLUSTER,
+    Code.AUTH_GET_USER: _CHANGE_CLUSTER,
+    Code.AUTH_LIST_USER: _CHANGE_CLUSTER,
+    Code.AUTH_CREATE_ACL: _CHANGE_CLUSTER,
+    Code.AUTH_UPDATE_ACL: _CHANGE_CLUSTER,
+    Code.AUTH_DELETE_ACL: _CHANGE_CLUSTER,
+    Code.AUTH_GET_ACL: _SHOW_CLUSTER,
+    Code.AUTH_LIST_ACL: _SHOW_CLUSTER,
+}

@@ -1,0 +1,72 @@
+"""Every code has its needs, and what they are for requests with more than one resource."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tandemmq.broker.access.actions import CREATE, GET, PUB, SUB, UPDATE
+from tandemmq.broker.access.needs import CLUSTER, GROUP, NEEDS, TOPIC, Need, needs_of
+from tandemmq.errors import RemoteProtocolError
+from tandemmq.protocol.catalogue import CATALOGUE, Role
+from tandemmq.protocol.codes import RequestCode as Code
+from tandemmq.protocol.command import Command
+
+
+@pytest.mark.parametrize("code", list(Code), ids=lambda code: code.name)
+def test_every_code_that_a_broker_may_be_asked_has_a_row(code: Code) -> None:
+    entry = CATALOGUE.get(code)
+    is_of_others = entry is not None and entry.served_by is Role.NAME_SERVER
+    is_push = entry is not None and entry.served_by is Role.CLIENT
+    relayed = (Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY)
+    if is_of_others or (is_push and code not in relayed):
+        assert code not in NEEDS
+    else:
+        assert code in NEEDS
+
+
+def needs(code: int, fields: dict[str, str] | None = None, body: object = None) -> set[Need]:
+    data = b"" if body is None else json.dumps(body).encode()
+    return set(needs_of(Command(code=code, extra_fields=fields or {}, body=data), "cluster-a"))
+
+
+def test_a_retry_topic_belongs_to_its_group() -> None:
+    assert needs(Code.SEND_MESSAGE_V2, {"b": "T"}) == {Need(TOPIC, "T", PUB)}
+    assert needs(Code.SEND_MESSAGE_V2, {"b": "%RETRY%G"}) == {Need(GROUP, "G", SUB)}
+    pull = {"consumerGroup": "G", "topic": "%RETRY%G"}
+    assert needs(Code.PULL_MESSAGE, pull) == {Need(GROUP, "G", SUB)}
+    other = {"consumerGroup": "G", "topic": "%RETRY%H"}
+    assert Need(TOPIC, "%RETRY%H", SUB) in needs(Code.PULL_MESSAGE, other)
+
+
+def test_needs_that_stand_in_bodies() -> None:
+    heartbeat = {
+        "clientID": "c",
+        "consumerDataSet": [
+            {"groupName": "G", "subscriptionDataSet": [{"topic": "T"}, {"topic": "%RETRY%G"}]},
+        ],
+    }
+    assert needs(Code.HEART_BEAT, body=heartbeat) == {Need(GROUP, "G", SUB), Need(TOPIC, "T", SUB)}
+    assert needs(Code.HEART_BEAT, body={"clientID": "c"}) == {Need(CLUSTER, "cluster-a", 0)}
+    lock = {"consumerGroup": "G", "clientId": "c", "mqSet": [{"topic": "T", "brokerName": "b", "queueId": 1}]}
+    assert needs(Code.LOCK_BATCH_MQ, body=lock) == {Need(GROUP, "G", SUB), Need(TOPIC, "T", SUB)}
+    acks = {"consumerGroup": "G", "acks": [{"t": "T"}, {"t": "%RETRY%G_T"}]}
+    assert needs(Code.BATCH_ACK_MESSAGE, body=acks) == {Need(GROUP, "G", SUB), Need(TOPIC, "T", SUB)}
+    topics = {"topicConfigList": [{"topicName": "A"}, {"topicName": "B"}]}
+    assert needs(Code.UPDATE_AND_CREATE_TOPIC_LIST, body=topics) == {
+        Need(TOPIC, "A", CREATE),
+        Need(TOPIC, "B", CREATE),
+    }
+    assert needs(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body={"groupName": "G"}) == {
+        Need(GROUP, "G", CREATE)
+    }
+    for body in (b"", b"[]", b"{"):
+        with pytest.raises(RemoteProtocolError):
+            needs_of(Command(code=Code.HEART_BEAT, body=body), "cluster-a")
+
+
+def test_missing_names_are_no_resource_and_unlisted_codes_need_the_cluster() -> None:
+    assert needs(Code.SEND_MESSAGE_V2) == {Need(TOPIC, "", PUB)}
+    assert needs(Code.VIEW_MESSAGE_BY_ID) == {Need(CLUSTER, "cluster-a", GET)}
+    assert needs(29_999) == {Need(CLUSTER, "cluster-a", UPDATE)}
