@@ -14,7 +14,7 @@ from enum import Enum
 
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.header_codec import Header
-from tandemmq.protocol.requests import admin, client, offset, pop, pull, replica, route, send, topic
+from tandemmq.protocol.requests import access, admin, client, offset, pop, pull, replica, route, send, topic
 
 
 class Role(Enum):
@@ -150,6 +150,25 @@ _ADMIN = _entries(
     (Code.UPDATE_AND_GET_GROUP_FORBIDDEN, admin.GroupForbiddenRequest, None),
 )
 
+_ACCESS = _entries(
+    Role.BROKER,
+    (Code.UPDATE_AND_CREATE_ACL_CONFIG, access.UpdateAccountRequest, None),
+    (Code.DELETE_ACL_CONFIG, access.DeleteAccountRequest, None),
+    (Code.GET_BROKER_CLUSTER_ACL_INFO, None, access.AccessVersionResponse),
+    (Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, access.UpdateWhiteAddressesRequest, None),
+    (Code.GET_BROKER_CLUSTER_ACL_CONFIG, None, None),
+    (Code.AUTH_CREATE_USER, access.UserRequest, None),
+    (Code.AUTH_UPDATE_USER, access.UserRequest, None),
+    (Code.AUTH_DELETE_USER, access.UserRequest, None),
+    (Code.AUTH_GET_USER, access.UserRequest, None),
+    (Code.AUTH_LIST_USER, access.ListUsersRequest, None),
+    (Code.AUTH_CREATE_ACL, access.AclRequest, None),
+    (Code.AUTH_UPDATE_ACL, access.AclRequest, None),
+    (Code.AUTH_DELETE_ACL, access.DeleteAclRequest, None),
+    (Code.AUTH_GET_ACL, access.AclRequest, None),
+    (Code.AUTH_LIST_ACL, access.ListAclsRequest, None),
+)
+
 _NAME_SERVER = _entries(
     Role.NAME_SERVER,
     (Code.GET_ROUTEINFO_BY_TOPIC, route.RouteRequest, None),
@@ -196,7 +215,7 @@ _PUSHES = _entries(
 
 CATALOGUE: dict[int, Entry] = {
     int(entry.code): entry
-    for part in (_MESSAGES, _POPS, _OFFSETS, _MEMBERS, _REPLICAS, _ADMIN, _NAME_SERVER, _PUSHES)
+    for part in (_MESSAGES, _POPS, _OFFSETS, _MEMBERS, _REPLICAS, _ADMIN, _ACCESS, _NAME_SERVER, _PUSHES)
     for entry in part
 }
 

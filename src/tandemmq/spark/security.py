@@ -6,19 +6,14 @@ Source: spec remoting 7 (signature), 1 (TLS).
 
 from __future__ import annotations
 
-import hmac
 import socket
 import ssl
-from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.command import Command
-
-ACCESS_KEY = "AccessKey"
-SECURITY_TOKEN = "SecurityToken"
-SIGNATURE = "Signature"
+from tandemmq.protocol.signature import Credentials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +33,7 @@ class Security:
         """Adds who asks, and the signature over all fields and the body."""
         if not self.access_key:
             return
-        known: Mapping[str, str] = command.extra_fields or {}
-        extra = {**known, ACCESS_KEY: self.access_key}
-        if self.security_token:
-            extra[SECURITY_TOKEN] = self.security_token
-        command.extra_fields = extra
-        fields = command.fields
-        content = "".join(fields[name] for name in sorted(fields) if name != SIGNATURE).encode()
-        digest = hmac.digest(self.secret_key.encode(), content + bytes(command.body), "sha1")
-        command.extra_fields = {**extra, SIGNATURE: b64encode(digest).decode()}
+        Credentials(self.access_key, self.secret_key, self.security_token).sign(command)
 
     def wrap(self, connection: socket.socket, host: str) -> socket.socket:
         """The connection itself, or TLS over it.

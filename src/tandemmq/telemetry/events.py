@@ -7,6 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
+# access
+ACCESS_DENIED: Final = "access.denied"
+ACCESS_DENIALS_SUPPRESSED: Final = "access_denials.suppressed"
+ACCESS_RULES_LOADED: Final = "access_rules.loaded"
+ACCESS_RULES_REFUSED: Final = "access_rules.refused"
+ACCESS_USER_CREATED: Final = "access_user.created"
+ADMIN_REQUEST_ALLOWED: Final = "admin_request.allowed"
+
 # broker
 BROKER_STARTED: Final = "broker.started"
 BROKER_STOPPED: Final = "broker.stopped"
@@ -70,6 +78,10 @@ CHANNEL_REFUSED: Final = "channel.refused"
 HTTP_PAGE_FAILED: Final = "http_page.failed"
 REMOTING_STARTED: Final = "remoting.started"
 REQUEST_FAILED: Final = "request.failed"
+TLS_CERTIFICATES_LOADED: Final = "tls_certificates.loaded"
+TLS_CERTIFICATES_REFUSED: Final = "tls_certificates.refused"
+TLS_HANDSHAKE_FAILED: Final = "tls_handshake.failed"
+TLS_REFUSED: Final = "tls.refused"
 
 # replication
 CONFIG_SYNC_FAILED: Final = "config_sync.failed"

@@ -184,7 +184,12 @@ def test_override_without_key_or_value_is_told(argument: str) -> None:
         ),
         ("haTransferBatchSize=99999999", "--set: haTransferBatchSize: 99999999 is outside"),
         ("listenPort=1", "--set: listenPort: 1 leaves no port"),
-        ("aclEnable=true", "--set: aclEnable=true: access control is not served, only false is allowed"),
+        (
+            "authorizationEnabled=true",
+            "--set: authorizationEnabled needs authenticationEnabled: else anybody could take any name",
+        ),
+        ("initAuthenticationUser=root:12345678", "--set: initAuthenticationUser=***: must be JSON such as"),
+        ("authenticationWhitelist=10,x", "authenticationWhitelist=10,x: must be request codes"),
         ("enableControllerMode=true", "elected masters are not served"),
         ("storeType=defaultRocksDB", "only default is allowed"),
         ("readOnlyCommitLogStorePaths=/x", "it must be empty"),
