@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from itertools import repeat
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +36,12 @@ from tandemmq.protocol.record_layout import (
     TOPIC_BYTES_MAX_V1,
     RecordOutcome,
 )
-from tandemmq.protocol.sys_flag import BORN_HOST_V6, STORE_HOST_V6
+from tandemmq.protocol.sys_flag import BORN_HOST_V6, HOSTS_V6_MASK, STORE_HOST_V6
 
 Ints: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]
 
-_LEADING: Final = np.dtype(
+_HEAD: Final = np.dtype(
     [
         ("size", ">i4"),
         ("magic", ">i4"),
@@ -52,9 +52,16 @@ _LEADING: Final = np.dtype(
         ("log_offset", ">i8"),
         ("sys_flag", ">i4"),
         ("born_at_ms", ">i8"),
+        ("born_host", "V8"),
+        ("stored_at_ms", ">i8"),
+        ("store_host", "V8"),
+        ("retry_count", ">i4"),
+        ("prepared_offset", ">i8"),
+        ("body_size", ">i4"),
     ]
 )
-"""The fields before the first host: the same place in every record."""
+"""What precedes the body. Fields behind a host lie elsewhere where the host is an IPv6 one."""
+assert _HEAD.itemsize == HEAD_V4_BYTES
 _MAGIC_AT: Final = 4
 
 
@@ -86,7 +93,7 @@ def scan_boundaries(buffer: Buffer, start: int = 0, *, count_max: int | None = N
         if position > last:
             is_full = False
             break
-        (size,) = unpack(buffer, position)
+        size = unpack(buffer, position)[0]
         if size < RECORD_BYTES_MIN:
             is_full = False
             break
@@ -168,44 +175,36 @@ def read_columns(buffer: Buffer, boundaries: Boundaries, *, log_offset: int | No
     """
     position = boundaries.positions
     data = np.frombuffer(buffer, dtype=np.uint8)
-    leading = _gather(data, position, _LEADING)
-    magic = leading["magic"].astype(np.int64)
-    size = leading["size"].astype(np.int64)
-    sys_flag = leading["sys_flag"].astype(np.int64)
-    born_extra = np.where(sys_flag & BORN_HOST_V6, HOST_V6_EXTRA, 0)
-    extra = born_extra + np.where(sys_flag & STORE_HOST_V6, HOST_V6_EXTRA, 0)
-    end = position + size
-
-    body_size = _gather_ints(data, position + BODY_SIZE_AT_V4 + extra, ">i4")
-    body_position = position + HEAD_V4_BYTES + extra
-    is_valid = (body_size >= 0) & (body_position + body_size <= end - 4)
-
+    head = _gather(data, position, _HEAD)
+    end = position + head["size"]
+    late = _late_fields(data, position, head)
+    body_size = late.body_size
+    body_position = position + late.head_size
     topic_at = body_position + body_size
-    is_v2 = magic == MAGIC_V2
-    topic_size = np.where(is_v2, _gather_ints(data, topic_at, ">u2"), _gather_ints(data, topic_at, "u1"))
-    is_valid &= (topic_size > 0) & (topic_size <= np.where(is_v2, TOPIC_BYTES_MAX, TOPIC_BYTES_MAX_V1))
-    topic_position = topic_at + 1 + is_v2
+    is_valid = (body_size >= 0) & (topic_at <= end - 4)
+
+    topic_size, topic_position, is_topic = _topics(data, topic_at, head["magic"] == MAGIC_V2)
+    is_valid &= is_topic
     properties_position = topic_position + topic_size + 2
-    is_valid &= properties_position <= end
     properties_size = _gather_ints(data, properties_position - 2, ">i2")
     is_valid &= (properties_size >= 0) & (properties_position + properties_size == end)
 
-    said_offset = leading["log_offset"].astype(np.int64)
+    said_offset = head["log_offset"].astype(np.int64)
     if log_offset is not None:
         is_valid &= said_offset == position + log_offset
     return RecordColumns(
         position=position,
-        size=size,
-        queue_id=leading["queue_id"].astype(np.int64),
-        flag=leading["flag"].astype(np.int64),
-        queue_offset=leading["queue_offset"].astype(np.int64),
+        size=head["size"].astype(np.int64),
+        queue_id=head["queue_id"].astype(np.int64),
+        flag=head["flag"].astype(np.int64),
+        queue_offset=head["queue_offset"].astype(np.int64),
         log_offset=said_offset,
-        sys_flag=sys_flag,
-        born_at_ms=leading["born_at_ms"].astype(np.int64),
-        stored_at_ms=_gather_ints(data, position + STORED_AT_V4 + born_extra, ">i8"),
-        retry_count=_gather_ints(data, position + BODY_SIZE_AT_V4 - 12 + extra, ">i4"),
-        prepared_offset=_gather_ints(data, position + BODY_SIZE_AT_V4 - 8 + extra, ">i8"),
-        body_crc=leading["body_crc"].astype(np.int64),
+        sys_flag=head["sys_flag"].astype(np.int64),
+        born_at_ms=head["born_at_ms"].astype(np.int64),
+        stored_at_ms=late.stored_at_ms,
+        retry_count=late.retry_count,
+        prepared_offset=late.prepared_offset,
+        body_crc=head["body_crc"].astype(np.int64),
         body_position=body_position,
         body_size=body_size,
         topic_position=topic_position,
@@ -216,13 +215,56 @@ def read_columns(buffer: Buffer, boundaries: Boundaries, *, log_offset: int | No
     )
 
 
+class _LateFields(NamedTuple):
+    """The fields behind a host address, and how long the heads are."""
+
+    stored_at_ms: Ints
+    retry_count: Ints
+    prepared_offset: Ints
+    body_size: Ints
+    head_size: Ints | int
+
+
+def _late_fields(data: NDArray[np.uint8], position: Ints, head: NDArray[Any]) -> _LateFields:
+    sys_flag = head["sys_flag"]
+    if not (sys_flag & HOSTS_V6_MASK).any():  # nearly always: they are in `head` already
+        return _LateFields(
+            stored_at_ms=head["stored_at_ms"].astype(np.int64),
+            retry_count=head["retry_count"].astype(np.int64),
+            prepared_offset=head["prepared_offset"].astype(np.int64),
+            body_size=head["body_size"].astype(np.int64),
+            head_size=HEAD_V4_BYTES,
+        )
+    born_extra = np.where(sys_flag & BORN_HOST_V6, HOST_V6_EXTRA, 0)
+    extra = born_extra + np.where(sys_flag & STORE_HOST_V6, HOST_V6_EXTRA, 0)
+    return _LateFields(
+        stored_at_ms=_gather_ints(data, position + STORED_AT_V4 + born_extra, ">i8"),
+        retry_count=_gather_ints(data, position + BODY_SIZE_AT_V4 - 12 + extra, ">i4"),
+        prepared_offset=_gather_ints(data, position + BODY_SIZE_AT_V4 - 8 + extra, ">i8"),
+        body_size=_gather_ints(data, position + BODY_SIZE_AT_V4 + extra, ">i4"),
+        head_size=HEAD_V4_BYTES + extra,
+    )
+
+
+def _topics(data: NDArray[np.uint8], topic_at: Ints, is_v2: Bools) -> tuple[Ints, Ints, Bools]:
+    """Sizes and positions of the topics from their length fields on, and whether the sizes are allowed."""
+    size = _gather_ints(data, topic_at, "u1")
+    if not is_v2.any():
+        return size, topic_at + 1, (size > 0) & (size <= TOPIC_BYTES_MAX_V1)
+    size = np.where(is_v2, _gather_ints(data, topic_at, ">u2"), size)
+    is_good = (size > 0) & (size <= np.where(is_v2, TOPIC_BYTES_MAX, TOPIC_BYTES_MAX_V1))
+    return size, topic_at + 1 + is_v2, is_good
+
+
 def _gather(data: NDArray[np.uint8], positions: Ints, dtype: np.dtype[Any]) -> NDArray[Any]:
     """One item of `dtype` per byte position; positions outside the data read its nearest item."""
-    count = len(data) - dtype.itemsize + 1
+    size = dtype.itemsize
+    count = len(data) - size + 1
     if count <= 0:
         return np.zeros(len(positions), dtype=dtype)
-    items: NDArray[Any] = np.ndarray(shape=(count,), dtype=dtype, buffer=data, strides=(1,))
-    return items[np.maximum(np.minimum(positions, count - 1), 0)]
+    # Bytes without a meaning are copied whole, where fields would be copied one by one.
+    items: NDArray[Any] = np.ndarray(shape=(count,), dtype=f"V{size}", buffer=data, strides=(1,))
+    return items[np.maximum(np.minimum(positions, count - 1), 0)].view(dtype)
 
 
 def _gather_ints(data: NDArray[np.uint8], positions: Ints, dtype: str) -> Ints:
@@ -241,11 +283,12 @@ def gather_texts(buffer: Buffer, starts: Ints, size: int) -> NDArray[np.uint8]:
 def verify_bodies(buffer: Buffer, columns: RecordColumns) -> Bools:
     """Whether each valid record's body matches its checksum; False for a record that is not valid."""
     is_valid = columns.is_valid
-    starts = np.where(is_valid, columns.body_position, 0)
-    ends = np.where(is_valid, starts + columns.body_size, 0)
+    starts, ends = columns.body_position, columns.body_position + columns.body_size
+    if not is_valid.all():
+        starts, ends = np.where(is_valid, starts, 0), np.where(is_valid, ends, 0)
     with memoryview(buffer) as view:
-        texts = map(view.__getitem__, map(slice, starts.tolist(), ends.tolist()))
-        found = np.fromiter(map(crc32, texts), dtype=np.int64, count=len(columns))
+        bounds = zip(starts.tolist(), ends.tolist(), strict=True)
+        found = np.array([crc32(view[start:end]) for start, end in bounds], dtype=np.int64)
     result: Bools = is_valid & ((found & CRC_MASK == columns.body_crc) | (columns.body_size == 0))
     return result
 

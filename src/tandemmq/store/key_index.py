@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandemmq.runtime.ports import Disk, File
+from tandemmq.store.stable_order import stable_order
 
 HEADER = Struct(">qqqqii")
 SLOT_BYTES = 4
@@ -147,7 +148,7 @@ class KeyIndex:
         slots = self._loaded_slots()
         numbers = np.arange(header.next_entry, header.next_entry + count, dtype=np.int32)
         places = hashes % self._slot_count
-        order = np.argsort(places, kind="stable")
+        order = stable_order(places)
         ordered = places[order]
         is_first = np.ones(count, dtype=np.bool_)
         is_first[1:] = ordered[1:] != ordered[:-1]

@@ -20,6 +20,7 @@ from tandemmq.protocol.record_scan import RecordColumns, gather_texts
 from tandemmq.store.column_rows import take_rows
 from tandemmq.store.key_index import fold_hashes
 from tandemmq.store.property_scan import ASCII_MAX, POWERS, PropertyScan, hash_texts
+from tandemmq.store.stable_order import stable_order
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
@@ -80,8 +81,10 @@ class PropertyHashes:
             hashes.append(found)
         if not rows:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        if len(rows) == 1:
+            return hashes[0], rows[0]
         row = np.concatenate(rows)
-        order = np.argsort(row, kind="stable")
+        order = stable_order(row)
         return np.concatenate(hashes)[order], row[order]
 
 
@@ -108,14 +111,12 @@ def _split(view: memoryview, columns: RecordColumns) -> tuple[list[Layout], Ints
 def _take_alike(texts: Bytes, rows: Ints) -> tuple[Layout, Ints]:
     """The rows with the layout of the first, and the others; none at all if the first is not simple."""
     first = texts[0]
-    is_fixed, places = _read_layout(first)
-    is_odd: Bools = (texts != first) & is_fixed
-    is_odd |= (texts <= _SEPARATOR_MAX) & ~is_fixed
-    for name, (begin, end) in places.items():
-        values = texts[:, begin:end]
-        is_odd[:, begin:end] |= values > ASCII_MAX
-        if name == b"KEYS":
-            is_odd[:, begin:end] |= values == _SPACE
+    low, high, places = _read_layout(first)
+    # Unsigned bytes below `low` wrap around, so one comparison tells what lies outside.
+    is_odd: Bools = (texts - low) > (high - low)
+    if b"KEYS" in places:
+        begin, end = places[b"KEYS"]
+        is_odd[:, begin:end] |= texts[:, begin:end] == _SPACE
     if not is_odd.any():
         return Layout(rows, texts, places), rows[:0]
     is_other: Bools = np.asarray(is_odd.any(axis=1))
@@ -124,15 +125,18 @@ def _take_alike(texts: Bytes, rows: Ints) -> tuple[Layout, Ints]:
     return Layout(rows[~is_other], texts[~is_other], places), rows[is_other]
 
 
-def _read_layout(first: Bytes) -> tuple[Bools, dict[bytes, tuple[int, int]]]:
-    """Which bytes must be the same in every row, and where the values are that get hashed."""
-    is_fixed: Bools = np.asarray(first <= _SEPARATOR_MAX)
+def _read_layout(first: Bytes) -> tuple[Bytes, Bytes, dict[bytes, tuple[int, int]]]:
+    """The least and the greatest byte that each place may have, and where the values are that get hashed."""
+    low, high = first.copy(), first.copy()
     places = {}
     begin = 0
     for pair in first.tobytes().split(b"\x02"):
         name, _, value = pair.partition(b"\x01")
-        is_fixed[begin : begin + len(name)] = True
+        end = begin + len(pair)
+        value_at = end - len(value)
+        low[value_at:end], high[value_at:end] = _SEPARATOR_MAX + 1, 255
         if value and name in _HASHED:
-            places[name] = begin + len(name) + 1, begin + len(pair)
-        begin += len(pair) + 1
-    return is_fixed, places
+            places[name] = value_at, end
+            high[value_at:end] = ASCII_MAX
+        begin = end + 1
+    return low, high, places

@@ -21,6 +21,7 @@ from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boun
 from tandemmq.store.consume_queues import QueueKey
 from tandemmq.store.property_hashes import PropertyHashes
 from tandemmq.store.property_scan import PropertyScan
+from tandemmq.store.stable_order import stable_order
 from tandemmq.store.topic_numbers import UNREADABLE, TopicNumbers
 
 Ints = NDArray[np.int64]
@@ -81,7 +82,7 @@ class RecordBlock:
         if not len(rows):
             return []
         place = self._topic[rows] << 32 | columns.queue_id[rows] & 0xFFFFFFFF
-        order = place.argsort(kind="stable")
+        order = stable_order(place)
         place, rows = place[order], rows[order]
         starts = [0, *((place[1:] != place[:-1]).nonzero()[0] + 1).tolist(), len(rows)]
         firsts = rows[starts[:-1]]

@@ -36,11 +36,12 @@ class TopicNumbers:
                 self._number(bytes(view[start : start + int(columns.topic_size[row])]))
                 if known == len(self._raw):  # unreadable: nothing to compare the others with
                     break
-            raw = np.frombuffer(self._raw[known], dtype=np.uint8)
-            same_size = rest[columns.topic_size[rest] == len(raw)]
-            texts = gather_texts(view, columns.topic_position[same_size], len(raw))
-            result[same_size[(texts == raw).all(axis=1)]] = known
-            rest = rest[result[rest] == _OPEN]
+            raw = self._raw[known]
+            same_size = (columns.topic_size == len(raw)).nonzero()[0]
+            # Texts of one size are equal byte by byte; numpy compares them so at once.
+            texts = gather_texts(view, columns.topic_position[same_size], len(raw)).view(f"S{len(raw)}")
+            result[same_size[(texts == raw).ravel()]] = known
+            rest = (result == _OPEN).nonzero()[0]
             known += 1
         starts = columns.topic_position[rest].tolist()
         sizes = columns.topic_size[rest].tolist()
