@@ -4,7 +4,7 @@ PY := .venv/bin/python
 TANDEMMQ := .venv/bin/tandemmq
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help demo test interop lint types contracts check crash sim fuzz soak spark bench-quick setup-demo setup-dev clean
+.PHONY: help demo test interop lint types contracts check crash sim fuzz soak spark bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ check: lint types contracts test ## All of the above
 
 bench-quick: setup-demo ## Print messages per second, latency and processor time per message (under 2 minutes)
 	@$(TANDEMMQ) bench $(ARGS)
+
+bench-kafka: setup-demo ## Read the same messages with Spark from Kafka and from TandemMQ and compare (needs Maven; about 5 minutes)
+	@$(TANDEMMQ) bench kafka $(ARGS)
 
 clean: ## Remove the virtual environment and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -3,6 +3,8 @@
 `tandemmq bench open`: what opening a store costs after its broker was killed.
 
 `tandemmq bench catchup`: how fast an empty slave copies its master.
+
+`tandemmq bench spark`, `tandemmq bench kafka`: what reading with Spark costs, alone and beside Kafka.
 """
 
 from __future__ import annotations
@@ -252,5 +254,32 @@ def spark_read(
 
     for line in run_spark_bench(
         rows=rows, body_bytes=body, queue_count=queues, master=master, runs=runs, has_idle=has_idle
+    ):
+        typer.echo(line)
+
+
+@app.command()
+def kafka(
+    small_rows: Annotated[int, typer.Option(help="Messages of 128 bytes.", min=1)] = 2_000_000,
+    large_rows: Annotated[int, typer.Option(help="Messages of 1 KiB.", min=1)] = 500_000,
+    queues: Annotated[int, typer.Option(help="Queues of each topic.", min=1, max=1024)] = QUEUE_COUNT,
+    master: Annotated[str, typer.Option(help="Spark's master.")] = "local[2]",
+    runs: Annotated[int, typer.Option(help="Reads of each kind; the best is told.", min=1)] = 3,
+    has_idle: Annotated[bool, typer.Option("--idle/--no-idle", help="Measure micro-batches too.")] = True,
+    cache: Annotated[Path, typer.Option(help="Where Kafka's jars are kept.")] = Path(".interop-cache"),
+) -> None:
+    """Read the same messages from a Kafka broker with Spark's Kafka source, and from ours with ours.
+
+    Needs Maven, which fetches Kafka and the source at the first run (about 60 MB).
+    """
+    from tandemmq.bench.kafka.compare import run_kafka_bench
+
+    for line in run_kafka_bench(
+        rows={128: small_rows, 1024: large_rows},
+        queue_count=queues,
+        master=master,
+        runs=runs,
+        has_idle=has_idle,
+        cache=cache.absolute(),
     ):
         typer.echo(line)

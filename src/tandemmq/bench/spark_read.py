@@ -135,17 +135,29 @@ def measure_read(
     found = frame.count()
     if found != rows:
         raise TandemError(f"{what}: read {found} of {rows} rows")
-    costs = [_measure_once(what, frame, rows, body_bytes, broker) for _ in range(runs)]
+    costs = [measure_once(what, frame, rows=rows, body_bytes=body_bytes, broker=broker) for _ in range(runs)]
     return min(costs, key=lambda cost: cost.seconds)
 
 
-def _measure_once(what: str, frame: DataFrame, rows: int, body_bytes: int, broker: int) -> ReadCost:
+def measure_once(
+    what: str,
+    frame: DataFrame,
+    *,
+    rows: int,
+    body_bytes: int,
+    broker: int,
+    others: frozenset[int] = frozenset(),
+) -> ReadCost:
+    """One read of the frame, which has `rows` rows. The processes `others` are neither Spark nor the
+    broker that it reads from.
+    """
+    not_spark = others | {broker}
     broker_before = processor_seconds(broker)
-    spark_before = tree_seconds(os.getpid(), without=frozenset([broker]))
+    spark_before = tree_seconds(os.getpid(), without=not_spark)
     begun = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
     seconds = time.perf_counter() - begun
-    spark_used = tree_seconds(os.getpid(), without=frozenset([broker])) - spark_before
+    spark_used = tree_seconds(os.getpid(), without=not_spark) - spark_before
     return ReadCost(
         what=what,
         rows=rows,

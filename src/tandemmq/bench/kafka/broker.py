@@ -1,0 +1,97 @@
+"""One Kafka broker as a process of this machine: its own controller (KRaft), Kafka's default settings."""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tandemmq.errors import TandemError
+from tandemmq.launcher import write_properties
+from tandemmq.spark.java import find_java
+
+READY_SECONDS_MAX = 180.0
+STOP_SECONDS_MAX = 60.0
+# What Kafka's own start script gives its broker.
+_FLAGS = ("-Xmx1G", "-Xms1G", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-Djava.awt.headless=true")
+
+
+@contextmanager
+def running_kafka(jars: list[Path], directory: Path, *, partition_count: int) -> Iterator[tuple[str, int]]:
+    """Address and process id of a broker that makes topics of `partition_count` at their first use.
+
+    Raises:  TandemError when it ends, or does not listen within READY_SECONDS_MAX.
+    """
+    directory.mkdir(parents=True)
+    port, controller_port = _free_ports()
+    address = f"127.0.0.1:{port}"
+    settings = _write_settings(directory, address, f"127.0.0.1:{controller_port}", partition_count)
+    log = directory / "kafka.log"
+    java = [str(find_java() / "bin" / "java"), "-cp", os.pathsep.join(map(str, jars))]
+    cluster = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=").replace("-", "a")
+    with log.open("ab") as output:
+        formatting = [*java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
+        if subprocess.run(formatting, stdout=output, stderr=output, timeout=READY_SECONDS_MAX).returncode:
+            raise TandemError(f"Kafka's store could not be made (log: {log})")
+        process = subprocess.Popen(
+            [*java[:1], *_FLAGS, *java[1:], "kafka.Kafka", str(settings)], stdout=output, stderr=output
+        )
+    try:
+        _wait_until_open(process, port, log)
+        yield address, process.pid
+    finally:
+        _stop(process)
+
+
+def _write_settings(directory: Path, address: str, controller: str, partition_count: int) -> Path:
+    return write_properties(
+        directory / "server.properties",
+        {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "listeners": f"PLAINTEXT://{address},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{address}",
+            "controller.quorum.voters": f"1@{controller}",
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": directory / "data",
+            "num.partitions": partition_count,
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+        },
+    )
+
+
+def _free_ports() -> tuple[int, int]:
+    """Two ports that were free just now; Kafka cannot be told to choose its own."""
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+def _wait_until_open(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + READY_SECONDS_MAX
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise TandemError(f"Kafka ended with exit code {process.returncode} (log: {log})")
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return
+    raise TandemError(f"Kafka does not listen after {READY_SECONDS_MAX:.0f} s (log: {log})")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,253 @@
+"""The two sources in one Spark session, in turns: what a row costs, and what a batch of one message costs.
+
+Kafka's topic is filled from ours by Spark, message by message the same queue and the same body, and both are
+compared before anything is measured. Kafka's messages have no keys and no headers, ours a unique id and a tag
+each, as every RocketMQ message has.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tandemmq.bench.kafka.broker import running_kafka
+from tandemmq.bench.kafka.jars import BROKER, BROKER_VERSION, SOURCE, SOURCE_VERSION, fetch_jars
+from tandemmq.bench.spark_command import SETTINGS, render_idle, render_read
+from tandemmq.bench.spark_read import (
+    ReadCost,
+    fill_topic,
+    follow_topic,
+    measure_idle,
+    measure_once,
+    read_topic,
+)
+from tandemmq.errors import TandemError
+from tandemmq.launcher import Server, stopping, write_properties
+from tandemmq.spark.session import build_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+OURS, KAFKA = "tandemmq", "kafka"
+# A machine with much else to do answers late; the figures say so themselves.
+_PATIENCE_MS = "600000"
+_READING = {"kafka.request.timeout.ms": _PATIENCE_MS, "kafkaConsumer.pollTimeoutMs": _PATIENCE_MS}
+_WRITING = {
+    "kafka.request.timeout.ms": _PATIENCE_MS,
+    "kafka.delivery.timeout.ms": str(2 * int(_PATIENCE_MS)),
+    "kafka.max.block.ms": _PATIENCE_MS,
+    # Large batches, as a producer that cares for throughput is set up: they are cheaper to read, too.
+    "kafka.batch.size": "262144",
+    "kafka.linger.ms": "50",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What is read from either side."""
+
+    what: str
+    ours: str
+    kafka: str
+
+
+COLUMNS = (
+    Columns("queue, offset and body", "queueId,queueOffset,body", "partition,offset,value"),
+    Columns("all columns", "", "*"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Both brokers: addresses and process ids."""
+
+    name_server: Server
+    broker: Server
+    kafka: str
+    kafka_pid: int
+
+    @property
+    def pids(self) -> frozenset[int]:
+        return frozenset([self.broker.pid, self.name_server.pid, self.kafka_pid])
+
+
+def run_kafka_bench(
+    *, rows: dict[int, int], queue_count: int, master: str, runs: int, has_idle: bool, cache: Path
+) -> Iterator[str]:
+    """Lines to print, each as soon as it is known; `rows` are how many messages of each size in bytes.
+
+    Raises:  TandemError when a jar cannot be had, a broker does not start or the topics differ.
+    """
+    source_jars = fetch_jars(cache, "kafka-source", SOURCE, has_dependencies=False)
+    broker_jars = fetch_jars(cache, "kafka-broker", BROKER, has_dependencies=True)
+    with tempfile.TemporaryDirectory(prefix="tandemmq-bench-") as name:
+        directory = Path(name)
+        with _running_both(directory, broker_jars, queue_count) as cluster:
+            settings = {**SETTINGS, "spark.driver.extraClassPath": ":".join(map(str, source_jars))}
+            spark = build_session("kafka bench", master, log_file=directory / "spark.log", settings=settings)
+            try:
+                yield (
+                    f"Spark {spark.version}, {master}; Kafka broker {BROKER_VERSION}, Spark's Kafka source "
+                    f"{SOURCE_VERSION}; {queue_count} queues; best of {runs} runs, in turns"
+                )
+                for body_bytes, count in rows.items():
+                    topic = f"Bench{body_bytes}"
+                    fill_topic(
+                        cluster.broker.address,
+                        topic,
+                        rows=count,
+                        body_bytes=body_bytes,
+                        queue_count=queue_count,
+                    )
+                    fill_kafka(spark, cluster, topic)
+                    check_equal(spark, cluster, topic, count)
+                    for columns in COLUMNS:
+                        yield from _measure(spark, cluster, topic, columns, count, body_bytes, runs)
+                if has_idle:
+                    yield from _measure_idle(spark, cluster, queue_count)
+            finally:
+                spark.stop()
+
+
+@contextmanager
+def _running_both(directory: Path, broker_jars: list[Path], queue_count: int) -> Iterator[Cluster]:
+    name_server = Server(
+        "name server",
+        ["namesrv", "--set", "listenPort=0", "--set", "bindAddress=127.0.0.1"],
+        directory / "namesrv.log",
+    )
+    with stopping([name_server]):
+        name_server.start()
+        conf = write_properties(
+            directory / "broker.conf",
+            {
+                "namesrvAddr": name_server.address,
+                "brokerName": "bench",
+                "brokerIP1": "127.0.0.1",
+                "bindAddress": "127.0.0.1",
+                "listenPort": 0,
+                "storePathRootDir": directory / "store",
+            },
+        )
+        broker = Server("broker", ["broker", "-c", str(conf)], directory / "broker.log")
+        kafka = running_kafka(broker_jars, directory / "kafka", partition_count=queue_count)
+        with stopping([broker]), kafka as (address, pid):
+            broker.start()
+            yield Cluster(name_server=name_server, broker=broker, kafka=address, kafka_pid=pid)
+
+
+def read_kafka(spark: SparkSession, address: str, topic: str) -> DataFrame:
+    """Kafka's topic as a table."""
+    options = {"kafka.bootstrap.servers": address, "subscribe": topic, **_READING}
+    return spark.read.format("kafka").options(**options).load()
+
+
+def fill_kafka(spark: SparkSession, cluster: Cluster, topic: str) -> None:
+    """Copies our topic to Kafka's of the same name, made by the first message."""
+    ours = read_topic(spark, cluster.name_server.address, topic, "queueId,queueOffset,body")
+    rows = ours.selectExpr("body AS value", "queueId AS partition")
+    options = {"kafka.bootstrap.servers": cluster.kafka, "topic": topic, **_WRITING}
+    rows.write.format("kafka").options(**options).mode("append").save()
+
+
+def check_equal(spark: SparkSession, cluster: Cluster, topic: str, count: int) -> None:
+    """Raises TandemError unless every queue has the same number of the same bodies on both sides."""
+    ours = read_topic(spark, cluster.name_server.address, topic, "queueId,queueOffset,body")
+    kafka = read_kafka(spark, cluster.kafka, topic)
+    digests = [
+        sorted(
+            map(tuple, frame.groupBy("queue").agg({"body": "count", "sum": "sum", "offset": "max"}).collect())
+        )
+        for frame in (
+            ours.selectExpr("queueId AS queue", "queueOffset AS offset", "body", "crc32(body) AS sum"),
+            kafka.selectExpr("partition AS queue", "offset", "value AS body", "crc32(value) AS sum"),
+        )
+    ]
+    found = kafka.count()
+    if digests[0] != digests[1] or found != count:
+        raise TandemError(f"{topic}: Kafka has {found} of {count} messages, or others: {digests}")
+
+
+def _measure(
+    spark: SparkSession,
+    cluster: Cluster,
+    topic: str,
+    columns: Columns,
+    count: int,
+    body_bytes: int,
+    runs: int,
+) -> Iterator[str]:
+    frames = {
+        OURS: (read_topic(spark, cluster.name_server.address, topic, columns.ours), cluster.broker.pid),
+        KAFKA: (
+            read_kafka(spark, cluster.kafka, topic).selectExpr(*columns.kafka.split(",")),
+            cluster.kafka_pid,
+        ),
+    }
+    costs: dict[str, list[ReadCost]] = {side: [] for side in frames}
+    # One read of each that is not counted: Java compiles what it runs often.
+    for run in range(runs + 1):
+        for side, (frame, broker) in frames.items():
+            cost = measure_once(
+                f"{side}, {columns.what}",
+                frame,
+                rows=count,
+                body_bytes=body_bytes,
+                broker=broker,
+                others=cluster.pids,
+            )
+            if run:
+                costs[side].append(cost)
+    best = {side: min(found, key=lambda cost: cost.seconds) for side, found in costs.items()}
+    yield from map(render_read, best.values())
+    yield render_ratio(best[OURS], best[KAFKA])
+
+
+def render_ratio(ours: ReadCost, kafka: ReadCost) -> str:
+    """How the two compare, in rows per second and in processor time."""
+    rate = ours.rows_per_second / kafka.rows_per_second
+    time = (ours.spark_us + ours.broker_us) / max(kafka.spark_us + kafka.broker_us, 1e-9)
+    return f"  tandemmq : kafka = {rate:.2f} in rows/s, {time:.2f} in processor time per row, broker included"
+
+
+def _measure_idle(spark: SparkSession, cluster: Cluster, queue_count: int) -> Iterator[str]:
+    topic = "BenchIdle"
+
+    def send_ours() -> None:
+        fill_topic(cluster.broker.address, topic, rows=1, body_bytes=64, queue_count=queue_count)
+
+    send_ours()
+    stream = follow_topic(spark, cluster.name_server.address, topic)
+    yield render_idle(measure_idle(OURS, stream, send_ours))
+    with _kafka_producer(spark, cluster.kafka, topic) as send_kafka:
+        send_kafka()
+        options = {
+            "kafka.bootstrap.servers": cluster.kafka,
+            "subscribe": topic,
+            "startingOffsets": "earliest",
+        }
+        reader = spark.readStream.format("kafka").options(**options, **_READING)
+        yield render_idle(measure_idle(KAFKA, reader.load().selectExpr("offset", "value"), send_kafka))
+
+
+@contextmanager
+def _kafka_producer(spark: SparkSession, address: str, topic: str) -> Iterator[Callable[[], None]]:
+    """Sends one message and waits for its acknowledgement, with Kafka's own client in Spark's Java."""
+    java: Any = spark._jvm
+    settings = java.java.util.HashMap()
+    for key, value in {
+        "bootstrap.servers": address,
+        "key.serializer": "org.apache.kafka.common.serialization.ByteArraySerializer",
+        "value.serializer": "org.apache.kafka.common.serialization.ByteArraySerializer",
+    }.items():
+        settings.put(key, value)
+    clients = java.org.apache.kafka.clients.producer
+    producer = clients.KafkaProducer(settings)
+    try:
+        yield lambda: producer.send(clients.ProducerRecord(topic, bytearray(64))).get()
+    finally:
+        producer.close()
