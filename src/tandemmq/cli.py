@@ -156,7 +156,7 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
     from tandemmq.runtime.disk import RealDisk
     from tandemmq.runtime.network import TcpNetwork
 
-    loaded = load_broker(read_settings(config, overrides), _machine())
+    loaded = load_broker(read_settings(config, overrides), _machine(), config)
     _warn(loaded.inert, loaded.notes)
     outcome = Outcome()
     server = Broker(

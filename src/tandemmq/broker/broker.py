@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from tandemmq.api.nameserver import BrokerIdentity, Registered
 from tandemmq.broker.access.options import OPEN, AccessOptions
 from tandemmq.broker.access.service import AccessService
+from tandemmq.broker.admin.ha_handlers import HaHandlers
+from tandemmq.broker.admin.stats_items import StatsItems
 from tandemmq.broker.delay.delivery import Delivery
 from tandemmq.broker.options import BrokerOptions, MetricsExporter
 from tandemmq.broker.parts import Parts
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FAST_PORT_DISTANCE = 2
+FORGET_EVERY = 360
+"""Samples of the statistics, of 10 s each, until what is gone is dropped from them."""
 
 
 class Broker:
@@ -56,6 +60,7 @@ class Broker:
     address: Address
     ha_address: Address
     metrics_address: Address | None = None
+    served_codes: frozenset[int] = frozenset()
 
     def __init__(
         self,
@@ -125,12 +130,14 @@ class Broker:
             disk=self._disk,
             clock=clock,
             chance=self._chance,
+            own_address=self._advertised_address,
         )
         replica = self._replica = self._make_replica(store)
         if not options.is_slave:
             parts.pop.revive.start(self._on_fatal)
         own = build_routes(parts) | self._access.routes()
-        routes = own | replica.routes()
+        routes = own | replica.routes() | self._ha_handlers(store).routes()
+        self.served_codes = frozenset(routes)
         self.address = await self._listen(routes, options.listen_port)
         store.store_host = self._packed_host(self.address[1])
         parts.reply_form.bind(store.store_host)
@@ -150,6 +157,12 @@ class Broker:
             events.BROKER_STARTED,
             extra={"broker": options.broker_name, "address": self.address, "ha_address": self.ha_address},
         )
+
+    @property
+    def stats_items(self) -> StatsItems:
+        """The figures of topics and groups. Only after `start`."""
+        assert self._parts is not None
+        return self._parts.items
 
     async def stop(self) -> None:
         """Everything accepted is stored, all tables are saved, nothing is left running."""
@@ -234,6 +247,18 @@ class Broker:
             on_fatal=self._on_fatal,
         )
 
+    def _ha_handlers(self, store: MessageStore) -> HaHandlers:
+        def ask_soon() -> None:
+            if self._registration is not None:
+                self._registration.ask_soon()
+
+        return HaHandlers(
+            is_slave=self.options.is_slave,
+            first_end=store.max_log_offset,
+            own_addresses=lambda: (self._advertised_address(), self._advertised_ha_address()),
+            ask_soon=ask_soon,
+        )
+
     async def _listen(self, routes: dict[int, Handler], port: int) -> Address:
         server = RemotingServer(
             routes,
@@ -301,14 +326,13 @@ class Broker:
             is_looking=lambda: replica.is_looking,
         )
         replica.on_master_lost = self._registration.ask_soon
-        ha_host = self.options.ha_advertised_host or self.options.advertised_host
         await self._registration.start(
             BrokerIdentity(
                 cluster_name=self.options.cluster_name,
                 broker_name=self.options.broker_name,
                 broker_id=self.options.broker_id,
                 broker_address=self._advertised_address(),
-                ha_address=render_address((ha_host, self.ha_address[1])),
+                ha_address=self._advertised_ha_address(),
             )
         )
 
@@ -318,12 +342,22 @@ class Broker:
             parts.clients.drop_silent()
 
     async def _sample_stats(self, parts: Parts) -> None:
+        count = 0
         while True:
             await self._clock.sleep(SAMPLE_PERIOD_S)
-            parts.stats.sample(self._clock.monotonic())
+            now_s = self._clock.monotonic()
+            parts.stats.sample(now_s)
+            parts.items.sample(now_s)
+            count += 1
+            if count % FORGET_EVERY == 0:
+                parts.items.forget(now_s)
 
     def _advertised_address(self) -> str:
         return render_address((self.options.advertised_host, self.address[1]))
+
+    def _advertised_ha_address(self) -> str:
+        host = self.options.ha_advertised_host or self.options.advertised_host
+        return render_address((host, self.ha_address[1]))
 
     def _ha_port(self) -> int:
         """haListenPort when it is set, else listenPort + 1, else any (decision 1)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from tandemmq.errors import ConfigError
 
@@ -130,6 +131,7 @@ class BrokerOptions:
     groups_per_client_max: int = 1_024  # ours
     subscriptions_per_group_max: int = 4_096  # ours
     queue_lock_expired_ms: int = 60_000  # fixed in RocketMQ
+    config_path: Path | None = None  # brokerConfigPath: the file it was started with, kept up to date
     config_black_list: tuple[str, ...] = ("configBlackList", "brokerConfigPath")  # configBlackList
 
     def __post_init__(self) -> None:

@@ -5,10 +5,15 @@ The list of constructor calls here replaces the god object that other brokers ha
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from tandemmq.broker.admin.cleaning_handlers import CleaningHandlers
 from tandemmq.broker.admin.connection_handlers import ConnectionHandlers
+from tandemmq.broker.admin.inspection_handlers import InspectionHandlers
 from tandemmq.broker.admin.progress_handlers import ProgressHandlers
 from tandemmq.broker.admin.runtime_info import RuntimeInfoHandlers
-from tandemmq.broker.admin.settings import SettingsHandlers, render_settings
+from tandemmq.broker.admin.settings import SettingsHandlers
+from tandemmq.broker.admin.stats_items import StatsItems
 from tandemmq.broker.assignment.handlers import AssignmentHandlers
 from tandemmq.broker.assignment.topic_queues import TopicQueues
 from tandemmq.broker.clients.consumer_table import ConsumerTable
@@ -20,6 +25,7 @@ from tandemmq.broker.clients.queue_locks import QueueLocks
 from tandemmq.broker.clients.relay_handlers import RelayHandlers
 from tandemmq.broker.delay.recall import RecallHandlers
 from tandemmq.broker.delay.timer_rule import TimerLimits
+from tandemmq.broker.offsets.group_tools import GroupTools
 from tandemmq.broker.offsets.handlers import OffsetHandlers
 from tandemmq.broker.offsets.reset import ResetHandlers
 from tandemmq.broker.options import BrokerOptions
@@ -62,9 +68,12 @@ class Parts:
         disk: Disk,
         clock: Clock,
         chance: Random,
+        own_address: Callable[[], str],
     ) -> None:
         topics, groups, offsets = tables.topics, tables.groups, tables.offsets
+        self._options, self._tables, self._clock = options, tables, clock
         self.stats = BrokerStats(clock.monotonic())
+        self.items = StatsItems(options.cluster_name, store=store, topics=topics, stats=self.stats)
         self.reply_form = ReplyForm(store.store_host, options.region_id, is_traced=options.trace_on)
         self.long_polls = LongPolls(
             clock=clock,
@@ -105,7 +114,14 @@ class Parts:
             clock=clock,
         )
         self.send_back = SendBackHandlers(
-            options, store=store, groups=groups, creator=creator, delay=delay, clock=clock, chance=chance
+            options,
+            store=store,
+            groups=groups,
+            creator=creator,
+            delay=delay,
+            stats=self.stats,
+            clock=clock,
+            chance=chance,
         )
         self.recalls = RecallHandlers(
             options, store=store, topics=topics, delay=delay, limits=timers, clock=clock
@@ -179,11 +195,22 @@ class Parts:
             clock=clock,
         )
         self.groups = GroupHandlers(
-            options, groups=groups, offsets=offsets, saver=tables.saver, file=tables.group_file, clock=clock
+            options,
+            groups=groups,
+            topics=topics,
+            offsets=offsets,
+            saver=tables.saver,
+            file=tables.group_file,
+            clock=clock,
         )
         self.queries = QueryHandlers(store, topics)
         self.progress = ProgressHandlers(
-            options.broker_name, store=store, topics=topics, offsets=offsets, consumers=consumers
+            options.broker_name,
+            store=store,
+            topics=topics,
+            offsets=offsets,
+            consumers=consumers,
+            items=self.items,
         )
         self.connections = ConnectionHandlers(consumers, producers)
         self.relays = RelayHandlers(
@@ -192,5 +219,34 @@ class Parts:
         self.runtime_info = RuntimeInfoHandlers(
             options, store=store, stats=self.stats, disk=disk, clock=clock
         )
-        self.settings = SettingsHandlers(render_settings(options, store.options), booted_at_ms=clock.now_ms())
+        self.settings = SettingsHandlers(options, store.options, disk=disk, clock=clock)
+        self.inspection = InspectionHandlers(
+            options.broker_name,
+            own_address=own_address,
+            store=store,
+            topics=topics,
+            offsets=offsets,
+            consumers=consumers,
+            progress=self.progress,
+            items=self.items,
+            clock=clock,
+        )
+        self.cleaning = CleaningHandlers(store=store, topics=topics)
+        self.group_tools = GroupTools(
+            options,
+            store=store,
+            offsets=offsets,
+            topics=topics,
+            groups=groups,
+            consumers=consumers,
+            clock=clock,
+        )
+        self.settings.on_change.append(self._on_settings_changed)
         store.on_dispatch(lambda newest: self.long_polls.on_dispatch(newest.items()))
+
+    def _on_settings_changed(self, keys: frozenset[str]) -> None:
+        """What was made from a setting when the broker started follows it."""
+        self._tables.groups.is_auto_created = self._options.auto_create_group
+        if "brokerPermission" in keys:
+            # Name servers and the kept checks of topics know the old permission.
+            self._tables.topics.renew(self._clock.now_ms())

@@ -13,6 +13,7 @@ from typing import NamedTuple
 SAMPLE_PERIOD_S = 10
 WINDOWS_S = (10, 60, 600)
 TOPICS_COUNTED_MAX = 4_096
+GROUPS_COUNTED_MAX = 8_192
 
 
 class TopicCounts:
@@ -36,6 +37,28 @@ class TopicCounts:
         self.counts = {topic: count for topic, count in self.counts.items() if topic in topics}
 
 
+class GroupCounts:
+    """[messages, bytes, times] by `topic@group`, bounded as `TopicCounts` are."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[int]] = {}
+
+    def add(self, key: str, count: int, size: int) -> None:
+        row = self.rows.get(key)
+        if row is not None:
+            row[0] += count
+            row[1] += size
+            row[2] += 1
+        elif len(self.rows) < GROUPS_COUNTED_MAX:
+            self.rows[key] = [count, size, 1]
+
+    def keep_topics(self, topics: Container[str]) -> None:
+        """Forget the keys whose topic is not among these any more."""
+        self.rows = {key: row for key, row in self.rows.items() if key.partition("@")[0] in topics}
+
+
 class Counters(NamedTuple):
     """All counters at one moment."""
 
@@ -56,11 +79,13 @@ class BrokerStats:
         "found_count",
         "got_bytes",
         "got_count",
+        "groups_out",
         "missed_count",
         "pull_endings",
         "put_bytes",
         "put_count",
         "send_refusals",
+        "sent_back",
         "topics_out",
     )
 
@@ -74,6 +99,8 @@ class BrokerStats:
         self.missed_count = 0
         self.pull_endings: dict[int, int] = {}  # pulls that got no messages, by code
         self.topics_out = TopicCounts()
+        self.groups_out = GroupCounts()  # what groups got; times: pulls and pops
+        self.sent_back = GroupCounts()  # what groups handed back to be consumed again
         self._samples: deque[Counters] = deque(
             [self._now(now_s)], maxlen=WINDOWS_S[-1] // SAMPLE_PERIOD_S + 1
         )

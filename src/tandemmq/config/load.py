@@ -124,8 +124,8 @@ def load_name_server(settings: Mapping[str, Setting], path: Path | None = None) 
     return NameServerConfig(options=_build(NameServerOptions, "nameserver", parts), inert=tuple(parts.inert))
 
 
-def load_broker(settings: Mapping[str, Setting], machine: Machine) -> BrokerConfig:
-    """The options of a broker.
+def load_broker(settings: Mapping[str, Setting], machine: Machine, path: Path | None = None) -> BrokerConfig:
+    """The options of a broker; what tools change in it is kept in `path`, the file that it was started with.
 
     Raises:  ConfigError for the first setting that is unknown, ill-typed, out of range, not served, or
              contradicts another.
@@ -133,6 +133,7 @@ def load_broker(settings: Mapping[str, Setting], machine: Machine) -> BrokerConf
     parts = _read_keys(settings, BROKER_KEYS, BROKER_INERT, "broker", NAMESERVER_KEYS)
     values = parts.values
     _set_machine_defaults(values, machine)
+    values["broker.config_path"] = path
     notes = check_broker(values, {key: setting.text for key, setting in settings.items()})
     broker = _build(BrokerOptions, "broker", parts)
     values["store.store_host"] = encode_host(broker.advertised_host, broker.listen_port)

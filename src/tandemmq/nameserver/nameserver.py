@@ -49,8 +49,10 @@ class NameServer:
         self._queries = QueryHandlers(
             table, self._kv.table, clock=clock, options=lambda: self._settings.options
         )
+        routes = build_routes(self._registration, self._queries, self._kv, self._settings)
+        self.served_codes = frozenset(routes)
         self._server = RemotingServer(
-            build_routes(self._registration, self._queries, self._kv, self._settings),
+            routes,
             network=network,
             clock=clock,
             options=ServerOptions(idle_close_s=options.idle_close_s),

@@ -199,6 +199,10 @@ _NAME_SERVER = _entries(
     (Code.GET_NAMESRV_CONFIG, None, None),
 ) + _entries(Role.NAME_SERVER, (Code.BROKER_HEARTBEAT, route.BrokerHeartbeatRequest, None), is_oneway=True)
 
+_NOTICES = _entries(
+    Role.BROKER, (Code.NOTIFY_MIN_BROKER_ID_CHANGE, route.MinBrokerIdChange, None), is_oneway=True
+)
+
 _PUSHES = _entries(
     Role.CLIENT,
     (Code.NOTIFY_CONSUMER_IDS_CHANGED, client.NotifyConsumerIdsChangedRequest, None),
@@ -215,37 +219,25 @@ _PUSHES = _entries(
 
 CATALOGUE: dict[int, Entry] = {
     int(entry.code): entry
-    for part in (_MESSAGES, _POPS, _OFFSETS, _MEMBERS, _REPLICAS, _ADMIN, _ACCESS, _NAME_SERVER, _PUSHES)
+    for part in (
+        _MESSAGES,
+        _POPS,
+        _OFFSETS,
+        _MEMBERS,
+        _REPLICAS,
+        _ADMIN,
+        _ACCESS,
+        _NAME_SERVER,
+        _NOTICES,
+        _PUSHES,
+    )
     for entry in part
 }
 
-_SETTINGS = "settings are read at the start and not changed while running"
-_CLEANING = "cleaning runs by itself and is not started by hand"
-_FIGURES = "these figures are not kept"
-_ONE_BY_ONE = "lists are not served; the same change one by one is"
-_ACTING_MASTER = "slave-acting-master is not served"
-_ADDRESS_EXCHANGE = "HA addresses come from the name server"
-_OFFSET_TOOLS = "this tool for group offsets is not served"
+RELAYED = frozenset((Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY))
+"""Questions to a client that tools send to a broker, which passes them on (spec remoting 9.11)."""
 
 UNSUPPORTED: dict[int, str] = {
     Code.POP_ROLLBACK: "there is no RocksDB store of pops to roll back from",
-    Code.UPDATE_BROKER_CONFIG: _SETTINGS,
-    Code.CLEAN_EXPIRED_CONSUMEQUEUE: _CLEANING,
-    Code.DELETE_EXPIRED_COMMITLOG: _CLEANING,
-    Code.CLEAN_UNUSED_TOPIC: _CLEANING,
-    Code.VIEW_BROKER_STATS_DATA: _FIGURES,
-    Code.GET_BROKER_CONSUME_STATS: _FIGURES,
-    Code.QUERY_CONSUME_TIME_SPAN: _FIGURES,
-    Code.QUERY_CONSUME_QUEUE: "ConsumeQueues are not shown entry by entry",
-    Code.QUERY_SUBSCRIPTION_BY_CONSUMER: "subscriptions come with GET_CONSUMER_CONNECTION_LIST",
-    Code.UPDATE_AND_CREATE_TOPIC_LIST: _ONE_BY_ONE,
-    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _ONE_BY_ONE,
-    Code.UPDATE_AND_GET_GROUP_FORBIDDEN: "topics are not forbidden to single groups",
-    Code.CLONE_GROUP_OFFSET: _OFFSET_TOOLS,
-    Code.QUERY_CORRECTION_OFFSET: _OFFSET_TOOLS,
-    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _OFFSET_TOOLS,
-    Code.NOTIFY_MIN_BROKER_ID_CHANGE: _ACTING_MASTER,
-    Code.EXCHANGE_BROKER_HA_INFO: _ADDRESS_EXCHANGE,
-    Code.RESET_MASTER_FLUSH_OFFSET: _ADDRESS_EXCHANGE,
 }
-"""Codes answered REQUEST_CODE_NOT_SUPPORTED, and why."""
+"""Codes answered REQUEST_CODE_NOT_SUPPORTED, and why. `NOT_OURS` tells of those that have no name here."""

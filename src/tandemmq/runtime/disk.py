@@ -195,6 +195,9 @@ class RealDisk:
         temporary = _sibling(path, ".tmp")
         try:
             with open(temporary, "wb") as file:
+                if path.exists():
+                    # A file that only its owner may read, say with a secret, must stay so.
+                    os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -31,6 +31,7 @@ from tandemmq.store.lock import StoreMarks
 from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
 from tandemmq.store.outcomes import Appended, GetResult, PutStatus, RecordFilter
 from tandemmq.store.paths import StorePaths
+from tandemmq.store.queue_entries import UNIT
 from tandemmq.store.reader import GET_BYTES_MAX, Reader
 from tandemmq.store.recorder import StoreFacts, StoreRecorder
 from tandemmq.store.recovery import Recovered, Recovery
@@ -553,6 +554,19 @@ class MessageStore:
         queue = self._queues.table.get((topic, queue_id))
         return 0 if queue is None else queue.max_offset
 
+    def queue_entries(
+        self, topic: str, queue_id: int, offset: int, count_max: int
+    ) -> list[tuple[int, int, int]]:
+        """(log_offset, size, tag_hash) of each message from `offset` on, as the ConsumeQueue has them."""
+        queue = self._queues.table.get((topic, queue_id))
+        found: list[tuple[int, int, int]] = []
+        while queue is not None and len(found) < count_max:
+            raw = queue.entries(offset + len(found), count_max - len(found))
+            if not raw:
+                break
+            found += UNIT.iter_unpack(raw)
+        return found
+
     def offset_by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
         """The first offset stored at `time_ms` or later; `upper`: the last one stored then or before."""
         return self._reader.offset_by_time(topic, queue_id, time_ms, upper=upper)
@@ -585,9 +599,16 @@ class MessageStore:
         """Delete the topic's queues; its records stay in the log until they expire."""
         self._queues.drop_topic(topic)
 
-    def clean(self) -> int:
-        """Delete expired log files now instead of at the next round; how many (spec store 19)."""
-        return self._cleaner.clean()
+    def clean(self, *, at_any_hour: bool = False) -> int:
+        """Delete expired log files now instead of at the next round; how many (spec store 19).
+
+        Units:   at_any_hour: also outside `deleteWhen`, as an operator asks for it.
+        """
+        return self._cleaner.clean(at_any_hour=at_any_hour)
+
+    def cut_queues(self) -> None:
+        """Delete queue files whose records are all gone; the numbering of the queues goes on."""
+        self._cleaner.cut_tables()
 
     def queue_keys(self) -> Sequence[tuple[str, int]]:
         """The (topic, queue_id) of every queue that exists."""

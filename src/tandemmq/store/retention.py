@@ -43,7 +43,13 @@ class CleaningPlan:
 
 
 def plan_cleaning(
-    options: StoreOptions, *, used_percent: int, hour: int, now_ms: int, left_at_ms: Sequence[int]
+    options: StoreOptions,
+    *,
+    used_percent: int,
+    hour: int,
+    now_ms: int,
+    left_at_ms: Sequence[int],
+    at_any_hour: bool = False,
 ) -> CleaningPlan:
     """What to delete now.
 
@@ -51,7 +57,7 @@ def plan_cleaning(
     """
     is_forced = used_percent > options.disk_forcible_percent
     is_short = used_percent > options.disk_used_percent_max or used_percent == USE_UNKNOWN
-    is_due = hour in options.delete_at_hours or is_short
+    is_due = at_any_hour or hour in options.delete_at_hours or is_short
     count = 0
     if is_forced or is_due:
         oldest_kept_ms = now_ms - options.file_reserved_hours * HOUR_MS
@@ -106,7 +112,7 @@ class Cleaner:
             self._timer.cancel()
             self._timer = None
 
-    def clean(self) -> int:
+    def clean(self, *, at_any_hour: bool = False) -> int:
         """One round; how many log files were deleted."""
         now_ms = self._clock.now_ms()
         plan = plan_cleaning(
@@ -115,6 +121,7 @@ class Cleaner:
             hour=datetime.fromtimestamp(now_ms / 1000).hour,
             now_ms=now_ms,
             left_at_ms=self._left_at(),
+            at_any_hour=at_any_hour,
         )
         self._set_full(plan.is_disk_full)
         deleted = 0
@@ -124,13 +131,14 @@ class Cleaner:
                 deleted += 1
                 log.info(events.SEGMENT_DELETED, extra={"path": str(segment.path)})
             if deleted:
-                self._cut_tables()
+                self.cut_tables()
         except OSError as error:
             # The file is out of the log all the same; what is left on disk is found at the next start.
             log.warning(events.SEGMENT_DELETE_FAILED, extra={"error": str(error)})
         return deleted
 
-    def _cut_tables(self) -> None:
+    def cut_tables(self) -> None:
+        """Delete the files of queues and key indexes that point only below the log."""
         begin = self._log.begin
         for queue in self._queues:
             queue.drop_files_below(begin)

@@ -46,7 +46,7 @@ class ConnectionHandlers:
             consume_type=ConsumeType(consumption.consume_type),
             message_model=MessageModel(consumption.message_model),
             consume_from_where=ConsumeFromWhere(consumption.consume_from_where),
-            subscriptions={topic: _subscription(each) for topic, each in group.subscriptions.items()},
+            subscriptions={topic: describe_subscription(each) for topic, each in group.subscriptions.items()},
         )
         return command.reply(body=encode_consumer_connections(body))
 
@@ -87,7 +87,8 @@ def _connection(member: Member) -> ClientConnection:
     )
 
 
-def _subscription(subscription: Subscription) -> SubscriptionData:
+def describe_subscription(subscription: Subscription) -> SubscriptionData:
+    """As tools read it."""
     return SubscriptionData(
         topic=subscription.topic,
         expression=subscription.expression,

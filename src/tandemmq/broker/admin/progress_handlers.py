@@ -5,6 +5,7 @@ Source: spec semantics 19, remoting 8.6 and 11.7.
 
 from __future__ import annotations
 
+from tandemmq.broker.admin.stats_items import StatsItems
 from tandemmq.broker.clients.consumer_table import ConsumerTable
 from tandemmq.broker.guards import require_topic
 from tandemmq.broker.offsets.offset_table import OffsetTable
@@ -19,7 +20,7 @@ from tandemmq.protocol.bodies.stats import (
     encode_consume_stats,
     encode_topic_stats,
 )
-from tandemmq.protocol.bodies.topic import encode_topic_list
+from tandemmq.protocol.bodies.topic import TopicConfig, encode_topic_list
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.admin import ConsumeStatsRequest, GroupTopicsRequest, TopicConsumersRequest
 from tandemmq.protocol.requests.topic import TopicStatsRequest
@@ -38,12 +39,14 @@ class ProgressHandlers:
         topics: TopicTable,
         offsets: OffsetTable,
         consumers: ConsumerTable,
+        items: StatsItems,
     ) -> None:
         self._broker_name = broker_name
         self._store = store
         self._topics = topics
         self._offsets = offsets
         self._consumers = consumers
+        self._items = items
 
     def handle_topic_stats(self, channel: Channel, command: Command) -> Command:
         """GET_TOPIC_STATS_INFO (202)."""
@@ -56,7 +59,8 @@ class ProgressHandlers:
             queues[self._queue(config.name, queue_id)] = TopicOffset(
                 min_offset=low, max_offset=high, updated_at_ms=max(newest_ms, 0)
             )
-        return command.reply(body=encode_topic_stats(TopicStats(queues=queues)))
+        tps = self._items.tps("TOPIC_PUT_NUMS", config.name)
+        return command.reply(body=encode_topic_stats(TopicStats(queues=queues, put_tps=tps)))
 
     def handle_consume_stats(self, channel: Channel, command: Command) -> Command:
         """GET_CONSUME_STATS (208): of one topic, of some, or of all that the group has to do with."""
@@ -69,12 +73,13 @@ class ProgressHandlers:
         else:
             topics = self._topics_of(group)
         queues: dict[MessageQueue, QueueProgress] = {}
+        tps = 0.0
         for topic in dict.fromkeys(topics):
             config = self._topics.get(topic)
             if config is not None:
-                for queue_id in range(config.read_queue_count):
-                    queues[self._queue(topic, queue_id)] = self._progress(group, topic, queue_id)
-        return command.reply(body=encode_consume_stats(ConsumeStats(queues=queues)))
+                queues |= self.of_topic(group, config)
+                tps += self._items.tps("GROUP_GET_NUMS", f"{topic}@{group}")
+        return command.reply(body=encode_consume_stats(ConsumeStats(queues=queues, consume_tps=tps)))
 
     def handle_topic_consumers(self, channel: Channel, command: Command) -> Command:
         """QUERY_TOPIC_CONSUME_BY_WHO (300): groups that are online for it or have offsets of it."""
@@ -86,6 +91,13 @@ class ProgressHandlers:
         """QUERY_TOPICS_BY_CONSUMER (343)."""
         group = command.decode(GroupTopicsRequest).group
         return command.reply(body=encode_topic_list(sorted(self._topics_of(group))))
+
+    def of_topic(self, group: str, config: TopicConfig) -> dict[MessageQueue, QueueProgress]:
+        """How far the group is in each queue of the topic."""
+        return {
+            self._queue(config.name, queue_id): self._progress(group, config.name, queue_id)
+            for queue_id in range(config.read_queue_count)
+        }
 
     def _topics_of(self, group: str) -> list[str]:
         online = self._consumers.get(group)

@@ -2,44 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
+from tandemmq.broker.admin.live_settings import CHANGEABLE, apply_changes, edit_properties, parse_change
+from tandemmq.broker.guards import invalid
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.errors import BadRequest, ConfigError, NotPermitted
+from tandemmq.errors import BadRequest, ConfigError, NotPermitted, RequestRejected
 from tandemmq.protocol.bodies.data_version import DataVersion, encode_data_version
+from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.properties_file import parse_properties
+from tandemmq.protocol.properties_file import Setting, parse_properties
 from tandemmq.protocol.requests.admin import BrokerConfigResponse
 from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.store.options import StoreOptions
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+FIXED_KEYS = frozenset(("brokerConfigPath", "configBlackList", "rocketmqHome"))
 
 
 class SettingsHandlers:
-    """Shows the settings; they do not change while the broker runs, so there is one version of them."""
+    """Shows the settings and changes those that may change while the broker runs.
 
-    def __init__(self, settings: Mapping[str, str], *, booted_at_ms: int) -> None:
-        self._settings = settings
-        self._version = DataVersion(timestamp_ms=booted_at_ms)
+    A change is kept in the file that the broker was started with (`-c`); without one it holds until the next
+    start. `on_change` is called with the changed keys, after they took effect.
+    """
+
+    def __init__(
+        self, options: BrokerOptions, store_options: StoreOptions, *, disk: Disk, clock: Clock
+    ) -> None:
+        self._options = options
+        self._store_options = store_options
+        self._disk = disk
+        self._clock = clock
+        self._version = DataVersion(timestamp_ms=clock.now_ms())
+        self._writing = asyncio.Lock()
+        self.on_change: list[Callable[[frozenset[str]], None]] = []
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
         """Java properties text, sorted."""
-        lines = [f"{key}={_escape(text)}" for key, text in sorted(self._settings.items())]
+        lines = [f"{key}={_escape(text)}" for key, text in sorted(self._texts().items())]
         version = encode_data_version(self._version).decode()
         return command.reply(0, BrokerConfigResponse(version=version), body="\n".join(lines).encode() + b"\n")
 
-    def handle_update(self, channel: Channel, command: Command) -> Command:
-        """Refuses any change, naming the keys; settings that are as asked already are no change."""
+    async def handle_update(self, channel: Channel, command: Command) -> Command:
+        """All of the changes or none. A setting that is as asked already is no change."""
         try:
             wanted = parse_properties(bytes(command.body), "the request")
         except ConfigError as error:
             raise BadRequest(f"the body cannot be read: {error}") from None
-        changed = [key for key, setting in wanted.items() if self._settings.get(key) != setting.text]
-        if changed:
-            raise NotPermitted(
-                f"{', '.join(sorted(changed))[:200]}: settings cannot be changed while the broker runs;"
-                " change its configuration file and restart it"
-            )
-        return command.reply()
+        remark = None
+        async with self._writing:
+            changes = self._plan(wanted)
+            if changes:
+                texts = {key: wanted[key].text.strip() for key in changes}
+                remark = await self._change(changes, texts)
+                log.info(events.BROKER_CONFIG_CHANGED, extra={"changes": texts, "peer": channel.peer})
+        return command.reply(remark=remark)
+
+    def _plan(self, wanted: Mapping[str, Setting]) -> dict[str, tuple[Any, Any]]:
+        """The changes, parsed. Raises NotPermitted or BadRequest for the first that cannot be."""
+        texts = self._texts()
+        black_list = FIXED_KEYS | set(self._options.config_black_list)
+        changes = {}
+        for key, setting in wanted.items():
+            if key in black_list:
+                raise NotPermitted(f"{key[:64]} is in the configBlackList: no request changes it")
+            if texts.get(key) == setting.text.strip():
+                continue
+            if key not in CHANGEABLE:
+                raise NotPermitted(
+                    f"{key[:64]} cannot be changed while the broker runs: set it in the configuration"
+                    f" file and restart the broker; what can be changed: {', '.join(sorted(CHANGEABLE))}"
+                )
+            try:
+                changes[key] = parse_change(key, setting.text)
+            except ConfigError as error:
+                raise invalid(str(error)) from None
+        return changes
+
+    async def _change(self, changes: Mapping[str, tuple[Any, Any]], texts: Mapping[str, str]) -> str | None:
+        """Keeps the changes in the file, then makes them; what the answer says beside its success."""
+        try:
+            apply = apply_changes(self._options, self._store_options, changes)
+        except ConfigError as error:
+            raise invalid(str(error)) from None
+        path = self._options.config_path
+        if path is not None:
+            try:
+                data = self._disk.read_bytes(path).decode("utf-8", "surrogateescape")
+                edited = edit_properties(data, texts).encode("utf-8", "surrogateescape")
+                write = partial(self._disk.write_atomically, path, edited, keep_backup=True)
+                await self._disk.offload(write)
+            except OSError as error:
+                raise RequestRejected(
+                    f"nothing is changed, {path.name} cannot be written: {error.strerror or error}",
+                    code=ResponseCode.SYSTEM_ERROR,
+                ) from error
+        apply()
+        self._version = self._version.next(self._clock.now_ms())
+        for callback in self.on_change:
+            callback(frozenset(changes))
+        return (
+            None if path is not None else "it holds until the next start: there is no configuration file (-c)"
+        )
+
+    def _texts(self) -> dict[str, str]:
+        return render_settings(self._options, self._store_options)
 
 
 def render_settings(options: BrokerOptions, store_options: StoreOptions) -> dict[str, str]:
@@ -73,6 +148,10 @@ def render_settings(options: BrokerOptions, store_options: StoreOptions) -> dict
         "timerMaxDelaySec": options.timer_delay_s_max,
         "recallMessageEnable": options.recall_enable,
         "slaveReadEnable": options.slave_read_enable,
+        "validateSystemTopicWhenUpdateTopic": options.validate_system_topic_when_update,
+        "enableMixedMessageType": options.mixed_message_type_enable,
+        "rejectPullConsumerEnable": options.reject_pull_consumers,
+        "popFromRetryProbability": options.pop_retry_percent,
         "longPollingEnable": options.long_polling_enable,
         "shortPollingTimeMills": options.short_polling_ms,
         "litePullMessageEnable": options.lite_pull_enable,
@@ -100,7 +179,14 @@ def render_settings(options: BrokerOptions, store_options: StoreOptions) -> dict
         "offsetCheckInSlave": store_options.offset_check_in_slave,
         "fileReservedTime": store_options.file_reserved_hours,
         "deleteWhen": ";".join(f"{hour:02d}" for hour in store_options.delete_at_hours),
+        "deleteFileBatchMax": store_options.delete_file_count_max,
+        "cleanResourceInterval": store_options.clean_interval_ms,
         "diskMaxUsedSpaceRatio": store_options.disk_used_percent_max,
+        "maxTransferBytesOnMessageInMemory": store_options.transfer_bytes_in_memory_max,
+        "maxTransferCountOnMessageInMemory": store_options.transfer_count_in_memory_max,
+        "maxTransferBytesOnMessageInDisk": store_options.transfer_bytes_on_disk_max,
+        "maxTransferCountOnMessageInDisk": store_options.transfer_count_on_disk_max,
+        "maxMsgsNumBatch": store_options.query_count_max,
     }
     return {key: _render(value) for key, value in values.items()}
 

@@ -89,6 +89,14 @@ class OffsetTable:
             del self._resets[key]
         return offset
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """(topic, group) of every committed offset."""
+        return [(topic, group) for topic, _, group in map(_split, self._committed)]
+
+    def committed_queues(self, group: str, topic: str) -> dict[int, int]:
+        """Queue id -> committed offset, of every queue that has one."""
+        return dict(self._committed.get(f"{topic}@{group}", {}))
+
     def groups_of(self, topic: str) -> list[str]:
         """Groups that committed an offset of the topic."""
         return [group for name, _, group in map(_split, self._committed) if name == topic]

@@ -298,7 +298,10 @@ class PopHandlers:
         stats = self._stats
         stats.got_count += found.count
         for taken in found.taken:
-            stats.topics_out.add(taken.source.topic, len(taken.offsets))
+            topic = taken.source.topic
+            stats.topics_out.add(topic, len(taken.offsets))
+            size = sum(map(len, taken.records))
+            stats.groups_out.add(f"{topic}@{asked.want.group}", len(taken.offsets), size)
         self._send(channel, command, answer.header(asked.want, found), answer.records)
         if found.rest > 0:
             self._polls.touch((asked.want.topic, asked.want.group), ANY_QUEUE)

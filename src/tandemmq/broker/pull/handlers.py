@@ -157,6 +157,7 @@ class PullHandlers:
         stats.found_count += 1
         stats.got_count += result.count
         stats.topics_out.add(header.topic, result.count)
+        stats.groups_out.add(f"{header.topic}@{header.consumer_group}", result.count, result.bytes)
         stats.got_bytes += result.bytes
         slices = [*result.slices, memoryview(sizes)] if sizes else result.slices
         pull.channel.send_frame(encode_frame_head(reply, result.bytes + len(sizes)), *slices)

@@ -10,6 +10,7 @@ from tandemmq.broker.delay.timer_rule import WISHES
 from tandemmq.broker.guards import require_group
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.send.delay import DelayRule
+from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.errors import Busy, NotPermitted, RequestRejected
@@ -40,6 +41,7 @@ class SendBackHandlers:
         groups: GroupTable,
         creator: TopicCreator,
         delay: DelayRule,
+        stats: BrokerStats,
         clock: Clock,
         chance: Random,
     ) -> None:
@@ -48,6 +50,7 @@ class SendBackHandlers:
         self._groups = groups
         self._creator = creator
         self._delay = delay
+        self._stats = stats
         self._clock = clock
         self._chance = chance
 
@@ -81,6 +84,8 @@ class SendBackHandlers:
         if delay_level > 0:
             self._delay.postpone(record, min(delay_level, self._delay.level_max), now_ms)
         self._append(channel, command, record)
+        topic = message.properties.get(names.RETRY_TOPIC, message.topic)
+        self._stats.sent_back.add(f"{topic}@{group.name}", 1, len(message.body))
         return None
 
     def _load(self, log_offset: int) -> Record:

@@ -44,6 +44,17 @@ def apply_attributes(
     return after
 
 
+def as_changes(attributes: Mapping[str, str]) -> str:
+    """The attributes of a configuration as changes: a key that has no sign of its own is set."""
+    changes = []
+    for key, value in attributes.items():
+        if key.startswith("-"):
+            changes.append(key)
+        else:
+            changes.append(f"+{key.removeprefix('+')}={value}")
+    return ",".join(changes)
+
+
 def _check_value(key: str, value: str, is_mixed_allowed: bool) -> None:
     allowed = _VALUES[key]
     if allowed is None:

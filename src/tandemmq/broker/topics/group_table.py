@@ -23,6 +23,7 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 FORBIDDEN_READ = 4
+FORBIDDEN_MAX = 100_000
 
 
 class GroupTable:
@@ -38,7 +39,7 @@ class GroupTable:
     ) -> None:
         self._configs: dict[str, SubscriptionGroupConfig] = {}
         self._forbidden: dict[str, dict[str, int]] = {}
-        self._auto_create = auto_create
+        self.is_auto_created = auto_create
         self._create_system_groups = create_system_groups
         self._count_max = count_max
         self._is_replica = is_replica
@@ -60,7 +61,7 @@ class GroupTable:
         config = self._configs.get(group)
         if config is not None:
             return config
-        is_allowed = self._auto_create or (
+        is_allowed = self.is_auto_created or (
             self._create_system_groups and group.startswith(SYSTEM_GROUP_PREFIX)
         )
         if not is_allowed or group_fault(group):
@@ -102,6 +103,26 @@ class GroupTable:
     def is_read_forbidden(self, group: str, topic: str) -> bool:
         of_group = self._forbidden.get(group)
         return of_group is not None and of_group.get(topic, 0) & FORBIDDEN_READ != 0
+
+    def forbid_reading(self, group: str, topic: str, now_ms: int, *, is_forbidden: bool) -> bool:
+        """False when it is so already; what is not forbidden has no entry.
+
+        Raises:  Busy when `FORBIDDEN_MAX` pairs are forbidden.
+        """
+        if is_forbidden == self.is_read_forbidden(group, topic):
+            return False
+        topics = self._forbidden.get(group, {})
+        bits = topics.get(topic, 0) ^ FORBIDDEN_READ
+        if bits:
+            if sum(map(len, self._forbidden.values())) >= FORBIDDEN_MAX:
+                raise Busy(f"[OVERLOAD] the broker forbids {FORBIDDEN_MAX} topics to groups, its bound")
+            self._forbidden.setdefault(group, topics)[topic] = bits
+        else:
+            del topics[topic]
+            if not topics:
+                del self._forbidden[group]
+        self._after_change(self._next_version(now_ms))
+        return True
 
     def replace_all(self, configs: Mapping[str, SubscriptionGroupConfig], data_version: DataVersion) -> None:
         """Become the master's table, version included; the forbidden table stays (spec replication 6.2)."""

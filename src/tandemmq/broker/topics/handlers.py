@@ -1,4 +1,4 @@
-"""Topics by request: create or change (17), delete (215), show one (351), list the system's (305).
+"""Topics by request: create or change (17, 18), delete (215), show one (351), list the system's (305).
 
 Source: spec semantics 16.3, remoting 8.6.
 """
@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import logging
 
-from tandemmq.broker.guards import invalid, require_topic
+import msgspec
+
+from tandemmq.broker.guards import invalid, read_body, require_topic
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import PERMISSION_MAX, BrokerOptions
 from tandemmq.broker.pop.receipts import pop_retry_v1, pop_retry_v2
 from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
-from tandemmq.broker.topics.attributes import apply_attributes
+from tandemmq.broker.topics.attributes import apply_attributes, as_changes
 from tandemmq.broker.topics.system_topics import system_topic_names
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import NotPermitted
-from tandemmq.protocol.bodies.topic import TopicConfig, encode_topic_config, encode_topic_list
+from tandemmq.protocol.bodies.topic import (
+    TopicConfig,
+    decode_topic_config_list,
+    encode_topic_config,
+    encode_topic_list,
+)
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.topic import CreateTopicRequest, DeleteTopicRequest, TopicConfigRequest
 from tandemmq.protocol.topic_names import is_system_topic, topic_fault
@@ -60,14 +67,6 @@ class TopicHandlers:
         """UPDATE_AND_CREATE_TOPIC (17)."""
         header = command.decode(CreateTopicRequest)
         self._require_master()
-        self._check(header)
-        before = self._topics.get(header.topic)
-        attributes = apply_attributes(
-            {} if before is None else before.attributes,
-            header.attributes,
-            is_new=before is None,
-            is_mixed_allowed=self._options.mixed_message_type_enable,
-        )
         config = TopicConfig(
             name=header.topic,
             read_queue_count=header.read_queue_count,
@@ -76,15 +75,44 @@ class TopicHandlers:
             filter_type=header.topic_filter_type,
             sys_flag=header.topic_sys_flag or 0,
             is_ordered=header.is_ordered,
-            attributes=attributes,
         )
-        if self._topics.put(config, self._clock.now_ms()):
-            log.info(
-                events.TOPIC_CREATED if before is None else events.TOPIC_CHANGED,
-                extra={"topic": config.name, "queue_count": config.write_queue_count, "peer": channel.peer},
-            )
+        if self._put(self._checked(config, header.attributes), channel.peer):
             await save_or_reject(self._saver, self._file)
         return command.reply()
+
+    async def handle_create_list(self, channel: Channel, command: Command) -> Command:
+        """UPDATE_AND_CREATE_TOPIC_LIST (18): all of them, or none when one is refused."""
+        configs = read_body(decode_topic_config_list, command.body)
+        self._require_master()
+        if not configs:
+            raise invalid("topicConfigList must name at least one topic")
+        checked = [self._checked(config, as_changes(config.attributes)) for config in configs]
+        changed = [config for config in checked if self._put(config, channel.peer)]
+        if changed:
+            await save_or_reject(self._saver, self._file)
+        return command.reply()
+
+    def _checked(self, config: TopicConfig, changes: str | None) -> TopicConfig:
+        """The topic as it is to be, attributes changed as asked. Raises BadRequest."""
+        self._check(config)
+        before = self._topics.get(config.name)
+        attributes = apply_attributes(
+            {} if before is None else before.attributes,
+            changes,
+            is_new=before is None,
+            is_mixed_allowed=self._options.mixed_message_type_enable,
+        )
+        return msgspec.structs.replace(config, attributes=attributes)
+
+    def _put(self, config: TopicConfig, peer: Address) -> bool:
+        is_new = self._topics.get(config.name) is None
+        if not self._topics.put(config, self._clock.now_ms()):
+            return False
+        log.info(
+            events.TOPIC_CREATED if is_new else events.TOPIC_CHANGED,
+            extra={"topic": config.name, "queue_count": config.write_queue_count, "peer": peer},
+        )
+        return True
 
     async def handle_delete(self, channel: Channel, command: Command) -> Command:
         """DELETE_TOPIC_IN_BROKER (215): its offsets and queues go too; an unknown topic is no error."""
@@ -124,23 +152,23 @@ class TopicHandlers:
         """GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305)."""
         return command.reply(body=encode_topic_list(sorted(self._system_names)))
 
-    def _check(self, header: CreateTopicRequest) -> None:
-        fault = topic_fault(header.topic)
+    def _check(self, config: TopicConfig) -> None:
+        fault = topic_fault(config.name)
         if fault:
             raise invalid(fault)
-        if self._options.validate_system_topic_when_update and self._is_system(header.topic):
-            raise invalid(f"the topic {header.topic} belongs to the system and must not be changed")
+        if self._options.validate_system_topic_when_update and self._is_system(config.name):
+            raise invalid(f"the topic {config.name} belongs to the system and must not be changed")
         for name, count in (
-            ("readQueueNums", header.read_queue_count),
-            ("writeQueueNums", header.write_queue_count),
+            ("readQueueNums", config.read_queue_count),
+            ("writeQueueNums", config.write_queue_count),
         ):
             if not 0 <= count <= QUEUE_COUNT_MAX:
                 raise invalid(f"{name} {count} is outside 0..{QUEUE_COUNT_MAX}")
-        if not 0 <= header.permission <= PERMISSION_MAX:
-            raise invalid(f"perm {header.permission} is outside 0..{PERMISSION_MAX}")
-        if header.topic_filter_type not in _FILTER_TYPES:
+        if not 0 <= config.permission <= PERMISSION_MAX:
+            raise invalid(f"perm {config.permission} is outside 0..{PERMISSION_MAX}")
+        if config.filter_type not in _FILTER_TYPES:
             raise invalid(
-                f"topicFilterType {header.topic_filter_type[:32]!r} is none of {', '.join(_FILTER_TYPES)}"
+                f"topicFilterType {config.filter_type[:32]!r} is none of {', '.join(_FILTER_TYPES)}"
             )
 
     def _is_system(self, topic: str) -> bool:

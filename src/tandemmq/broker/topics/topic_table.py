@@ -72,6 +72,10 @@ class TopicTable:
         self._after_change([topic], self.data_version.next(now_ms))
         return True
 
+    def renew(self, now_ms: int) -> None:
+        """Tell everybody of all topics again, under a new version: what they are advertised with changed."""
+        self._after_change(self.names, self.data_version.next(now_ms))
+
     def replace_all(self, configs: Mapping[str, TopicConfig], data_version: DataVersion) -> list[str]:
         """Become the master's table, version included; the topics that were here and are no longer."""
         removed = [topic for topic in self._configs if topic not in configs]

@@ -73,6 +73,14 @@ class GroupConfigList(Body, frozen=True, kw_only=True):
     groups: tuple[SubscriptionGroupConfig, ...] = field(name="groupConfigList", default=())
 
 
+class GroupForbidden(Body, frozen=True, kw_only=True):
+    """The answer to UPDATE_AND_GET_GROUP_FORBIDDEN (353)."""
+
+    group: str = ""
+    is_readable: bool = field(name="readable", default=True)
+    topic: str = ""
+
+
 class GroupList(Body, frozen=True, kw_only=True):
     """Names of groups."""
 
@@ -106,3 +114,7 @@ def encode_group_list(groups: Iterable[str]) -> bytes:
 def decode_group_list(data: Buffer) -> tuple[str, ...]:
     """The names in the order in which they came, each once."""
     return tuple(dict.fromkeys(decode_body(data, GroupList).groups))
+
+
+def encode_group_forbidden(answer: GroupForbidden) -> bytes:
+    return encode_body(answer)

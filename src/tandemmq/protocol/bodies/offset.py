@@ -96,6 +96,11 @@ def decode_reset_offsets(data: Buffer) -> dict[MessageQueue, int]:
     return offsets
 
 
+def encode_correction_offsets(offsets: Mapping[int, int]) -> bytes:
+    """The answer to QUERY_CORRECTION_OFFSET (308): queue id -> offset."""
+    return encode_body({"correctionOffsets": dict(offsets)})
+
+
 def encode_consumer_status(status: ConsumerStatus) -> bytes:
     """The answer to 221 and 223 (RocketMQ: GetConsumerStatusBody)."""
     clients = [encode_body(name) + b":" + encode_queue_map(queues) for name, queues in status.clients.items()]

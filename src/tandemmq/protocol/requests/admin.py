@@ -162,7 +162,7 @@ class ResumeCheckRequest(Header, frozen=True, kw_only=True):
 
 
 class GroupForbiddenRequest(Header, frozen=True, kw_only=True):
-    """UPDATE_AND_GET_GROUP_FORBIDDEN (353)."""
+    """UPDATE_AND_GET_GROUP_FORBIDDEN (353); without `is_readable` nothing changes."""
 
     group: str
     topic: str

@@ -170,3 +170,16 @@ class AddWritePermissionResponse(Header, frozen=True, kw_only=True):
     """Answer to ADD_WRITE_PERM_OF_BROKER."""
 
     topic_count: Int32 = field(name="addTopicCount")
+
+
+class MinBrokerIdChange(Header, frozen=True, kw_only=True):
+    """NOTIFY_MIN_BROKER_ID_CHANGE (905), name server to broker, oneway: who is the smallest of its name now.
+
+    `offline_address` is the broker that left, if one did; name servers leave the name out.
+    """
+
+    min_broker_id: Int64 | None = field(name="minBrokerId", default=None)
+    broker_name: str | None = field(name="brokerName", default=None)
+    min_broker_address: str | None = field(name="minBrokerAddr", default=None)
+    offline_address: str | None = field(name="offlineBrokerAddr", default=None)
+    ha_address: str | None = field(name="haBrokerAddr", default=None)
