@@ -1,0 +1,99 @@
+"""The same source where Spark runs differently: in a Connect server, and in a declarative pipeline."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pyspark
+
+from tandemmq.spark.java import find_java
+from tandemmq.spark.session import share_python_path
+
+SECONDS_MAX = 300.0
+
+SPEC = """
+name: proof
+storage: file://{directory}/storage
+libraries:
+  - glob:
+      include: transformations/**
+"""
+# Without Hive's catalog a second run does not know the tables of the first (spec spark SP-83).
+DEFAULTS = """
+spark.sql.catalogImplementation hive
+spark.sql.warehouse.dir {directory}/warehouse
+spark.driver.extraJavaOptions -Dderby.system.home={directory}/derby
+spark.ui.enabled false
+"""
+TABLE = """
+from pyspark import pipelines as dp
+from pyspark.sql import SparkSession
+
+spark = SparkSession.active()
+
+
+@dp.table(name="landed")
+def landed():
+    return (
+        spark.readStream.format("tandemmq")
+        .options(nameServer="{namesrv}", topic="{topic}", startingOffsets="earliest")
+        .option("columns", "queueId,queueOffset,body")
+        .load()
+    )
+"""
+
+
+def run_connect(namesrv: str, topic: str, copy: str, directory: Path) -> dict[str, int]:
+    """What a Connect session counted.
+
+    Raises:  CalledProcessError, with its output, when it failed.
+    """
+    program = Path(__file__).with_name("proof_connect.py")
+    command = [sys.executable, str(program), namesrv, topic, copy, str(directory / "connect-checkpoint")]
+    counts: dict[str, int] = json.loads(_run(command).splitlines()[-1])
+    return counts
+
+
+class Declarative:
+    """A project of Spark's declarative pipelines: one table, fed by a topic."""
+
+    def __init__(self, namesrv: str, topic: str, directory: Path) -> None:
+        self._directory = directory
+        (directory / "transformations").mkdir(parents=True)
+        (directory / "spark-pipeline.yml").write_text(SPEC.format(directory=directory))
+        (directory / "spark-defaults.conf").write_text(DEFAULTS.format(directory=directory))
+        text = TABLE.format(namesrv=namesrv, topic=topic)
+        (directory / "transformations" / "landed.py").write_text(text)
+
+    def run(self) -> Any:
+        """Everything there is now goes into the table; the table.
+
+        Raises:  CalledProcessError, with its output, when it failed.
+        """
+        program = Path(pyspark.__file__).parent / "bin" / "spark-pipelines"
+        command = [str(program), "run", "--spec", str(self._directory / "spark-pipeline.yml")]
+        _run(command, SPARK_CONF_DIR=str(self._directory))
+        return pq.read_table(self._directory / "warehouse" / "landed")
+
+
+def _run(command: list[str], **environment: str) -> str:
+    share_python_path()
+    own = {"JAVA_HOME": str(find_java()), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+        env={**os.environ, **own, **environment, "PATH": paths},
+    )
+    if done.returncode:
+        raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr[-3000:])
+    return done.stdout

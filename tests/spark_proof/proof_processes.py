@@ -1,0 +1,179 @@
+"""Pipelines and Spark's own servers as processes that can be killed, with everything that they started."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+from tandemmq.spark.java import find_java
+
+WAIT_S = 240.0
+POLL_S = 0.02
+_MASTER_AT = re.compile(r"Starting Spark master at (spark://\S+)")
+
+Event = dict[str, Any]
+
+
+class Process:
+    """A process with a session of its own, so that everything under it can be found."""
+
+    def __init__(self, command: list[str], log: Path, *, has_output: bool) -> None:
+        environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_HOME": str(find_java())}
+        environment["PYSPARK_PYTHON"] = sys.executable
+        self.log = log
+        with log.open("ab") as file:
+            self.popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if has_output else file,
+                stderr=file,
+                start_new_session=True,
+                text=True,
+                env=environment,
+            )
+
+    def children(self, word: str) -> list[int]:
+        """Processes of the session whose command has the word in it."""
+        found = []
+        for pid in list_session(self.popen.pid):
+            with suppress(OSError):
+                if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
+
+    def kill_java(self, seconds: float = WAIT_S) -> None:
+        """Kills the Java of a driver, as soon as there is one."""
+        deadline = time.monotonic() + seconds
+        while not (pids := self.children("-Dlog4j2.configurationFile")) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        for pid in pids:
+            kill(pid)
+
+    def kill_all(self) -> None:
+        """Nothing of the session is left afterwards."""
+        while pids := list_session(self.popen.pid):
+            for pid in pids:
+                kill(pid)
+            self.popen.poll()
+            time.sleep(POLL_S)
+        self.popen.wait()
+
+
+class Pipeline(Process):
+    """A running `tandemmq pipeline ...`; its events as they come."""
+
+    def __init__(self, name: str, *arguments: str, log: Path) -> None:
+        command = [sys.executable, "-m", "tandemmq", "pipeline", name, *arguments, "--progress", "json"]
+        super().__init__(command, log, has_output=True)
+        self.events: list[Event] = []
+        self._follower = threading.Thread(target=self._follow, daemon=True)
+        self._follower.start()
+
+    def _follow(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            # A kill may cut the last line.
+            with suppress(ValueError):
+                self.events.append(json.loads(line))
+
+    def wait_for(self, condition: Callable[[Event], bool], seconds: float = WAIT_S) -> Event | None:
+        """The first event that fits; None when the process ended or the time is over before."""
+        deadline = time.monotonic() + seconds
+        while True:
+            is_over = time.monotonic() > deadline or not self._follower.is_alive()
+            for event in list(self.events):
+                if condition(event):
+                    return event
+            if is_over:
+                return None
+            time.sleep(POLL_S)
+
+    def end(self, number: signal.Signals | None = None, seconds: float = WAIT_S) -> int | None:
+        """Its exit code, after a signal or by itself; None when it had to be killed."""
+        if number is not None:
+            self.popen.send_signal(number)
+        code: int | None = None
+        with suppress(subprocess.TimeoutExpired):
+            code = self.popen.wait(seconds)
+        self.kill_all()
+        self._follower.join()
+        return code
+
+
+class Standalone:
+    """Spark's standalone cluster on this machine: a master, and workers of one core each."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
+        self.processes: list[Process] = []
+        self.master = self._start("Master", "--host", "127.0.0.1", "--port", "0")
+        self.url = self._wait_for_url()
+        self.workers = [self.start_worker() for _ in range(2)]
+
+    def start_worker(self) -> Process:
+        number = len(self.processes)
+        more = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1200m")
+        return self._start("Worker", *more, "-d", str(self._directory / f"work-{number}"), self.url)
+
+    def executors(self) -> list[int]:
+        """The processes of all executors that run now."""
+        return [pid for worker in self.workers for pid in worker.children("CoarseGrainedExecutorBackend")]
+
+    def close(self) -> None:
+        for process in reversed(self.processes):
+            process.kill_all()
+
+    def _start(self, name: str, *arguments: str) -> Process:
+        main = f"org.apache.spark.deploy.{name.lower()}.{name}"
+        log = self._directory / f"spark-{name.lower()}-{len(self.processes)}.log"
+        process = Process([self._class, main, "--webui-port", "0", *arguments], log, has_output=False)
+        self.processes.append(process)
+        return process
+
+    def _wait_for_url(self) -> str:
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline and self.master.popen.poll() is None:
+            if found := _MASTER_AT.search(self.master.log.read_text(errors="replace")):
+                return found[1]
+            time.sleep(POLL_S)
+        raise RuntimeError(f"Spark's master did not start (log: {self.master.log})")
+
+
+@contextmanager
+def standalone(directory: Path) -> Iterator[Standalone]:
+    cluster = Standalone(directory)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def list_session(session: int) -> list[int]:
+    """The processes of a session that are not ended already."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with suppress(OSError, ValueError):
+                # After the name in brackets: state, parent, group, session.
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                if fields[0] not in "ZX" and int(fields[3]) == session:
+                    found.append(int(entry))
+    return found
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

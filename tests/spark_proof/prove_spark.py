@@ -1,0 +1,346 @@
+"""The proof of the pipelines: `make spark KILLS=20 ROWS=1000000 SEED=1`.
+
+An outside client publishes all the time and keeps the list of what was acknowledged. Meanwhile the landing
+is killed again and again, first on its own (`local[2]`), then on a standalone cluster that loses an executor,
+a worker and the driver. In the end Spark, pyarrow and the brokers' offsets count the same rows, the audit
+finds all copies equal, and it finds each fault that is planted then. Prints
+
+    SPARK OK landed=N distinct=N lost=0 duplicated=0 audit=clean
+
+or SPARK FAILED with the reasons, exit code 1, and keeps the directory with the logs. The kills come from a
+seed; what they meet comes from the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from proof_brokers import BROKER, Brokers, running_brokers
+from proof_counts import Counts, count_lake, read_numbers
+from proof_formats import Declarative, run_connect
+from proof_plants import Plant, copy_lake, cut_record, double_file, flip_bit
+from proof_processes import Event, Pipeline, Standalone, kill, standalone
+from proof_publisher import Publisher
+
+from tandemmq.bench.spark_read import fill_topic
+from tandemmq.spark.session import build_session
+
+TOPIC, BULK_TOPIC = "Proof", "ProofBulk"
+BEHIND = 1000
+START_KILL_SHARE = 0.25
+"""So many of the kills come while the landing still starts; the others around a batch."""
+START_S_MAX, BATCH_S_MAX = 12.0, 1.5
+CLUSTER_BATCHES = 3
+REST_BATCH_ROWS = 200_000
+BULK_BODY_BYTES = 100
+
+
+class Proof:
+    """One run; `reasons` is empty when all is well."""
+
+    def __init__(self, directory: Path, brokers: Brokers, publisher: Publisher, options: argparse.Namespace):
+        self._directory = directory
+        self._brokers = brokers
+        self._publisher = publisher
+        self._options = options
+        self._chance = random.Random(options.seed)
+        self._begun_at = time.monotonic()
+        self.lake = directory / "lake"
+        self._started: list[Pipeline] = []
+        self.reasons: list[str] = []
+        self.counts: Counts | None = None
+        self.is_clean = False
+
+    def run(self) -> None:
+        with self._publisher.publishing():
+            self._kill_landings()
+            with standalone(self._directory) as cluster:
+                self._harm_cluster(cluster)
+        self._publisher.publish(max(0, self._options.rows - self._publisher.sent))
+        self._land_rest()
+        self._count()
+        self._run_elsewhere()
+        self._audit_healthy()
+        self._audit_planted()
+        self._audit_behind()
+        if self._options.audit_rows:
+            self._audit_bulk(self._options.audit_rows)
+
+    def _kill_landings(self) -> None:
+        """SIGKILL for Python, for Java, or for all processes of the landing at once."""
+        batches = 0
+        for number in range(self._options.kills):
+            landing = self._land("local[2]")
+            if self._chance.random() < START_KILL_SHARE:
+                when = "while it starts"
+                time.sleep(self._chance.uniform(0, START_S_MAX))
+            else:
+                first = batches + self._chance.randrange(3)
+                found = landing.wait_for(lambda event, first=first: _is_batch(event, first))
+                if found is None:
+                    self._fail(f"landing {number} did not get to batch {first}: {landing.events[-3:]}")
+                when = f"after batch {first}"
+                time.sleep(self._chance.uniform(0, BATCH_S_MAX))
+            what = self._chance.choice(("driver", "java", "everything"))
+            self._kill(landing, what)
+            batches = max([batches, *(e["batch"] for e in landing.events if e["event"] == "batch")])
+            self._say(f"kill {number + 1}: {what} {when}; {self._publisher.sent:,} sent")
+
+    def _kill(self, landing: Pipeline, what: str) -> None:
+        if what == "driver":
+            kill(landing.popen.pid)
+        elif what == "java":
+            landing.kill_java()
+            # Its Python side must not hang, or end as if all were well.
+            code = landing.end(seconds=60.0)
+            if code == 0 or code is None:
+                self._fail(f"the landing ended with {code} after its Java was killed")
+            return
+        # What was started by a killed driver has to end by itself before long, and may write until then.
+        if what == "driver" and self._chance.random() < 0.5:
+            return
+        landing.kill_all()
+
+    def _harm_cluster(self, cluster: Standalone) -> None:
+        landing = self._land(cluster.url)
+        batch = self._wait_batches(landing, -1, "on the cluster")
+        executors = cluster.executors()
+        self._say(f"standalone cluster: batch {batch}, executors {len(executors)}")
+        if len(executors) != 2:
+            self._fail(f"2 executors should run, there are {len(executors)}")
+        for pid in executors[:1]:
+            kill(pid)
+        batch = self._wait_batches(landing, batch, "after an executor was killed")
+        self._say(f"an executor was killed; batch {batch}")
+        cluster.workers[0].kill_all()
+        batch = self._wait_batches(landing, batch, "after a worker was killed")
+        self._say(f"a worker was killed; batch {batch}")
+        cluster.workers[0] = cluster.start_worker()
+        landing.kill_all()
+        landing = self._land(cluster.url)
+        batch = self._wait_batches(landing, batch, "after the driver on the cluster was killed")
+        self._say(f"the driver was killed on the cluster; batch {batch}")
+        self._end(landing)
+
+    def _wait_batches(self, landing: Pipeline, after: int, when: str) -> int:
+        """The number of the batch that is reached."""
+        begun = [e["batch"] for e in landing.events if e["event"] == "batch"]
+        wanted = max([after, *begun]) + CLUSTER_BATCHES
+        found = landing.wait_for(lambda event: _is_batch(event, wanted))
+        if found is None:
+            self._fail(f"no batch {wanted} {when}: {landing.events[-3:]}")
+            return wanted
+        return int(found["batch"])
+
+    def _land_rest(self) -> None:
+        landing = self._land("local[2]", "--batch-rows", str(REST_BATCH_ROWS))
+        total = self._brokers.message_count(TOPIC)
+        found = landing.wait_for(lambda event: event.get("rows_total", 0) >= total)
+        if found is None:
+            self._fail(f"{total:,} messages were not landed: {landing.events[-3:]}")
+        self._end(landing)
+        self._say(f"landed the rest of {total:,} messages")
+
+    def _end(self, landing: Pipeline) -> None:
+        code = landing.end(signal.SIGTERM)
+        if code != 0:
+            self._fail(f"the landing ended with {code} after SIGTERM: {landing.events[-3:]}")
+
+    def _count(self) -> None:
+        spark = build_session("counts", "local[2]", log_file=self._directory / "counts.log")
+        try:
+            total = self._brokers.message_count(TOPIC)
+            self.counts = count_lake(spark, self.lake, total, self._publisher.acknowledged)
+        finally:
+            spark.stop()
+        acknowledged = sum(self._publisher.acknowledged)
+        self._say(f"acknowledged {acknowledged:,}, unsure {self._publisher.unsure}; {self.counts}")
+        if not self.counts.is_good:
+            self._fail(f"the counts differ: {self.counts}")
+        if not acknowledged:
+            self._fail("nothing was acknowledged")
+
+    def _run_elsewhere(self) -> None:
+        """The formats in a Connect session, and in a declarative pipeline that runs twice."""
+        brokers, topic, begun_with, added = self._brokers, "ProofElsewhere", 2000, 500
+        brokers.create_topic(topic)
+        with Publisher(brokers.namesrv, topic, rows_per_second=1.0, seed=2) as publisher:
+            publisher.publish(begun_with)
+            counts = run_connect(brokers.namesrv, topic, "ProofConnected", self._directory)
+            self._say(f"Connect: {counts}")
+            if set(counts.values()) != {begun_with}:
+                self._fail(f"a Connect session counted {counts} of {begun_with} messages")
+            project = Declarative(brokers.namesrv, topic, self._directory / "declarative")
+            for wanted in (begun_with, begun_with + added):
+                publisher.publish(wanted - publisher.sent)
+                numbers = read_numbers(project.run())
+                self._say(f"declarative pipeline: {len(numbers):,} rows")
+                if sorted(numbers) != list(range(wanted)):
+                    self._fail(f"a declarative pipeline has {len(numbers)} rows of {wanted} messages")
+
+    def _audit_healthy(self) -> None:
+        stores = [f"{BROKER}={self._brokers.store(name)}" for name in ("master", "slave")]
+        code, events = self._audit(TOPIC, [self.lake], stores)
+        verdicts = [event for event in events if event["event"] == "verdict"]
+        self.is_clean = code == 0 and len(verdicts) == 5 and all(event["is_equal"] for event in verdicts)
+        self._say(f"audit of {len(verdicts)} healthy sides: {'clean' if self.is_clean else events}")
+        if not self.is_clean:
+            self._fail(f"the audit of healthy copies ended with {code}: {verdicts}")
+
+    def _audit_planted(self) -> None:
+        cut = copy_lake(self.lake, self._directory / "cut")
+        doubled = copy_lake(self.lake, self._directory / "doubled")
+        number = self._chance.randrange(self._publisher.sent)
+        # The file of the running slave, whose pages it shares.
+        flip_bit(self._brokers.store("slave") / "commitlog", b"%012d" % number)
+        plants = [
+            Plant(side="slave 1", problem="differs", differing=1),
+            Plant(side=f"lake {cut}", problem="missing", missing=1, place=cut_record(cut)),
+            Plant(side=f"lake {doubled}", problem="repeated", repeated=double_file(doubled)),
+        ]
+        self._check_plants([cut, doubled, self.lake], plants, healthy={"master", f"lake {self.lake}"})
+        flip_bit(self._brokers.store("slave") / "commitlog", _flipped(b"%012d" % number))
+
+    def _audit_behind(self) -> None:
+        brokers = self._brokers
+        brokers.slave.stop()
+        brokers.lonely_slave.start()
+        before = self._publisher.sent
+        self._publisher.publish(BEHIND)
+        self._say(f"{self._publisher.sent - before:,} messages that the slave has not got")
+        plants = [Plant(side="slave 1", problem="behind", behind=BEHIND, missing=BEHIND)]
+        self._check_plants([], plants, healthy={"master"})
+
+    def _check_plants(self, lakes: list[Path], plants: list[Plant], healthy: set[str]) -> None:
+        code, events = self._audit(TOPIC, lakes, [])
+        for plant in plants:
+            reasons = plant.check(events)
+            self.reasons += reasons
+            self._say(f"planted in {plant.side}: {plant.problem}, {'; '.join(reasons) or 'found'}")
+        equal = {e["side"] for e in events if e["event"] == "verdict" and e["is_equal"]}
+        if code != 1 or equal != healthy:
+            self._fail(f"the audit ended with {code}, equal are {sorted(equal)}, not {sorted(healthy)}")
+
+    def _audit_bulk(self, rows: int) -> None:
+        """A large healthy topic: master, slave and lake."""
+        brokers = self._brokers
+        brokers.lonely_slave.stop()
+        brokers.slave.start()
+        brokers.create_topic(BULK_TOPIC)
+        fill_topic(brokers.master.address, BULK_TOPIC, rows=rows, body_bytes=BULK_BODY_BYTES, queue_count=4)
+        self._say(f"{rows:,} messages of {BULK_BODY_BYTES} bytes are published")
+        lake = self._directory / "bulk"
+        landing = self._land("local[2]", "--once", topic=BULK_TOPIC, out=lake)
+        code = landing.end(seconds=1200.0)
+        self._say(f"landed: {landing.events[-1:]}")
+        if code != 0:
+            self._fail(f"the landing of {rows:,} messages ended with {code}")
+        code, events = self._audit(BULK_TOPIC, [lake], [], "--no-repeated-keys", "--settle-seconds", "60")
+        read = {event["side"]: event["rows"] for event in events if event["event"] == "side"}
+        self._say(f"audit of {rows:,} messages: exit code {code}, rows {read}")
+        if code != 0 or set(read.values()) != {rows} or len(read) != 3:
+            self._fail(f"the audit of {rows:,} healthy messages ended with {code}: {events[-4:]}")
+
+    def _land(self, master: str, *more: str, topic: str = TOPIC, out: Path | None = None) -> Pipeline:
+        command = ["--namesrv", self._brokers.namesrv, "--topic", topic, "--out", str(out or self.lake)]
+        command += ["--master", master, "--read-from", "prefer-slave", *more]
+        if not more:
+            command += ["--batch-rows", str(self._options.batch_rows), "--trigger-seconds", "0"]
+        return self._start("landing", *command)
+
+    def _audit(
+        self, topic: str, lakes: list[Path], stores: list[str], *more: str
+    ) -> tuple[int | None, list[Event]]:
+        command = ["--namesrv", self._brokers.namesrv, "--topic", topic, "--master", "local[2]", *more]
+        command += [part for lake in lakes for part in ("--lake", str(lake))]
+        command += [part for store in stores for part in ("--store", store)]
+        audit = self._start("audit", *command)
+        code = audit.end(seconds=1200.0)
+        return code, audit.events
+
+    def _start(self, name: str, *arguments: str) -> Pipeline:
+        pipeline = Pipeline(name, *arguments, log=self._directory / f"{name}.log")
+        self._started.append(pipeline)
+        return pipeline
+
+    def close(self) -> None:
+        """Nothing that was started is left, also after an error."""
+        for pipeline in self._started:
+            pipeline.kill_all()
+
+    def _fail(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self._say(f"FAILED: {reason}")
+
+    def _say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._begun_at:7.1f} s  {text}", flush=True)
+
+
+def _is_batch(event: Event, at_least: int) -> bool:
+    return bool(event["event"] == "batch" and event["batch"] >= at_least)
+
+
+def _flipped(body: bytes) -> bytes:
+    middle = len(body) // 2
+    return body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :]
+
+
+def prove(directory: Path, options: argparse.Namespace) -> int:
+    """The exit code."""
+    with (
+        running_brokers(directory) as brokers,
+        Publisher(
+            brokers.namesrv, TOPIC, rows_per_second=options.rows_per_second, seed=options.seed
+        ) as publisher,
+    ):
+        brokers.create_topic(TOPIC)
+        proof = Proof(directory, brokers, publisher, options)
+        try:
+            proof.run()
+        finally:
+            proof.close()
+    counts = proof.counts
+    assert counts is not None
+    is_good = not proof.reasons
+    for reason in proof.reasons:
+        print(f"reason: {reason}")
+    print(
+        f"SPARK {'OK' if is_good else 'FAILED'} landed={counts.arrow} distinct={counts.arrow_distinct}"
+        f" lost={counts.lost} duplicated={counts.duplicated} audit={'clean' if is_good else 'unclean'}"
+    )
+    return 0 if is_good else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=1_000_000, help="publish at least so many")
+    parser.add_argument("--rows-per-second", type=float, default=2_000.0, help="while pipelines are killed")
+    parser.add_argument("--kills", type=int, default=20, help="of the landing on its own")
+    parser.add_argument("--batch-rows", type=int, default=5_000)
+    parser.add_argument("--audit-rows", type=int, default=0, help="of a further topic; 0: none")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="tandemmq-spark-"))
+    try:
+        code = prove(directory, options)
+    except BaseException as error:
+        print(f"SPARK FAILED {error!r}; logs are in {directory}")
+        raise
+    if code:
+        print(f"logs are in {directory}")
+    else:
+        shutil.rmtree(directory)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
