@@ -11,9 +11,9 @@ from java_peers import Line, run_program
 
 from tandemmq.client import BlockingAdmin, BlockingConsumer, BlockingProducer, Message, SendStatus
 
-LOG_FILE_BYTES = 16 << 20
-COUNT = 15_000
-"""About 44 MB: more than two log files."""
+LOG_FILE_BYTES = 4 << 20
+COUNT = 4_500
+"""About 11 MB: more than two log files."""
 SMALL_FILES = {"mappedFileSizeCommitLog": LOG_FILE_BYTES, "maxHashSlotNum": 10_000, "maxIndexNum": 40_000}
 
 

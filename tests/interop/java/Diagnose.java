@@ -60,9 +60,10 @@ public final class Diagnose {
             () -> "no message waits");
         Check.same(4, admin.examineConsumeStats(group, topic).getOffsetTable().size(), "queues of the progress");
         MessageExt message = admin.viewMessage(topic, sent.getMsgId());
-        var tracks = admin.messageTrackDetail(message);
-        Check.that(tracks.stream().anyMatch(track -> track.getConsumerGroup().equals(group)
-            && track.getTrackType().name().equals("CONSUMED")), "what became of it: " + tracks);
+        // A Java broker tells an offset that was committed just now only after a while.
+        Check.until(() -> admin.messageTrackDetail(message).stream().anyMatch(
+            track -> track.getConsumerGroup().equals(group) && track.getTrackType().name().equals("CONSUMED")),
+            30, () -> "consumed: " + admin.messageTrackDetail(message));
         admin.shutdown();
         consumer.shutdown();
         producer.shutdown();
