@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 DRIVER_MEMORY = "1g"
 
-_JVM_OPTIONS = (
-    # Most of the work is done in Python. With the quick compiler alone Java needs 9 instead of 15 s of CPU up
-    # to the first result, and 15 % more for each row afterwards (2 cores, Java 17).
-    "-XX:TieredStopAtLevel=1",
-    "-XX:+UseSerialGC",
-    "-Xshare:auto",
-)
+_JVM_OPTIONS = ("-XX:+UseSerialGC", "-Xshare:auto")
+
+_QUICK_JVM_OPTIONS = ("-XX:TieredStopAtLevel=1",)
+"""With the quick compiler alone Java needs 9 instead of 15 s of CPU up to the first result, and about twice
+as much for each row afterwards (1.7 instead of 0.8 us per row of 128 B; 2 cores, Java 17). So the better one
+pays from some 7 million rows on.
+"""
 
 
 def build_session(
@@ -39,11 +39,13 @@ def build_session(
     *,
     driver_memory: str = DRIVER_MEMORY,
     shuffle_partitions: int = 4,
+    is_long: bool = False,
     log_file: Path | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A Spark session of this process; the running one if there is one already.
 
+    `is_long`: Java takes longer to start and then needs less for each row; it pays after minutes of work.
     `log_file` takes what Java and Spark's workers write to standard error; it is begun anew by each session.
     Raises:  ConfigError when there is no Java that is new enough.
     """
@@ -60,7 +62,11 @@ def build_session(
     defaults = {
         "spark.driver.memory": driver_memory,
         "spark.driver.extraJavaOptions": " ".join(
-            [*_JVM_OPTIONS, f"-Dlog4j2.configurationFile=file:{log_settings}"]
+            [
+                *_JVM_OPTIONS,
+                *(() if is_long else _QUICK_JVM_OPTIONS),
+                f"-Dlog4j2.configurationFile=file:{log_settings}",
+            ]
         ),
         "spark.driver.bindAddress": "127.0.0.1" if master.startswith("local") else "0.0.0.0",
         "spark.executorEnv.PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),

@@ -96,7 +96,9 @@ def run_audit(options: AuditOptions, reporter: Reporter) -> int:
             codes.append(code)
         return codes[-1]
 
-    with open_session(f"audit {options.topic}", options.master, options.spark_log) as (spark, stop):
+    is_long = options.every_s is not None
+    name = f"audit {options.topic}"
+    with open_session(name, options.master, options.spark_log, is_long=is_long) as (spark, stop):
         code = repeat(lambda: judge(spark, stop), every_s=options.every_s, stop=stop)
     reporter.report(ends[-1])
     return code

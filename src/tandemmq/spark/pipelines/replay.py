@@ -83,7 +83,8 @@ def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
         raise ConfigError(f"{options.lake} holds no batches of a landing")
     state = load_state(options.state_path, options.plan())
     log = options.lake / CONTROL_DIR / "replay.log"
-    with open_session(f"replay {options.to_topic}", options.master, log) as (spark, stop):
+    name, is_long = f"replay {options.to_topic}", options.follow_every_s is not None
+    with open_session(name, options.master, log, is_long=is_long) as (spark, stop):
         replay = Replay(spark, options, state, reporter, stop)
         return replay.run_all()
 

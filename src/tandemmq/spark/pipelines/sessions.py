@@ -19,15 +19,15 @@ NO_LOG = Path("/dev/null")
 
 @contextmanager
 def open_session(
-    app: str, master: str, log_file: Path | None = None
+    app: str, master: str, log_file: Path | None = None, *, is_long: bool = False
 ) -> Iterator[tuple[SparkSession, StopFlag]]:
     """A session with our sources and sinks registered, and the flag that SIGTERM and SIGINT set.
 
-    Both signals are taken from before Java starts until after it ended.
+    `is_long`: it runs until a signal. Both signals are taken from before Java starts until after it ended.
     """
     stop = StopFlag()
     with stop.listening():
-        spark = build_session(app, master, log_file=log_file or NO_LOG)
+        spark = build_session(app, master, log_file=log_file or NO_LOG, is_long=is_long)
         register_formats(spark)
         try:
             # Spark took SIGINT for itself when the session began.
