@@ -6,6 +6,7 @@ the first, which is started as a user does.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import time
@@ -215,15 +216,67 @@ def test_settings_of_the_name_server(subject: Subject) -> None:
     subject.run_ok("getNamesrvConfig", "orderMessageEnable += +false")
 
 
-REFUSED = [
-    "brokerConsumeStats -b {broker}",
-    "queryCq -t {topic} -q 0 -i 0 -b {broker}",
-    "updateBrokerConfig -b {broker} -k fileReservedTime -v 24",
+SERVED = [
+    ("clusterRT -a 2 -s 16 -i 1 -p false", "DefaultCluster +broker-a"),
+    ("brokerConsumeStats -b {broker} -t 5000", "^{topic} +{group} +broker-a +0 +3 +3 +0", "Diff Total: 0"),
+    ("queryCq -t {topic} -q 0 -i 0 -c 2 -b {broker}", "Index:? *(min|max)?|min index|maxQueueIndex|===="),
+    ("queryCq -t {topic} -q 0 -i 0 -c 2 -b {broker} -g {group}", "Subscription data"),
+    ("cleanExpiredCQ -b {broker}", "success"),
+    ("cleanUnusedTopic -b {broker}", "success"),
+    ("deleteExpiredCommitLog -b {broker}", "success"),
+    ("resetMasterFlushOffset -b {broker} -o 0", "success|reset master flush offset"),
+    ("statsAll -t {topic}", "^{topic} +{group}"),
+    ("consumer -g {group}", "{client}|V5_3_3"),
+    ("getConsumerStatus -g {group} -t {topic}", "broker-a +0 +3"),
+    ("queryMsgTraceById -i {unique} -n {ns}", ""),
+    ("DecodeMessageId -i {id}", "127.0.0.1"),
+    ("resetOffsetByTimeOld -g {group} -t {topic} -s now -f true", "broker-a|rollback"),
+    ("updateBrokerConfig -b {broker} -k fileReservedTime -v 71", "update broker config success, {broker}"),
+    ("getBrokerConfig -b {broker}", "^fileReservedTime += +71"),
+    ("updateBrokerConfig -c DefaultCluster -k fileReservedTime -v 72", "success"),
+]
+
+
+@pytest.mark.parametrize("case", SERVED, ids=lambda case: case[0].replace("{", "").replace("}", ""))
+def test_command_of_operators(subject: Subject, case: tuple[str, ...]) -> None:
+    subject.run_ok(*case)
+
+
+def test_lists_from_files(subject: Subject) -> None:
+    topics = subject.home / "topics.json"
+    name = subject.words["new"] = f"{subject.topic}-list"
+    topics.write_text(
+        json.dumps([{"topicName": f"{name}-{n}", "readQueueNums": 2, "writeQueueNums": 2} for n in (1, 2)])
+    )
+    subject.words["file"] = str(topics)
+    subject.run_ok("updateTopicList -b {broker} -f {file}", "success")
+    until(lambda: f"\n{name}-2\n" in subject.run("topicList"), "the topics are listed")
+    groups = subject.home / "groups.json"
+    groups.write_text(json.dumps([{"groupName": f"{name}-g{n}", "retryMaxTimes": 5} for n in (1, 2)]))
+    subject.words["file"] = str(groups)
+    subject.run_ok("updateSubGroupList -b {broker} -f {file}", "success")
+    subject.run_ok("getConsumerConfig -g {new}-g2", "retryMaxTimes += +5")
+
+
+def test_exported_metrics(subject: Subject) -> None:
+    folder = subject.home / "export"
+    folder.mkdir(exist_ok=True)
+    subject.words["folder"] = str(folder)
+    subject.run_ok("exportMetrics -c DefaultCluster -f {folder}", "export .*metrics.json success")
+    found = json.loads((folder / "metrics.json").read_text())
+    assert "evaluateReport" in found or "totalData" in str(found), found
+
+
+UNSERVED = [
+    "setCommitLogReadAheadMode -b {broker} -m 0",
+    "getColdDataFlowCtrInfo -b {broker}",
+    "getBrokerEpoch -b broker-a",
+    "updateBrokerConfig -b {broker} -k storePathRootDir -v /tmp/elsewhere",
 ]
 
 
 @pytest.mark.parametrize("subject", ["ours"], indirect=True)
-@pytest.mark.parametrize("line", REFUSED, ids=lambda line: line.split()[0])
+@pytest.mark.parametrize("line", UNSERVED, ids=lambda line: line.split()[0])
 def test_command_that_we_do_not_serve_is_refused_in_words(subject: Subject, line: str) -> None:
     output = subject.run(line)
     assert re.search("CODE: (3|4|16) ", output), output

@@ -41,6 +41,8 @@ class NameServerOptions:
     """Whether a master's registration removes the topics that it does not list."""
     acting_master_enable: bool = field(default=False, metadata={"key": "supportActingMaster"})
     """Whether a slave may be shown as master while there is none (spec nameserver 9)."""
+    notify_min_id_change: bool = field(default=False, metadata={"key": "notifyMinBrokerIdChanged"})
+    """Whether the brokers of a name are told when its smallest one comes or goes (spec nameserver 9)."""
     config_black_list: str = field(
         default="configBlackList;configStorePath;kvConfigPath", metadata={"key": "configBlackList"}
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tandemmq.errors import BadRequest
 from tandemmq.nameserver.brokers import LiveBroker, Registration
 from tandemmq.nameserver.kv_table import ORDER_TOPICS, KvTable
+from tandemmq.nameserver.min_id_notices import MinIdNotices
 from tandemmq.nameserver.options import NameServerOptions
-from tandemmq.nameserver.route_table import RouteTable
+from tandemmq.nameserver.route_table import RouteTable, Smallest
 from tandemmq.protocol.bodies.data_version import decode_data_version, encode_data_version
 from tandemmq.protocol.bodies.kv import encode_kv_table
 from tandemmq.protocol.bodies.register import body_crc32, decode_register_broker_body
@@ -41,11 +42,13 @@ class RegistrationHandlers:
         *,
         clock: Clock,
         options: Callable[[], NameServerOptions],
+        notices: MinIdNotices | None = None,
     ) -> None:
         self._table = table
         self._orders = orders
         self._clock = clock
         self._options = options
+        self._notices = notices
         self._watched: set[Channel] = set()
 
     def handle_register_broker(self, channel: Channel, command: Command) -> Command:
@@ -73,12 +76,15 @@ class RegistrationHandlers:
         )
         is_new = self._table.data_version(registration.key) is None
         options = self._options()
+        smallest = self._table.smallest(header.broker_name)
         master = self._table.register(
             registration,
             self._clock.monotonic(),
             drops_missing_topics=options.delete_topics_by_registration,
         )
         self._watch(channel)
+        if self._notices is not None and options.notify_min_id_change:
+            self._notices.after_registration(header.broker_name, smallest)
         if is_new:
             log.info(events.BROKER_REGISTERED, extra=_describe(header))
         orders = self._orders.namespace(ORDER_TOPICS) if options.return_order_topics else None
@@ -93,7 +99,9 @@ class RegistrationHandlers:
     def handle_unregister_broker(self, channel: Channel, command: Command) -> Command:
         header = command.decode(UnregisterBrokerRequest)
         is_known = self._table.data_version((header.cluster_name, header.broker_address)) is not None
+        smallest = self._table.smallest(header.broker_name)
         self._table.unregister(header.cluster_name, header.broker_name, header.broker_address)
+        self._after_leaving({header.broker_name: smallest})
         if is_known:
             log.info(events.BROKER_UNREGISTERED, extra={**_describe(header), "reason": "its own request"})
         return command.reply()
@@ -123,10 +131,12 @@ class RegistrationHandlers:
 
     def expire(self) -> None:
         """Removes silent brokers and closes their connections."""
+        smallest = self._smallest_of_all()
         for live in self._table.expire(self._clock.monotonic()):
             log.warning(events.BROKER_EXPIRED, extra=_describe_live(live))
             if isinstance(live.connection, Channel):
                 live.connection.close(f"broker silent for {live.timeout_s:g} s")
+        self._after_leaving(smallest)
 
     def _watch(self, channel: Channel) -> None:
         if channel not in self._watched:
@@ -136,10 +146,23 @@ class RegistrationHandlers:
     def _on_close(self, channel: Channel) -> None:
         """A broker that registered again over a newer connection is not touched."""
         self._watched.discard(channel)
+        smallest = self._smallest_of_all()
         for live in self._table.drop_connection(channel):
             log.info(
                 events.BROKER_UNREGISTERED, extra={**_describe_live(live), "reason": channel.close_reason}
             )
+        self._after_leaving(smallest)
+
+    def _smallest_of_all(self) -> dict[str, Smallest | None]:
+        """By broker name; nothing while nobody is to be told."""
+        if not self._options().notify_min_id_change:
+            return {}
+        return {name: self._table.smallest(name) for name in self._table.broker_names()}
+
+    def _after_leaving(self, before: Mapping[str, Smallest | None]) -> None:
+        if self._notices is not None and self._options().notify_min_id_change:
+            for name, smallest in before.items():
+                self._notices.after_leaving(name, smallest)
 
 
 def _describe(header: RegisterBrokerRequest | UnregisterBrokerRequest) -> dict[str, object]:

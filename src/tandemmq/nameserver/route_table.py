@@ -11,7 +11,7 @@ Source:  spec nameserver 2 to 7 and 9, the 5.x rules.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -30,6 +30,15 @@ from tandemmq.protocol.bodies.cluster import ClusterInfo
 from tandemmq.protocol.bodies.data_version import DataVersion
 from tandemmq.protocol.bodies.route import MemberGroup, QueueData, TopicRoute
 from tandemmq.protocol.bodies.topic import Permission
+
+
+class Smallest(NamedTuple):
+    """The broker with the smallest id of a name; without an HA address when it is not heard from."""
+
+    broker_id: int
+    address: str
+    ha_address: str | None
+
 
 PERMISSION_ADDED: Final = Permission.READ | Permission.WRITE
 
@@ -219,6 +228,29 @@ class RouteTable:
         brokers.pop(broker_name, None)
         if not brokers:
             del self._queues[topic]
+
+    # Who is the smallest
+
+    def smallest(self, broker_name: str) -> Smallest | None:
+        """The broker with the smallest id; None for an unknown name."""
+        replica_set = self._replica_sets.get(broker_name)
+        if replica_set is None:
+            return None
+        broker_id, address = next(iter(replica_set.addresses.items()))
+        live = self._live.get((replica_set.cluster, address))
+        return Smallest(broker_id, address, None if live is None else live.ha_address)
+
+    def broker_names(self) -> list[str]:
+        return list(self._replica_sets)
+
+    def addresses(self, broker_name: str) -> list[str]:
+        """All addresses of a name, by id."""
+        replica_set = self._replica_sets.get(broker_name)
+        return [] if replica_set is None else list(replica_set.addresses.values())
+
+    def knows_acting_master(self, broker_name: str) -> bool:
+        replica_set = self._replica_sets.get(broker_name)
+        return replica_set is not None and replica_set.is_acting_master_enabled
 
     # Administration
 

@@ -1,6 +1,7 @@
 """The running configuration and its requests: 318, 319 (spec nameserver 10).
 
-A change is seen once it is on disk. Addresses, paths and the idle time take effect at the next start only.
+A change is seen once it is on disk: in the file of configStorePath, whose other lines stay as they are. The
+idle time takes effect at the next start only; addresses and paths are not changed by requests.
 """
 
 from __future__ import annotations
@@ -16,15 +17,20 @@ from typing import Any, Final
 from tandemmq.errors import ConfigError, NotPermitted, RequestRejected
 from tandemmq.nameserver.options import NameServerOptions, option_keys
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.properties_file import Setting, parse_properties
+from tandemmq.protocol.properties_file import Setting, edit_properties, parse_properties
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Disk
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
-FIXED_KEYS: Final = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
-"""Never changed by a request: they say what may be written, and where."""
+FIXED_KEYS: Final = frozenset(
+    {"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome", "bindAddress", "listenPort"}
+)
+"""Never changed by a request: they say what may be written, and where, and where the server listens."""
+
+
+CHANGEABLE_KEYS: Final = frozenset(option_keys()) - FIXED_KEYS
 
 
 class Settings:
@@ -44,12 +50,12 @@ class Settings:
             async with self._writing:
                 changed = change_options(self.options, settings)
                 if changed != self.options:
-                    write = partial(
-                        self._disk.write_atomically,
-                        changed.config_store_path,
-                        render_options(changed),
-                        keep_backup=True,
-                    )
+                    path = changed.config_store_path
+                    before = self._disk.read_bytes(path) if self._disk.exists(path) else b""
+                    known = option_keys()
+                    kept = {key: setting.text for key, setting in settings.items() if key in known}
+                    data = edit_properties(before, kept)
+                    write = partial(self._disk.write_atomically, path, data, keep_backup=True)
                     await self._disk.offload(write)
                     self.options = changed
                     log.info(events.NAMESERVER_CONFIG_CHANGED, extra={"keys": sorted(settings)})

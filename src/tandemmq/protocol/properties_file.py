@@ -10,7 +10,7 @@ with umlauts mean what they show.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,9 @@ _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _ESCAPED: Final = re.compile(r"\\(u[0-9a-fA-F]{0,4}|.|$)", re.DOTALL)
 # A key ends at the first blank, = or : that no backslash escapes.
 _KEY: Final = re.compile(r"((?:\\.|[^\\ \t\f=:])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+
+
+_PLAIN_LINE: Final = re.compile(r"[ \t\f]*([A-Za-z][A-Za-z0-9]*)[ \t\f]*(?:[=: \t\f]|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,35 @@ def parse_properties(data: bytes, source: str) -> dict[str, Setting]:
         key = _unescape(matched[1], origin)
         settings[key] = Setting(_unescape(matched[2], origin).strip(), origin)
     return settings
+
+
+def edit_properties(data: bytes, settings: Mapping[str, str]) -> bytes:
+    """A properties file with these settings: their lines replaced where they stand, missing ones appended.
+
+    Comments and everything else stay as they are. Of a key that stands twice the last line counts.
+    """
+    lines = data.decode("utf-8", "surrogateescape").splitlines()
+    left = dict(settings)
+    for index in range(len(lines) - 1, -1, -1):
+        matched = _PLAIN_LINE.match(lines[index])
+        is_continuation = index > 0 and _is_continued(lines[index - 1])
+        if matched is None or is_continuation or matched[1] not in left:
+            continue
+        end = index
+        while end + 1 < len(lines) and _is_continued(lines[end]):
+            end += 1
+        lines[index : end + 1] = [_render(matched[1], left.pop(matched[1]))]
+    lines += [_render(key, text) for key, text in left.items()]
+    return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
+
+
+def _render(key: str, text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    return f"{key}={escaped}"
+
+
+def _is_continued(line: str) -> bool:
+    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
 def _decode(data: bytes) -> str:

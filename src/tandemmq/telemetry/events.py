@@ -69,6 +69,7 @@ NAMESERVER_STARTED: Final = "nameserver.started"
 NAMESERVER_STOPPED: Final = "nameserver.stopped"
 KV_CONFIG_LOADED: Final = "kv_config.loaded"
 KV_CONFIG_UNREADABLE: Final = "kv_config.found_unreadable"
+BROKER_NOT_TOLD: Final = "broker.not_told"
 NAMESERVER_CONFIG_CHANGED: Final = "nameserver_config.changed"
 
 # remoting

@@ -8,7 +8,6 @@ Source: spec semantics 16.3 and 23.1.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -122,26 +121,3 @@ def apply_changes(
                 object.__setattr__(options, name, value)
 
     return apply
-
-
-def edit_properties(text: str, settings: Mapping[str, str]) -> str:
-    """A properties file with these settings: their lines replaced where they stand, missing ones appended.
-
-    Comments and everything else stay as they are. Of a key that stands twice the last line counts.
-    """
-    lines = text.splitlines()
-    left = dict(settings)
-    for index in range(len(lines) - 1, -1, -1):
-        matched = _LINE.match(lines[index])
-        is_continuation = index > 0 and (len(lines[index - 1]) - len(lines[index - 1].rstrip("\\"))) % 2
-        if matched is None or is_continuation or matched[1] not in left:
-            continue
-        end = index
-        while end + 1 < len(lines) and (len(lines[end]) - len(lines[end].rstrip("\\"))) % 2:
-            end += 1
-        lines[index : end + 1] = [f"{matched[1]}={left.pop(matched[1])}"]
-    lines += [f"{key}={value}" for key, value in left.items()]
-    return "\n".join(lines) + "\n"
-
-
-_LINE: Final = re.compile(r"[ \t\f]*([A-Za-z][A-Za-z0-9]*)[ \t\f]*(?:[=: \t\f]|$)")

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from tandemmq.broker.admin.live_settings import CHANGEABLE, apply_changes, edit_properties, parse_change
+from tandemmq.broker.admin.live_settings import CHANGEABLE, apply_changes, parse_change
 from tandemmq.broker.guards import invalid
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.errors import BadRequest, ConfigError, NotPermitted, RequestRejected
 from tandemmq.protocol.bodies.data_version import DataVersion, encode_data_version
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.properties_file import Setting, parse_properties
+from tandemmq.protocol.properties_file import Setting, edit_properties, parse_properties
 from tandemmq.protocol.requests.admin import BrokerConfigResponse
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock, Disk
@@ -96,8 +96,7 @@ class SettingsHandlers:
         path = self._options.config_path
         if path is not None:
             try:
-                data = self._disk.read_bytes(path).decode("utf-8", "surrogateescape")
-                edited = edit_properties(data, texts).encode("utf-8", "surrogateescape")
+                edited = edit_properties(self._disk.read_bytes(path), texts)
                 write = partial(self._disk.write_atomically, path, edited, keep_backup=True)
                 await self._disk.offload(write)
             except OSError as error:
