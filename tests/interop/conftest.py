@@ -22,7 +22,7 @@ IS_REQUIRED = os.environ.get("TANDEMMQ_REQUIRE_INTEROP") == "1"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[TALLY] = Tally()
-    config.addinivalue_line("markers", "interop_case(row, column): where the case is counted, see tally.py")
+    config.addinivalue_line("markers", "interop_case(row=, column=): where it is counted, see tally.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,12 +27,11 @@ class Place:
 
 
 def place_of(item: pytest.Item) -> Place:
-    """Told by the marker `interop_case(row, column)`; else by the names of the module and the parameters."""
+    """Told by the marker `interop_case(row=, column=)`; what it leaves out by module and parameters."""
     marker = item.get_closest_marker("interop_case")
-    if marker is not None:
-        return Place(*marker.args)
+    told = marker.kwargs if marker is not None else {}
     words = [*_words(item)]
-    return Place(_row(item, words), _column(item, words))
+    return Place(told.get("row") or _row(item, words), told.get("column") or _column(words))
 
 
 def _words(item: pytest.Item) -> Iterable[str]:
@@ -50,13 +49,11 @@ def _row(item: pytest.Item, words: list[str]) -> str:
     return OTHER
 
 
-def _column(item: pytest.Item, words: list[str]) -> str:
+def _column(words: list[str]) -> str:
     """Our client at Java's servers counts as both makers': ours takes part."""
-    if "ours" in words and "java" in words:
-        return BOTH
     if any(word in ("ours", "quick_ours") for word in words):
         return OURS
-    return JAVA if "java" in words and "spark" not in item.nodeid else BOTH
+    return JAVA if "java" in words else BOTH
 
 
 @dataclass

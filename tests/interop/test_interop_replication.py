@@ -9,11 +9,12 @@ import pytest
 from clusters import JavaBroker, OurBroker, java_cluster, our_cluster, until
 from java_peers import LINES
 from loads import COUNT, LOG_FILE_BYTES, SMALL_FILES, commit, drain, fill
+from tally import BOTH
 
 from tandemmq.client import BlockingAdmin
 from tandemmq.errors import TandemError
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(400), pytest.mark.interop_case(column=BOTH)]
 
 NAME = "broker-r"
 GROUP = "replica-group"

@@ -191,6 +191,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             broker.kill()
 
 
+@pytest.mark.interop_case(row="java-4.9")
 def test_a_broker_with_acl_knows_our_signature(spark: Any, guarded: Cluster) -> None:
     frame = _read(spark, guarded, accessKey="sparkuser", secretKey="sparksecret")
     assert frame.count() == 40

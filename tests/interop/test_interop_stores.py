@@ -12,11 +12,12 @@ import pytest
 from clusters import Cluster, JavaBroker, OurBroker, our_cluster, until
 from java_peers import LINES, Line
 from loads import COUNT, SMALL_FILES, commit, drain, fill
+from tally import BOTH
 
 from tandemmq.client import BlockingAdmin, BlockingProducer, Message
 from tandemmq.protocol.bodies.offset import decode_consumer_offsets
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(400), pytest.mark.interop_case(column=BOTH)]
 
 NAME = "broker-s"
 LATER = "Later"

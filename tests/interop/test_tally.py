@@ -1,0 +1,56 @@
+"""What the closing line of a run says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tally import BOTH, JAVA, OURS, Place, Tally, place_of
+
+
+def item(name: str, **params: object) -> Any:
+    marker = SimpleNamespace(kwargs=params.pop("told")) if "told" in params else None
+    return SimpleNamespace(
+        nodeid=f"tests/interop/{name}.py::test[{params}]",
+        callspec=SimpleNamespace(params=params),
+        get_closest_marker=lambda _: marker,
+    )
+
+
+def report(case: Any, outcome: str = "passed", when: str = "call") -> Any:
+    return SimpleNamespace(nodeid=case.nodeid, outcome=outcome, when=when)
+
+
+@pytest.mark.parametrize(
+    ("case", "place"),
+    [
+        (item("test_interop_clients", line="4.9", servers="ours"), Place("java-4.9", OURS)),
+        (item("test_interop_clients", line="5.x", servers="java"), Place("java-5.x", JAVA)),
+        (item("test_interop_mqadmin", subject="ours"), Place("mqadmin", OURS)),
+        (item("test_interop_transactions", cluster="quick_java_4"), Place("java-4.9", BOTH)),
+        (item("test_interop_transactions", cluster="quick_ours"), Place("other", OURS)),
+        (
+            item("test_interop_stores", line="5.x", writer="java", told={"column": BOTH}),
+            Place("java-5.x", BOTH),
+        ),
+        (item("test_interop_spark", told={"row": "java-4.9"}), Place("java-4.9", BOTH)),
+    ],
+)
+def test_place(case: Any, place: Place) -> None:
+    assert place_of(case) == place
+
+
+def test_only_cases_that_ran_and_passed_with_ours_are_counted() -> None:
+    ours, java, skipped = (item("clients", line="4.9", servers=servers) for servers in ("ours", "java", "x"))
+    tally = Tally()
+    tally.expect([ours, java, skipped])
+    for case in (ours, java):
+        tally.add(report(case, when="setup"))
+        tally.add(report(case))
+    assert tally.closing_line(True) == "INTEROP OK java-4.9=1 java-5.x=0 mqadmin=0 failed=0"
+    tally.add(report(skipped, "skipped", "setup"))
+    tally.add(report(item("somewhere else"), "failed"))
+    assert tally.closing_line(False) == "INTEROP FAILED java-4.9=1 java-5.x=0 mqadmin=0 failed=1"
+    tally.add(report(java, "failed", "teardown"))
+    assert tally.failed_count == 2
