@@ -223,6 +223,30 @@ def test_new_address_ends_a_pause_but_keeps_a_connection_that_works() -> None:
     assert subject.on_assigned("10.0.0.3:10912") == [Dial("10.0.0.3:10912")]
 
 
+def test_heartbeats_alone_do_not_keep_a_connection_to_an_address_that_was_the_masters() -> None:
+    subject = connected(640)
+    subject.on_assigned("10.0.0.2:10912")
+    for now_ms in (5_000, 10_000, 15_000, 20_000):
+        subject.on_data(encode_head(640, 0), now_ms)
+        assert not any(isinstance(effect, Disconnect) for effect in subject.on_tick(now_ms))
+    assert subject.next_tick_ms() == 20_001
+    assert kinds(subject.on_tick(20_001)) == [Disconnect, Dial]
+    assert subject.state is SlaveState.DIALING
+    subject.on_connected(640, 20_002)
+    subject.on_data(encode_head(640, 0), 40_002)  # the new address: heartbeats are enough
+    assert not any(isinstance(effect, Disconnect) for effect in subject.on_tick(40_003))
+
+
+def test_a_copy_from_an_address_that_was_the_masters_goes_on_while_bytes_come() -> None:
+    log, offsets = make_log([10, 20], segment_bytes=SEGMENT)
+    subject = connected(0)
+    subject.on_assigned("10.0.0.2:10912")
+    subject.on_data(frame(0, log[: offsets[1]]), 15_000)
+    subject.on_data(encode_head(offsets[1], 0), 30_000)
+    assert not any(isinstance(effect, Disconnect) for effect in subject.on_tick(35_000))
+    assert kinds(subject.on_tick(35_001)) == [Disconnect, Dial]
+
+
 def test_taking_the_address_away_ends_any_attempt() -> None:
     for subject in (connected(0), session()):
         if subject.state is SlaveState.UNASSIGNED:

@@ -47,7 +47,9 @@ class SlaveSession:
 
     __slots__ = (
         "_checks_tail",
+        "_copied_at_ms",
         "_decoder",
+        "_dialled",
         "_has_frames",
         "_is_empty",
         "_options",
@@ -72,6 +74,8 @@ class SlaveSession:
         self._checks_tail = checks_tail
         self._segment_bytes = segment_bytes
         self._read_at_ms = self._wrote_at_ms = 0
+        self._copied_at_ms = 0  # bytes of the log, where `_read_at_ms` counts heartbeats too
+        self._dialled: str | None = None
         self._resume_at_ms = NEVER_MS
         self.state = SlaveState.UNASSIGNED
         self.address: str | None = None
@@ -92,7 +96,8 @@ class SlaveSession:
     def on_assigned(self, address: str | None) -> list[SlaveEffect]:
         """The master's address became known, changed, or was taken away (None).
 
-        A connection that works is kept when the address changes (spec replication 4.6).
+        A connection that works is kept when the address changes (spec replication 4.6); `on_tick` tells
+        what works from what is only held up by heartbeats.
         """
         if address == self.address or self.state is SlaveState.STOPPED:
             return []
@@ -160,6 +165,10 @@ class SlaveSession:
         if now_ms - self._read_at_ms > self._options.silence_ms_max:
             self._move(SlaveCause.SILENT)
             return [Disconnect("the master sent nothing for too long"), *self._dial()]
+        if self._is_elsewhere() and now_ms - self._copied_at_ms > self._options.silence_ms_max:
+            self._move(SlaveCause.SILENT)
+            reason = f"only heartbeats come from {self._dialled}, the master is at {self.address} now"
+            return [Disconnect(reason), *self._dial()]
         if now_ms - self._wrote_at_ms > self._options.heartbeat_interval_ms:
             self._wrote_at_ms = now_ms
             return [Send(encode_report(self.reported))]
@@ -183,13 +192,19 @@ class SlaveSession:
             return self._resume_at_ms
         if self.state is not SlaveState.TRANSFERRING:
             return NEVER_MS
+        silent_since_ms = self._copied_at_ms if self._is_elsewhere() else self._read_at_ms
         return 1 + min(
-            self._read_at_ms + self._options.silence_ms_max,
+            silent_since_ms + self._options.silence_ms_max,
             self._wrote_at_ms + self._options.heartbeat_interval_ms,
         )
 
+    def _is_elsewhere(self) -> bool:
+        """The connection is to an address that is the master's no more: perhaps an empty slave runs there
+        now, whose log begins behind our end, so that it can send nothing but heartbeats for ever."""
+        return self._dialled != self.address
+
     def _report_first(self, now_ms: int) -> list[SlaveEffect]:
-        self._read_at_ms = self._wrote_at_ms = now_ms
+        self._read_at_ms = self._wrote_at_ms = self._copied_at_ms = now_ms
         if not self._is_empty:
             self.start_rule = StartRule.RESUMED
         # Twice: see HELLO_MS in master.py.
@@ -243,6 +258,7 @@ class SlaveSession:
         if not pieces:
             return [], None
         runs, bad = self._verifier.feed(pieces)
+        self._copied_at_ms = now_ms
         self.rate.add(sum(map(len, pieces)), now_ms)
         effects: list[SlaveEffect] = [Store(*run) for run in runs]
         if runs:
@@ -278,6 +294,7 @@ class SlaveSession:
     def _dial(self) -> list[SlaveEffect]:
         assert self.address is not None
         self.halt = None
+        self._dialled = self.address
         return [Dial(self.address)]
 
     def _move(self, cause: SlaveCause) -> None:

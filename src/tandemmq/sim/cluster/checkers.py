@@ -41,19 +41,6 @@ def is_halted(slave: BrokerNode) -> bool:
     return replica is not None and replica.slave.status().halt is not None
 
 
-def is_stranded(slave: BrokerNode, sources: Iterable[BrokerNode]) -> bool:
-    """It hangs on a slave that lacks its next byte: it had dialled its lost master's address too early.
-
-    A connection that works is kept when the master's address changes (spec replication 4.6).
-    """
-    return any(
-        one.address[0] == slave.host.ip and one.state is MasterState.TOO_OLD
-        for source in sources
-        if source.broker_id and source is not slave and source.store is not None
-        for one in _connections_at(source)
-    )
-
-
 def _connections_at(source: BrokerNode) -> tuple[SlaveStatus, ...]:
     replica = None if source.broker is None else source.broker._replica
     return () if replica is None else replica.master.status().slaves

@@ -155,10 +155,6 @@ class Cluster:
                     continue
                 if checkers.is_halted(slave):
                     await self._replace(slave)
-                elif checkers.is_stranded(slave, self.slaves):
-                    self.ledger.counts["slaves restarted"] += 1
-                    slave.kill()
-                    slave.start()
 
     def check_survivors(self) -> None:
         """The master was lost: under synchronous double write a slave has every acknowledged message."""
