@@ -59,6 +59,9 @@ def landing(
     batch_rows: Annotated[int, typer.Option(help="At most so many messages per batch.", min=1)] = 500_000,
     trigger_seconds: Annotated[float, typer.Option(help="Pause between batches.", min=0.0)] = 1.0,
     compression: Annotated[str, typer.Option(help="zstd, snappy or none.")] = "zstd",
+    lake_format: Annotated[
+        str, typer.Option("--format", help="parquet, delta (a Delta table) or iceberg (an Iceberg table).")
+    ] = "parquet",
     option: Annotated[
         list[str] | None, typer.Option(help="Any other option of the source, as name=value; repeatable.")
     ] = None,
@@ -94,6 +97,7 @@ def landing(
             batch_records_max=batch_rows,
             partition_by=split_list(partition_by),
             compression=compression,
+            lake_format=lake_format,
             columns=split_list(columns) or DEFAULT_COLUMNS,
             is_body_text=body_as_text,
             json_schema=read_text_option("--json-schema", json_schema),

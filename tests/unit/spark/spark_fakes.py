@@ -104,6 +104,7 @@ class FakeBroker:
     pulls: list[tuple[int, int]] = field(default_factory=list)
     refuse_pulls_with: int | None = None
     log_end: int = 0
+    runtime_info: dict[str, str] = field(default_factory=dict)
     is_ours: bool = False
     """Tells the sizes of records when asked, as our brokers do."""
     is_lying: bool = False
@@ -241,7 +242,9 @@ class FakeBroker:
         return command.reply(code, SendResponse(message_id="", queue_id=header.queue_id, queue_offset=0))
 
     def _runtime_info(self, command: Command) -> Command:
-        return command.reply(0, body=encode_kv_table({"commitLogMaxOffset": str(self.log_end)}))
+        return command.reply(
+            0, body=encode_kv_table({"commitLogMaxOffset": str(self.log_end), **self.runtime_info})
+        )
 
 
 def _with_next(header: PullResponse, next_offset: int) -> PullResponse:

@@ -113,7 +113,9 @@ def test_options_of_the_sink() -> None:
     )
     assert (options.batch_bytes, options.in_flight, options.group) == (65536, 4, "DEFAULT_PRODUCER")
     for bad, why in (
-        ({"semantics": "exactly-once"}, "exactly-once is not built"),
+        ({"semantics": "exactly-once"}, "needs the option topic"),
+        ({"mode": "exactly-once", "topic": "T", "checkpointLocation": "s3://b/c"}, "set stateDir"),
+        ({"mode": "exactly-once", "topic": "T", "writeId": "w"}, "writeId needs stateDir"),
         ({"semantics": "transactional"}, "transactional is not built"),
         ({"semantics": "perhaps"}, "expected at-least-once"),
         ({"inFlght": "3"}, "did you mean inFlight"),

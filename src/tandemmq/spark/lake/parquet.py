@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -56,6 +57,9 @@ class ParquetOptions:
 
     partition_by: tuple[str, ...] = ()
     compression: str = "zstd"
+    data_dir: str = ""
+    """Where the files of a table with a log of its own are written at once; empty: the staging directory."""
+    keeps_partition_columns: bool = False
 
     def __post_init__(self) -> None:
         if self.compression not in COMPRESSIONS:
@@ -86,7 +90,8 @@ class ParquetStager:
         self._partition_id = partition_id
         self._options = options
         check_partition_columns(schema.names, options.partition_by)
-        self._file_schema = pa.schema([f for f in schema if f.name not in options.partition_by])
+        left_out = () if options.keeps_partition_columns else options.partition_by
+        self._file_schema = pa.schema([f for f in schema if f.name not in left_out])
         self._open: dict[str, _OpenFile] = {}
         self._parts: dict[str, int] = {}
         self._finished: list[StagedFile] = []
@@ -123,7 +128,7 @@ class ParquetStager:
         part = self._parts.get(directory, 0)
         self._parts[directory] = part + 1
         suffix = f"-{part}" if part else ""
-        path = new_staged_path(self._root, self._batch_id, self._partition_id)
+        path = self._new_path(directory)
         names = self._file_schema.names
         writer = pq.ParquetWriter(
             path,
@@ -137,6 +142,14 @@ class ParquetStager:
         )
         self._open[directory] = file
         return file
+
+    def _new_path(self, directory: str) -> Path:
+        """A name that no other attempt uses."""
+        if not self._options.data_dir:
+            return new_staged_path(self._root, self._batch_id, self._partition_id)
+        place = self._root / self._options.data_dir / directory
+        place.mkdir(parents=True, exist_ok=True)
+        return place / f"{self._batch_id:08d}-{self._partition_id:05d}-{uuid4().hex[:12]}.parquet"
 
     def _write_row_group(self, file: _OpenFile) -> None:
         if not file.pending_rows:

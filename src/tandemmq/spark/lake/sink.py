@@ -3,13 +3,13 @@
 Tasks stage their files (`parquet`) and report them; the driver then makes the whole batch visible at once
 (`files`). Spark may run a task twice, replay a batch, or call `abort` after a `commit` that succeeded (spec
 spark SP-21, SP-53, SP-54): staged names are unique per attempt, a batch that exists is kept, and `abort`
-touches staged files only.
+touches staged files only. The tables of `formats` keep to the same rules.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, StagedFile, commit_batch, discard_files
+from tandemmq.spark.lake.formats import LakeFormat, commit_files, parse_format, plan_files
 from tandemmq.spark.task_names import BATCH_ID, QUERY_ID
 from tandemmq.telemetry import events
 
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 SINK_NAME = "tandemmq_lake"
 
-_OPTIONS = frozenset(("path", "partitionby", "compression", "badcolumn"))
+_OPTIONS = frozenset(("path", "partitionby", "compression", "badcolumn", "format"))
 _SPARK_OPTIONS = frozenset(("queryname", "checkpointlocation"))
 """What Spark itself hands over among the options."""
 
@@ -46,6 +47,7 @@ class TaskFiles(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untype
 class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
     """Options: `path`; `partitionBy` (columns, `dt`, `hour`); `compression` zstd, snappy or none.
 
+    `format`: parquet (default), delta or iceberg (`formats`).
     `badColumn`: rows in which it is not null go to the lake `_bad_records` in this one, in the same batch.
     """
 
@@ -72,6 +74,7 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
             partition_by=tuple(name.strip() for name in columns if name.strip()),
             compression=self.options.get("compression", "zstd"),
             bad_column=self.options.get("badColumn", ""),
+            kind=parse_format(self.options.get("format", "parquet")),
         )
 
 
@@ -81,12 +84,19 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
     """
 
     def __init__(
-        self, root: Path, *, partition_by: tuple[str, ...], compression: str, bad_column: str = ""
+        self,
+        root: Path,
+        *,
+        partition_by: tuple[str, ...],
+        compression: str,
+        bad_column: str = "",
+        kind: LakeFormat = LakeFormat.PARQUET,
     ) -> None:
         self._root = root
         self._partition_by = partition_by
         self._compression = compression
         self._bad_column = bad_column
+        self._kind = kind
 
     def write(self, iterator: Iterator[Any]) -> TaskFiles:
         context = TaskContext.get()
@@ -109,12 +119,16 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         return self._root / BAD_RECORDS_DIR
 
     def _stage(self, root: Path, batch_id: int, partition_id: int) -> LazyStager:
-        from tandemmq.spark.lake.parquet import ParquetOptions
+        partition_by = self._partition_by if root == self._root else ()
 
-        options = ParquetOptions(
-            partition_by=self._partition_by if root == self._root else (), compression=self._compression
-        )
-        return LazyStager(root, batch_id, partition_id, options)
+        def plan(names: Sequence[str]) -> ParquetOptions:
+            return plan_files(self._kind_of(root), names, partition_by, self._compression)
+
+        return LazyStager(root, batch_id, partition_id, plan)
+
+    def _kind_of(self, root: Path) -> LakeFormat:
+        """What could not be read is kept in plain files beside every kind of lake."""
+        return self._kind if root == self._root else LakeFormat.PARQUET
 
     def _split(self, batch: Any) -> tuple[Any, ...]:
         """The rows for the lake and those that are kept apart."""
@@ -133,8 +147,8 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
             # The lake goes last: a batch that it has is whole, and a replay of it changes neither.
             if bad_files:
                 commit_batch(self._bad_root, batchId, done[0].query_id, bad_files)
-            commit_batch(self._root, batchId, done[0].query_id, files)
-        except (OSError, ConfigError):
+            commit_files(self._kind, self._root, batchId, done[0].query_id, files)
+        except Exception:
             # Spark's exception says only that writing failed; the cause must be said here (SP-47).
             log.exception(events.LAKE_COMMIT_FAILED, extra={"batch": batchId, "path": str(self._root)})
             raise
@@ -142,18 +156,22 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
     def abort(self, messages: Sequence[TaskFiles | None], batchId: int) -> None:
         for message in messages:
             if message is not None:
-                discard_files(self._root, message.files)
+                # An abort may follow a commit that succeeded (SP-54), and a table's files keep their names.
+                if self._kind is LakeFormat.PARQUET:
+                    discard_files(self._root, message.files)
                 discard_files(self._bad_root, message.bad_files)
 
 
 class LazyStager:
     """Begins to stage files with the first rows."""
 
-    def __init__(self, root: Path, batch_id: int, partition_id: int, options: ParquetOptions) -> None:
+    def __init__(
+        self, root: Path, batch_id: int, partition_id: int, plan: Callable[[Sequence[str]], ParquetOptions]
+    ) -> None:
         self._root = root
         self._batch_id = batch_id
         self._partition_id = partition_id
-        self._options = options
+        self._plan = plan
         self._stager: ParquetStager | None = None
 
     def write(self, batch: Any) -> None:
@@ -167,7 +185,7 @@ class LazyStager:
                 batch_id=self._batch_id,
                 partition_id=self._partition_id,
                 schema=batch.schema,
-                options=self._options,
+                options=self._plan(batch.schema.names),
             )
         self._stager.write(batch)
 

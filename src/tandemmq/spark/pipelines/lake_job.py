@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import CONTROL_DIR, Summary, list_batches, read_owner, read_summary
+from tandemmq.spark.lake.files import CONTROL_DIR, Summary, read_owner
+from tandemmq.spark.lake.formats import list_committed, read_committed
 from tandemmq.spark.pipelines.events import Reporter
 from tandemmq.spark.pipelines.runner import Job, Runner, Totals
 from tandemmq.spark.pipelines.sessions import open_session
@@ -53,7 +54,7 @@ def run_lake_job(
     target: LakeTarget,
     make_stream: Callable[[SparkSession], DataFrame],
     reporter: Reporter,
-    measure: Measure = read_summary,
+    measure: Measure = read_committed,
 ) -> int:
     """Runs until everything is read, or when continuous until a signal; the process's exit code.
 
@@ -62,7 +63,8 @@ def run_lake_job(
     with hold_directory(target.out):
         check_checkpoint(target)
         log_file = target.out / CONTROL_DIR / LOG_FILE
-        with open_session(f"{name} {topic}", master, log_file) as (spark, stop):
+        is_long = target.is_continuous
+        with open_session(f"{name} {topic}", master, log_file, is_long=is_long) as (spark, stop):
             warm_up(spark)
             stream = make_stream(spark)
             job = _make_job(f"{name} {topic}", topic, target, stream, LakeMeter(target.out, measure))
@@ -82,7 +84,7 @@ def check_checkpoint(target: LakeTarget) -> None:
             f"{target.out} was written with another checkpoint (query {owner}); {target.checkpoint_dir} "
             f"{found}. Give the old one with --checkpoint, or another directory with --out."
         )
-    if owner is None and list_batches(target.out):
+    if owner is None and list_committed(target.out):
         raise ConfigError(f"{target.out} holds batches but not the record of the query that wrote them")
 
 
@@ -121,7 +123,7 @@ def _make_job(name: str, topic: str, target: LakeTarget, stream: DataFrame, mete
 class LakeMeter:
     """Rows and bytes of a lake; each batch is looked at once."""
 
-    def __init__(self, root: Path, measure: Measure = read_summary) -> None:
+    def __init__(self, root: Path, measure: Measure = read_committed) -> None:
         self._root = root
         self._measure = measure
         self._seen: set[int] = set()
@@ -133,7 +135,7 @@ class LakeMeter:
         return Totals(rows=summary.rows, size_bytes=summary.size_bytes)
 
     def measure_all(self) -> Totals:
-        for batch_id in set(list_batches(self._root)) - self._seen:
+        for batch_id in set(list_committed(self._root)) - self._seen:
             self._seen.add(batch_id)
             summary = self._measure(self._root, batch_id)
             self._rows += summary.rows

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from tandemmq.spark.columns import find_column, select_columns
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CONTROL_DIR
-from tandemmq.spark.lake.parquet import ParquetOptions, check_partition_columns
+from tandemmq.spark.lake.formats import check_kind, parse_format, plan_files
+from tandemmq.spark.lake.parquet import check_partition_columns
 from tandemmq.spark.options import PropertiesAs, parse_options
 from tandemmq.spark.pipelines.events import Reporter
 from tandemmq.spark.pipelines.json_bodies import (
@@ -59,6 +60,7 @@ class LandingOptions:
     batch_records_max: int = 500_000
     partition_by: tuple[str, ...] = ()
     compression: str = "zstd"
+    lake_format: str = "parquet"
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     is_body_text: bool = False
     json_schema: str = ""
@@ -88,7 +90,11 @@ class LandingOptions:
         return ", ".join(f"`{column.label}` {types.get(column.name, column.type)}" for column in chosen)
 
     def target(self) -> LakeTarget:
-        sink = {"partitionBy": ",".join(self.partition_by), "compression": self.compression}
+        sink = {
+            "partitionBy": ",".join(self.partition_by),
+            "compression": self.compression,
+            "format": self.lake_format,
+        }
         if self.json_schema:
             sink["badColumn"] = BAD_COLUMN
         return LakeTarget(
@@ -121,8 +127,10 @@ def check_landing(options: LandingOptions) -> None:
     names = [find_column(name).name for name in options.columns]
     if parse_options(options.source_options(), is_streaming=True).properties_as is PropertiesAs.NONE:
         names = [name for name in names if name != "properties"]
-    check_partition_columns(names, options.partition_by)
-    ParquetOptions(partition_by=options.partition_by, compression=options.compression)
+    kind = parse_format(options.lake_format)
+    check_kind(kind, options.out)
+    files = plan_files(kind, names, options.partition_by, options.compression)
+    check_partition_columns(names, files.partition_by)
 
 
 def _make_stream(spark: SparkSession, options: LandingOptions) -> DataFrame:

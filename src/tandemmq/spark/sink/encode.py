@@ -30,13 +30,18 @@ Queues = Callable[[str], Sequence[MessageQueue]]
 """Topic -> its writable queues, sorted."""
 
 BATCH_COUNT_MAX = 32_768
+SPREAD_ROWS = 4096
+"""So many neighbouring rows go to one queue, where each row is given one."""
 _HEAD_BYTES = 20
 _FRAME_BYTES = _HEAD_BYTES + 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shipment:
-    """One send. `queue` None: any of the topic's. `is_batch` False: one message with `properties`."""
+    """One send. `queue` None: any of the topic's. `is_batch` False: one message with `properties`.
+
+    `last_key`: the unique key of its last message, if the sink made the keys.
+    """
 
     topic: str
     queue: MessageQueue | None
@@ -45,10 +50,15 @@ class Shipment:
     is_batch: bool = True
     properties: str = ""
     flag: int = 0
+    last_key: str = ""
 
 
 class BatchEncoder:
-    """Encodes the rows of one task, in their order."""
+    """Encodes the rows of one task, in their order.
+
+    `spread`: rows that may go anywhere get a queue by their number, which a replay gives them again; the
+    number says where the round begins. None: the sender chooses.
+    """
 
     def __init__(
         self,
@@ -59,6 +69,7 @@ class BatchEncoder:
         key_prefix: bytes,
         queues: Queues,
         batch_count: int = BATCH_COUNT_MAX,
+        spread: int | None = None,
     ) -> None:
         self._columns = columns
         self._topic = topic
@@ -66,6 +77,7 @@ class BatchEncoder:
         self.batch_count = batch_count
         self._key_prefix = key_prefix
         self._queues = queues
+        self._spread = spread
         self.row_count = 0
 
     def encode(self, batch: Any) -> Iterator[Shipment]:
@@ -82,8 +94,10 @@ class BatchEncoder:
         properties, is_delayed = encode_row_properties(batch, self._columns, keys, first_row)
         flags = self._read_flags(batch)
         groups = group_rows(batch, self._columns, self._topic, self._queues)
+        if self._spread is not None:
+            groups = [part for group in groups for part in self._fix(group, first_row, count, self._spread)]
         if is_delayed.any():
-            yield from self._encode_singly(groups, is_delayed, body, properties, flags)
+            yield from self._encode_singly(groups, is_delayed, body, properties, flags, first_row)
             groups = [group.without(is_delayed) for group in groups]
         messages = _join(body, properties, flags)
         for group in groups:
@@ -117,6 +131,7 @@ class BatchEncoder:
         body: Any,
         properties: Any,
         flags: NDArray[np.int32],
+        first_row: int,
     ) -> Iterator[Shipment]:
         for group in groups:
             rows = np.flatnonzero(is_delayed) if group.rows is None else group.rows[is_delayed[group.rows]]
@@ -129,7 +144,23 @@ class BatchEncoder:
                     is_batch=False,
                     properties=properties[row].as_py().decode(),
                     flag=int(flags[row]),
+                    last_key=self._key(first_row + row),
                 )
+
+    def _fix(self, group: Group, first_row: int, count: int, turn: int) -> Iterator[Group]:
+        """The same rows, each with a queue."""
+        if group.queue is not None:
+            yield group
+            return
+        rows = np.arange(count) if group.rows is None else group.rows
+        known = self._queues(group.topic)
+        slots = ((rows + first_row) // SPREAD_ROWS + turn) % len(known)
+        for slot in np.unique(slots).tolist():
+            chosen = rows[slots == slot]
+            yield Group(group.topic, known[slot], None if len(chosen) == count else chosen)
+
+    def _key(self, row: int) -> str:
+        return f"{self._key_prefix.decode()}{row:012X}"
 
     def _cut(self, group: Group, messages: Any, first_row: int) -> Iterator[Shipment]:
         """The messages of a group in pieces of about `batch_bytes`."""
@@ -147,8 +178,13 @@ class BatchEncoder:
                 raise MessageIllegal(
                     f"row {row} of the task has {size} bytes, brokers take {MESSAGE_BYTES_MAX} at most"
                 )
+            last_row = first_row + (stop - 1 if group.rows is None else int(group.rows[stop - 1]))
             yield Shipment(
-                topic=group.topic, queue=group.queue, body=view[bounds[at] : bounds[stop]], count=stop - at
+                topic=group.topic,
+                queue=group.queue,
+                body=view[bounds[at] : bounds[stop]],
+                count=stop - at,
+                last_key=self._key(last_row),
             )
             at = stop
 

@@ -12,11 +12,20 @@ from tandemmq.errors import ConfigError
 from tandemmq.protocol.message import MESSAGE_BYTES_MAX
 from tandemmq.protocol.topic_names import DEFAULT_PRODUCER_GROUP
 from tandemmq.spark.option_table import OptionRow
-from tandemmq.spark.option_text import name_options, parse_int, parse_name_servers, parse_size, require
+from tandemmq.spark.option_text import (
+    name_options,
+    parse_int,
+    parse_list,
+    parse_name_servers,
+    parse_size,
+    require,
+)
 from tandemmq.units import KIB
 
 AT_LEAST_ONCE = "at-least-once"
-_NOT_BUILT = ("exactly-once", "transactional")
+EXACTLY_ONCE = "exactly-once"
+_NOT_BUILT = "transactional"
+_STATE_DIR = "tandemmq_sink"
 
 _OF_SPARK = frozenset(("queryname", "checkpointlocation", "path"))
 """What Spark itself puts among the options of a sink."""
@@ -33,7 +42,25 @@ SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
         "retryIntervalMs", "250", "SB", "pause before the first of them; doubles up to 16 times itself"
     ),
     OptionRow("taskRowsPerSecond", "", "SB", "each task sends at most about so many rows per second"),
-    OptionRow("semantics", AT_LEAST_ONCE, "SB", f"only `{AT_LEAST_ONCE}`"),
+    OptionRow(
+        "semantics",
+        AT_LEAST_ONCE,
+        "SB",
+        f"`{AT_LEAST_ONCE}` (any broker) or `{EXACTLY_ONCE}` (brokers of TandemMQ)",
+        aliases=("mode",),
+    ),
+    OptionRow(
+        "topics",
+        "",
+        "SB",
+        "with `exactly-once` and without `topic`: the topics that the column `topic` may name, with commas",
+    ),
+    OptionRow(
+        "stateDir",
+        "tandemmq_sink in the checkpoint",
+        "SB",
+        "with `exactly-once`: directory of the driver where the query's queues are written down",
+    ),
     OptionRow(
         "writeId",
         "one per write",
@@ -57,6 +84,13 @@ class SinkOptions:
     retry_interval_s: float = 0.25
     task_rows_per_s: int | None = None
     write_id: str = ""
+    once_topics: tuple[str, ...] = ()
+    """The topics of an exactly-once write; empty: at-least-once."""
+    state_dir: str = ""
+
+    @property
+    def is_once(self) -> bool:
+        return bool(self.once_topics)
 
 
 def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
@@ -66,14 +100,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     """
     given = {key: value for key, value in raw.items() if key.lower() not in _OF_SPARK}
     values = name_options(given, SINK_OPTION_TABLE)
-    semantics = values.get("semantics", AT_LEAST_ONCE).lower()
-    if semantics in _NOT_BUILT:
-        raise ConfigError(
-            f"option semantics: {semantics} is not built; {AT_LEAST_ONCE} is, and repeats of a row carry the "
-            "same UNIQ_KEY, by which consumers can drop them"
-        )
-    if semantics != AT_LEAST_ONCE:
-        raise ConfigError(f"option semantics: expected {AT_LEAST_ONCE}, got {semantics!r}")
+    once_topics = _parse_once_topics(values)
     batch_bytes = require(parse_size(values, "batchBytes", 512 * KIB))
     if batch_bytes > MESSAGE_BYTES_MAX:
         raise ConfigError(f"option batchBytes: brokers take {MESSAGE_BYTES_MAX} bytes at most")
@@ -88,4 +115,42 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         retry_interval_s=require(parse_int(values, "retryIntervalMs", 250, least=1)) / 1000,
         task_rows_per_s=parse_int(values, "taskRowsPerSecond", None, least=1),
         write_id=values.get("writeId", ""),
+        once_topics=once_topics,
+        state_dir=_find_state_dir(raw, values) if once_topics else "",
     )
+
+
+def _parse_once_topics(values: Mapping[str, str]) -> tuple[str, ...]:
+    semantics = values.get("semantics", AT_LEAST_ONCE).lower()
+    if semantics == _NOT_BUILT:
+        raise ConfigError(
+            f"option semantics: {semantics} is not built; {EXACTLY_ONCE} is, for brokers of TandemMQ, and "
+            f"{AT_LEAST_ONCE}, where repeats of a row carry one UNIQ_KEY, by which consumers can drop them"
+        )
+    if semantics not in (AT_LEAST_ONCE, EXACTLY_ONCE):
+        raise ConfigError(f"option semantics: expected {AT_LEAST_ONCE} or {EXACTLY_ONCE}, got {semantics!r}")
+    if semantics == AT_LEAST_ONCE:
+        return ()
+    topics = (values["topic"],) if values.get("topic") else parse_list(values.get("topics", ""))
+    if not topics:
+        raise ConfigError(
+            f"semantics {EXACTLY_ONCE} needs the option topic, or topics with all that the column may name"
+        )
+    return topics
+
+
+def _find_state_dir(raw: Mapping[str, str], values: Mapping[str, str]) -> str:
+    """Where an exactly-once write keeps what its replay must know; empty for a write that is never repeated.
+
+    Raises:  ConfigError when a query would forget it.
+    """
+    given = values.get("stateDir", "")
+    checkpoint = next((value for key, value in raw.items() if key.lower() == "checkpointlocation"), "")
+    directory = (given or checkpoint).removeprefix("file://").removeprefix("file:")
+    if "://" in directory:
+        raise ConfigError(f"semantics {EXACTLY_ONCE}: {directory} is no directory here; set stateDir")
+    if directory:
+        return directory if given else f"{directory.rstrip('/')}/{_STATE_DIR}"
+    if values.get("writeId"):
+        raise ConfigError(f"semantics {EXACTLY_ONCE}: writeId needs stateDir, or a repeat may not match")
+    return ""

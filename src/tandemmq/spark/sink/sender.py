@@ -3,7 +3,8 @@
 A shipment is done when its broker says that it is stored as the cluster promises: flushed and replicated
 where it is set up so. Any other answer that may change is sent again, to another broker where the shipment
 may go anywhere; that may store a message twice, with the same unique key. Shipments for one given queue never
-travel side by side, so a repeat cannot overtake its successors.
+travel side by side, so a repeat cannot overtake its successors. With `once` every shipment has a queue and is
+numbered, and its broker stores it once.
 
 Blocking, for one thread: Spark runs each task in one (see `spark.wire`).
 """
@@ -26,6 +27,7 @@ from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC
 from tandemmq.spark.name_servers import NameServers
 from tandemmq.spark.sink.encode import Shipment
+from tandemmq.spark.sink.once import OnceRun, require_once
 from tandemmq.spark.sink.options import SinkOptions
 from tandemmq.spark.wire import POOL, UNREACHABLE, WireConnection
 
@@ -40,6 +42,7 @@ class _Item:
     """A shipment that is not done; `queue` is where its present attempt goes."""
 
     shipment: Shipment
+    properties: str = ""
     attempts: int = 0
     queue: MessageQueue | None = None
     address: str = ""
@@ -59,8 +62,9 @@ class _Line:
 class Sender:
     """Of one task. `turn`: where the round over the queues begins, so that tasks do not all start alike."""
 
-    def __init__(self, options: SinkOptions, *, turn: int = 0) -> None:
+    def __init__(self, options: SinkOptions, *, turn: int = 0, once: OnceRun | None = None) -> None:
         self._options = options
+        self._once = once
         self._name_servers = NameServers(options.name_servers, options.send_timeout_s)
         self._turn = turn
         self._views: dict[str, RouteView] = {}
@@ -74,6 +78,8 @@ class Sender:
 
         Raises:  NoRoute when nobody takes messages for it, after some patience.
         """
+        if self._once is not None:
+            return self._once.queues(topic)
         attempt = 0
         while True:
             try:
@@ -91,7 +97,8 @@ class Sender:
         """
         while len(self._in_flight) >= self._options.in_flight or self._is_queue_busy(shipment.queue):
             self._settle_oldest()
-        self._launch(_Item(shipment))
+        claim = self._once.claim(shipment) if self._once is not None else ""
+        self._launch(_Item(shipment, shipment.properties + claim))
 
     def finish(self) -> None:
         """Returns when everything is confirmed."""
@@ -211,7 +218,7 @@ class Sender:
             sys_flag=0,
             born_at_ms=int(time.time() * 1000),
             flag=shipment.flag,
-            properties=shipment.properties,
+            properties=item.properties,
             is_batch=shipment.is_batch,
             broker_name=queue.broker_name,
         )
@@ -222,6 +229,8 @@ class Sender:
         if line is None:
             loan = POOL.borrow(address)
             line = self._lines[address] = _Line(loan, loan.__enter__())
+            if self._once is not None:
+                require_once(line.connection, address, self._options.send_timeout_s)
         return line.connection
 
     def _drop_line(self, address: str, error: Exception) -> None:

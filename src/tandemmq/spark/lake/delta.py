@@ -1,0 +1,116 @@
+"""A Delta table in a directory, through `deltalake`: a batch is one commit of its log.
+
+The commit carries (query, batch) as an application transaction, which Delta keeps for ever: a batch that is
+replayed after a crash finds its number there. Columns that are new are added to the table first; older files
+have nulls for them. Must not know Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import TableNotFoundError
+from deltalake.transaction import AddAction, create_table_with_add_actions
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.files import CommitOutcome, StagedFile
+from tandemmq.spark.lake.parquet import NULL_PARTITION
+from tandemmq.spark.lake.statistics import read_statistics
+
+_PARTITION_TYPES = {"dt": pa.date32()}
+
+
+def commit_delta(root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile]) -> CommitOutcome:
+    """Appends the files as one transaction, unless the query's batch is in the log.
+
+    Raises:  ConfigError for columns that do not fit the table's.
+    """
+    partitions = [_partition_values(file) for file in files]
+    names = list(partitions[0])
+    schema = _table_schema([root / file.staged for file in files], names)
+    properties = CommitProperties(
+        custom_metadata={"tandemmq.query": query_id, "tandemmq.batch": str(batch_id)},
+        app_transactions=[Transaction(query_id, batch_id)],
+    )
+    added = [_add(root, file, values) for file, values in zip(files, partitions, strict=True)]
+    table = open_delta(root)
+    if table is None:
+        create_table_with_add_actions(
+            str(root), Schema.from_arrow(schema), added, partition_by=names, commit_properties=properties
+        )
+        return CommitOutcome.COMMITTED
+    known = table.transaction_version(query_id)
+    if known is not None and known >= batch_id:
+        return CommitOutcome.ALREADY_COMMITTED
+    if list(table.metadata().partition_columns) != names:
+        raise ConfigError(
+            f"{root} is partitioned by {table.metadata().partition_columns}, this batch by {names}"
+        )
+    _add_columns(table, schema)
+    table.create_write_transaction([*added], "append", table.schema(), names, commit_properties=properties)
+    return CommitOutcome.COMMITTED
+
+
+def open_delta(root: Path) -> DeltaTable | None:
+    """The table; None when there is none yet."""
+    try:
+        return DeltaTable(str(root))
+    except TableNotFoundError:
+        return None
+
+
+def list_delta_files(root: Path) -> set[str]:
+    """The files that the table consists of now, relative to the lake."""
+    table = open_delta(root)
+    if table is None:
+        return set()
+    return {str(Path(uri.removeprefix("file://")).relative_to(root)) for uri in table.file_uris()}
+
+
+def _add_columns(table: DeltaTable, schema: pa.Schema) -> None:
+    known = {field.name: field for field in table.schema().fields}
+    wanted = Schema.from_arrow(schema).fields
+    for field in wanted:
+        if field.name in known and known[field.name].type != field.type:
+            raise ConfigError(
+                f"column {field.name} is {known[field.name].type} in the table, now {field.type}"
+            )
+    new = [field for field in wanted if field.name not in known]
+    if new:
+        table.alter.add_columns(new)
+        table.update_incremental()
+
+
+def _table_schema(paths: Sequence[Path], partitions: Sequence[str]) -> pa.Schema:
+    file_schema = pq.read_schema(paths[0]).remove_metadata()
+    fields = [pa.field(field.name, field.type, nullable=True) for field in file_schema]
+    fields += [pa.field(name, _PARTITION_TYPES.get(name, pa.string())) for name in partitions]
+    return pa.schema(fields)
+
+
+def _partition_values(file: StagedFile) -> dict[str, str | None]:
+    values: dict[str, str | None] = {}
+    for part in file.target.split("/")[:-1]:
+        name, _, text = part.partition("=")
+        values[name] = None if text == NULL_PARTITION else unquote(text)
+    return values
+
+
+def _add(root: Path, file: StagedFile, partition: dict[str, str | None]) -> AddAction:
+    path = root / file.staged
+    statistics: dict[str, Any] = read_statistics(path)
+    return AddAction(
+        path=file.staged,
+        size=file.size_bytes,
+        partition_values=partition,
+        modification_time=int(path.stat().st_mtime * 1000),
+        data_change=True,
+        stats=json.dumps(statistics),
+    )

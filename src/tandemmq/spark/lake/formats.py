@@ -1,0 +1,200 @@
+"""The kinds of lake behind one small interface: tasks write files, the driver commits a batch once.
+
+    parquet   a directory per batch, renamed into place; needs nothing but pyarrow (`files`)
+    delta     a Delta table; the batch is an application transaction of its log (`delta`, needs deltalake)
+    iceberg   an Iceberg table; the batch is a property of it, set with the files (`iceberg`, needs pyiceberg)
+
+Files of the two tables are written under `data/` at once; no reader sees them before the table's log names
+them, and those of killed tasks stay there until they are cleaned away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from enum import Enum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.files import (
+    CONTROL_DIR,
+    CommitOutcome,
+    StagedFile,
+    Summary,
+    claim_lake,
+    commit_batch,
+    list_batches,
+    read_summary,
+    sync_dir,
+    sync_file,
+)
+
+if TYPE_CHECKING:
+    from tandemmq.spark.lake.parquet import ParquetOptions
+
+DATA_DIR = "data"
+SUMMARIES_DIR = "batches"
+TABLE_PARTITIONS = ("topic", "dt")
+"""How tables are partitioned when nothing else is said, if the columns are there."""
+
+_PACKAGES = {"delta": "deltalake", "iceberg": "pyiceberg"}
+
+
+class LakeFormat(Enum):
+    """Which kind of lake."""
+
+    PARQUET = "parquet"
+    DELTA = "delta"
+    ICEBERG = "iceberg"
+
+
+Crash = Callable[[str], None]
+"""Called with the name of each step of a commit; tests end the process, or raise, there."""
+
+
+def no_crash(step: str) -> None: ...
+
+
+def parse_format(text: str) -> LakeFormat:
+    """Raises ConfigError for an unknown kind, or one whose package is not installed."""
+    try:
+        kind = LakeFormat(text.lower())
+    except ValueError:
+        allowed = ", ".join(kind.value for kind in LakeFormat)
+        raise ConfigError(f"format: expected one of {allowed}, got {text!r}") from None
+    package = _PACKAGES.get(kind.value)
+    if package and find_spec(package) is None:
+        raise ConfigError(f"format {kind.value} needs {package}: pip install 'tandemmq[spark,{kind.value}]'")
+    return kind
+
+
+def plan_files(
+    kind: LakeFormat, names: Sequence[str], partition_by: Sequence[str], compression: str
+) -> ParquetOptions:
+    """How tasks write their files."""
+    from tandemmq.spark.lake.parquet import TIME_COLUMN, ParquetOptions
+
+    if kind is LakeFormat.PARQUET:
+        return ParquetOptions(partition_by=tuple(partition_by), compression=compression)
+    there = {*names, *(("dt", "hour") if TIME_COLUMN in names else ())}
+    columns = tuple(partition_by) or tuple(name for name in TABLE_PARTITIONS if name in there)
+    if kind is LakeFormat.ICEBERG and not set(columns) <= set(TABLE_PARTITIONS):
+        raise ConfigError(f"iceberg tables are partitioned by {' and '.join(TABLE_PARTITIONS)} only")
+    return ParquetOptions(
+        partition_by=columns,
+        compression=compression,
+        data_dir=DATA_DIR,
+        keeps_partition_columns=kind is LakeFormat.ICEBERG,
+    )
+
+
+def commit_files(
+    kind: LakeFormat,
+    root: Path,
+    batch_id: int,
+    query_id: str,
+    files: Sequence[StagedFile],
+    crash: Crash = no_crash,
+) -> CommitOutcome:
+    """Makes all files of a batch visible at once, unless the batch already is.
+
+    Raises:  ConfigError when the lake belongs to another query, or is of another kind.
+    """
+    check_kind(kind, root)
+    if kind is LakeFormat.PARQUET:
+        return commit_batch(root, batch_id, query_id, files)
+    claim_lake(root, query_id)
+    if not files:
+        return CommitOutcome.EMPTY
+    _sync_data(root, files)
+    crash("before commit")
+    if kind is LakeFormat.DELTA:
+        from tandemmq.spark.lake.delta import commit_delta
+
+        outcome = commit_delta(root, batch_id, query_id, files)
+    else:
+        from tandemmq.spark.lake.iceberg import commit_iceberg
+
+        outcome = commit_iceberg(root, batch_id, query_id, files)
+    crash("after commit")
+    if outcome is CommitOutcome.ALREADY_COMMITTED:
+        # Attempts have names of their own, but nothing is removed that the table may need.
+        live = list_live_files(kind, root)
+        for file in files:
+            if file.staged not in live:
+                (root / file.staged).unlink(missing_ok=True)
+    _note_summary(root, batch_id, files)
+    return outcome
+
+
+def list_live_files(kind: LakeFormat, root: Path) -> set[str]:
+    """The files under `data/` that a table consists of now, relative to the lake."""
+    if kind is LakeFormat.DELTA:
+        from tandemmq.spark.lake.delta import list_delta_files
+
+        return list_delta_files(root)
+    from tandemmq.spark.lake.iceberg import list_iceberg_files
+
+    return list_iceberg_files(root)
+
+
+def check_kind(kind: LakeFormat, root: Path) -> None:
+    """Raises ConfigError for a directory that holds a lake of another kind."""
+    found = find_kind(root)
+    if found is not None and found is not kind:
+        raise ConfigError(
+            f"{root} is a {found.value} lake, not {kind.value}: give its format, or another directory"
+        )
+
+
+def find_kind(root: Path) -> LakeFormat | None:
+    """The kind of lake in a directory; None before the first commit."""
+    if (root / "_delta_log").is_dir():
+        return LakeFormat.DELTA
+    if (root / "catalog.db").exists():
+        return LakeFormat.ICEBERG
+    return LakeFormat.PARQUET if list_batches(root) else None
+
+
+def list_committed(root: Path) -> list[int]:
+    """The numbers of the committed batches that had rows, rising; of a table those that its writer noted."""
+    found = set(list_batches(root))
+    directory = root / CONTROL_DIR / SUMMARIES_DIR
+    if directory.is_dir():
+        found.update(int(entry.stem) for entry in directory.glob("*.json"))
+    return sorted(found)
+
+
+def read_committed(root: Path, batch_id: int) -> Summary:
+    """What a batch holds, whatever the kind of lake."""
+    try:
+        document = json.loads(_summary_path(root, batch_id).read_text())
+    except FileNotFoundError:
+        return read_summary(root, batch_id)
+    return Summary(rows=int(document["rows"]), size_bytes=int(document["bytes"]))
+
+
+def _summary_path(root: Path, batch_id: int) -> Path:
+    return root / CONTROL_DIR / SUMMARIES_DIR / f"{batch_id:08d}.json"
+
+
+def _note_summary(root: Path, batch_id: int, files: Sequence[StagedFile]) -> None:
+    """For progress only: a replay has the same rows and notes them again."""
+    path = _summary_path(root, batch_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {"rows": sum(file.rows for file in files), "bytes": sum(file.size_bytes for file in files)}
+    staged = path.with_suffix(".staged")
+    staged.write_text(json.dumps(document) + "\n")
+    sync_file(staged)
+    os.replace(staged, path)
+
+
+def _sync_data(root: Path, files: Sequence[StagedFile]) -> None:
+    directories = {
+        path for file in files for path in (root / file.staged).parents if path.is_relative_to(root)
+    }
+    for directory in directories:
+        sync_dir(directory)

@@ -1,0 +1,192 @@
+"""Delta and Iceberg lakes: each batch once whatever is killed where, new columns, counts that agree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.files import CommitOutcome, StagedFile, Summary
+from tandemmq.spark.lake.formats import (
+    LakeFormat,
+    commit_files,
+    list_committed,
+    list_live_files,
+    parse_format,
+    plan_files,
+    read_committed,
+)
+from tandemmq.spark.lake.parquet import ParquetStager
+
+TABLES = [LakeFormat.DELTA, LakeFormat.ICEBERG]
+ALL = [LakeFormat.PARQUET, *TABLES]
+TOPICS = ("Orders", "%RETRY%g")
+
+
+class Killed(Exception):
+    """Stands for a process that ends at this step."""
+
+
+def make_rows(first: int, count: int, *, more: bool = False) -> Any:
+    numbers = range(first, first + count)
+    columns = {
+        "topic": pa.array([TOPICS[n % 2] for n in numbers]),
+        "queueId": pa.array([n % 4 for n in numbers], pa.int32()),
+        "queueOffset": pa.array(numbers, pa.int64()),
+        "storeTimestamp": pa.array(
+            [datetime(2025, 1, 1 + n % 3, 5, tzinfo=UTC) for n in numbers], pa.timestamp("us", "UTC")
+        ),
+        "body": pa.array([b"row %d" % n for n in numbers]),
+        "properties": pa.array([[("n", str(n))] for n in numbers], pa.map_(pa.string(), pa.string())),
+    }
+    if more:
+        columns["region"] = pa.array(["eu" for _ in numbers])
+    return pa.record_batch(columns)
+
+
+def stage(kind: LakeFormat, root: Path, batch_id: int, rows: Any, task: int = 0) -> tuple[StagedFile, ...]:
+    options = plan_files(kind, rows.schema.names, (), "zstd")
+    stager = ParquetStager(root, batch_id=batch_id, partition_id=task, schema=rows.schema, options=options)
+    stager.write(rows)
+    return stager.finish()
+
+
+def read_table(kind: LakeFormat, root: Path) -> Any:
+    if kind is LakeFormat.PARQUET:
+        return pq.read_table(root)
+    if kind is LakeFormat.DELTA:
+        from deltalake import DeltaTable
+
+        return DeltaTable(str(root)).to_pyarrow_table()
+    from tandemmq.spark.lake.iceberg import open_iceberg
+
+    table = open_iceberg(root)
+    assert table is not None
+    return table.scan().to_arrow()
+
+
+def offsets(kind: LakeFormat, root: Path) -> list[int]:
+    return sorted(read_table(kind, root)["queueOffset"].to_pylist())
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("killed_at", ["write", "before commit", "after commit"])
+def test_a_batch_is_there_once_whatever_was_killed(
+    kind: LakeFormat, killed_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "lake"
+    commit_files(kind, root, 0, "q", stage(kind, root, 0, make_rows(0, 10)))
+    _kill(kind, root, killed_at, stage(kind, root, 1, make_rows(10, 10)))
+    # Spark runs the batch again: other files, the same rows.
+    outcome = commit_files(kind, root, 1, "q", stage(kind, root, 1, make_rows(10, 10)))
+    is_there = killed_at == "after commit"
+    assert outcome is (CommitOutcome.ALREADY_COMMITTED if is_there else CommitOutcome.COMMITTED)
+    commit_files(kind, root, 2, "q", stage(kind, root, 2, make_rows(20, 5)))
+    assert offsets(kind, root) == list(range(25))
+    assert list_committed(root) == [0, 1, 2]
+    assert read_committed(root, 1).rows == 10
+
+
+def _kill(kind: LakeFormat, root: Path, killed_at: str, files: Sequence[StagedFile]) -> None:
+    def crash(step: str) -> None:
+        if step == killed_at:
+            raise Killed(step)
+
+    if killed_at == "write":
+        return
+    if kind is LakeFormat.PARQUET:
+        if killed_at == "after commit":
+            commit_files(kind, root, 1, "q", files)
+        return
+    with pytest.raises(Killed):
+        commit_files(kind, root, 1, "q", files, crash)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_the_first_batch_may_be_killed_too(kind: LakeFormat, tmp_path: Path) -> None:
+    for killed_at in ("before commit", "after commit"):
+        _kill_first(kind, tmp_path, killed_at)
+        files = stage(kind, tmp_path, 0, make_rows(0, 10))
+        commit_files(kind, tmp_path, 0, "q", files)
+    assert offsets(kind, tmp_path) == list(range(10))
+    # What the replays wrote for nothing is gone, but for the attempt that was killed before its commit.
+    left = {str(path.relative_to(tmp_path)) for path in (tmp_path / "data").rglob("*.parquet")}
+    assert list_live_files(kind, tmp_path) <= left
+
+
+def _kill_first(kind: LakeFormat, root: Path, killed_at: str) -> None:
+    def crash(step: str) -> None:
+        if step == killed_at:
+            raise Killed(step)
+
+    with pytest.raises(Killed):
+        commit_files(kind, root, 0, "q", stage(kind, root, 0, make_rows(0, 10)), crash)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_commit_that_is_repeated_with_its_own_files_keeps_them(kind: LakeFormat, tmp_path: Path) -> None:
+    files = stage(kind, tmp_path, 0, make_rows(0, 10))
+    commit_files(kind, tmp_path, 0, "q", files)
+    assert commit_files(kind, tmp_path, 0, "q", files) is CommitOutcome.ALREADY_COMMITTED
+    assert offsets(kind, tmp_path) == list(range(10))
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_new_columns_are_added_and_older_rows_have_nulls(kind: LakeFormat, tmp_path: Path) -> None:
+    commit_files(kind, tmp_path, 0, "q", stage(kind, tmp_path, 0, make_rows(0, 4)))
+    commit_files(kind, tmp_path, 1, "q", stage(kind, tmp_path, 1, make_rows(4, 4, more=True)))
+    commit_files(kind, tmp_path, 2, "q", stage(kind, tmp_path, 2, make_rows(8, 4)))
+    table = read_table(kind, tmp_path)
+    assert Counter(table["region"].to_pylist()) == {None: 8, "eu": 4}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_files_are_by_topic_and_day_with_statistics(kind: LakeFormat, tmp_path: Path) -> None:
+    files = stage(kind, tmp_path, 0, make_rows(0, 12))
+    assert len(files) == 6
+    commit_files(kind, tmp_path, 0, "q", files)
+    table = read_table(kind, tmp_path)
+    assert set(table["topic"].to_pylist()) == set(TOPICS)
+    if kind is LakeFormat.DELTA:
+        from deltalake import DeltaTable
+
+        delta = DeltaTable(str(tmp_path))
+        actions = pa.table(delta.get_add_actions(flatten=True))
+        assert set(actions["num_records"].to_pylist()) == {2}
+        assert min(actions["min.queueOffset"].to_pylist()) == 0
+        assert max(actions["max.queueOffset"].to_pylist()) == 11
+        assert delta.metadata().partition_columns == ["topic", "dt"]
+    else:
+        from tandemmq.spark.lake.iceberg import open_iceberg
+
+        iceberg = open_iceberg(tmp_path)
+        assert iceberg is not None
+        wanted = "topic = 'Orders' and storeTimestamp < '2025-01-02T00:00:00+00:00'"
+        assert len(list(iceberg.scan(row_filter=wanted).plan_files())) == 1
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_directory_has_one_owner_and_one_kind(kind: LakeFormat, tmp_path: Path) -> None:
+    commit_files(kind, tmp_path, 0, "q", stage(kind, tmp_path, 0, make_rows(0, 4)))
+    with pytest.raises(ConfigError, match="written by query q"):
+        commit_files(kind, tmp_path, 0, "p", stage(kind, tmp_path, 0, make_rows(0, 4)))
+    other = next(other for other in ALL if other is not kind)
+    with pytest.raises(ConfigError, match=f"is a {kind.value} lake"):
+        commit_files(other, tmp_path, 1, "q", ())
+    assert read_committed(tmp_path, 7) == Summary(rows=0, size_bytes=0)
+
+
+def test_a_kind_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandemmq.spark.lake.formats.find_spec", lambda _name: None)
+    assert parse_format("Parquet") is LakeFormat.PARQUET
+    with pytest.raises(ConfigError, match=r"pip install 'tandemmq\[spark,delta\]'"):
+        parse_format("delta")
+    with pytest.raises(ConfigError, match="parquet, delta, iceberg"):
+        parse_format("orc")

@@ -1,0 +1,121 @@
+"""Numbered sends of the sink: queues that stay, numbers that rise, brokers that can (decision 010)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from spark_fakes import FakeNet, FakeQueue
+
+import tandemmq.spark.sink.sender
+from tandemmq.errors import ConfigError, MessageIllegal, NotPermitted, RequestRejected
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.exactly_once import CAPABILITY
+from tandemmq.spark.sink.columns import find_sink_columns
+from tandemmq.spark.sink.encode import SPREAD_ROWS, BatchEncoder
+from tandemmq.spark.sink.keys import make_prefix
+from tandemmq.spark.sink.once import OnceRun
+from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
+from tandemmq.spark.sink.pins import PIN_FILE, pin_queues
+from tandemmq.spark.sink.sender import Sender
+
+OPTIONS = SinkOptions(name_servers=("ns:1",), topic="T", once_topics=("T",), retry_count=3)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tandemmq.spark.sink.sender.time, "sleep", lambda seconds: None)
+
+
+def send_rows(net: FakeNet, count: int, *, epoch: int = 0, batch_bytes: int = 100_000) -> Sender:
+    once = OnceRun("q", 1, epoch, pin_queues(OPTIONS))
+    sender = Sender(OPTIONS, turn=1, once=once)
+    encoder = BatchEncoder(
+        find_sink_columns([("body", "string")], has_topic_option=True),
+        topic="T",
+        batch_bytes=batch_bytes,
+        key_prefix=make_prefix("q", epoch),
+        queues=sender.queues,
+        spread=1 + epoch,
+    )
+    rows = pa.record_batch({"body": [f"row {n}" for n in range(count)]})
+    for at in range(0, count, 1000):
+        for shipment in encoder.encode(rows.slice(at, 1000)):
+            sender.send(shipment)
+    sender.finish()
+    sender.close()
+    return sender
+
+
+def claims(net: FakeNet) -> list[tuple[int, list[str]]]:
+    """Queue and claim of each send."""
+    return [
+        (sent.header.queue_id, str(sent.header.properties).partition("\x01")[2].rstrip("\x02").split(","))
+        for sent in net.brokers["b-0:1"].sent
+    ]
+
+
+def test_each_send_names_the_one_before_it_in_its_queue(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(), T_1=FakeQueue()).runtime_info[CAPABILITY] = "1"
+    send_rows(net, 2 * SPREAD_ROWS, batch_bytes=40_000)
+    before: dict[int, str] = {}
+    for queue_id, (version, _, epoch, after) in claims(net):
+        assert (version, epoch) == ("1", "0")
+        assert after.startswith(before.get(queue_id, "-")) or after > before[queue_id]
+        before[queue_id] = after
+    assert set(before) == {0, 1}
+    # Neighbouring rows share a queue, whatever the size of the sends is.
+    assert [queue for queue, claim in claims(net) if claim[3] == "-"] == [1, 0]
+
+
+def test_a_repeat_after_no_answer_is_the_same_send_to_the_same_queue(net: FakeNet) -> None:
+    master = net.add_master(T_0=FakeQueue(), T_1=FakeQueue())
+    master.runtime_info[CAPABILITY] = "1"
+    master.send_codes = [int(ResponseCode.SYSTEM_BUSY), int(ResponseCode.FLUSH_SLAVE_TIMEOUT)]
+    send_rows(net, 10)
+    assert len({(sent.header.queue_id, sent.header.properties, sent.body) for sent in master.sent}) == 1
+    assert len(master.sent) == 3
+
+
+def test_a_broker_that_cannot_is_refused_before_anything_is_sent(net: FakeNet) -> None:
+    master = net.add_master(T_0=FakeQueue())
+    with pytest.raises(NotPermitted, match="cannot store sends once"):
+        send_rows(net, 1)
+    assert master.sent == []
+
+
+def test_a_refusal_is_not_sent_again(net: FakeNet) -> None:
+    master = net.add_master(T_0=FakeQueue())
+    master.runtime_info[CAPABILITY] = "1"
+    master.send_codes = [int(ResponseCode.ILLEGAL_OPERATION)]
+    with pytest.raises(RequestRejected):
+        send_rows(net, 1)
+    assert len(master.sent) == 1
+
+
+def test_queues_stay_as_they_were_first(net: FakeNet, tmp_path: Path) -> None:
+    net.add_master(T_0=FakeQueue(), T_1=FakeQueue())
+    options = replace(OPTIONS, state_dir=str(tmp_path / "state"))
+    first = pin_queues(options)
+    net.queue_counts["T"] = {"b": 8}
+    net.add_master("c", T_0=FakeQueue())
+    assert pin_queues(options) == first
+    assert [queue.queue_id for queue in first["T"]] == [0, 1]
+    (tmp_path / "state" / PIN_FILE).write_text(json.dumps({"version": 9}))
+    with pytest.raises(ConfigError, match="version 9"):
+        pin_queues(options)
+
+
+def test_a_row_for_a_topic_that_was_not_named_is_refused() -> None:
+    with pytest.raises(MessageIllegal, match="option topics names T"):
+        OnceRun("q", 0, 0, {"T": ()}).queues("U")
+
+
+def test_where_the_state_lies() -> None:
+    raw = {"nameserver": "h:1", "mode": "exactly-once", "topics": "a, b", "checkpointlocation": "file:/c/"}
+    options = parse_sink_options(raw)
+    assert (options.once_topics, options.state_dir) == (("a", "b"), "/c/tandemmq_sink")
+    assert parse_sink_options({**raw, "stateDir": "/s"}).state_dir == "/s"
