@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-RUNNING_MAX = 4
+RUNNING_MAX = 3
 
 
 class Ahead:
