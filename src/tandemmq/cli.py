@@ -143,7 +143,12 @@ async def _name_server(config: Path | None, overrides: list[str]) -> int:
     _warn(loaded.inert, ())
     outcome = Outcome()
     server = NameServer(
-        loaded.options, network=TcpNetwork(), disk=RealDisk(), clock=LoopClock(), on_fatal=outcome.fail
+        loaded.options,
+        network=TcpNetwork(),
+        disk=RealDisk(),
+        clock=LoopClock(),
+        on_fatal=outcome.fail,
+        tls=loaded.tls,
     )
     return await serve(server, outcome, lambda: f"name server ready on {_address(server.address)}")
 
@@ -169,6 +174,7 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
         chance=SystemRandom(),
         on_fatal=outcome.fail,
         access=loaded.access,
+        tls=loaded.tls,
     )
 
     def ready() -> str:

@@ -33,6 +33,8 @@ from tandemmq.remoting.address import render_address
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.server import RemotingServer
+from tandemmq.remoting.tls_door import TlsDoor, make_client_tls
+from tandemmq.remoting.tls_options import PLAIN, TlsOptions
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import TaskScope
@@ -74,6 +76,7 @@ class Broker:
         chance: Random,
         on_fatal: Callable[[BaseException], None] | None = None,
         access: AccessOptions = OPEN,
+        tls: TlsOptions = PLAIN,
     ) -> None:
         if options.is_slave != (store_options.role is BrokerRole.SLAVE):
             raise ConfigError(
@@ -100,7 +103,10 @@ class Broker:
             disk=disk,
             clock=clock,
         )
-        self._client = RemotingClient(network=network, clock=clock, signer=self._access.signer)
+        self._tls = TlsDoor(tls, disk=disk, clock=clock)
+        self._client = RemotingClient(
+            network=network, clock=clock, signer=self._access.signer, tls=make_client_tls(tls.dialling)
+        )
         self._servers: list[RemotingServer] = []
         self.store: MessageStore | None = None
         self._parts: Parts | None = None
@@ -121,6 +127,7 @@ class Broker:
         )
         self._tables.load(delay_level_count=len(self._store_options.delay_levels_ms))
         self._access.load()
+        self._tls.load()
         store.store_host = self._packed_host(options.listen_port)
         parts = self._parts = Parts(
             options,
@@ -266,6 +273,7 @@ class Broker:
             clock=self._clock,
             on_fatal=self._on_fatal,
             guard=self._access.check,
+            tls=self._tls,
         )
         try:
             address = await server.start(self.options.listen_host, port)
@@ -307,6 +315,7 @@ class Broker:
     def _start_tasks(self, parts: Parts) -> None:
         self._scope.start("save_tables", self._tables.saver.run())
         self._scope.start("watch_access_rules", self._access.watch())
+        self._scope.start("watch_certificates", self._tls.watch())
         self._scope.start("drop_silent_clients", self._drop_silent_clients(parts))
         self._scope.start("sample_stats", self._sample_stats(parts))
 

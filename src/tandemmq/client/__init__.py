@@ -29,6 +29,7 @@ from tandemmq.client.producer.transactions import (
 )
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import Message, ReceivedMessage
+from tandemmq.remoting.tls_options import TlsClientOptions
 
 __all__ = [
     "Admin",
@@ -52,6 +53,7 @@ __all__ = [
     "SendStatus",
     "SendSummary",
     "StartFrom",
+    "TlsClientOptions",
     "TransactionProducer",
     "TransactionResult",
     "TransactionState",

@@ -25,6 +25,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import UniqueKeys
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.tls_door import make_client_tls
 from tandemmq.runtime.chance import SystemRandom
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.network import TcpNetwork
@@ -80,7 +81,14 @@ class ClientInstance:
         self.questions = ProducerQuestions(self.clock)
         routes = {int(code): self._on_broker_request for code in BROKER_REQUESTS}
         routes |= {int(code): self.questions.handle for code in PRODUCER_REQUESTS}
-        self.remoting = RemotingClient(network=network or TcpNetwork(), clock=self.clock, routes=routes)
+        credentials = options.credentials
+        self.remoting = RemotingClient(
+            network=network or TcpNetwork(),
+            clock=self.clock,
+            routes=routes,
+            signer=None if credentials is None else credentials.sign,
+            tls=make_client_tls(options.tls),
+        )
         addresses = parse_name_servers(namesrv)
         first = self.chance.below(len(addresses))
         self.name_servers = NameServers(self.remoting, addresses, first=first)

@@ -10,6 +10,8 @@ from enum import Enum
 
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.heartbeat import MessageModel
+from tandemmq.protocol.signature import Credentials
+from tandemmq.remoting.tls_options import TlsClientOptions
 from tandemmq.units import KIB, MIB
 
 __all__ = [
@@ -47,6 +49,10 @@ class ClientOptions:
     client_ip       the address in the client id; None: the local address of the connection to the name server
     instance_name   the middle part of the client id; None: unique to this client
     call_timeout_s  for calls to name servers and for everything but sends and pulls
+    access_key,     who signs every request; both or neither, see docs/security.md
+    secret_key
+    security_token  for temporary credentials
+    tls             connections speak TLS, to name servers and brokers; None: in plain
     """
 
     client_ip: str | None = None
@@ -55,10 +61,25 @@ class ClientOptions:
     route_refresh_s: float = 30.0
     heartbeat_s: float = 30.0
     call_timeout_s: float = 3.0
+    access_key: str = ""
+    secret_key: str = field(default="", repr=False)
+    security_token: str = field(default="", repr=False)
+    tls: TlsClientOptions | None = None
 
     def __post_init__(self) -> None:
+        if bool(self.access_key) != bool(self.secret_key):
+            raise ConfigError("ClientOptions.access_key and secret_key belong together")
+        if self.security_token and not self.access_key:
+            raise ConfigError("ClientOptions.security_token needs access_key and secret_key")
         _check(self, "route_refresh_s", "heartbeat_s", low=0.05, high=3600)
         _check(self, "call_timeout_s", low=0.05, high=600)
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """What requests are signed with."""
+        if not self.access_key:
+            return None
+        return Credentials(self.access_key, self.secret_key, self.security_token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

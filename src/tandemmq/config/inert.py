@@ -118,6 +118,7 @@ BROKER_INERT: Final = _parse(
     timerPrecisionMs=1000 timerProgressLogIntervalMs=10000 timerPutMessageThreadNum=3
     timerRollWindowSlot=172800 timerSkipUnknownError=false timerStopDequeue=false timerStopEnqueue=false
     timerWarmEnable=false topicQueueLockNum=32
+    tls.server.authClient=false tls.test.mode.enable=true
     transactionMetricFlushInterval=3000 transactionOpBatchInterval=3000
     transactionOpMsgMaxSize=4096 transferMsgByHeap=true
     travelCqFileNumWhenGetMessage=1
@@ -142,6 +143,7 @@ NAMESERVER_INERT: Final = _parse(
     serverNettyWorkerGroupEnable=true serverOnewaySemaphoreValue=256
     serverPooledByteBufAllocatorEnable=true serverSelectorThreads=3 serverSocketBacklog=1024
     serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8 shutdownWaitTimeSeconds=30
+    tls.server.authClient=false tls.test.mode.enable=true
     unRegisterBrokerQueueCapacity=3000 useEpollNativeSelector=false
     writeBufferHighWaterMark=0 writeBufferLowWaterMark=0
     """

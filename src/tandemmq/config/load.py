@@ -20,12 +20,13 @@ from tandemmq.broker.access.options import AccessOptions
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.config.check import check_broker
 from tandemmq.config.inert import BROKER_INERT, NAMESERVER_INERT
-from tandemmq.config.names import ALIASES, BROKER_KEYS, NAMESERVER_KEYS, REFUSED, Key
+from tandemmq.config.names import ALIASES, BROKER_KEYS, NAMESERVER_KEYS, REFUSED, TLS_FILE_KEYS, Key
 from tandemmq.errors import ConfigError
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties_file import Setting, parse_properties
 from tandemmq.protocol.topic_names import topic_fault
+from tandemmq.remoting.tls_options import TlsOptions
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.store.options import StoreOptions
 
@@ -62,6 +63,7 @@ class BrokerConfig:
     store: StoreOptions
     replication: ReplicationOptions
     access: AccessOptions
+    tls: TlsOptions
     inert: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -71,6 +73,7 @@ class NameServerConfig:
     """Everything that a name server is built from. `inert`: keys that were set and have no effect here."""
 
     options: NameServerOptions
+    tls: TlsOptions
     inert: tuple[str, ...]
 
 
@@ -98,7 +101,23 @@ def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Sett
     for argument in overrides:
         key, setting = parse_override(argument)
         settings[key] = setting
+    for name in TLS_FILE_KEYS:
+        if name in settings:
+            settings = {**_read_tls_file(Path(settings.pop(name).text)), **settings}
     return settings
+
+
+def _read_tls_file(path: Path) -> dict[str, Setting]:
+    try:
+        found = parse_properties(path.read_bytes(), path.name)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    others = [key for key in found if not key.startswith("tls.") or key in TLS_FILE_KEYS]
+    if others:
+        raise ConfigError(
+            f"{found[others[0]].origin}: {others[0]} does not belong into a file of TLS settings"
+        )
+    return found
 
 
 def parse_override(argument: str) -> tuple[str, Setting]:
@@ -121,7 +140,11 @@ def load_name_server(settings: Mapping[str, Setting], path: Path | None = None) 
     parts = _read_keys(settings, NAMESERVER_KEYS, NAMESERVER_INERT, "name server", BROKER_KEYS)
     if path is not None:
         parts.values.setdefault("nameserver.config_store_path", path)
-    return NameServerConfig(options=_build(NameServerOptions, "nameserver", parts), inert=tuple(parts.inert))
+    return NameServerConfig(
+        options=_build(NameServerOptions, "nameserver", parts),
+        tls=_build(TlsOptions, "tls", parts),
+        inert=tuple(parts.inert),
+    )
 
 
 def load_broker(settings: Mapping[str, Setting], machine: Machine, path: Path | None = None) -> BrokerConfig:
@@ -146,6 +169,7 @@ def load_broker(settings: Mapping[str, Setting], machine: Machine, path: Path | 
         store=store,
         replication=_build(ReplicationOptions, "replication", parts),
         access=_build(AccessOptions, "access", parts),
+        tls=_build(TlsOptions, "tls", parts),
         inert=tuple(parts.inert),
         notes=notes,
     )

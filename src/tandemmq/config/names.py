@@ -27,7 +27,9 @@ from tandemmq.config.kinds import (
     LIST,
     NAME,
     NETWORKS,
+    OPTIONAL_FILE,
     OPTIONAL_IP,
+    PASSWORD,
     PORT,
     POSITIVE,
     POSITIVE_LONG,
@@ -41,6 +43,7 @@ from tandemmq.config.kinds import (
 )
 from tandemmq.nameserver.options import option_keys as nameserver_option_keys
 from tandemmq.protocol.frame import FRAME_BYTES_MAX
+from tandemmq.remoting.tls_options import ClientAuth, TlsMode
 from tandemmq.replication.core.options import FirstTransfer
 from tandemmq.store.options import BrokerRole, FlushMode
 from tandemmq.units import KIB
@@ -61,7 +64,27 @@ def _key(kind: Kind, *fields: str) -> Key:
     return Key(kind, fields)
 
 
+TLS_KEYS: Final[dict[str, Key]] = {
+    "tls.server.mode": _key(choice(TlsMode), "tls.mode"),
+    "tls.server.certPath": _key(OPTIONAL_FILE, "tls.cert_path"),
+    "tls.server.keyPath": _key(OPTIONAL_FILE, "tls.key_path"),
+    "tls.server.keyPassword": _key(PASSWORD, "tls.key_password"),
+    "tls.server.trustCertPath": _key(OPTIONAL_FILE, "tls.trust_path"),
+    "tls.server.need.client.auth": _key(choice(ClientAuth), "tls.client_auth"),
+    "useTLS": _key(FLAG, "tls.dials_tls"),
+    "tls.client.certPath": _key(OPTIONAL_FILE, "tls.client_cert_path"),
+    "tls.client.keyPath": _key(OPTIONAL_FILE, "tls.client_key_path"),
+    "tls.client.keyPassword": _key(PASSWORD, "tls.client_key_password"),
+    "tls.client.trustCertPath": _key(OPTIONAL_FILE, "tls.client_trust_path"),
+    "tls.client.authServer": _key(FLAG, "tls.verifies_server"),
+}
+"""Of brokers and name servers; in RocketMQ they are system properties or stand in tls.config.file."""
+
+TLS_FILE_KEYS: Final = ("tls.config.file", "tlsConfigFile")
+"""A properties file with more of them; what is set directly is stronger."""
+
 BROKER_KEYS: Final[dict[str, Key]] = {
+    **TLS_KEYS,
     # Who it is and where it listens.
     "brokerClusterName": _key(NAME, "broker.cluster_name"),
     "brokerName": _key(NAME, "broker.broker_name"),
@@ -229,15 +252,17 @@ def _nameserver_kind(name: str, default: object) -> Kind:
 
 
 NAMESERVER_KEYS: Final[dict[str, Key]] = {
-    name: _key(_nameserver_kind(option.name, option.default), f"nameserver.{option.name}")
-    for name, option in nameserver_option_keys().items()
+    **TLS_KEYS,
+    **{
+        name: _key(_nameserver_kind(option.name, option.default), f"nameserver.{option.name}")
+        for name, option in nameserver_option_keys().items()
+    },
 }
 
-ALIASES: Final = {"haSlaveFallbehindMax": "haMaxGapNotInSync"}
-"""Names of 4.x for keys that go by another name now."""
+ALIASES: Final = {"haSlaveFallbehindMax": "haMaxGapNotInSync", "tls.enable": "useTLS"}
+"""Other names of keys: of 4.x, and of Java's system properties."""
 
 REFUSED: Final = {
-    "useTLS": ("false", "connections are not encrypted"),
     "enableControllerMode": ("false", "elected masters are not served"),
     "enableDLegerCommitLog": ("false", "the DLedger log is not served"),
     "duplicationEnable": ("false", "it would switch replication off"),

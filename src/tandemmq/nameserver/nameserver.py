@@ -18,6 +18,8 @@ from tandemmq.nameserver.settings import Settings
 from tandemmq.remoting.dispatch import OnFatal
 from tandemmq.remoting.options import ServerOptions
 from tandemmq.remoting.server import RemotingServer
+from tandemmq.remoting.tls_door import TlsDoor
+from tandemmq.remoting.tls_options import PLAIN, TlsOptions
 from tandemmq.runtime.ports import Address, Clock, Disk, Network
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
@@ -38,7 +40,9 @@ class NameServer:
         disk: Disk,
         clock: Clock,
         on_fatal: OnFatal | None = None,
+        tls: TlsOptions = PLAIN,
     ) -> None:
+        self._tls = TlsDoor(tls, disk=disk, clock=clock)
         self._clock = clock
         self._settings = Settings(options, disk=disk)
         self._kv = KvConfig(options.kv_config_path, disk=disk)
@@ -57,6 +61,7 @@ class NameServer:
             clock=clock,
             options=ServerOptions(idle_close_s=options.idle_close_s),
             on_fatal=on_fatal,
+            tls=self._tls,
         )
         self._scope = TaskScope("nameserver", None if on_fatal is None else lambda _, error: on_fatal(error))
 
@@ -71,10 +76,12 @@ class NameServer:
         Raises:  OSError when the port cannot be bound; ConfigError when the KV configuration cannot be read.
         """
         self._kv.load()
+        self._tls.load()
         options = self._settings.options
         self._queries.started_at_s = self._clock.monotonic()
         address = await self._server.start(options.listen_host, options.listen_port)
         self._scope.start("scan", self._scan())
+        self._scope.start("watch_certificates", self._tls.watch())
         log.info(events.NAMESERVER_STARTED, extra={"address": address})
         return address
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import ssl
+from collections.abc import Callable, Mapping
 
 from tandemmq.errors import BrokerUnreachable, ConfigError, RequestTimeout
 from tandemmq.protocol.command import Command
@@ -12,6 +13,7 @@ from tandemmq.remoting.channel import Channel, Signer
 from tandemmq.remoting.dispatch import Dispatcher, Handler, OnFatal
 from tandemmq.remoting.idle import IdleSweep
 from tandemmq.remoting.options import ClientOptions
+from tandemmq.remoting.tls import TlsConnection
 from tandemmq.runtime.ports import Clock, Network
 from tandemmq.runtime.tasks import TaskScope
 
@@ -28,10 +30,12 @@ class RemotingClient:
         routes: Mapping[int, Handler] | None = None,
         on_fatal: OnFatal | None = None,
         signer: Signer | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.options = options or ClientOptions()
         self._network = network
         self._signer = signer
+        self._tls = tls
         self._clock = clock
         self._scope = TaskScope("client", None if on_fatal is None else lambda _, error: on_fatal(error))
         self._dispatcher = Dispatcher(
@@ -122,18 +126,50 @@ class RemotingClient:
 
         try:
             host, port = parse_address(address)
-            transport = await self._network.connect(host, port, make_channel, self.options.connect_timeout_s)
+            if self._tls is not None:
+                channel = await self._connect_tls(self._tls, host, port, make_channel)
+            else:
+                timeout_s = self.options.connect_timeout_s
+                transport = await self._network.connect(host, port, make_channel, timeout_s)
+                channel = transport.get_protocol()
         except (OSError, ConfigError) as error:
             reason = str(error) or type(error).__name__
             return BrokerUnreachable(f"cannot connect to {address}: {reason}")
         finally:
             self._connecting.pop(address, None)
-        channel = transport.get_protocol()
         assert isinstance(channel, Channel)
         if channel.is_closed:
             return BrokerUnreachable(f"{address} closed the connection at once")
         self._add(address, channel)
         return channel
+
+    async def _connect_tls(
+        self, context: ssl.SSLContext, host: str, port: int, make_channel: Callable[[], Channel]
+    ) -> asyncio.BaseProtocol | None:
+        """Raises OSError when the peer speaks no TLS or is not who it should be."""
+        outcome: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+
+        def on_outcome(error: OSError | None) -> None:
+            if not outcome.done():
+                outcome.set_result(error)
+
+        connection = TlsConnection(
+            context,
+            make_channel,
+            clock=self._clock,
+            on_outcome=on_outcome,
+            server_name=host,
+            handshake_s=self.options.connect_timeout_s,
+        )
+        try:
+            await self._network.connect(host, port, lambda: connection, self.options.connect_timeout_s)
+            error = await outcome
+        except BaseException:
+            connection.abort()
+            raise
+        if error is not None:
+            raise error
+        return connection.upper
 
     async def _wait(
         self, attempt: asyncio.Task[Channel | BrokerUnreachable], timeout_s: float | None

@@ -10,6 +10,7 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.dispatch import Dispatcher, Guard, Handler, OnFatal
 from tandemmq.remoting.idle import IdleSweep
 from tandemmq.remoting.options import ServerOptions
+from tandemmq.remoting.tls_door import FirstByte, TlsDoor
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
@@ -33,7 +34,9 @@ class RemotingServer:
         options: ServerOptions | None = None,
         on_fatal: OnFatal | None = None,
         guard: Guard | None = None,
+        tls: TlsDoor | None = None,
     ) -> None:
+        """With `tls` that serves anything, connections may, or must, speak TLS."""
         self.options = options or ServerOptions()
         self._network = network
         self._clock = clock
@@ -45,7 +48,9 @@ class RemotingServer:
             on_fatal=on_fatal,
             guard=guard,
         )
+        self._tls = tls if tls is not None and tls.options.is_served else None
         self._listener: Listener | None = None
+        self._undecided: dict[FirstByte, None] = {}
         self._channels: dict[Channel, None] = {}
         self._none_left = asyncio.Event()
         self._idle = IdleSweep(clock, self._channels, self.options.idle_close_s)
@@ -75,12 +80,21 @@ class RemotingServer:
             self._listener = None
         self._idle.stop()
         await self._scope.close()
+        for connection in list(self._undecided):
+            connection.abort()
         for channel in self.channels:
             channel.close("the server stops")
         if self._channels:
             await self._none_left.wait()  # each is gone within close_linger_s
 
-    def _accept(self) -> Channel:
+    def _accept(self) -> asyncio.Protocol:
+        if self._tls is None:
+            return self._make_channel()
+        return FirstByte(
+            self._tls, self._make_channel, on_made=self._on_undecided, on_gone=self._forget_undecided
+        )
+
+    def _make_channel(self) -> Channel:
         return Channel(
             self._dispatcher.dispatch,
             clock=self._clock,
@@ -99,6 +113,19 @@ class RemotingServer:
         self._channels[channel] = None
         self._none_left.clear()
         channel.on_close.append(self._forget)
+
+    def _on_undecided(self, connection: FirstByte) -> None:
+        if len(self._channels) + len(self._undecided) >= self.options.connections_max:
+            log.warning(
+                events.CHANNEL_REFUSED,
+                extra={"peer": connection.peer, "connections_max": self.options.connections_max},
+            )
+            connection.abort()
+            return
+        self._undecided[connection] = None
+
+    def _forget_undecided(self, connection: FirstByte) -> None:
+        self._undecided.pop(connection, None)
 
     def _forget(self, channel: Channel) -> None:
         self._channels.pop(channel, None)

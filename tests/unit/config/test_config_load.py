@@ -9,7 +9,14 @@ import pytest
 
 from tandemmq.broker.options import MetricsExporter
 from tandemmq.config.inert import BROKER_INERT, NAMESERVER_INERT
-from tandemmq.config.load import BrokerConfig, Machine, load_broker, load_name_server, read_settings
+from tandemmq.config.load import (
+    BrokerConfig,
+    Machine,
+    load_broker,
+    load_name_server,
+    read_settings,
+    with_kept_settings,
+)
 from tandemmq.config.names import ALIASES, BROKER_KEYS, NAMESERVER_KEYS, REFUSED
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.message_id import encode_host
@@ -238,7 +245,13 @@ def test_no_key_has_two_meanings() -> None:
 
 def test_every_key_sets_fields_that_exist() -> None:
     config = load()
-    parts = {"broker": config.broker, "store": config.store, "replication": config.replication}
+    parts = {
+        "broker": config.broker,
+        "store": config.store,
+        "replication": config.replication,
+        "access": config.access,
+        "tls": config.tls,
+    }
     for key in BROKER_KEYS.values():
         for name in key.fields:
             part, _, field = name.partition(".")
@@ -266,3 +279,15 @@ def test_name_server_is_configured(tmp_path: Path) -> None:
 def test_name_servers_mistakes_are_told(setting: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         load_name_server(read_settings(None, [setting]))
+
+
+def test_changes_of_earlier_runs_of_a_name_server_hold_where_nothing_else_is_said(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.properties"
+    kept.write_text("enableTopicList=false\norderMessageEnable=true\nlistenPort=1\nkvConfigPath=/etc/x\n")
+    given = read_settings(None, [f"configStorePath={kept}", "orderMessageEnable=false"])
+    options = load_name_server(with_kept_settings(given, None)).options
+    assert (options.topic_list_enable, options.order_message_enable) == (False, False)
+    assert (options.listen_port, options.kv_config_path.name) == (9876, "kvConfig.json")
+    file = tmp_path / "ns.conf"
+    file.write_text("enableAllTopicList=false\n")
+    assert with_kept_settings(read_settings(file, ()), file).keys() == {"enableAllTopicList"}
