@@ -238,6 +238,41 @@ RELAYED = frozenset((Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECT
 """Questions to a client that tools send to a broker, which passes them on (spec remoting 9.11)."""
 
 UNSUPPORTED: dict[int, str] = {
-    Code.POP_ROLLBACK: "there is no RocksDB store of pops to roll back from",
+    Code.POP_ROLLBACK: "RocksDB: there is no store of pops in it to roll back from",
 }
-"""Codes answered REQUEST_CODE_NOT_SUPPORTED, and why. `NOT_OURS` tells of those that have no name here."""
+"""Codes answered REQUEST_CODE_NOT_SUPPORTED, and why."""
+
+_FILTERS = "class filters: code of clients is not run in brokers; SQL92 filters are served"
+_STATIC = "static topics: the queues of a topic belong to its brokers"
+_ROCKSDB = "RocksDB: queues and tables are files, in RocketMQ's default format"
+_CONTAINER = "broker container: each broker is a process of its own"
+_CONTROLLER = "controller: a master is not elected by one"
+_COLD = "cold data control: reads of old messages are bounded by the transfer limits"
+
+NOT_OURS: dict[int, tuple[str, str]] = {
+    301: ("REGISTER_FILTER_SERVER", _FILTERS),
+    302: ("REGISTER_MESSAGE_FILTER_CLASS", _FILTERS),
+    354: ("CHECK_ROCKSDB_CQ_WRITE_PROGRESS", _ROCKSDB),
+    355: ("EXPORT_ROCKSDB_CONFIG_TO_JSON", _ROCKSDB),
+    513: ("UPDATE_AND_CREATE_STATIC_TOPIC", _STATIC),
+    902: ("ADD_BROKER", _CONTAINER),
+    903: ("REMOVE_BROKER", _CONTAINER),
+    1001: ("CONTROLLER_ALTER_SYNC_STATE_SET", _CONTROLLER),
+    1002: ("CONTROLLER_ELECT_MASTER", _CONTROLLER),
+    1003: ("CONTROLLER_REGISTER_BROKER", _CONTROLLER),
+    1004: ("CONTROLLER_GET_REPLICA_INFO", _CONTROLLER),
+    1005: ("CONTROLLER_GET_METADATA_INFO", _CONTROLLER),
+    1006: ("CONTROLLER_GET_SYNC_STATE_DATA", _CONTROLLER),
+    1007: ("GET_BROKER_EPOCH_CACHE", _CONTROLLER),
+    1008: ("NOTIFY_BROKER_ROLE_CHANGED", _CONTROLLER),
+    1009: ("UPDATE_CONTROLLER_CONFIG", _CONTROLLER),
+    1010: ("GET_CONTROLLER_CONFIG", _CONTROLLER),
+    1011: ("CLEAN_BROKER_DATA", _CONTROLLER),
+    1012: ("CONTROLLER_GET_NEXT_BROKER_ID", _CONTROLLER),
+    1013: ("CONTROLLER_APPLY_BROKER_ID", _CONTROLLER),
+    2001: ("UPDATE_COLD_DATA_FLOW_CTR_CONFIG", _COLD),
+    2002: ("REMOVE_COLD_DATA_FLOW_CTR_CONFIG", _COLD),
+    2003: ("GET_COLD_DATA_FLOW_CTR_INFO", _COLD),
+    2004: ("SET_COMMITLOG_READ_MODE", _COLD),
+}
+"""Codes of RocketMQ that have no name here, answered the same way."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tandemmq.protocol.catalogue import CATALOGUE, UNSUPPORTED, Entry, Role
+import tandemmq
+from tandemmq.protocol.catalogue import CATALOGUE, NOT_OURS, UNSUPPORTED, Entry, Role
 from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.compatibility import DIFFERENCES, render
 from tandemmq.protocol.header_codec import codec_of
 
 
@@ -30,3 +34,18 @@ def test_roles() -> None:
     assert CATALOGUE[40].served_by is Role.CLIENT
     assert CATALOGUE[40].is_oneway
     assert CATALOGUE[310].name == "SEND_MESSAGE_V2"
+
+
+def test_page_of_compatibility_is_up_to_date() -> None:
+    page = Path(__file__).parents[3] / "docs" / "compatibility.md"
+    fresh = render()
+    assert page.read_text(encoding="utf-8") == fresh, "run: python -m tandemmq.protocol.compatibility"
+    for _, place in DIFFERENCES:
+        assert (Path(tandemmq.__file__).parent / place).exists(), place
+
+
+def test_what_is_not_served_is_of_the_kinds_that_were_decided() -> None:
+    kinds = ("static topics", "broker container", "class filters", "controller", "RocksDB", "cold data")
+    reasons = [*UNSUPPORTED.values(), *(reason for _, reason in NOT_OURS.values())]
+    assert all(reason.startswith(kinds) for reason in reasons)
+    assert not NOT_OURS.keys() & {int(code) for code in RequestCode}

@@ -1,0 +1,339 @@
+"""The compatibility page, made from the catalogue: `python -m tandemmq.protocol.compatibility`.
+
+Source: spec decisions 5, 6 and 8; the notes beside each difference say where it lies in the code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from tandemmq.protocol.catalogue import CATALOGUE, NOT_OURS, RELAYED, UNSUPPORTED, Entry, Role
+from tandemmq.protocol.codes import RequestCode as Code
+from tandemmq.protocol.header_codec import Header
+
+_PROPERTIES: Final = "properties text"
+BODIES: Final[dict[int, tuple[str, str]]] = {
+    Code.SEND_MESSAGE: ("message body", ""),
+    Code.SEND_MESSAGE_V2: ("message body", ""),
+    Code.SEND_BATCH_MESSAGE: ("batch of messages", ""),
+    Code.SEND_REPLY_MESSAGE: ("message body", ""),
+    Code.SEND_REPLY_MESSAGE_V2: ("message body", ""),
+    Code.PULL_MESSAGE: ("", "stored messages"),
+    Code.LITE_PULL_MESSAGE: ("", "stored messages"),
+    Code.QUERY_MESSAGE: ("", "stored messages"),
+    Code.VIEW_MESSAGE_BY_ID: ("", "stored message"),
+    Code.POP_MESSAGE: ("", "stored messages"),
+    Code.PEEK_MESSAGE: ("", "stored messages"),
+    Code.BATCH_ACK_MESSAGE: ("BatchAckMessageRequestBody", ""),
+    Code.QUERY_ASSIGNMENT: ("QueryAssignmentRequestBody", "QueryAssignmentResponseBody"),
+    Code.SET_MESSAGE_REQUEST_MODE: ("SetMessageRequestModeRequestBody", ""),
+    Code.HEART_BEAT: ("HeartbeatData", ""),
+    Code.GET_CONSUMER_LIST_BY_GROUP: ("", "GetConsumerListByGroupResponseBody"),
+    Code.CHECK_CLIENT_CONFIG: ("CheckClientRequestBody", ""),
+    Code.LOCK_BATCH_MQ: ("LockBatchRequestBody", "LockBatchResponseBody"),
+    Code.UNLOCK_BATCH_MQ: ("UnlockBatchRequestBody", ""),
+    Code.GET_ALL_TOPIC_CONFIG: ("", "TopicConfigSerializeWrapper"),
+    Code.GET_ALL_CONSUMER_OFFSET: ("", "ConsumerOffsetSerializeWrapper"),
+    Code.GET_ALL_DELAY_OFFSET: ("", "DelayOffsetSerializeWrapper"),
+    Code.GET_TIMER_CHECK_POINT: ("", "seven 64-bit numbers"),
+    Code.GET_TIMER_METRICS: ("", "TimerMetricsSerializeWrapper"),
+    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: ("", "SubscriptionGroupWrapper"),
+    Code.GET_ALL_MESSAGE_REQUEST_MODE: ("", "MessageRequestModeSerializeWrapper"),
+    Code.GET_BROKER_HA_STATUS: ("", "HARuntimeInfo"),
+    Code.UPDATE_AND_CREATE_TOPIC_LIST: ("CreateTopicListRequestBody", ""),
+    Code.GET_TOPIC_CONFIG: ("", "TopicConfig"),
+    Code.GET_TOPIC_STATS_INFO: ("", "TopicStatsTable"),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: ("SubscriptionGroupConfig", ""),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: ("SubscriptionGroupList", ""),
+    Code.GET_SUBSCRIPTIONGROUP_CONFIG: ("", "SubscriptionGroupConfig"),
+    Code.GET_CONSUME_STATS: ("", "ConsumeStats"),
+    Code.GET_BROKER_CONSUME_STATS: ("", "ConsumeStatsList"),
+    Code.GET_CONSUMER_CONNECTION_LIST: ("", "ConsumerConnection"),
+    Code.GET_PRODUCER_CONNECTION_LIST: ("", "ProducerConnection"),
+    Code.GET_ALL_PRODUCER_INFO: ("", "ProducerTableInfo"),
+    Code.QUERY_TOPIC_CONSUME_BY_WHO: ("", "GroupList"),
+    Code.QUERY_TOPICS_BY_CONSUMER: ("", "TopicList"),
+    Code.QUERY_SUBSCRIPTION_BY_CONSUMER: ("", "QuerySubscriptionResponseBody"),
+    Code.QUERY_CONSUME_TIME_SPAN: ("", "QueryConsumeTimeSpanBody"),
+    Code.QUERY_CORRECTION_OFFSET: ("", "QueryCorrectionOffsetBody"),
+    Code.INVOKE_BROKER_TO_RESET_OFFSET: ("", "ResetOffsetBody"),
+    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: ("", "GetConsumerStatusBody"),
+    Code.GET_BROKER_RUNTIME_INFO: ("", "KVTable"),
+    Code.GET_BROKER_CONFIG: ("", _PROPERTIES),
+    Code.UPDATE_BROKER_CONFIG: (_PROPERTIES, ""),
+    Code.VIEW_BROKER_STATS_DATA: ("", "BrokerStatsData"),
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: ("", "TopicList"),
+    Code.QUERY_CONSUME_QUEUE: ("", "QueryConsumeQueueResponseBody"),
+    Code.UPDATE_AND_GET_GROUP_FORBIDDEN: ("", "GroupForbidden"),
+    Code.GET_BROKER_CLUSTER_ACL_CONFIG: ("", "AclConfig"),
+    Code.AUTH_CREATE_USER: ("UserInfo", ""),
+    Code.AUTH_UPDATE_USER: ("UserInfo", ""),
+    Code.AUTH_GET_USER: ("", "UserInfo"),
+    Code.AUTH_LIST_USER: ("", "list of UserInfo"),
+    Code.AUTH_CREATE_ACL: ("AclInfo", ""),
+    Code.AUTH_UPDATE_ACL: ("AclInfo", ""),
+    Code.AUTH_GET_ACL: ("", "AclInfo"),
+    Code.AUTH_LIST_ACL: ("", "list of AclInfo"),
+    Code.GET_ROUTEINFO_BY_TOPIC: ("", "TopicRouteData"),
+    Code.GET_BROKER_CLUSTER_INFO: ("", "ClusterInfo"),
+    Code.REGISTER_BROKER: ("RegisterBrokerBody", "KVTable"),
+    Code.QUERY_DATA_VERSION: ("DataVersion", "DataVersion"),
+    Code.REGISTER_TOPIC_IN_NAMESRV: ("TopicRouteData", ""),
+    Code.GET_BROKER_MEMBER_GROUP: ("", "GetBrokerMemberGroupResponseBody"),
+    Code.GET_KVLIST_BY_NAMESPACE: ("", "KVTable"),
+    Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: ("", "TopicList"),
+    Code.GET_TOPICS_BY_CLUSTER: ("", "TopicList"),
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_NS: ("", "TopicList"),
+    Code.GET_UNIT_TOPIC_LIST: ("", "TopicList"),
+    Code.GET_HAS_UNIT_SUB_TOPIC_LIST: ("", "TopicList"),
+    Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: ("", "TopicList"),
+    Code.UPDATE_NAMESRV_CONFIG: (_PROPERTIES, ""),
+    Code.GET_NAMESRV_CONFIG: ("", _PROPERTIES),
+    Code.CHECK_TRANSACTION_STATE: ("stored message", ""),
+    Code.RESET_CONSUMER_CLIENT_OFFSET: ("ResetOffsetBody", ""),
+    Code.GET_CONSUMER_STATUS_FROM_CLIENT: ("", "GetConsumerStatusBody"),
+    Code.PUSH_REPLY_MESSAGE_TO_CLIENT: ("message body", ""),
+    Code.GET_CONSUMER_RUNNING_INFO: ("", "ConsumerRunningInfo"),
+    Code.CONSUME_MESSAGE_DIRECTLY: ("stored message", "ConsumeMessageDirectlyResult"),
+}
+"""Code -> body of the request, body of the answer, by RocketMQ's names; nothing where there is none."""
+
+NOT_SERVED: Final = (
+    ("static topics", "the queues of a topic belong to the brokers that have them"),
+    ("class filters", "brokers run no code of clients; SQL92 filters are served"),
+    ("light message queues (LMQ)", "a topic with many queues, or many topics, take their place"),
+    ("broker container", "each broker is a process of its own"),
+    ("DLedger log, controller", "a master is not elected by them"),
+    ("RocksDB queues and tables", "the default store format of RocketMQ is served"),
+    ("gRPC proxy of 5.x clients", "clients of the remoting protocol (4.x, 5.x) are served"),
+    ("cold data control", "reads of old messages are bounded by the transfer limits"),
+)
+
+DIFFERENCES: Final = (
+    (
+        "Access control: where an allowing and a denying entry fit equally well, the denial decides; RocketMQ"
+        " lets the one decide that it sorts first.",
+        "broker/access/policy.py",
+    ),
+    ("A send to a topic without write permission is refused (16).", "broker/send/targets.py"),
+    (
+        "UPDATE_BROKER_CONFIG changes only settings that are safe and take effect at once; a setting"
+        " that names"
+        " a path, a file, an address, an identity or a script is refused (16) with the reason, and so is an"
+        " unknown one. RocketMQ sets any key that is not in a black list, which was CVE-2023-33246.",
+        "broker/admin/live_settings.py",
+    ),
+    (
+        "UPDATE_NAMESRV_CONFIG never changes paths (CVE-2023-37582), nor where the server listens. What it"
+        " changes is written into the lines of configStorePath, other lines stay, and is read again at"
+        " the next"
+        " start, where neither `-c` nor `--set` say otherwise.",
+        "nameserver/settings.py",
+    ),
+    (
+        "CLEAN_EXPIRED_CONSUMEQUEUE deletes files only: a queue whose messages have all expired keeps its"
+        " numbering, so that offsets of groups stay right.",
+        "broker/admin/cleaning_handlers.py",
+    ),
+    (
+        "CLONE_GROUP_OFFSET without a topic copies the offsets of all topics; RocketMQ copies none.",
+        "broker/offsets/group_tools.py",
+    ),
+    (
+        "EXCHANGE_BROKER_HA_INFO and NOTIFY_MIN_BROKER_ID_CHANGE make a slave ask its name servers where the"
+        " master is; it never takes the addresses from the request. RESET_MASTER_FLUSH_OFFSET has no effect:"
+        " slaves compare their log with the master's.",
+        "broker/admin/ha_handlers.py",
+    ),
+    (
+        "A slave does not act as master (enableSlaveActingMaster): it serves reads, no delayed messages, no"
+        " transactions. A name server shows slaves of RocketMQ as acting masters (supportActingMaster).",
+        "nameserver/route_view.py",
+    ),
+    (
+        "GET_BROKER_CONSUME_STATS leaves out the broker's own groups.",
+        "broker/admin/inspection_handlers.py",
+    ),
+    (
+        "VIEW_BROKER_STATS_DATA knows TOPIC_PUT_NUMS, TOPIC_PUT_SIZE, GROUP_GET_NUMS, GROUP_GET_SIZE,"
+        " SNDBCK_PUT_NUMS, BROKER_PUT_NUMS and BROKER_GET_NUMS. Messages are counted when they come into"
+        " their"
+        " topic, sizes of a queue with more than 2,048 new messages in 10 s are estimated from the newest.",
+        "broker/admin/stats_items.py",
+    ),
+    (
+        "Registration: a first registration that is refused leaves no empty broker behind; a closed"
+        " connection"
+        " takes all brokers off that registered over it.",
+        "nameserver/route_table.py",
+    ),
+    (
+        "Route answers are compact strict JSON with quoted ids for every client.",
+        "nameserver/queries.py",
+    ),
+    (
+        "Messages popped more than retryMaxTimes go to the dead letters of the group; RocketMQ's clients drop"
+        " them after four hours.",
+        "broker/pop/revive.py",
+    ),
+    (
+        "CHANGE_MESSAGE_INVISIBLETIME with a handle that is void is answered NO_MESSAGE (208); RocketMQ"
+        " answers"
+        " SUCCESS and makes a second lease.",
+        "broker/pop/ack_handlers.py",
+    ),
+    (
+        "A message that a consumer hands back is answered when its copy is as safe as the original;"
+        " RocketMQ answers at once.",
+        "broker/send/send_back.py",
+    ),
+    (
+        "Acknowledgements of slaves are counted by replica, not by connection; the confirmed offset"
+        " never falls.",
+        "store/confirm.py",
+    ),
+    (
+        "A slave checks every record that it copies, and compares the end of its log with the master's"
+        " when it"
+        " connects.",
+        "replication/core/verifier.py",
+    ),
+    (
+        "SYNC_MASTER with inSyncReplicas=1 waits for no slave, as in 5.x, and says so at the start;"
+        " syncMasterCompat4=true waits for one, as in 4.x.",
+        "store/replies.py",
+    ),
+)
+"""What differs on purpose, and where."""
+
+_SECTIONS: Final = (
+    ((10, 310, 320, 36), "remoting 9.2, 9.6"),
+    ((11, 361), "remoting 9.3"),
+    ((12, 33), "remoting 9.9"),
+    ((324, 325, 326), "remoting 9.10"),
+    ((37, 39, 323), "remoting 9.7"),
+    ((34, 35, 38, 40, 46), "remoting 9.4"),
+    ((14, 15, 29, 30, 31, 32), "remoting 9.5"),
+    ((41, 42), "remoting 9.8"),
+    ((370,), "semantics 18.2"),
+    ((400, 401), "semantics 20.1"),
+    (tuple(range(200_050, 200_152)), "semantics 14"),
+    ((21, 43, 45, 60, 61, 201, 402, 906, 907, 908), "remoting 8.5"),
+    ((*range(50, 55), *range(3001, 3011)), "semantics 21"),
+    ((220, 221, 307, 309), "remoting 9.11"),
+    ((103, 104, 217, 322, 901, 904), "nameserver 3 to 6"),
+    ((105, 106, 206, 216, 224, 304, 311, 312, 313), "nameserver 6"),
+    ((205, 327), "nameserver 7"),
+    ((100, 101, 102, 219), "nameserver 8"),
+    ((905,), "nameserver 9"),
+    ((318, 319), "nameserver 10"),
+)
+SECTION_OF: Final = {code: section for codes, section in _SECTIONS for code in codes}
+"""Where the specification has a code; what is not here is in remoting 8.6."""
+
+_AREAS: Final = (
+    (Role.BROKER, "Brokers"),
+    (Role.NAME_SERVER, "Name servers"),
+    (Role.CLIENT, "Clients"),
+)
+
+
+def render() -> str:
+    """The page, as Markdown."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "# Compatibility"
+    yield ""
+    yield (
+        "Made by `python -m tandemmq.protocol.compatibility > docs/compatibility.md`; a test keeps it up"
+        " to date."
+    )
+    yield ""
+    yield (
+        "TandemMQ serves the remoting protocol of RocketMQ 4.9 and 5.x. Its clients, brokers and"
+        " `mqadmin` work"
+        " unchanged; `make interop` runs them. A field with `!` is required. Any code that is not listed"
+        " here is"
+        " answered REQUEST_CODE_NOT_SUPPORTED (3)."
+    )
+    for role, title in _AREAS:
+        yield from _table(title, [entry for entry in CATALOGUE.values() if entry.served_by is role])
+    yield from _not_served()
+    yield ""
+    yield "## Deliberate differences"
+    yield ""
+    yield (
+        "What a client or tool can see and what differs from RocketMQ 5.3.3; the file is below"
+        " `src/tandemmq`."
+    )
+    yield ""
+    for text, place in DIFFERENCES:
+        yield f"- {text} (`{place}`)"
+
+
+def _table(title: str, entries: Iterable[Entry]) -> Iterator[str]:
+    yield ""
+    yield f"## Served by: {title.lower()}"
+    yield ""
+    yield "| code | name | request fields | request body | answer fields | answer body | notes | spec |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for entry in sorted(entries, key=lambda entry: entry.code):
+        if entry.code in UNSUPPORTED:
+            continue
+        asked, answered = BODIES.get(entry.code, ("", ""))
+        cells = (
+            str(int(entry.code)),
+            entry.name,
+            _fields(entry.request),
+            asked,
+            _fields(entry.response),
+            answered,
+            _notes(entry),
+            "" if entry.name.startswith("TANDEM_") else SECTION_OF.get(int(entry.code), "remoting 8.6"),
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def _notes(entry: Entry) -> str:
+    notes = []
+    if entry.is_oneway:
+        notes.append("oneway")
+    if entry.code in RELAYED:
+        notes.append("tools ask the broker, which passes it on")
+    if entry.name.startswith("TANDEM_"):
+        notes.append("only between two of ours")
+    return ", ".join(notes)
+
+
+def _fields(header: type[Header] | None) -> str:
+    """Wire names; the required ones with an exclamation mark."""
+    if header is None:
+        return ""
+    infos = msgspec.structs.fields(header)
+    return ", ".join(f"{info.encode_name}!" if info.required else info.encode_name for info in infos)
+
+
+def _not_served() -> Iterator[str]:
+    yield ""
+    yield "## Not served"
+    yield ""
+    yield "| what | why |"
+    yield "|---|---|"
+    for what, why in NOT_SERVED:
+        yield f"| {what} | {why} |"
+    yield ""
+    yield "| code | name | reason |"
+    yield "|---|---|---|"
+    rows = {**NOT_OURS, **{int(code): (Code(code).name, why) for code, why in UNSUPPORTED.items()}}
+    for code, (name, why) in sorted(rows.items()):
+        yield f"| {code} | {name} | {why} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())
