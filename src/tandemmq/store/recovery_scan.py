@@ -80,7 +80,10 @@ class RecoveryScan:
         while True:
             raw = segment.file.pread(at, min(BLOCK_BYTES, segment.size - at))
             block = read_block(memoryview(raw), log_offset=segment.base + at, check_crc=self._check_crc)
-            block = block.head(self._sound_count(block, raw, is_file_end=at + len(raw) == segment.size))
+            is_file_end = at + len(raw) == segment.size
+            block = block.head(
+                self._sound_count(block, raw, phase=at % SECTOR_BYTES, is_file_end=is_file_end)
+            )
             if len(block):
                 self._take(block)
                 at += block.end
@@ -93,16 +96,18 @@ class RecoveryScan:
                 at += checked.size
             await next_turn(self._clock)
 
-    def _sound_count(self, block: RecordBlock, raw: bytes, *, is_file_end: bool) -> int:
-        """How many records from the first on are whole in every sector, as far as the block can tell."""
+    def _sound_count(self, block: RecordBlock, raw: bytes, *, phase: int, is_file_end: bool) -> int:
+        """How many records from the first on are whole in every sector, as far as the block can tell.
+
+        `phase`: how far behind the start of a sector the block begins; sectors lie where the file has them.
+        """
         view = memoryview(raw)
         count = len(block)
         if self._distrust is not None:
             columns = block.columns
             is_unsure = columns.stored_at_ms >= self._distrust.unsure_ms
             for row in np.flatnonzero(is_unsure & (columns.properties_size >= SECTOR_BYTES)).tolist():
-                # Blocks begin anywhere, sectors where the file has them.
-                if _has_hole(view, int(columns.position[row]), int(columns.size[row]), self._phase(block)):
+                if _has_hole(view, int(columns.position[row]), int(columns.size[row]), phase):
                     count = row
                     break
         if count:
@@ -111,10 +116,6 @@ class RecoveryScan:
             if is_cut_off or _is_torn(view, at, size):
                 return count - 1
         return count
-
-    def _phase(self, block: RecordBlock) -> int:
-        """How far behind a sector's start byte 0 of the block lies."""
-        return int(block.columns.log_offset[0] - block.columns.position[0]) % SECTOR_BYTES
 
     def _take(self, block: RecordBlock) -> None:
         """Dispatch all records of a block."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from store_rig import ROOT, Rig, bodies, record
 
+from tandemmq.units import align_up
+
 FIRST = ROOT / "commitlog" / ("0" * 20)
 
 
@@ -34,3 +36,28 @@ async def test_every_cut_of_the_last_record_loses_only_that_record(is_clean: boo
         assert bodies(store) == expected, cut
         assert store.queue_max("T", 0) == len(expected)
         await store.close()
+
+
+@pytest.mark.parametrize("segment_bytes", [16_384, 20_000])
+async def test_a_sector_that_a_power_cut_took_from_properties_ends_the_log(segment_bytes: int) -> None:
+    """Sectors lie where the file has them, also in a file whose size is no multiple of them."""
+    rig = Rig(commit_log_file_bytes=segment_bytes)
+    store = await rig.open()
+    while store.max_log_offset < segment_bytes + 1_000:
+        rig.put(store, record(b"x" * 700))
+    before = bodies(store)
+    begin = store.max_log_offset
+    rig.put(store, record(b"torn", keys="k" * 1_800), record(b"behind it"))
+    await store.close()
+    file = rig.disk.open(ROOT / "commitlog" / f"{segment_bytes:020}")
+    sector = align_up(begin - segment_bytes + 200, 512)
+    assert set(rig.disk.read_bytes(ROOT / "commitlog" / f"{segment_bytes:020}")[sector : sector + 512]) == {
+        ord("k")
+    }
+    file.pwrite(sector, (bytes(512),))
+    file.close()
+    rig.disk.write_atomically(ROOT / "abort", b"1")
+    store = await rig.open()
+    assert bodies(store) == before
+    assert store.max_log_offset == begin
+    await store.close()
