@@ -133,13 +133,13 @@ def _sentence(error: OSError) -> str:
 
 
 async def _name_server(config: Path | None, overrides: list[str]) -> int:
-    from tandemmq.config.load import load_name_server, read_settings
+    from tandemmq.config.load import load_name_server, read_settings, with_kept_settings
     from tandemmq.nameserver.nameserver import NameServer
     from tandemmq.runtime.clock import LoopClock
     from tandemmq.runtime.disk import RealDisk
     from tandemmq.runtime.network import TcpNetwork
 
-    loaded = load_name_server(read_settings(config, overrides), config)
+    loaded = load_name_server(with_kept_settings(read_settings(config, overrides), config), config)
     _warn(loaded.inert, ())
     outcome = Outcome()
     server = NameServer(

@@ -22,7 +22,8 @@ from tandemmq.config.check import check_broker
 from tandemmq.config.inert import BROKER_INERT, NAMESERVER_INERT
 from tandemmq.config.names import ALIASES, BROKER_KEYS, NAMESERVER_KEYS, REFUSED, TLS_FILE_KEYS, Key
 from tandemmq.errors import ConfigError
-from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.nameserver.options import CONFIG_STORE_PATH, NameServerOptions
+from tandemmq.nameserver.settings import CHANGEABLE_KEYS
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties_file import Setting, parse_properties
 from tandemmq.protocol.topic_names import topic_fault
@@ -118,6 +119,20 @@ def _read_tls_file(path: Path) -> dict[str, Setting]:
             f"{found[others[0]].origin}: {others[0]} does not belong into a file of TLS settings"
         )
     return found
+
+
+def with_kept_settings(settings: Mapping[str, Setting], path: Path | None) -> dict[str, Setting]:
+    """A name server's settings with those that tools changed in earlier runs, where `settings` say nothing.
+
+    They are kept in the file of configStorePath, which is `path`, the file it was started with, by default.
+    Raises:  ConfigError as `read_settings`.
+    """
+    named = settings.get("configStorePath")
+    kept_path = Path(named.text) if named is not None else path or CONFIG_STORE_PATH
+    if kept_path == path or not kept_path.exists():
+        return dict(settings)
+    kept = read_settings(kept_path, ())
+    return {**{key: kept[key] for key in kept.keys() & CHANGEABLE_KEYS}, **settings}
 
 
 def parse_override(argument: str) -> tuple[str, Setting]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 
 from tandemmq.nameserver.kv_config import KvConfig
+from tandemmq.nameserver.min_id_notices import MinIdNotices
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.nameserver.queries import QueryHandlers
 from tandemmq.nameserver.registration import RegistrationHandlers
 from tandemmq.nameserver.route_table import RouteTable
 from tandemmq.nameserver.routes import build_routes
 from tandemmq.nameserver.settings import Settings
+from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import OnFatal
 from tandemmq.remoting.options import ServerOptions
 from tandemmq.remoting.server import RemotingServer
@@ -47,8 +49,15 @@ class NameServer:
         self._settings = Settings(options, disk=disk)
         self._kv = KvConfig(options.kv_config_path, disk=disk)
         table = RouteTable()
+        on_failure = None if on_fatal is None else lambda _, error: on_fatal(error)
+        self._scope = TaskScope("nameserver", on_failure)
+        self._client = RemotingClient(network=network, clock=clock)
         self._registration = RegistrationHandlers(
-            table, self._kv.table, clock=clock, options=lambda: self._settings.options
+            table,
+            self._kv.table,
+            clock=clock,
+            options=lambda: self._settings.options,
+            notices=MinIdNotices(table, client=self._client, scope=self._scope),
         )
         self._queries = QueryHandlers(
             table, self._kv.table, clock=clock, options=lambda: self._settings.options
@@ -63,7 +72,6 @@ class NameServer:
             on_fatal=on_fatal,
             tls=self._tls,
         )
-        self._scope = TaskScope("nameserver", None if on_fatal is None else lambda _, error: on_fatal(error))
 
     @property
     def address(self) -> Address:
@@ -89,6 +97,7 @@ class NameServer:
         """Closes the port and every connection; the KV configuration is on disk already."""
         await self._scope.close()
         await self._server.stop()
+        await self._client.close()
         log.info(events.NAMESERVER_STOPPED)
 
     async def _scan(self) -> None:

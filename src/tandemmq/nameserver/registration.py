@@ -42,7 +42,7 @@ class RegistrationHandlers:
         *,
         clock: Clock,
         options: Callable[[], NameServerOptions],
-        notices: MinIdNotices | None = None,
+        notices: MinIdNotices,
     ) -> None:
         self._table = table
         self._orders = orders
@@ -83,7 +83,7 @@ class RegistrationHandlers:
             drops_missing_topics=options.delete_topics_by_registration,
         )
         self._watch(channel)
-        if self._notices is not None and options.notify_min_id_change:
+        if options.notify_min_id_change:
             self._notices.after_registration(header.broker_name, smallest)
         if is_new:
             log.info(events.BROKER_REGISTERED, extra=_describe(header))
@@ -160,7 +160,7 @@ class RegistrationHandlers:
         return {name: self._table.smallest(name) for name in self._table.broker_names()}
 
     def _after_leaving(self, before: Mapping[str, Smallest | None]) -> None:
-        if self._notices is not None and self._options().notify_min_id_change:
+        if self._options().notify_min_id_change:
             for name, smallest in before.items():
                 self._notices.after_leaving(name, smallest)
 

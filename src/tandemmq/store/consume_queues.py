@@ -99,6 +99,6 @@ class ConsumeQueues:
             self.drop_topic(topic)
 
     def _remove_empty(self, topic: str) -> None:
-        directory = self._paths.consume_queues / topic
+        directory = self._paths.topic(topic)
         if self._disk.exists(directory) and not self._disk.list(directory):
             self._disk.remove(directory)

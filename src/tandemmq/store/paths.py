@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tandemmq.errors import StoreError
 from tandemmq.store.options import StoreOptions
 
 FILE_NAME_DIGITS = 20
+_PATH_SIGNS = frozenset("/\\\0")
 
 
 def offset_file_name(offset: int) -> str:
@@ -43,6 +45,16 @@ class StorePaths:
         self.abort = root / "abort"
         self.lock = root / "lock"
 
+    def topic(self, topic: str) -> Path:
+        """The directory of a topic's queues.
+
+        Raises:  StoreError for a name that would lead elsewhere. Requests cannot bring one; a record can, of a
+                 log that was tampered with or of a master that is not one.
+        """
+        if not topic or topic in (".", "..") or not _PATH_SIGNS.isdisjoint(topic):
+            raise StoreError(f"the log holds a message of the topic {topic[:64]!r}, which names no directory")
+        return self.consume_queues / topic
+
     def consume_queue(self, topic: str, queue_id: int) -> Path:
-        """The directory of one ConsumeQueue's files."""
-        return self.consume_queues / topic / str(queue_id)
+        """The directory of one ConsumeQueue's files. Raises as `topic`."""
+        return self.topic(topic) / str(queue_id)

@@ -30,7 +30,9 @@ from tandemmq.protocol.catalogue import CATALOGUE, Role
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.command import Command, Header
 from tandemmq.protocol.requests import route as headers
+from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.server import RemotingServer
 from tandemmq.runtime.memory import ManualClock, MemoryDisk, MemoryNetwork
 
 KV_PATH = Path("/ns/kvConfig.json")
@@ -468,7 +470,8 @@ async def test_settings_are_listed_sorted_and_change(harness: Harness) -> None:
     assert (await harness.call(311)).code == 1
     changed = bytes((await harness.call(319)).body)
     assert b"scanNotActiveBrokerInterval=1000\n" in changed
-    assert harness.disk.read_bytes(CONFIG_PATH) == changed
+    kept = harness.disk.read_bytes(CONFIG_PATH)
+    assert kept == b"enableTopicList=false\nscanNotActiveBrokerInterval=1000\n"
     assert (await harness.call(318)).code == 0
 
 
@@ -479,8 +482,9 @@ async def test_settings_are_listed_sorted_and_change(harness: Harness) -> None:
         (b"rocketmqHome=/tmp", 16),
         (b"configBlackList=", 16),
         (b"enableTopicList=maybe", 1),
-        (b"listenPort=many", 1),
-        (b"listenPort=70000", 1),
+        (b"listenPort=9877", 16),
+        (b"bindAddress=10.0.0.1", 16),
+        (b"waitSecondsForService=many", 1),
         (b"scanNotActiveBrokerInterval=0", 1),
         (b"enableTopicList=\\u12", 1),
     ],
@@ -493,9 +497,69 @@ async def test_update_that_is_refused_changes_nothing(harness: Harness, update: 
 
 
 async def test_own_black_list() -> None:
-    harness = await Harness().start(config_black_list="enableTopicList; listenPort")
-    assert (await harness.call(318, body=b"listenPort=1")).code == 16
+    harness = await Harness().start(config_black_list="enableTopicList; needWaitForService")
+    assert (await harness.call(318, body=b"needWaitForService=true")).code == 16
     assert (await harness.call(318, body=b"enableAllTopicList=false")).code == 0
+    await harness.stop()
+
+
+async def test_other_lines_of_the_settings_file_stay(harness: Harness) -> None:
+    harness.disk.write_atomically(CONFIG_PATH, b"# mine\nlistenPort=9876\nenableTopicList = \\\n true\n")
+    assert (await harness.call(318, body=b"enableTopicList=false\norderMessageEnable=true")).code == 0
+    kept = harness.disk.read_bytes(CONFIG_PATH)
+    assert kept == b"# mine\nlistenPort=9876\nenableTopicList=false\norderMessageEnable=true\n"
+
+
+# Notices of a new smallest broker
+
+
+class Listener:
+    """A broker's port that takes notices."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.notices: list[dict[str, str]] = []
+        self._server = RemotingServer(
+            {Code.NOTIFY_MIN_BROKER_ID_CHANGE: self._take}, network=harness.network, clock=harness.clock
+        )
+
+    def _take(self, channel: Channel, command: Command) -> Command:
+        self.notices.append(dict(command.fields))
+        return command.reply()
+
+    async def start(self, address: str) -> Listener:
+        host, port = address.split(":")
+        await self._server.start(host, int(port))
+        return self
+
+    async def stop(self) -> None:
+        await self._server.stop()
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+async def test_brokers_are_told_that_their_smallest_came_or_went(is_on: bool) -> None:
+    harness = await Harness().start(notify_min_id_change=is_on)
+    slave = await Listener(harness).start(SLAVE)
+    await harness.register(1, SLAVE, is_acting_master_enabled=True)
+    await harness.register(0, MASTER, is_acting_master_enabled=True)
+    await harness.clock.pass_time(1)
+    came = {
+        "minBrokerId": "0",
+        "brokerName": "broker-a",
+        "minBrokerAddr": MASTER,
+        "haBrokerAddr": "10.0.0.1:10912",
+    }
+    assert slave.notices == ([came] if is_on else [])
+    await harness.client(MASTER).close()
+    await harness.clock.pass_time(1)
+    went = {
+        "minBrokerId": "1",
+        "brokerName": "broker-a",
+        "minBrokerAddr": SLAVE,
+        "offlineBrokerAddr": MASTER,
+        "haBrokerAddr": "10.0.0.2:10912",
+    }
+    assert slave.notices == ([came, went] if is_on else [])
+    await slave.stop()
     await harness.stop()
 
 

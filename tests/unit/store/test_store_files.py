@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.errors import ConfigError, Corrupt
+from tandemmq.errors import ConfigError, Corrupt, StoreError
 from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.store.checkpoint import Checkpoint, CheckpointTimes, decode_checkpoint, encode_checkpoint
 from tandemmq.store.consume_queue import TAIL_BYTES_MAX, ConsumeQueue
@@ -247,3 +247,11 @@ def test_options_out_of_range_are_named(name: str, value: object) -> None:
 def test_queue_file_size_is_rounded_up_to_whole_entries() -> None:
     """spec store 1."""
     assert StoreOptions(root=Path("/store"), consume_queue_file_bytes=70).consume_queue_file_bytes == 80
+
+
+@pytest.mark.parametrize("topic", ["", ".", "..", "../up", "a/b", "/etc", "a\\b", "nul\0"])
+def test_topic_that_names_no_directory_is_refused(tmp_path: Path, topic: str) -> None:
+    paths = StorePaths(StoreOptions(root=tmp_path))
+    with pytest.raises(StoreError, match="names no directory"):
+        paths.consume_queue(topic, 0)
+    assert paths.consume_queue("%RETRY%g", 3) == tmp_path / "consumequeue" / "%RETRY%g" / "3"
