@@ -59,6 +59,15 @@ _TEXTS = {
     "attributes": "",
     "namespace": "ORDER_TOPIC_CONFIG",
     "boundaryType": "lower",
+    "statsName": "TOPIC_PUT_NUMS",
+    "statsKey": TOPIC,
+    "srcGroup": GROUP,
+    "destGroup": "FuzzCopy",
+    "compareGroup": GROUP,
+    "filterGroups": "Other,Others",
+    "clientAddr": CLIENT_ID,
+    "masterHaAddress": "127.0.0.1:2",
+    "masterAddress": "127.0.0.1:1",
     "extraInfo": f"0 {1_700_000_000_000} 60000 0 0 {BROKER} 0 0",
 }
 _TEXTS["i"] = _TEXTS["properties"]
@@ -82,6 +91,8 @@ _NUMBERS = {
     "endTimestamp": 4_000_000_000_000,
     "invisibleTime": 10_000,
     "delayLevel": 3,
+    "index": 0,
+    "count": 16,
 }
 
 
@@ -203,11 +214,18 @@ _BODIES: dict[int, Callable[[], bytes]] = {
     ),
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: lambda: _json({"groupName": GROUP, "retryMaxTimes": 3}),
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: lambda: _json(
-        {"groupConfigList": [{"groupName": GROUP}]}
+        {"groupConfigList": [{"groupName": GROUP, "retryMaxTimes": 2}, {"groupName": "FuzzCopy"}]}
     ),
-    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: lambda: _json({"topicConfigList": [{"topicName": TOPIC}]}),
-    RequestCode.UPDATE_BROKER_CONFIG: lambda: b"longPollingEnable=true\n",
-    RequestCode.UPDATE_NAMESRV_CONFIG: lambda: b"orderMessageEnable=false\n",
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: lambda: _json(
+        {
+            "topicConfigList": [
+                {"topicName": TOPIC, "attributes": {"+message.type": "NORMAL"}},
+                {"topicName": "FuzzList", "readQueueNums": 2, "writeQueueNums": 2},
+            ]
+        }
+    ),
+    RequestCode.UPDATE_BROKER_CONFIG: lambda: b"# changes\nlongPollingEnable=true\nmaxMsgsNumBatch=63\n",
+    RequestCode.UPDATE_NAMESRV_CONFIG: lambda: b"orderMessageEnable=true\nwaitSecondsForService=44\n",
     RequestCode.QUERY_ASSIGNMENT: lambda: _json(
         {"topic": TOPIC, "consumerGroup": GROUP, "clientId": CLIENT_ID, "strategyName": "AVG"}
     ),
