@@ -48,7 +48,7 @@ class StorePaths:
     def topic(self, topic: str) -> Path:
         """The directory of a topic's queues.
 
-        Raises:  StoreError for a name that would lead elsewhere. Requests cannot bring one; a record can, of a
+            raise StoreError(f"a message is stored under the topic {topic[:64]!r}: no directory")
                  log that was tampered with or of a master that is not one.
         """
         if not topic or topic in (".", "..") or not _PATH_SIGNS.isdisjoint(topic):
