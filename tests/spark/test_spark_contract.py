@@ -1,0 +1,128 @@
+"""What our source relies on in Spark, seen with a source that writes down its calls.
+
+Spark documents little of it (spec spark 2). When one of these fails after an upgrade, the source has to be
+looked at, even if all its own tests pass.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def _make_source() -> type:
+    """Inside a function, so that Spark's processes get it by value: this file is not on their path."""
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceReader,
+        DataSourceStreamReader,
+        InputPartition,
+    )
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+    class Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+        def __init__(self, options: Any) -> None:
+            self.log, self.end = options["log"], 0
+
+        def note(self, call: str, *values: Any) -> None:
+            with open(self.log, "a") as file:
+                file.write(json.dumps([call, *values]) + "\n")
+
+        def prepareForTriggerAvailableNow(self) -> None:
+            self.note("prepare")
+
+        def initialOffset(self) -> dict:
+            self.note("initial")
+            return {"v": 1, "init": "latest"}
+
+        def latestOffset(self, start: dict, limit: Any) -> dict:
+            self.note("latest", start)
+            reached = start.get("n", 0)
+            return {"v": 1, "n": reached + 2} if reached < 6 else start
+
+        def partitions(self, start: dict, end: dict) -> list:
+            self.note("partitions", start, end)
+            return [InputPartition(end["n"])]
+
+        def read(self, partition: Any) -> Any:
+            yield (partition.value,)
+
+        def commit(self, end: dict) -> None:
+            self.note("commit", end)
+
+    class Batch(DataSourceReader):
+        def partitions(self) -> list:
+            return []
+
+        def read(self, partition: Any) -> Any:
+            assert partition.value is None
+            return iter(())
+
+    class Tracing(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "tracing"
+
+        def schema(self) -> str:
+            return "n bigint"
+
+        def streamReader(self, schema: Any) -> Any:
+            return Stream(self.options)
+
+        def reader(self, schema: Any) -> Any:
+            return Batch()
+
+    return Tracing
+
+
+@pytest.fixture(scope="module")
+def tracing(spark: Any) -> Any:
+    spark.dataSource.register(_make_source())
+    return spark
+
+
+def test_the_calls_of_a_stream_come_as_the_source_expects_them(tracing: Any, tmp_path: Path) -> None:
+    log = tmp_path / "calls"
+
+    def run() -> list[list[Any]]:
+        log.write_text("")
+        query = (
+            tracing.readStream.format("tracing")
+            .option("log", str(log))
+            .load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        return [json.loads(line) for line in log.read_text().splitlines()]
+
+    calls = run()
+    names = [call[0] for call in calls]
+    symbol, ends = {"v": 1, "init": "latest"}, [{"v": 1, "n": n} for n in (2, 4, 6)]
+    # SP-14, SP-15: prepared first; the start is asked for twice, so it must be pinned by the first batch.
+    assert names[0] == "prepare"
+    assert names.count("initial") == 2
+    # SP-17: one plan per batch, and the first begins at the symbol.
+    plans = [call[1:] for call in calls if call[0] == "partitions"]
+    assert plans == [[symbol, ends[0]], [ends[0], ends[1]], [ends[1], ends[2]]]
+    # SP-18: a commit comes with the next batch, and none for the last one.
+    assert [call[1] for call in calls if call[0] == "commit"] == ends[:2]
+    # SP-26: what `latestOffset` starts from is what the last batch reached.
+    assert [call[1] for call in calls if call[0] == "latest"] == [symbol, *ends]
+    # SP-23: the checkpoint holds the text as it was made.
+    text = (tmp_path / "checkpoint" / "offsets" / "0").read_text().splitlines()[-1]
+    assert text == json.dumps(ends[0])
+    # A restart with nothing new plans nothing and forgets nothing.
+    again = run()
+    assert "partitions" not in [call[0] for call in again]
+    assert next(call[1] for call in again if call[0] == "latest") == ends[2]
+
+
+def test_a_batch_without_partitions_reads_none(tracing: Any) -> None:
+    # SP-32: one task, whose partition has no value.
+    assert tracing.read.format("tracing").load().collect() == []
