@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 import pyspark
 
 from tandemmq.spark.java import find_java
+from tandemmq.spark.pipelines.runner import is_passing
 from tandemmq.spark.session import share_python_path
 
 SECONDS_MAX = 300.0
+ATTEMPTS = 3
 
 SPEC = """
 name: proof
@@ -49,10 +51,14 @@ def landed():
 """
 
 
+class FormatFailed(Exception):
+    """A program ended with an error; the text is the end of what it said."""
+
+
 def run_connect(namesrv: str, topic: str, copy: str, directory: Path) -> dict[str, int]:
     """What a Connect session counted.
 
-    Raises:  CalledProcessError, with its output, when it failed.
+    Raises:  FormatFailed.
     """
     program = Path(__file__).with_name("proof_connect.py")
     command = [sys.executable, str(program), namesrv, topic, copy, str(directory / "connect-checkpoint")]
@@ -74,7 +80,7 @@ class Declarative:
     def run(self) -> Any:
         """Everything there is now goes into the table; the table.
 
-        Raises:  CalledProcessError, with its output, when it failed.
+        Raises:  FormatFailed.
         """
         program = Path(pyspark.__file__).parent / "bin" / "spark-pipelines"
         command = [str(program), "run", "--spec", str(self._directory / "spark-pipeline.yml")]
@@ -83,17 +89,24 @@ class Declarative:
 
 
 def _run(command: list[str], **environment: str) -> str:
+    """The standard output; a start that Spark missed on a busy machine is tried again."""
     share_python_path()
     own = {"JAVA_HOME": str(find_java()), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS_MAX,
-        check=False,
-        env={**os.environ, **own, **environment, "PATH": paths},
-    )
-    if done.returncode:
-        raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr[-3000:])
-    return done.stdout
+    for _ in range(ATTEMPTS):
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS_MAX,
+                check=False,
+                env={**os.environ, **own, **environment, "PATH": paths},
+            )
+        except subprocess.TimeoutExpired as error:
+            raise FormatFailed(f"{command} did not end within {SECONDS_MAX:.0f} s") from error
+        if not done.returncode:
+            return done.stdout
+        if not is_passing(done.stderr):
+            break
+    raise FormatFailed(f"{command} failed: {done.stdout[-1000:]}{done.stderr[-3000:]}")
