@@ -48,11 +48,13 @@ class StorePaths:
     def topic(self, topic: str) -> Path:
         """The directory of a topic's queues.
 
-            raise StoreError(f"a message is stored under the topic {topic[:64]!r}: no directory")
-                 log that was tampered with or of a master that is not one.
+        Raises:  StoreError for a name that would lead elsewhere. Requests cannot bring one; a record can, of
+                 a log that was tampered with or of a master that is not one.
         """
         if not topic or topic in (".", "..") or not _PATH_SIGNS.isdisjoint(topic):
-            raise StoreError(f"the log holds a message of the topic {topic[:64]!r}, which names no directory")
+            raise StoreError(
+                f"a message is stored under the topic {topic[:64]!r}: no directory has such a name"
+            )
         return self.consume_queues / topic
 
     def consume_queue(self, topic: str, queue_id: int) -> Path:
