@@ -1,12 +1,14 @@
-"""Every Python example of docs/spark.md runs, in order, in one session."""
+"""Every example of docs/spark.md runs, commands and Python, in order, in one session."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
+from dead_letter_maker import make_dead_letters
 from spark_cluster import Cluster
 from typer.testing import CliRunner
 
@@ -15,6 +17,38 @@ from tandemmq.spark.command import app
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "spark.md"
 
+TOLD = {
+    "landing": "400 rows",
+    "audit": "OK: all sides are equal",
+    "replay": "200 rows",
+    "rollup": "rows",
+    "history": "200 rows",
+    "deadletters": "order-",
+    "rebuild": "",
+    "lake": "/orders",
+}
+"""What a command of the document says here."""
+
+
+def _here(text: str, cluster: Cluster, directory: Path) -> str:
+    """The document with the addresses and directories of this test."""
+    for address in ("127.0.0.1:9876", "10.0.0.1:9876"):
+        text = text.replace(address, cluster.namesrv)
+    # The cluster's example is the landing that went before, elsewhere.
+    return text.replace("/data/", f"{directory}/").replace("/shared/", f"{directory}/shared-")
+
+
+def _commands(text: str) -> list[tuple[list[str], str]]:
+    """Arguments of each pipeline command, and what its output has to hold; all of them end by themselves."""
+    commands = []
+    for line in re.findall(r"^    tandemmq pipeline (.+)$", text, re.MULTILINE):
+        command = shlex.split(line)
+        if command[0] in ("landing", "rollup") and "--once" not in command:
+            command.append("--once")
+        commands.append((command, TOLD[command[0]]))
+    assert {command[0] for command, _ in commands} == set(TOLD)
+    return commands
+
 
 def test_the_examples_run(spark: Any, cluster: Cluster, tmp_path: Path, monkeypatch: Any) -> None:
     cluster.send("Orders", 400)
@@ -22,32 +56,20 @@ def test_the_examples_run(spark: Any, cluster: Cluster, tmp_path: Path, monkeypa
     # The landing command of the document, in the session that is there.
     monkeypatch.setattr(tandemmq.spark.pipelines.sessions, "build_session", lambda *args, **kwargs: spark)
     monkeypatch.setattr(type(spark), "stop", lambda self: None)
-    text = DOCUMENT.read_text().replace("127.0.0.1:9876", cluster.namesrv).replace("/data/", f"{tmp_path}/")
-    command = next(line.split()[2:] for line in text.splitlines() if line.endswith("--once"))
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-    assert "400 rows" in result.output
-    command = next(line.split()[2:] for line in text.splitlines() if "pipeline audit --namesrv" in line)
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-    assert "OK: all sides are equal" in result.output
-    command = next(shlex.split(line)[2:] for line in text.splitlines() if "pipeline replay --lake" in line)
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-    assert "200 rows" in result.output
-    text = text.replace("--report", "--once --report")
-    for name in ("rollup", "history"):
-        command = next(shlex.split(line)[2:] for line in text.splitlines() if f"pipeline {name} --" in line)
+    text = _here(DOCUMENT.read_text(), cluster, tmp_path)
+    make_dead_letters(cluster, "billing", "Orders2Pay", 20, key="order-{}")
+    shutil.copytree(cluster.directory / "slave", tmp_path / "stopped")
+    for command, told in _commands(text):
         result = CliRunner().invoke(app, command)
-        assert result.exit_code == 0, result.output
-        assert "400 rows" in result.output if name == "rollup" else "200 rows" in result.output
+        assert result.exit_code == 0, (command, result.output)
+        assert told in result.output, (command, result.output)
     scope: dict[str, Any] = {"spark": spark}
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) >= 7
     for block in blocks:
         exec(compile(re.sub(r"spark = build_session.*", "", block), str(DOCUMENT), "exec"), scope)
     assert scope["table"].num_rows == 400
-    for topic in ("Answers", "Copied"):
+    for topic in ("Answers", "Copied", "CopiedOnce"):
         source = spark.read.format("tandemmq").options(nameServer=cluster.namesrv, topic=topic)
         assert source.load().count() == 400
     assert sum(row["count"] for row in spark.table("by_tag").collect()) == 400

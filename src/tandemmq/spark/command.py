@@ -10,6 +10,7 @@ import typer
 from tandemmq.spark.command_audit import audit
 from tandemmq.spark.command_dead_letters import deadletters
 from tandemmq.spark.command_history import history
+from tandemmq.spark.command_lake import app as lake_app
 from tandemmq.spark.command_progress import ProgressKind, read_text_option, split_list, split_pair
 from tandemmq.spark.command_rebuild import rebuild
 from tandemmq.spark.command_replay import replay
@@ -119,3 +120,4 @@ app.command()(rollup)
 app.command()(history)
 app.command()(deadletters)
 app.command()(rebuild)
+app.add_typer(lake_app, name="lake")

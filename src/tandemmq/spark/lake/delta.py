@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -114,3 +115,23 @@ def _add(root: Path, file: StagedFile, partition: dict[str, str | None]) -> AddA
         data_change=True,
         stats=json.dumps(statistics),
     )
+
+
+def require_delta(root: Path) -> DeltaTable:
+    """Raises ConfigError when there is no table."""
+    table = open_delta(root)
+    if table is None:
+        raise ConfigError(f"{root} has no Delta table")
+    return table
+
+
+def expire_delta(root: Path, before: datetime) -> None:
+    """Drops the days before `before`, and files that no version of the last week needs.
+
+    Raises:  ConfigError for a table that is not partitioned by day.
+    """
+    table = require_delta(root)
+    if "dt" not in table.metadata().partition_columns:
+        raise ConfigError(f"{root} is not partitioned by dt: nothing can expire by days")
+    table.delete(f"dt < '{before:%Y-%m-%d}'")
+    table.vacuum(dry_run=False, full=True)

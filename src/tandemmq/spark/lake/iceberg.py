@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +20,9 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.transforms import DayTransform, IdentityTransform
 
-from tandemmq.spark.lake.files import CommitOutcome, StagedFile
+from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.files import CommitOutcome, StagedFile, sync_dir, sync_file
+from tandemmq.spark.lake.merge import merge_files
 from tandemmq.spark.lake.parquet import TIME_COLUMN
 
 CATALOG_FILE = "catalog.db"
@@ -27,6 +31,7 @@ CATALOG_FILE = "catalog.db"
 logging.getLogger("pyiceberg.io.pyarrow").setLevel(logging.ERROR)
 NAMESPACE = "tandemmq"
 TABLE = f"{NAMESPACE}.messages"
+SNAPSHOTS_KEPT = timedelta(days=7)
 BATCH_PROPERTY = "tandemmq.batch."
 _PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
@@ -97,3 +102,86 @@ def _create(root: Path, schema: pa.Schema) -> Table:
 
 def _uri(path: Path) -> str:
     return f"file://{path.absolute()}"
+
+
+def compact_iceberg(root: Path, target_bytes: int) -> None:
+    """One file for each partition and set of columns, one commit per partition with several small ones.
+
+    Files of at least half of `target_bytes` stay as they are.
+    """
+    table = require_iceberg(root)
+    for (topic, day), files in sorted(_list_partitions(table).items()):
+        small = [path for path, size in files if size < target_bytes // 2]
+        if len(small) < 2:
+            continue
+        merged = [_merge(paths) for paths in _group_by_columns(small)]
+        if len(merged) == len(small):
+            continue
+        kept = [path for path, size in files if size >= target_bytes // 2]
+        table.refresh()
+        with table.transaction() as change:
+            change.delete(f"topic = '{topic}' and {_since(day)} and {_until(day + timedelta(days=1))}")
+            change.add_files([_uri(path) for path in (*kept, *merged)], check_duplicate_files=False)
+
+
+def _list_partitions(table: Table) -> dict[tuple[str, datetime], list[tuple[Path, int]]]:
+    """The files and their sizes by topic and day; rows that have neither are left alone."""
+    partitions: dict[tuple[str, datetime], list[tuple[Path, int]]] = {}
+    columns = ["partition", "file_path", "file_size_in_bytes"]
+    for file in table.inspect.data_files().select(columns).to_pylist():
+        topic, date = file["partition"].get("topic_part"), file["partition"].get("dt")
+        if topic is None or date is None:
+            continue
+        day = datetime.combine(date, datetime.min.time(), UTC)
+        path = Path(file["file_path"].removeprefix("file://"))
+        partitions.setdefault((topic, day), []).append((path, file["file_size_in_bytes"]))
+    return {key: sorted(files) for key, files in partitions.items()}
+
+
+def _group_by_columns(paths: Sequence[Path]) -> list[list[Path]]:
+    groups: list[tuple[pa.Schema, list[Path]]] = []
+    for path in paths:
+        schema = pq.read_schema(path).remove_metadata()
+        found = next((group for known, group in groups if known == schema), None)
+        if found is None:
+            groups.append((schema, [path]))
+        else:
+            found.append(path)
+    return [group for _, group in groups]
+
+
+def _merge(paths: Sequence[Path]) -> Path:
+    target = paths[0].with_name(f"merged-{uuid4().hex[:12]}.parquet")
+    merge_files(paths, target)
+    sync_file(target)
+    sync_dir(target.parent)
+    return target
+
+
+def expire_iceberg(root: Path, before: datetime) -> None:
+    """Drops the days before `before`, and snapshots that are older than a week."""
+    table = require_iceberg(root)
+    table.delete(_until(before))
+    table.maintenance.expire_snapshots().older_than(datetime.now() - SNAPSHOTS_KEPT).commit()
+
+
+def list_all_files(root: Path) -> set[str]:
+    """The files that any snapshot needs, relative to the lake."""
+    paths = require_iceberg(root).inspect.all_data_files()["file_path"].to_pylist()
+    return {str(Path(path.removeprefix("file://")).relative_to(root.absolute())) for path in paths}
+
+
+def require_iceberg(root: Path) -> Table:
+    """Raises ConfigError when there is no table."""
+    table = open_iceberg(root)
+    if table is None:
+        raise ConfigError(f"{root} has no Iceberg table")
+    return table
+
+
+def _since(time: datetime) -> str:
+    return f"{TIME_COLUMN} >= '{time.isoformat()}'"
+
+
+def _until(time: datetime) -> str:
+    return f"{TIME_COLUMN} < '{time.isoformat()}'"

@@ -1,0 +1,202 @@
+"""Fewer and larger files for a Parquet lake: neighbouring batches become one.
+
+A plain reader lists directories, so the change must come in one step: a second tree is built beside the lake,
+of hard links to what stays and of the merged files, and the two trees change places (renameat2 with
+RENAME_EXCHANGE). A reader sees the old lake or the new one; one that had listed the old one before and opens
+a file that is gone afterwards gets an error and reads again. A kill leaves the lake as it was or as it shall
+be, and a tree beside it that the next run removes.
+
+The newest batch stays as it is, because Spark may replay it. Must not know Spark.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.files import SUMMARY_FILE, batch_dir, list_batches, read_summary, sync_dir, sync_file
+from tandemmq.spark.lake.formats import Crash, no_crash
+from tandemmq.spark.lake.parquet import ROW_GROUP_ROWS
+from tandemmq.units import MIB
+
+TARGET_BYTES = 256 * MIB
+EXPIRED_MARK = "_expired"
+"""In a batch whose oldest rows were let go."""
+
+_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """What a compaction did."""
+
+    files_before: int
+    files_after: int
+    rows: int
+
+
+def merge_batches(root: Path, *, target_bytes: int = TARGET_BYTES, crash: Crash = no_crash) -> Merged:
+    """Returns when the lake has been replaced, or at once when nothing would become less.
+
+    Whoever calls it holds the lake's lock. Raises:  ConfigError where directories cannot change places.
+    """
+    root = root.absolute()
+    beside = root.with_name(f".{root.name}.compacting")
+    shutil.rmtree(beside, ignore_errors=True)
+    groups = plan_groups(root, target_bytes)
+    before = count_files(root)
+    if all(len(group) == 1 and not _has_many_files(root, group[0]) for group in groups):
+        return Merged(files_before=before, files_after=before, rows=_rows(root))
+    merged = {batch for group in groups for batch in group}
+    for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
+        number = entry.name.removeprefix("batch=")
+        if number.isdecimal() and int(number) in merged:
+            continue
+        _link(Path(entry.path), beside / entry.name)
+    for group in groups:
+        _merge_group(root, beside, group)
+    _sync_tree(beside)
+    if _rows(beside) != _rows(root):
+        raise AssertionError(f"{beside} has other rows than {root}; nothing was changed")
+    crash("before exchange")
+    _exchange(beside, root)
+    sync_dir(root.parent)
+    crash("after exchange")
+    shutil.rmtree(beside, ignore_errors=True)
+    return Merged(files_before=before, files_after=count_files(root), rows=_rows(root))
+
+
+def plan_groups(root: Path, target_bytes: int) -> list[list[int]]:
+    """Neighbouring batches that become one: equal columns, together at most `target_bytes`."""
+    groups: list[list[int]] = []
+    size, columns = 0, None
+    for batch in list_batches(root)[:-1]:
+        there = read_summary(root, batch).size_bytes
+        names = _columns(root, batch)
+        if not groups or columns != names or size + there > target_bytes:
+            groups.append([])
+            size, columns = 0, names
+        groups[-1].append(batch)
+        size += there
+    return groups
+
+
+def data_files(root: Path) -> list[Path]:
+    """The committed files of a Parquet lake."""
+    return sorted(path for batch in list_batches(root) for path in batch_dir(root, batch).rglob("*.parquet"))
+
+
+def count_files(root: Path) -> int:
+    return len(data_files(root))
+
+
+def _columns(root: Path, batch: int) -> Any:
+    first = next(iter(sorted(batch_dir(root, batch).rglob("*.parquet"))), None)
+    return pq.read_schema(first).remove_metadata() if first is not None else None
+
+
+def _has_many_files(root: Path, batch: int) -> bool:
+    places = [path.parent for path in batch_dir(root, batch).rglob("*.parquet")]
+    return len(places) > len(set(places))
+
+
+def _merge_group(root: Path, beside: Path, group: Sequence[int]) -> None:
+    target = batch_dir(beside, group[0])
+    target.mkdir(parents=True)
+    parts: dict[Path, list[Path]] = {}
+    for batch in group:
+        directory = batch_dir(root, batch)
+        for path in sorted(directory.rglob("*.parquet")):
+            parts.setdefault(path.parent.relative_to(directory), []).append(path)
+    for place, paths in parts.items():
+        (target / place).mkdir(parents=True, exist_ok=True)
+        merge_files(paths, target / place / f"merged-{group[-1]:08d}.parquet")
+    summaries = [read_summary(root, batch) for batch in group]
+    size = sum(path.stat().st_size for path in target.rglob("*.parquet"))
+    document = {"rows": sum(s.rows for s in summaries), "bytes": size, "batches": [group[0], group[-1]]}
+    (target / SUMMARY_FILE).write_text(json.dumps(document) + "\n")
+    if any((batch_dir(root, batch) / EXPIRED_MARK).exists() for batch in group):
+        (target / EXPIRED_MARK).touch()
+
+
+def merge_files(paths: Sequence[Path], target: Path) -> None:
+    """One file with the rows of all, in their order; a row group is in memory at a time."""
+    if len(paths) == 1:
+        os.link(paths[0], target)
+        return
+    with pq.ParquetFile(paths[0]) as first:
+        schema, metadata = first.schema_arrow, first.metadata
+        compression = metadata.row_group(0).column(0).compression if metadata.num_row_groups else "ZSTD"
+        bounds = _columns_with_statistics(metadata)
+    with pq.ParquetWriter(target, schema, compression=compression, write_statistics=bounds) as writer:
+        for table in _read_in_groups(paths):
+            writer.write_table(table)
+
+
+def _read_in_groups(paths: Sequence[Path]) -> Iterator[Any]:
+    import pyarrow as pa
+
+    waiting: list[Any] = []
+    count = 0
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=ROW_GROUP_ROWS // 8):
+                waiting.append(batch)
+                count += batch.num_rows
+                if count >= ROW_GROUP_ROWS:
+                    yield pa.Table.from_batches(waiting)
+                    waiting, count = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def _columns_with_statistics(metadata: Any) -> list[str]:
+    if not metadata.num_row_groups:
+        return []
+    group = metadata.row_group(0)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    return [column.path_in_schema for column in columns if column.statistics is not None]
+
+
+def _link(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, copy_function=os.link)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(source, target)
+
+
+def _sync_tree(root: Path) -> None:
+    for directory, _, names in os.walk(root):
+        for name in names:
+            sync_file(Path(directory) / name)
+        sync_dir(Path(directory))
+
+
+def _rows(root: Path) -> int:
+    return sum(pq.read_metadata(path).num_rows for path in data_files(root))
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """The two directories change places in one step."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    paths = (os.fsencode(one), os.fsencode(other))
+    if libc.renameat2(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _EXCHANGE) == 0:
+        return
+    code = ctypes.get_errno()
+    raise ConfigError(
+        f"{other}: its file system cannot let two directories change places"
+        f" ({errno.errorcode.get(code, code)}); nothing was changed. A mount point or a link cannot be"
+        " compacted, and NFS cannot do it"
+    )

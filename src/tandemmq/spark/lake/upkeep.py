@@ -1,0 +1,192 @@
+"""Upkeep of a lake of any kind: larger files, rows that are old enough go, and whether everything is there.
+
+Parquet and Iceberg lakes are held for the time of the change, so no landing writes them meanwhile; a Delta
+table takes a landing's appends beside its own upkeep. Must not know Spark.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.files import batch_dir, list_batches, read_owner, read_summary, staging_dir
+from tandemmq.spark.lake.formats import DATA_DIR, LakeFormat, find_kind, list_live_files
+from tandemmq.spark.lake.merge import EXPIRED_MARK, TARGET_BYTES, data_files, merge_batches
+from tandemmq.spark.lake.parquet import TIME_COLUMN
+from tandemmq.spark.pipelines.lake_job import hold_directory
+
+SMALL_BYTES = 16 * 1024 * 1024
+ORPHAN_AGE_S = 24 * 3600
+"""Files that no log names may belong to a batch that runs right now; after a day they do not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeState:
+    """What a look at a lake found. `faults`: sentences; empty when everything is as it must be."""
+
+    kind: LakeFormat
+    owner: str | None
+    rows: int
+    files: int
+    size_bytes: int
+    small_files: int
+    orphans: int
+    faults: tuple[str, ...] = ()
+
+
+def require_kind(root: Path) -> LakeFormat:
+    """Raises ConfigError for a directory that is no lake."""
+    kind = find_kind(root)
+    if kind is None:
+        raise ConfigError(f"{root} is no lake: it has no batches and no table")
+    return kind
+
+
+def compact_lake(root: Path, *, target_bytes: int = TARGET_BYTES) -> tuple[int, int]:
+    """How many files the lake had, and has now."""
+    kind = require_kind(root)
+    with nullcontext() if kind is LakeFormat.DELTA else hold_directory(root):
+        if kind is LakeFormat.PARQUET:
+            merged = merge_batches(root, target_bytes=target_bytes)
+            return merged.files_before, merged.files_after
+        before = len(list_live_files(kind, root))
+        if kind is LakeFormat.DELTA:
+            from tandemmq.spark.lake.delta import require_delta
+
+            require_delta(root).optimize.compact(target_size=target_bytes)
+        else:
+            from tandemmq.spark.lake.iceberg import compact_iceberg
+
+            compact_iceberg(root, target_bytes)
+        return before, len(list_live_files(kind, root))
+
+
+def expire_lake(root: Path, days: int, *, now: datetime | None = None) -> int:
+    """How many files went: those with rows stored before the last `days` days (UTC) only, and orphans."""
+    kind = require_kind(root)
+    today = (now or datetime.now(UTC)).replace(hour=0, minute=0, second=0, microsecond=0)
+    before = today - timedelta(days=days)
+    with nullcontext() if kind is LakeFormat.DELTA else hold_directory(root):
+        if kind is LakeFormat.PARQUET:
+            return _expire_files(root, before)
+        count = len(list_live_files(kind, root))
+        if kind is LakeFormat.DELTA:
+            from tandemmq.spark.lake.delta import expire_delta
+
+            expire_delta(root, before)
+        else:
+            from tandemmq.spark.lake.iceberg import expire_iceberg
+
+            expire_iceberg(root, before)
+        return count - len(list_live_files(kind, root)) + _remove_orphans(kind, root)
+
+
+def check_lake(root: Path) -> LakeState:
+    """Reads the footers of all files and compares them with what was committed."""
+    kind = require_kind(root)
+    faults: list[str] = []
+    live = _live_paths(kind, root)
+    rows = size = small = 0
+    for path in live:
+        try:
+            rows += pq.read_metadata(path).num_rows
+            bytes_there = path.stat().st_size
+        except (OSError, ValueError) as error:
+            faults.append(f"{path.relative_to(root)}: {error}")
+            continue
+        size += bytes_there
+        small += bytes_there < SMALL_BYTES
+    if kind is LakeFormat.PARQUET:
+        faults += _compare_summaries(root)
+    return LakeState(
+        kind=kind,
+        owner=read_owner(root),
+        rows=rows,
+        files=len(live),
+        size_bytes=size,
+        small_files=small,
+        orphans=len(_find_orphans(kind, root)),
+        faults=tuple(faults),
+    )
+
+
+def _live_paths(kind: LakeFormat, root: Path) -> list[Path]:
+    if kind is LakeFormat.PARQUET:
+        return data_files(root)
+    return sorted(root / name for name in list_live_files(kind, root))
+
+
+def _compare_summaries(root: Path) -> list[str]:
+    faults = []
+    for batch in list_batches(root):
+        directory = batch_dir(root, batch)
+        said = read_summary(root, batch).rows
+        found = sum(pq.read_metadata(path).num_rows for path in directory.rglob("*.parquet"))
+        # Rows that expired are missing on purpose; the summary keeps what was landed.
+        if found > said:
+            faults.append(f"{directory.name}: {found} rows, {said} were committed")
+        elif found < said and not (directory / EXPIRED_MARK).exists():
+            faults.append(f"{directory.name}: {said - found} of {said} rows are missing")
+    return faults
+
+
+def _expire_files(root: Path, before: datetime) -> int:
+    count = 0
+    for batch in list_batches(root)[:-1]:
+        directory = batch_dir(root, batch)
+        for path in sorted(directory.rglob("*.parquet")):
+            newest = _newest_row(path)
+            if newest is None or newest >= before:
+                continue
+            (directory / EXPIRED_MARK).touch()
+            path.unlink()
+            count += 1
+    for path in staging_dir(root).glob("*.staged") if staging_dir(root).is_dir() else ():
+        path.unlink()
+        count += 1
+    return count
+
+
+def _newest_row(path: Path) -> datetime | None:
+    """The newest store time in a file, by its footer; None when that does not say."""
+    footer = pq.read_metadata(path)
+    names = footer.schema.to_arrow_schema().names
+    if TIME_COLUMN not in names or not footer.num_row_groups:
+        return None
+    paths = [footer.schema.column(column).path for column in range(footer.num_columns)]
+    newest: list[datetime] = []
+    for number in range(footer.num_row_groups):
+        statistics = footer.row_group(number).column(paths.index(TIME_COLUMN)).statistics
+        if statistics is None or not statistics.has_min_max:
+            return None
+        newest.append(statistics.max)
+    return max(newest)
+
+
+def _find_orphans(kind: LakeFormat, root: Path) -> list[Path]:
+    """Files that no snapshot names."""
+    if kind is LakeFormat.PARQUET:
+        return sorted(staging_dir(root).glob("*.staged")) if staging_dir(root).is_dir() else []
+    if kind is LakeFormat.DELTA:
+        live = list_live_files(kind, root)
+    else:
+        from tandemmq.spark.lake.iceberg import list_all_files
+
+        live = list_all_files(root)
+    return [path for path in (root / DATA_DIR).rglob("*.parquet") if str(path.relative_to(root)) not in live]
+
+
+def _remove_orphans(kind: LakeFormat, root: Path) -> int:
+    if kind is LakeFormat.DELTA:
+        return 0  # its vacuum did that, and knows which files older versions still need
+    limit = time.time() - ORPHAN_AGE_S
+    old = [path for path in _find_orphans(kind, root) if path.stat().st_mtime < limit]
+    for path in old:
+        path.unlink()
+    return len(old)

@@ -1,0 +1,174 @@
+"""Compaction, retention and checks of lakes: no row is missing or doubled at any moment."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.command import app
+from tandemmq.spark.lake import merge
+from tandemmq.spark.lake.files import CommitOutcome, batch_dir, list_batches
+from tandemmq.spark.lake.formats import LakeFormat, commit_files, list_live_files, plan_files
+from tandemmq.spark.lake.merge import merge_batches
+from tandemmq.spark.lake.parquet import ParquetStager
+from tandemmq.spark.lake.upkeep import check_lake, compact_lake, expire_lake
+from tandemmq.spark.pipelines.lake_job import hold_directory
+
+NOW = datetime(2025, 1, 10, 12, tzinfo=UTC)
+ALL = list(LakeFormat)
+
+
+class Killed(Exception):
+    """Stands for a process that ends at this step."""
+
+
+def write_batch(
+    kind: LakeFormat, root: Path, batch_id: int, count: int = 6, *, tasks: int = 2
+) -> CommitOutcome:
+    """Rows of the last three days, numbered through all batches and tasks."""
+    files = []
+    for task in range(tasks):
+        first = (batch_id * tasks + task) * count
+        numbers = range(first, first + count)
+        rows = pa.record_batch(
+            {
+                "topic": pa.array(["Orders" for _ in numbers]),
+                "queueOffset": pa.array(numbers, pa.int64()),
+                "storeTimestamp": pa.array(
+                    [NOW - timedelta(days=n % 3) for n in numbers], pa.timestamp("us", "UTC")
+                ),
+            }
+        )
+        partition_by = ("dt",) if kind is LakeFormat.PARQUET else ()
+        options = plan_files(kind, rows.schema.names, partition_by, "zstd")
+        stager = ParquetStager(
+            root, batch_id=batch_id, partition_id=task, schema=rows.schema, options=options
+        )
+        stager.write(rows)
+        files += stager.finish()
+    return commit_files(kind, root, batch_id, "q", files)
+
+
+def offsets(kind: LakeFormat, root: Path) -> list[int]:
+    if kind is LakeFormat.PARQUET:
+        table: Any = pq.read_table(root)
+    elif kind is LakeFormat.DELTA:
+        from deltalake import DeltaTable
+
+        table = DeltaTable(str(root)).to_pyarrow_table()
+    else:
+        from tandemmq.spark.lake.iceberg import require_iceberg
+
+        table = require_iceberg(root).scan().to_arrow()
+    return sorted(table["queueOffset"].to_pylist())
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_compaction_changes_files_and_no_row(kind: LakeFormat, tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    for batch in range(4):
+        write_batch(kind, root, batch)
+    before, after = compact_lake(root)
+    assert after < before == 24
+    assert offsets(kind, root) == list(range(48))
+    assert check_lake(root).faults == ()
+    # The landing goes on, and a replay of the newest batch is known.
+    assert write_batch(kind, root, 3) is CommitOutcome.ALREADY_COMMITTED
+    assert write_batch(kind, root, 4) is CommitOutcome.COMMITTED
+    compact_lake(root)
+    assert offsets(kind, root) == list(range(60))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_old_days_expire_and_the_rest_stays(kind: LakeFormat, tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    for batch in range(3):
+        write_batch(kind, root, batch)
+    assert expire_lake(root, 1, now=NOW) > 0
+    left = offsets(kind, root)
+    # Of a Parquet lake the newest batch stays whole.
+    kept = [n for n in range(36) if n % 3 < 2 or (kind is LakeFormat.PARQUET and n >= 24)]
+    assert left == kept
+    compact_lake(root)
+    assert offsets(kind, root) == kept
+    assert check_lake(root).faults == ()
+
+
+@pytest.mark.parametrize("step", ["before exchange", "after exchange"])
+def test_a_compaction_that_is_killed_leaves_the_lake_whole(step: str, tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    for batch in range(4):
+        write_batch(LakeFormat.PARQUET, root, batch)
+
+    def crash(at: str) -> None:
+        if at == step:
+            raise Killed(at)
+
+    with pytest.raises(Killed):
+        merge_batches(root, crash=crash)
+    assert offsets(LakeFormat.PARQUET, root) == list(range(48))
+    merge_batches(root)
+    assert offsets(LakeFormat.PARQUET, root) == list(range(48))
+    assert [path.name for path in tmp_path.iterdir()] == ["lake"]
+    assert list_batches(root) == [0, 3]
+
+
+def test_columns_that_differ_are_not_merged(tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    write_batch(LakeFormat.PARQUET, root, 0, tasks=1)
+    write_batch(LakeFormat.PARQUET, root, 1, tasks=1)
+    for path in batch_dir(root, 1).rglob("*.parquet"):
+        table = pq.read_table(path, partitioning=None)
+        pq.write_table(table.append_column("region", pa.array(["eu"] * table.num_rows)), path)
+    write_batch(LakeFormat.PARQUET, root, 2, tasks=1)
+    assert merge.plan_groups(root, 1 << 20) == [[0], [1]]
+
+
+def test_a_landing_that_runs_is_left_alone(tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    write_batch(LakeFormat.PARQUET, root, 0)
+    with pytest.raises(ConfigError, match="is no lake"):
+        compact_lake(tmp_path)
+    with hold_directory(root):
+        result = _lock_from_another_process(root)
+    assert "another pipeline writes" in result
+
+
+def _lock_from_another_process(root: Path) -> str:
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "tandemmq", "pipeline", "lake", "compact", str(root)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
+def test_the_check_finds_what_is_missing(tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    for batch in range(2):
+        write_batch(LakeFormat.PARQUET, root, batch)
+    run = CliRunner().invoke
+    good = run(app, ["lake", "check", str(root)])
+    assert (good.exit_code, "rows        24" in good.output) == (0, True)
+    next(batch_dir(root, 0).rglob("*.parquet")).unlink()
+    bad = run(app, ["lake", "check", str(root)])
+    assert bad.exit_code == 1
+    assert "of 12 rows are missing" in bad.output
+    assert run(app, ["lake", "compact", str(root), "--target-mib", "1"]).exit_code == 0
+    assert run(app, ["lake", "expire", str(root), "--days", "1"]).exit_code == 0
+    assert run(app, ["lake", "check", str(tmp_path)]).exit_code == 2
+
+
+@pytest.mark.parametrize("kind", [LakeFormat.DELTA, LakeFormat.ICEBERG])
+def test_files_of_killed_tasks_are_counted(kind: LakeFormat, tmp_path: Path) -> None:
+    write_batch(kind, tmp_path, 0)
+    live = sorted(list_live_files(kind, tmp_path))[0]
+    orphan = (tmp_path / live).with_name("00000001-00000-orphan.parquet")
+    orphan.write_bytes((tmp_path / live).read_bytes())
+    assert check_lake(tmp_path).orphans == 1
