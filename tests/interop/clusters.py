@@ -163,13 +163,18 @@ class JavaBroker:
 
 
 @contextmanager
-def our_cluster(directory: Path) -> Iterator[Cluster]:
+def our_cluster(directory: Path, settings: Mapping[str, object] | None = None) -> Iterator[Cluster]:
     """Our name server; brokers started through the result are gone at the end."""
     directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        settings = ["--set", f"bindAddress={HOST}", "--set", "listenPort=0"]
-        files = ["--set", f"kvConfigPath={directory / 'kvConfig.json'}"]
-        server = Server("namesrv", ["namesrv", *settings, *files], directory / "namesrv.log")
+        values = {
+            "bindAddress": HOST,
+            "listenPort": 0,
+            "kvConfigPath": directory / "kvConfig.json",
+            **(settings or {}),
+        }
+        pairs = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+        server = Server("namesrv", ["namesrv", *pairs], directory / "namesrv.log")
         stack.callback(server.stop)
         yield Cluster(server.start(), directory, stack)
 
