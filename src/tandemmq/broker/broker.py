@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from tandemmq.api.nameserver import BrokerIdentity, Registered
@@ -356,6 +357,7 @@ class Broker:
             await self._clock.sleep(SAMPLE_PERIOD_S)
             now_s = self._clock.monotonic()
             parts.stats.sample(now_s)
+            parts.stats.note_day(datetime.fromtimestamp(self._clock.now_ms() / 1000).date())
             parts.items.sample(now_s)
             count += 1
             if count % FORGET_EVERY == 0:

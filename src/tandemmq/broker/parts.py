@@ -217,7 +217,12 @@ class Parts:
             options.broker_name, store=store, consumers=consumers, topics=topics, groups=groups
         )
         self.runtime_info = RuntimeInfoHandlers(
-            options, store=store, stats=self.stats, disk=disk, clock=clock
+            options,
+            store=store,
+            stats=self.stats,
+            delay_offsets=tables.delay_offsets,
+            disk=disk,
+            clock=clock,
         )
         self.settings = SettingsHandlers(options, store.options, disk=disk, clock=clock)
         self.inspection = InspectionHandlers(

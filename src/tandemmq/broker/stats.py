@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container
+from datetime import date
 from typing import NamedTuple
 
 SAMPLE_PERIOD_S = 10
@@ -75,15 +76,18 @@ class BrokerStats:
     """The counters; each only grows."""
 
     __slots__ = (
+        "_day",
         "_samples",
         "found_count",
         "got_bytes",
         "got_count",
+        "got_mornings",
         "groups_out",
         "missed_count",
         "pull_endings",
         "put_bytes",
         "put_count",
+        "put_mornings",
         "send_refusals",
         "sent_back",
         "topics_out",
@@ -101,6 +105,9 @@ class BrokerStats:
         self.topics_out = TopicCounts()
         self.groups_out = GroupCounts()  # what groups got; times: pulls and pops
         self.sent_back = GroupCounts()  # what groups handed back to be consumed again
+        self._day: date | None = None
+        # The counts as they stood yesterday and today at midnight; 0 before the broker started.
+        self.put_mornings = self.got_mornings = (0, 0)
         self._samples: deque[Counters] = deque(
             [self._now(now_s)], maxlen=WINDOWS_S[-1] // SAMPLE_PERIOD_S + 1
         )
@@ -118,6 +125,13 @@ class BrokerStats:
 
     def sample(self, now_s: float) -> None:
         self._samples.append(self._now(now_s))
+
+    def note_day(self, day: date) -> None:
+        """Called with each sample; at the first one of a new day the counts are kept."""
+        if self._day is not None and day != self._day:
+            self.put_mornings = (self.put_mornings[1], self.put_count)
+            self.got_mornings = (self.got_mornings[1], self.got_count)
+        self._day = day
 
     def rates(self, name: str, now_s: float) -> tuple[float, ...]:
         """Per second, over each of the windows; a young broker's windows are as long as it is old."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 from tandemmq.broker.admin.stats_series import DAY_S, MINUTE_STEP_S, Series, SeriesTable, Totals
 
 
@@ -65,3 +67,16 @@ def test_bound_and_forgetting() -> None:
     assert len(table) == 0
     table.sample(DAY_S + 10, {"idle": Totals()})
     assert len(table) == 0
+
+
+def test_counts_of_days_are_kept_at_midnight() -> None:
+    stats = BrokerStats(0.0)
+    stats.note_day(date(2026, 1, 1))
+    stats.put_count = 10
+    stats.note_day(date(2026, 1, 1))
+    assert stats.put_mornings == (0, 0)
+    stats.note_day(date(2026, 1, 2))
+    assert stats.put_mornings == (0, 10)
+    stats.put_count = 25
+    stats.note_day(date(2026, 1, 3))
+    assert stats.put_mornings == (10, 25)

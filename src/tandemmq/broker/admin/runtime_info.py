@@ -7,6 +7,7 @@ Source: spec semantics 22, remoting 11.8.
 
 from __future__ import annotations
 
+from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.protocol.bodies.kv import encode_kv_table
@@ -14,6 +15,7 @@ from tandemmq.protocol.codes import OUR_VERSION, render_version
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.exactly_once import CAPABILITY, CLAIM_VERSION
 from tandemmq.protocol.record import RecordError, decode_record
+from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.store.message_store import MessageStore
@@ -34,10 +36,6 @@ _ZERO_KEYS = (
     "timerDequeueTps",
     "EndTransactionQueueSize",
     "EndTransactionThreadPoolQueueCapacity",
-    "msgPutTotalYesterdayMorning",
-    "msgPutTotalTodayMorning",
-    "msgGetTotalYesterdayMorning",
-    "msgGetTotalTodayMorning",
 )
 
 
@@ -50,12 +48,14 @@ class RuntimeInfoHandlers:
         *,
         store: MessageStore,
         stats: BrokerStats,
+        delay_offsets: DelayOffsetTable,
         disk: Disk,
         clock: Clock,
     ) -> None:
         self._options = options
         self._store = store
         self._stats = stats
+        self._delay_offsets = delay_offsets
         self._disk = disk
         self._clock = clock
         self._booted_at_ms = clock.now_ms()
@@ -88,6 +88,10 @@ class RuntimeInfoHandlers:
             "putMessageAverageSize": f"{average:.1f}",
             "putMessageFailedTimes": str(stats.refused_count),
             "putMessageDistributeTime": "",
+            "msgPutTotalYesterdayMorning": str(stats.put_mornings[0]),
+            "msgPutTotalTodayMorning": str(stats.put_mornings[1]),
+            "msgGetTotalYesterdayMorning": str(stats.got_mornings[0]),
+            "msgGetTotalTodayMorning": str(stats.got_mornings[1]),
             "msgPutTotalTodayNow": str(stats.put_count),
             "msgGetTotalTodayNow": str(stats.got_count),
             "putTps": self._rates("put_count"),
@@ -106,6 +110,9 @@ class RuntimeInfoHandlers:
             "remainHowManyDataToFlush": f"{store.appended.value - store.flushed.value} B",
             "earliestMessageTimeStamp": str(self._earliest_ms(now_ms)),
         }
+        for level, offset in self._delay_offsets.snapshot().offsets.items():
+            end = store.queue_max(SCHEDULE_TOPIC, level - 1)
+            table[f"scheduleMessageOffset_{level}"] = f"{offset},{end}"
         if store.has_key_index:
             table[CAPABILITY] = CLAIM_VERSION
         return table
