@@ -1,0 +1,114 @@
+"""What lies in examples/ runs: the notebook, the SQL view, and the declarative pipeline, twice."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pyarrow.parquet as pq
+import pyspark
+import pytest
+from nbclient import NotebookClient
+from spark_cluster import Cluster
+
+from tandemmq.client import BlockingProducer, Message
+from tandemmq.spark.java import find_java
+from tandemmq.spark.session import share_python_path
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CELL_SECONDS_MAX = 240
+RUN_SECONDS_MAX = 420
+
+
+def test_notebook_runs_from_topic_to_plot(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEMMQ_NAMESRV", cluster.namesrv)
+    monkeypatch.setenv("TANDEMMQ_TOPIC", "NotebookFlights")
+    share_python_path()
+    notebook = nbformat.read(EXAMPLES / "flights.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "commit it without outputs"
+    resources = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=CELL_SECONDS_MAX, kernel_name="python3", resources=resources).execute()
+    data = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert any("5000" in found.get("text/plain", "") for found in data)
+    assert any("image/png" in found for found in data)
+
+
+def test_sql_view_counts_the_topic(spark: Any, cluster: Cluster) -> None:
+    send_flights(cluster, "SqlFlights", range(100))
+    text = (EXAMPLES / "by_carrier.sql").read_text()
+    text = text.replace("127.0.0.1:9876", cluster.namesrv).replace("'Flights'", "'SqlFlights'")
+    text = re.sub(r"--.*", "", text)
+    rows: list[Any] = []
+    for statement in filter(str.strip, text.split(";")):
+        rows = spark.sql(statement).collect()
+    assert [(row.carrier, row.flights, row.mean_delay) for row in rows] == [
+        ("AA", 50, 49.0),
+        ("UA", 50, 50.0),
+    ]
+
+
+@pytest.mark.timeout(2 * RUN_SECONDS_MAX + 60)
+@pytest.mark.skipif(importlib.util.find_spec("grpc_status") is None, reason="needs the extra `connect`")
+def test_declarative_pipeline_goes_on_where_it_was(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(EXAMPLES / "declarative", project)
+    spec = project / "spark-pipeline.yml"
+    spec.write_text(re.sub(r"file:///.*", f"file://{tmp_path}/storage", spec.read_text()))
+    for numbers in (range(200), range(200, 300)):
+        send_flights(cluster, "Flights", numbers)
+        run_pipeline(project, cluster.namesrv)
+        table = pq.read_table(project / "spark-warehouse" / "flights")
+        places = set(zip(*(table[name].to_pylist() for name in ("queueId", "queueOffset")), strict=True))
+        assert table.num_rows == len(places) == numbers.stop
+        delays = pq.read_table(project / "spark-warehouse" / "delays")
+        assert sum(delays["flights"].to_pylist()) == numbers.stop
+    late = spark.read.format("tandemmq").options(nameServer=cluster.namesrv, topic="LateFlights").load()
+    assert late.count() == 3 * 39
+    assert {row.tags for row in late.select("tags").distinct().collect()} == {"AA", "UA"}
+
+
+def send_flights(cluster: Cluster, topic: str, numbers: range) -> None:
+    """Two carriers in turn; flight `n` is `n % 100` minutes late, so 39 of 100 are more than an hour late."""
+    messages = [
+        Message(topic=topic, tags=carrier, body=json.dumps(flight).encode())
+        for n in numbers
+        for carrier in [("AA", "UA")[n % 2]]
+        for flight in [{"carrier": carrier, "origin": "EWR", "hour": n % 24, "delay": float(n % 100)}]
+    ]
+    with BlockingProducer("examples", cluster.namesrv) as producer:
+        producer.send(messages[0])
+        producer.send_many(messages[1:])
+
+
+def run_pipeline(project: Path, namesrv: str) -> None:
+    """As the README says, in the project's directory; SPARK_TESTING makes Connect take a free port."""
+    share_python_path()
+    own = {
+        "TANDEMMQ_NAMESRV": namesrv,
+        "SPARK_CONF_DIR": str(project / "conf"),
+        "SPARK_TESTING": "1",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "JAVA_HOME": str(find_java()),
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    done = subprocess.run(
+        [str(Path(pyspark.__file__).parent / "bin" / "spark-pipelines"), "run"],
+        cwd=project,
+        env={**os.environ, **own},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=RUN_SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
