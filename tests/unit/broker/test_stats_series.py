@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import date
 
 from tandemmq.broker.admin.stats_series import DAY_S, MINUTE_STEP_S, Series, SeriesTable, Totals
+from tandemmq.broker.stats import BrokerStats
 
 
 def run(series: Series, seconds: int, per_step: int, at_s: int = 0) -> int:
