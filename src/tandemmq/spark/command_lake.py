@@ -49,6 +49,7 @@ def check(directory: Directory) -> None:
     from tandemmq.spark.lake.upkeep import check_lake
 
     state = _run(lambda: check_lake(directory))
+    typer.echo(f"lake        {directory}")
     typer.echo(f"format      {state.kind.value}")
     typer.echo(f"written by  {state.owner or '-'}")
     typer.echo(f"rows        {state.rows:,}")

@@ -308,6 +308,14 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
 )
 
 
+SECURITY_ROWS = tuple(
+    row
+    for row in OPTION_TABLE
+    if row.name in ("accessKey", "secretKey", "securityToken", "tls") or row.name.startswith("tls.")
+)
+"""What source and sink have in common."""
+
+
 def render_option_table(table: Sequence[OptionRow] = OPTION_TABLE) -> str:
     """An option table as Markdown; `docs/spark.md` holds exactly this text."""
     lines = ["| option | default | for | meaning |", "|---|---|---|---|"]

@@ -8,6 +8,7 @@ from spark_fakes import FakeNet, FakeQueue
 import tandemmq.spark.sink.sender
 from tandemmq.errors import BrokerUnreachable, ConfigError, MessageIllegal, SendNotConfirmed
 from tandemmq.protocol.codes import ResponseCode
+from tandemmq.spark.security import Security
 from tandemmq.spark.sink.encode import Shipment
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
 from tandemmq.spark.sink.sender import Sender
@@ -112,6 +113,10 @@ def test_options_of_the_sink() -> None:
         {"nameserver": "h:1", "topic": "T", "batchbytes": "64k", "checkpointlocation": "x", "path": "y"}
     )
     assert (options.batch_bytes, options.in_flight, options.group) == (65536, 4, "DEFAULT_PRODUCER")
+    raw = {"nameserver": "h:1", "topic": "T", "accesskey": "user", "secretkey": "hidden", "tls": "true"}
+    secured = parse_sink_options(raw)
+    assert secured.security == Security(access_key="user", secret_key="hidden", is_tls=True)
+    assert "hidden" not in repr(secured)
     for bad, why in (
         ({"semantics": "exactly-once"}, "needs the option topic"),
         ({"mode": "exactly-once", "topic": "T", "checkpointLocation": "s3://b/c"}, "set stateDir"),

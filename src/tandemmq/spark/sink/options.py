@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.message import MESSAGE_BYTES_MAX
 from tandemmq.protocol.topic_names import DEFAULT_PRODUCER_GROUP
-from tandemmq.spark.option_table import OptionRow
+from tandemmq.spark.option_table import SECURITY_ROWS, OptionRow
 from tandemmq.spark.option_text import (
     name_options,
+    parse_bool,
     parse_int,
     parse_list,
     parse_name_servers,
     parse_size,
     require,
 )
+from tandemmq.spark.security import OPEN, Security, parse_security
 from tandemmq.units import KIB
 
 AT_LEAST_ONCE = "at-least-once"
@@ -67,6 +69,7 @@ SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
         "B",
         "names a batch write: repeating it with the same rows repeats the keys",
     ),
+    *SECURITY_ROWS,
 )
 
 
@@ -87,6 +90,7 @@ class SinkOptions:
     once_topics: tuple[str, ...] = ()
     """The topics of an exactly-once write; empty: at-least-once."""
     state_dir: str = ""
+    security: Security = OPEN
 
     @property
     def is_once(self) -> bool:
@@ -117,6 +121,11 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         write_id=values.get("writeId", ""),
         once_topics=once_topics,
         state_dir=_find_state_dir(raw, values) if once_topics else "",
+        security=parse_security(
+            values,
+            is_tls=parse_bool(values, "tls", False),
+            verifies_peer=parse_bool(values, "tls.verify", True),
+        ),
     )
 
 

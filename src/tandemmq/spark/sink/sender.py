@@ -65,7 +65,7 @@ class Sender:
     def __init__(self, options: SinkOptions, *, turn: int = 0, once: OnceRun | None = None) -> None:
         self._options = options
         self._once = once
-        self._name_servers = NameServers(options.name_servers, options.send_timeout_s)
+        self._name_servers = NameServers(options.name_servers, options.send_timeout_s, options.security)
         self._turn = turn
         self._views: dict[str, RouteView] = {}
         self._lines: dict[str, _Line] = {}
@@ -227,7 +227,7 @@ class Sender:
     def _line(self, address: str) -> WireConnection:
         line = self._lines.get(address)
         if line is None:
-            loan = POOL.borrow(address)
+            loan = POOL.borrow(address, self._options.security)
             line = self._lines[address] = _Line(loan, loan.__enter__())
             if self._once is not None:
                 require_once(line.connection, address, self._options.send_timeout_s)
