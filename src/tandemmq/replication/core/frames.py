@@ -20,7 +20,7 @@ REPORT_BYTES = 8
 HEAD_BYTES = 12
 BODY_BYTES_MAX = 4 * MIB - HEAD_BYTES
 """What the receive buffer of a RocketMQ slave can hold."""
-TANDEM_BODY_BYTES_MAX = MIB
+TANDEM_BODY_BYTES_MAX = 2 * MIB
 """How long a frame between two of ours may be, where one of RocketMQ gets `transfer_bytes_max`."""
 
 _REPORT = Struct(">q")
@@ -83,6 +83,11 @@ class TransferDecoder:
     @property
     def buffered_bytes(self) -> int:
         return len(self._head)
+
+    @property
+    def body_left(self) -> int:
+        """How many bytes the body still lacks whose head was read; 0 when a head comes next."""
+        return self._body_left
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[TransferHead | memoryview]:
         """Heads, each followed by the pieces of its body that have arrived.

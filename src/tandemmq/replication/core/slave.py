@@ -23,7 +23,13 @@ from tandemmq.replication.core.effects import (
     SlaveEffect,
     Store,
 )
-from tandemmq.replication.core.frames import TransferDecoder, TransferHead, encode_report
+from tandemmq.replication.core.frames import (
+    HEAD_BYTES,
+    TANDEM_BODY_BYTES_MAX,
+    TransferDecoder,
+    TransferHead,
+    encode_report,
+)
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import RateMeter, StartRule
 from tandemmq.replication.core.states import SLAVE_TRANSITIONS, SlaveCause, SlaveState, next_state
@@ -132,15 +138,24 @@ class SlaveSession:
         self._move(SlaveCause.CHECKED)
         return self._report_first(now_ms)
 
-    def on_data(self, data: bytes | bytearray | memoryview, now_ms: int) -> list[SlaveEffect]:
-        """Bytes from the master: stores, then at most one report for all of them."""
+    @property
+    def frame_left(self) -> int:
+        """How many bytes to read at most, so that no head comes behind a body: then nothing is copied."""
+        return self._decoder.body_left or HEAD_BYTES + TANDEM_BODY_BYTES_MAX
+
+    def on_data(self, data: bytes | bytearray | memoryview, now_ms: int, room: int = 0) -> list[SlaveEffect]:
+        """Bytes from the master: stores, then at most one report for all of them.
+
+        `room`: so many bytes at the beginning of `data` are none, but may be written over.
+        """
         if self.state is not SlaveState.TRANSFERRING:
             return []
         self._read_at_ms = now_ms
         pieces: list[memoryview] = []
         refusal: list[SlaveEffect] = []
         try:
-            for event in self._decoder.feed(data):
+            events = self._decoder.feed(memoryview(data)[room:] if room else data)
+            for event in events:
                 if not isinstance(event, TransferHead):
                     pieces.append(event)
                     self._received_to += len(event)
@@ -150,7 +165,9 @@ class SlaveSession:
                     break
         except RemoteProtocolError as error:
             return self._fail(str(error), now_ms)
-        effects, bad = self._take(pieces, now_ms)
+        is_one = len(pieces) == 1 and events[-1] is pieces[0] and not self._decoder.buffered_bytes
+        around = memoryview(data) if room and is_one else None
+        effects, bad = self._take(pieces, around, now_ms)
         if bad is not None:
             return effects + self._refuse_record(bad, now_ms)
         return effects + refusal
@@ -253,11 +270,13 @@ class SlaveSession:
             return StartRule.FIRST_FILE
         return None if master_start is None else StartRule.LAST_FILE
 
-    def _take(self, pieces: list[memoryview], now_ms: int) -> tuple[list[SlaveEffect], BadRecord | None]:
+    def _take(
+        self, pieces: list[memoryview], around: memoryview | None, now_ms: int
+    ) -> tuple[list[SlaveEffect], BadRecord | None]:
         """Stores for all whole records, and the report behind them; also what cannot be stored."""
         if not pieces:
             return [], None
-        runs, bad = self._verifier.feed(pieces)
+        runs, bad = self._verifier.feed(pieces, around)
         self._copied_at_ms = now_ms
         self.rate.add(sum(map(len, pieces)), now_ms)
         effects: list[SlaveEffect] = [Store(*run) for run in runs]

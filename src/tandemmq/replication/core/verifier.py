@@ -74,23 +74,40 @@ class RecordVerifier:
         """Bytes received but not yet part of a whole record."""
         return self._held_bytes
 
-    def feed(self, pieces: Sequence[memoryview]) -> tuple[list[Run], BadRecord | None]:
+    def feed(
+        self, pieces: Sequence[memoryview], around: memoryview | None = None
+    ) -> tuple[list[Run], BadRecord | None]:
         """The runs completed by `pieces`, and what is wrong with the bytes behind them, if anything is.
 
         Nothing of `pieces` is kept, so their buffer may be used again; but runs may lie in it.
+        `around`: a buffer that ends with the only piece; what lies before it there may be written over, which
+        spares a copy of the piece.
         After a bad record the verifier is spent: a new connection needs a new one.
         """
         self._held_bytes += sum(map(len, pieces))
         if self._held_bytes < self._wanted_bytes:
             self._held += map(bytes, pieces)
             return [], None
-        self._held += pieces
-        buffer = memoryview(self._held[0] if len(self._held) == 1 else b"".join(self._held))
+        buffer = self._put_before(around) if around is not None else None
+        if buffer is None:
+            self._held += pieces
+            buffer = memoryview(self._held[0] if len(self._held) == 1 else b"".join(self._held))
         runs: list[Run] = []
         position, bad = self._walk(buffer, runs)
         self._held = [bytes(buffer[position:])] if position < len(buffer) else []
         self._held_bytes = len(buffer) - position
         return runs, bad
+
+    def _put_before(self, around: memoryview) -> memoryview | None:
+        """All that is held in one piece, which ends where `around` does; None without room for it."""
+        begin = len(around) - self._held_bytes
+        if begin < 0:
+            return None
+        at = begin
+        for part in self._held:
+            around[at : at + len(part)] = part
+            at += len(part)
+        return around[begin:]
 
     def _walk(self, buffer: memoryview, runs: list[Run]) -> tuple[int, BadRecord | None]:
         """The position behind the last whole record, the runs before it appended to `runs`."""

@@ -33,6 +33,7 @@ from tandemmq.replication.core.effects import (
     SlaveEffect,
     Store,
 )
+from tandemmq.replication.core.frames import HEAD_BYTES, TANDEM_BODY_BYTES_MAX
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import StartRule
 from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
@@ -56,9 +57,13 @@ CHECK_TIMEOUT_S = 30.0
 
 REPORT_BUFFER_BYTES_MAX = 64 * 1024
 """Reports that the master did not read; above it the connection counts as broken."""
-RECEIVE_BYTES_MAX = 2 * 1024 * 1024
-"""What is looked at together. What one look costs besides its records weighs half as much as with 1 MiB; more
-than 2 MiB brings little, and the loop is the longer taken."""
+RECEIVE_BYTES_MAX = HEAD_BYTES + TANDEM_BODY_BYTES_MAX
+"""One frame, which is looked at together. What a look costs besides its records weighs half as much with
+2 MiB as with 1 MiB; more brings little, and the loop is the longer taken."""
+ROOM_BYTES = 64 * 1024
+"""In front of what is read: the beginning of a record whose end comes next, unless it is longer."""
+BUSY_BYTES_MIN = RECEIVE_BYTES_MAX // 2
+"""After a read of so much others get the loop before the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +174,13 @@ class ReplicationSlave:
     def on_connected(self, connection: MasterConnection) -> None:
         self._guard.run(self._begin, connection)
 
-    def on_data(self, data: Buffer) -> None:
-        self._guard.run(self._receive, data)
+    def on_data(self, data: Buffer, room: int) -> None:
+        self._guard.run(self._receive, data, room)
+
+    @property
+    def frame_left(self) -> int:
+        """How many bytes are best read at most."""
+        return self._session.frame_left
 
     def call_soon(self, fn: Callable[[], None]) -> None:
         """Run `fn` in the next turn of the loop."""
@@ -189,9 +199,9 @@ class ReplicationSlave:
         log.info(events.MASTER_CONNECTED, extra=facts)
         self._perform(self._session.on_connected(log_end, self._now_ms()))
 
-    def _receive(self, data: Buffer) -> None:
+    def _receive(self, data: Buffer, room: int) -> None:
         self._last_read_at = self._clock.now_ms()
-        self._perform(self._session.on_data(data, self._now_ms()))
+        self._perform(self._session.on_data(data, self._now_ms(), room))
 
     def _lose(self, reason: str) -> None:
         self._connection = None
@@ -351,8 +361,9 @@ class MasterConnection(asyncio.BufferedProtocol):
     """The socket to the master; silent once it was given up.
 
     `is_ready`: the owner was told of it, after the master has proven the secret if there is one.
-    Strategy: one buffer that is used again. A slave that copies much finds it full each time; it then lets
-              others have the loop before it reads on.
+    Strategy: one buffer that is used again. It takes at most the rest of a frame, so that the bytes of the
+              log come to lie behind each other. A slave that copies much finds it full each time; it then
+              lets others have the loop before it reads on.
     """
 
     __slots__ = ("_buffer", "_handshake", "_owner", "_transport", "is_ready")
@@ -362,7 +373,7 @@ class MasterConnection(asyncio.BufferedProtocol):
         self._handshake = handshake
         self.is_ready = asyncio.Event()
         self._transport: asyncio.Transport | None = None
-        self._buffer = memoryview(bytearray(RECEIVE_BYTES_MAX))
+        self._buffer = memoryview(bytearray(ROOM_BYTES + RECEIVE_BYTES_MAX))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -374,17 +385,19 @@ class MasterConnection(asyncio.BufferedProtocol):
             self._join(self._owner)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer
+        size = RECEIVE_BYTES_MAX if self._owner is None else min(self._owner.frame_left, RECEIVE_BYTES_MAX)
+        return self._buffer[ROOM_BYTES : ROOM_BYTES + size]
 
     def buffer_updated(self, nbytes: int) -> None:
-        data: Buffer = self._buffer[:nbytes]
+        data: Buffer = self._buffer[: ROOM_BYTES + nbytes]
+        room = ROOM_BYTES
         if self._handshake is not None:
-            data = self._shake_hands(self._handshake, bytes(data))
+            data, room = self._shake_hands(self._handshake, bytes(data[ROOM_BYTES:])), 0
         owner = self._owner
-        if owner is None or not len(data):
+        if owner is None or len(data) == room:
             return
-        owner.on_data(data)
-        if nbytes == len(self._buffer) and self._transport is not None:
+        owner.on_data(data, room)
+        if nbytes >= BUSY_BYTES_MIN and self._transport is not None:
             self._transport.pause_reading()
             owner.call_soon(self._read_on)
 

@@ -21,6 +21,7 @@ from tandemmq.replication.core.effects import (
     Send,
     Started,
 )
+from tandemmq.replication.core.frames import TANDEM_BODY_BYTES_MAX
 from tandemmq.replication.core.master import MasterSession
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, StartRule
@@ -33,7 +34,7 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 JOINED_BYTES_MAX = 64 * 1024
-TURN_BYTES_MAX = 1024 * 1024
+TURN_BYTES_MAX = TANDEM_BODY_BYTES_MAX
 """What one slave may take of one loop turn; a fast socket would otherwise hold the loop until it has all."""
 
 
