@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -190,3 +193,40 @@ def test_a_kind_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -
         parse_format("delta")
     with pytest.raises(ConfigError, match="parquet, delta, iceberg"):
         parse_format("orc")
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from test_spark_lake_tables import make_rows, stage
+from tandemmq.spark.lake.formats import LakeFormat, commit_files
+
+kind, root, done = LakeFormat(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+for batch in range(int(done.read_text()), 12):
+    commit_files(kind, root, batch, "q", stage(kind, root, batch, make_rows(batch * 10, 10)))
+    print(batch, flush=True)
+    done.write_text(str(batch + 1))
+"""
+"""Commits batches as Spark does: its own log of them is written after each commit."""
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_writer_that_is_killed_again_and_again_writes_every_row_once(
+    kind: LakeFormat, tmp_path: Path
+) -> None:
+    root, done = tmp_path / "lake", tmp_path / "done"
+    done.write_text("0")
+    command = [sys.executable, "-c", WRITER, kind.value, str(root), str(done)]
+    places = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": places}
+    for lines in (1, 4):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as writer:
+            assert writer.stdout is not None
+            for _ in range(lines):
+                writer.stdout.readline()
+            # It may be anywhere between this commit and the next one.
+            writer.kill()
+        # As if the log of the last batch had been lost as well: it is replayed.
+        done.write_text(str(max(0, int(done.read_text() or 0) - 1)))
+    subprocess.run(command, stdout=subprocess.DEVNULL, env=environment, check=True)
+    assert offsets(kind, root) == list(range(120))
