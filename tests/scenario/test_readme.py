@@ -13,7 +13,7 @@ import pytest
 from client_rig import running_cluster
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "docs/client.md", "docs/operations.md")
+DOCUMENTS = ("README.md", "docs/client.md", "docs/operations.md", "docs/security.md")
 NAME_SERVER = "127.0.0.1:9876"
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SECONDS_MAX = 30

@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from tandemmq.client.admin import Admin
-from tandemmq.client.options import ClientOptions
+from tandemmq.admin.security import tools_options
 from tandemmq.errors import BadRequest
 from tandemmq.protocol.bodies.cluster import ClusterInfo
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.tls_door import make_client_tls
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.network import TcpNetwork
 
@@ -44,13 +45,20 @@ class Target:
 
 @asynccontextmanager
 async def open_tools(name_servers: str) -> AsyncIterator[Tools]:
-    """Connections for one command, closed behind it."""
-    remoting = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+    """Connections for one command, closed behind it; signed when there are credentials for tools."""
+    options = tools_options()
+    credentials = options.credentials
+    remoting = RemotingClient(
+        network=TcpNetwork(),
+        clock=LoopClock(),
+        signer=None if credentials is None else credentials.sign,
+        tls=make_client_tls(options.tls),
+    )
     try:
         if not name_servers:
             yield Tools(None, remoting)
             return
-        async with Admin(name_servers, options=ClientOptions(call_timeout_s=5.0)) as admin:
+        async with Admin(name_servers, options=options) as admin:
             yield Tools(admin, remoting)
     finally:
         await remoting.close()
