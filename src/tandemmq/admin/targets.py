@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from tandemmq.client.admin import Admin
 from tandemmq.admin.security import tools_options
+from tandemmq.client.admin import Admin
 from tandemmq.errors import BadRequest
 from tandemmq.protocol.bodies.cluster import ClusterInfo
 from tandemmq.remoting.client import RemotingClient
