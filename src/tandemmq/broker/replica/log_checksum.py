@@ -72,10 +72,26 @@ class LogChecksums:
     async def checksum(self, log_offset: int, size_bytes: int) -> Checksum:
         """Of [log_offset, log_offset + size_bytes), cut to what the log holds from `log_offset` on."""
         crc = done = 0
-        while done < size_bytes:
-            view = self._store.log_view(log_offset + done, min(SLICE_BYTES, size_bytes - done))
+        while views := self._slice(log_offset + done, size_bytes - done):
+            crc = await self._disk.offload(_checksum_of, views, crc)
+            done += sum(map(len, views))
+        return Checksum(done, crc)
+
+    def _slice(self, log_offset: int, size_bytes: int) -> list[memoryview]:
+        """The next bytes to sum, up to SLICE_BYTES, a view for each file that they lie in."""
+        views: list[memoryview] = []
+        left = min(size_bytes, SLICE_BYTES)
+        while left:
+            view = self._store.log_view(log_offset, left)
             if not len(view):
                 break
-            crc = await self._disk.offload(crc32, view, crc)
-            done += len(view)
-        return Checksum(done, crc)
+            views.append(view)
+            log_offset += len(view)
+            left -= len(view)
+        return views
+
+
+def _checksum_of(views: list[memoryview], crc: int) -> int:
+    for view in views:
+        crc = crc32(view, crc)
+    return crc

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-from zlib import crc32
 
-from tandemmq.runtime.ports import Buffer, T
+from tandemmq.runtime.ports import Buffer
 from tandemmq.sim.disk import SimDisk
 
 
@@ -20,12 +16,3 @@ class NodeDisk(SimDisk):
             backup = path.with_name(path.name + ".bak")
             super().write_atomically(backup, self.image.files[path].data)
         super().write_atomically(path, data)
-
-    async def offload(self, fn: Callable[..., T], *args: Any) -> T:
-        """Only what waits for the disk may be slow; a checksum has a file of its own for each few KB here."""
-        if fn is not crc32:
-            return await super().offload(fn, *args)
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._clock.call_soon(lambda: None if turn.done() else turn.set_result(None))
-        await turn
-        return fn(*args)
