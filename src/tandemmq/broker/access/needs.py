@@ -184,10 +184,8 @@ NEEDS: Final[dict[int, Rule]] = {
     Code.PULL_MESSAGE: _on_both("consumerGroup", SUB),
     Code.LITE_PULL_MESSAGE: _on_both("consumerGroup", SUB),
     Code.QUERY_MESSAGE: _on_topic("topic", SUB | GET),
-    # Requests of clients up to 5.2 carry no topic: then it is a look into the whole log.
-    Code.VIEW_MESSAGE_BY_ID: lambda fields, _, cluster: (
-        (_topic(fields["topic"], SUB | GET),) if fields.get("topic") else (Need(CLUSTER, cluster, GET),)
-    ),
+    # By its place in the log, whatever topic the request names: so it is a look into the whole log.
+    Code.VIEW_MESSAGE_BY_ID: _SHOW_CLUSTER,
     # Pops.
     Code.POP_MESSAGE: _on_both("consumerGroup", SUB),
     Code.PEEK_MESSAGE: _on_both("consumerGroup", SUB),

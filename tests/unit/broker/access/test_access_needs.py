@@ -68,5 +68,5 @@ def test_needs_that_stand_in_bodies() -> None:
 
 def test_missing_names_are_no_resource_and_unlisted_codes_need_the_cluster() -> None:
     assert needs(Code.SEND_MESSAGE_V2) == {Need(TOPIC, "", PUB)}
-    assert needs(Code.VIEW_MESSAGE_BY_ID) == {Need(CLUSTER, "cluster-a", GET)}
+    assert needs(Code.VIEW_MESSAGE_BY_ID, {"topic": "T"}) == {Need(CLUSTER, "cluster-a", GET)}
     assert needs(29_999) == {Need(CLUSTER, "cluster-a", UPDATE)}
