@@ -158,7 +158,7 @@ async def test_entries_of_a_queue_and_one_subscription(peer: Peer) -> None:
     )
     assert "not online" in (await ask_json(peer, Code.QUERY_CONSUME_QUEUE, nobody))["filterData"]
     for bad in ({"queue_id": 99}, {"queue_offset": -1}, {"count_max": 0}):
-        values = {"topic": "T", "queue_id": 0, "queue_offset": 0, "count_max": 1, **bad}
+        values: dict[str, Any] = {"topic": "T", "queue_id": 0, "queue_offset": 0, "count_max": 1, **bad}
         answer = await peer.ask(Code.QUERY_CONSUME_QUEUE, headers.ConsumeQueueRequest(**values))
         assert answer.code == ResponseCode.INVALID_PARAMETER
     one = headers.GroupSubscriptionRequest(group="CG", topic="T")

@@ -358,7 +358,8 @@ class Broker:
             now_s = self._clock.monotonic()
             parts.stats.sample(now_s)
             parts.stats.note_day(datetime.fromtimestamp(self._clock.now_ms() / 1000).date())
-            parts.items.sample(now_s)
+            for _ in parts.items.steps(now_s):
+                await self._clock.sleep(0)
             count += 1
             if count % FORGET_EVERY == 0:
                 parts.items.forget(now_s)

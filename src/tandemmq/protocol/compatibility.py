@@ -162,7 +162,7 @@ DIFFERENCES: Final = (
         "VIEW_BROKER_STATS_DATA knows TOPIC_PUT_NUMS, TOPIC_PUT_SIZE, GROUP_GET_NUMS, GROUP_GET_SIZE,"
         " SNDBCK_PUT_NUMS, BROKER_PUT_NUMS and BROKER_GET_NUMS. Messages are counted when they come into"
         " their"
-        " topic, sizes of a queue with more than 2,048 new messages in 10 s are estimated from the newest.",
+        " topic, sizes of a queue with more than 64 new messages in 10 s are estimated from the newest.",
         "broker/admin/stats_items.py",
     ),
     (

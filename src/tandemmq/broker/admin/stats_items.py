@@ -20,13 +20,14 @@ from tandemmq.store.message_store import MessageStore
 from tandemmq.store.options import BrokerRole
 from tandemmq.telemetry.metrics import QUEUES_READ_MAX
 
-ENTRIES_READ_MAX: Final = 2_048
+ENTRIES_READ_MAX: Final = 64
+QUEUES_PER_STEP: Final = 256
 
 QueueKey = tuple[str, int]
 
 
 class StatsItems:
-    """Series by stats name; `sample` is called every 10 s on the loop."""
+    """Series by stats name; `steps` is run every 10 s on the loop."""
 
     def __init__(
         self, cluster_name: str, *, store: MessageStore, topics: TopicTable, stats: BrokerStats
@@ -68,11 +69,20 @@ class StatsItems:
         return 0.0 if found is None else found[0].figures(is_bytes=found[1]).minute.tps
 
     def sample(self, at_s: float) -> None:
-        self._read_queues()
+        """As `steps`, all at once."""
+        for _ in self.steps(at_s):
+            pass
+
+    def steps(self, at_s: float) -> Iterator[None]:
+        """Takes in how all counters stand; yields where others may run, every few hundred queues or keys."""
+        yield from self._read_queues()
         stats = self._stats
-        self._by_topic.sample(at_s, self._topics_in)
-        self._by_group.sample(at_s, {key: Totals(*row) for key, row in stats.groups_out.rows.items()})
-        self._sent_back.sample(at_s, {key: Totals(*row) for key, row in stats.sent_back.rows.items()})
+        groups_out = {key: Totals(*row) for key, row in stats.groups_out.rows.items()}
+        sent_back = {key: Totals(*row) for key, row in stats.sent_back.rows.items()}
+        yield
+        yield from self._by_topic.steps(at_s, self._topics_in)
+        yield from self._by_group.steps(at_s, groups_out)
+        yield from self._sent_back.steps(at_s, sent_back)
         self._broker.sample(
             at_s,
             {
@@ -97,22 +107,26 @@ class StatsItems:
         for key in islice(self._store.queue_keys(), QUEUES_READ_MAX):
             yield key, self._store.queue_max(*key)
 
-    def _read_queues(self) -> None:
+    def _read_queues(self) -> Iterator[None]:
         """What came since the last time; a slave's queues grow by copying, which is no send."""
-        before, after = self._ends, dict(self._queue_ends())
+        keys = self._store.queue_keys()[:QUEUES_READ_MAX]
+        is_slave = self._store.role is BrokerRole.SLAVE
+        after: dict[QueueKey, int] = {}
+        for number, key in enumerate(keys, start=1):
+            end = after[key] = self._store.queue_max(*key)
+            grown = end - self._ends.get(key, 0)
+            if grown > 0 and not is_slave:
+                self._count(key, end, grown)
+            if number % QUEUES_PER_STEP == 0:
+                yield
         self._ends = after
-        if self._store.role is BrokerRole.SLAVE:
-            return
-        for (topic, queue_id), end in after.items():
-            grown = end - before.get((topic, queue_id), 0)
-            if grown > 0:
-                count = min(grown, ENTRIES_READ_MAX)
-                entries = self._store.queue_entries(topic, queue_id, end - count, count)
-                size = sum(entry[1] for entry in entries) * grown / len(entries) if entries else 0
-                total = self._topics_in.get(topic, Totals())
-                self._topics_in[topic] = Totals(
-                    total.messages + grown, total.bytes + size, total.times + grown
-                )
+
+    def _count(self, key: QueueKey, end: int, grown: int) -> None:
+        count = min(grown, ENTRIES_READ_MAX)
+        entries = self._store.queue_entries(*key, end - count, count)
+        size = sum(entry[1] for entry in entries) * grown / len(entries) if entries else 0
+        total = self._topics_in.get(key[0], Totals())
+        self._topics_in[key[0]] = Totals(total.messages + grown, total.bytes + size, total.times + grown)
 
 
 _BROKER_ITEMS: Final = ("BROKER_PUT_NUMS", "BROKER_GET_NUMS")

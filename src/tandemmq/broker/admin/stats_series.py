@@ -10,7 +10,7 @@ Source:     spec semantics 22.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from tandemmq.protocol.bodies.stats import BrokerStats, BrokerStatsItem
@@ -20,6 +20,7 @@ MINUTE_STEP_S: Final = 10
 HOUR_STEP_S: Final = 600
 DAY_STEP_S: Final = 3_600
 DAY_S: Final = 86_400
+KEYS_PER_STEP: Final = 256
 _WINDOWS: Final = ((MINUTE_STEP_S, 7), (HOUR_STEP_S, 7), (DAY_STEP_S, 25))
 _ROW: Final = 4  # time, count, bytes, times
 
@@ -86,12 +87,19 @@ class SeriesTable:
         return self._series.get(key)
 
     def sample(self, at_s: float, totals: Mapping[str, Totals]) -> None:
+        """As `steps`, all at once."""
+        for _ in self.steps(at_s, totals):
+            pass
+
+    def steps(self, at_s: float, totals: Mapping[str, Totals]) -> Iterator[None]:
         """All totals as they stand; a key that is seen for the first time began to count at the last sample.
 
-        Totals that went back (a topic that was deleted and made again) begin anew.
+        Yields where others may run. Totals that went back (a topic deleted and made again) begin anew.
         """
         began_s = at_s if self._last_sample_s is None else self._last_sample_s
-        for key, now in totals.items():
+        for number, (key, now) in enumerate(totals.items(), start=1):
+            if number % KEYS_PER_STEP == 0:
+                yield
             series = self._series.get(key)
             if series is not None and now.messages < series.totals.messages:
                 del self._series[key]
