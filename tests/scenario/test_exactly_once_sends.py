@@ -19,6 +19,8 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.exactly_once import CAPABILITY, render_claim
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendResponse
+from tandemmq.store import BrokerRole
+from tandemmq.store.options import FlushMode
 
 PREFIX = "AB" * 10
 
@@ -187,6 +189,24 @@ async def test_a_slave_that_was_promoted_knows_what_its_master_stored(tmp_path: 
         for rows, after in (([0, 1, 2], None), ([3], 2), ([4], 3)):
             assert (await send_rows(peer, rows, after=after)).code == ResponseCode.SUCCESS
         assert await stored(peer) == bodies(*range(5))
+
+
+async def test_a_repeat_is_no_safer_than_what_it_repeats(tmp_path: Path) -> None:
+    """Without the slave that must acknowledge, neither the first send nor its repeat is a success."""
+    sync = {"role": BrokerRole.SYNC_MASTER, "in_sync_replicas": 2, "slave_timeout_ms": 50}
+    async with running_broker(tmp_path / "a", store=sync) as broker, Peer(broker) as peer:
+        for _ in range(2):
+            assert (await send_rows(peer, [0, 1])).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        assert broker.store is not None
+        assert broker.store.queue_max("T", 0) == 2
+
+
+async def test_a_repeat_waits_for_the_disk(tmp_path: Path) -> None:
+    sync = {"flush_mode": FlushMode.SYNC_FLUSH}
+    async with running_broker(tmp_path / "a", store=sync) as broker, Peer(broker) as peer:
+        for _ in range(3):
+            assert (await send_rows(peer, [0, 1])).code == ResponseCode.SUCCESS
+        assert await stored(peer) == bodies(0, 1)
 
 
 async def test_what_is_forgotten_is_found_in_the_log(
