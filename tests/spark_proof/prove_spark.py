@@ -324,6 +324,7 @@ def prove(directory: Path, options: argparse.Namespace) -> int:
     print(
         f"SPARK {'OK' if is_good else 'FAILED'} landed={counts.arrow} distinct={counts.arrow_distinct}"
         f" lost={counts.lost} duplicated={counts.duplicated} audit={'clean' if proof.is_clean else 'unclean'}"
+        f"{' skipped=' + ','.join(options.skip) if options.skip else ''}"
     )
     return 0 if is_good else 1
 
