@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dead_letter_maker import make_dead_letters
 from pipeline_recorder import Recorder
 
-from tandemmq.client import BlockingConsumer, BlockingProducer, ConsumerOptions, StartFrom
-from tandemmq.protocol.message import Message
 from tandemmq.spark.pipelines.dead_letter_events import DeadLetter, DeadLettersSeen
 from tandemmq.spark.pipelines.dead_letters import DeadLetterOptions, DeadLetters
 from tandemmq.spark.pipelines.events import Stopped
@@ -18,25 +17,6 @@ from tandemmq.spark.pipelines.replay_state import load_state
 from tandemmq.spark.pipelines.runner import StopFlag
 
 GROUP, TOPIC = "casualties", "Perilous"
-
-
-def _die(cluster: Any, count: int) -> None:
-    """So many messages of TOPIC become dead letters of GROUP, every second one with an error."""
-    with BlockingProducer("spark-tests", cluster.namesrv) as producer:
-        for n in range(count):
-            properties = {"error": "out of stock"} if n % 2 else {}
-            message = Message(
-                topic=TOPIC, body=b"order %d" % n, keys=(f"k{n}",), tags="t", properties=properties
-            )
-            producer.send(message)
-    left = count
-    options = ConsumerOptions(start_from=StartFrom.FIRST, auto_ack=False)
-    with BlockingConsumer(GROUP, cluster.namesrv, options=options) as consumer:
-        consumer.subscribe(TOPIC)
-        while left:
-            for message in consumer.poll():
-                consumer.retry_later(message, delay_level=-1)
-                left -= 1
 
 
 def _run(lake_spark: Any, options: DeadLetterOptions) -> Recorder:
@@ -49,7 +29,7 @@ def _run(lake_spark: Any, options: DeadLetterOptions) -> Recorder:
 
 
 def test_dead_letters_are_grouped_chosen_and_sent_once(lake_spark: Any, cluster: Any, tmp_path: Path) -> None:
-    _die(cluster, 8)
+    make_dead_letters(cluster, GROUP, TOPIC, 8)
     told = _run(lake_spark, DeadLetterOptions(name_servers=cluster.namesrv, group=GROUP, shown=3))
     assert told.of(DeadLettersSeen)[0].messages == 8
     oldest = told.of(DeadLetter)
