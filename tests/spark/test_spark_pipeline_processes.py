@@ -14,7 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dead_letter_maker import make_dead_letters
 from spark_cluster import Cluster
+
+from tandemmq.spark.pipelines.rollup_table import read_rollup
 
 WAIT_S = 120.0
 
@@ -52,9 +55,10 @@ class Pipeline:
             time.sleep(0.02)
         raise AssertionError(f"it did not come to that: {self.events} {self.errors}")
 
-    def end(self, number: signal.Signals) -> int:
-        """Its exit code after a signal."""
-        self.process.send_signal(number)
+    def end(self, number: signal.Signals | None = None) -> int:
+        """Its exit code, after a signal or by itself."""
+        if number is not None:
+            self.process.send_signal(number)
         code = self.process.wait(WAIT_S)
         for follower in self._followers:
             follower.join()
@@ -106,3 +110,31 @@ def test_a_replay_survives_a_kill_stops_in_order_and_is_watched(
     # What was sent when the kill came is sent again with the same key; nothing else is there twice.
     assert sorted(body for _, body in {(row.msgId, bytes(row.body)) for row in rows}) == sorted(sent)
     assert len(sent) <= len(rows) <= len(sent) + 200
+
+
+def test_a_killed_rollup_goes_on_and_dead_letters_are_sent_by_commands(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.send("Counted", 900)
+    make_dead_letters(cluster, "undertakers", "Undone", 4)
+    table = tmp_path / "rollup"
+    counting = (
+        "--namesrv",
+        cluster.namesrv,
+        "--topic",
+        "Counted",
+        "--out",
+        str(table),
+        "--batch-rows",
+        "300",
+    )
+    rollup = Pipeline("rollup", *counting, "--trigger-seconds", "0")
+    state = ("--resend", "--state", str(tmp_path / "state.json"))
+    letters = Pipeline("deadletters", "--namesrv", cluster.namesrv, "--group", "undertakers", *state)
+    rollup.wait_for(_is_batch)
+    rollup.end(signal.SIGKILL)
+    rollup = Pipeline("rollup", *counting, "--once")
+    assert letters.end() == 0
+    assert (letters.events[-1]["event"], letters.events[-1]["rows_total"]) == ("stopped", 4)
+    assert rollup.end() == 0
+    assert sum(row.messages for row in read_rollup(table, topic="Counted")) == 900
