@@ -104,6 +104,7 @@ class World:
             options,
             store=self.store,
             tables=self.tables,
+            own_address=lambda: "127.0.0.1:10911",
             client=RemotingClient(network=MemoryNetwork(self.clock), clock=self.clock),
             disk=self.disk,
             clock=self.clock,
