@@ -161,7 +161,7 @@ class RecoveryScan:
 
 
 def _is_torn(view: memoryview, at: int, size: int) -> bool:
-    """True for a last record whose properties end in zeros: the checksum covers the body only.
+    """True for a last record whose topic or properties end in zeros: the checksum covers the body only.
 
     Asked of the last record alone, because a message in the middle may well have such properties, and ending
     the log there would lose what follows.
@@ -169,7 +169,8 @@ def _is_torn(view: memoryview, at: int, size: int) -> bool:
     end = at + size
     if view[end - 1] or any(view[end : end + BLANK_BYTES]):
         return False
-    return decode_record(view, at, check_crc=False).raw_properties.endswith(b"\0")
+    record = decode_record(view, at, check_crc=False)
+    return record.raw_properties.endswith(b"\0") or "\0" in record.topic
 
 
 def _has_hole(view: memoryview, at: int, size: int, phase: int) -> bool:
