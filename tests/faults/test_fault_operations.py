@@ -39,6 +39,8 @@ async def test_a_lost_slave_and_a_slave_that_is_ahead_stay_visible(tmp_path: Pat
         names = cluster.namesrv.address
         async with sending(names, lists, "T"):
             await until_more(lists, "SEND_OK", 20)
+            # Told with the next heartbeat; what never came into sync cannot fall out of it.
+            await until(lambda: "slave.came_in_sync" in cluster.log_text("master"), "the slave is in sync")
             cluster.slave.kill()
             await until_more(lists, "FLUSH_SLAVE_TIMEOUT", 3)
         code, tables = await ha_command(cluster, "-b", cluster.master_address)

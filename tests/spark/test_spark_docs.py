@@ -58,7 +58,9 @@ def test_the_examples_run(spark: Any, cluster: Cluster, tmp_path: Path, monkeypa
     monkeypatch.setattr(type(spark), "stop", lambda self: None)
     text = _here(DOCUMENT.read_text(), cluster, tmp_path)
     make_dead_letters(cluster, "billing", "Orders2Pay", 20, key="order-{}")
+    cluster.slave.stop()
     shutil.copytree(cluster.directory / "slave", tmp_path / "stopped")
+    cluster.slave.start()
     for command, told in _commands(text):
         result = CliRunner().invoke(app, command)
         assert result.exit_code == 0, (command, result.output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -50,8 +51,18 @@ class SeedResult:
 
 
 def run_seed(seed: int, *, open_store: OpenStore = MessageStore.open) -> SeedResult:
-    """One run from its seed; tests pass another `open_store` to plant a bug."""
-    return asyncio.run(CrashRun(seed, open_store).run())
+    """One run from its seed; tests pass another `open_store` to plant a bug.
+
+    The garbage collector rests meanwhile: when it runs depends on all that the process has done before, and it
+    decides when a view of a deleted file goes, hence what the store does with the file.
+    """
+    was_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return asyncio.run(CrashRun(seed, open_store).run())
+    finally:
+        if was_collecting:
+            gc.enable()
 
 
 class CrashRun:

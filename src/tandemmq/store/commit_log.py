@@ -78,7 +78,7 @@ class CommitLog:
         self._warmth = warmth
         self._block_count_max = max(1, mapped_bytes_max >> BLOCK_SHIFT)
         self._blocks: set[int] = set()
-        self._touched: set[Segment] = set()
+        self._touched: dict[Segment, None] = {}
 
     @property
     def segment_bytes(self) -> int:
@@ -161,7 +161,7 @@ class CommitLog:
         if blocks and len(blocks) + len(touched) > self._block_count_max:
             self.release_pages()
         blocks.update(touched)
-        self._touched.add(segment)
+        self._touched[segment] = None
 
     def release_pages(self) -> None:
         """Let what was read leave this process's memory; it stays in the page cache, and views stay valid."""
