@@ -53,8 +53,8 @@ class SeedResult:
 def run_seed(seed: int, *, open_store: OpenStore = MessageStore.open) -> SeedResult:
     """One run from its seed; tests pass another `open_store` to plant a bug.
 
-    The garbage collector rests meanwhile: when it runs depends on all that the process has done before, and it
-    decides when a view of a deleted file goes, hence what the store does with the file.
+    The garbage collector rests meanwhile: when it runs depends on all that the process has done before, and
+    it decides when a view of a deleted file goes, hence what the store does with the file.
     """
     was_collecting = gc.isenabled()
     gc.disable()
