@@ -14,6 +14,7 @@ public final class Stay {
 
     private static void run(String nameServer, String topic) throws Exception {
         DefaultMQProducer producer = Check.producer(nameServer, topic + "-producers");
+        producer.setSendMsgTimeout(20_000); // the first send of a cold JVM on a busy machine
         SendResult first = null;
         for (int number = 0; number < 12; number++) {
             Message message = Check.message(topic, "tag-a", "key-" + number, "text " + number);
