@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +61,26 @@ def _audit(spark: Any, cluster: Any, *lakes: Path, stores: tuple[Path, ...] = ()
     return Audit(spark, options, recorder, StopFlag()).run(), recorder
 
 
-def _flip_bit(log: Path, body: bytes) -> None:
+@contextmanager
+def _flipped_bit(log: Path, body: bytes) -> Iterator[None]:
+    """One bit of one message is wrong meanwhile; the cluster goes on to serve other tests."""
     for path in sorted(log.iterdir()):
         at = path.read_bytes().find(body)
         if at >= 0:
-            with path.open("r+b") as file:
-                file.seek(at + 2)
-                file.write(bytes([body[2] ^ 1]))
-            return
-    raise AssertionError(f"no file of {log} holds {body!r}")
+            break
+    else:
+        raise AssertionError(f"no file of {log} holds {body!r}")
+    _write_byte(path, at + 2, body[2] ^ 1)
+    try:
+        yield
+    finally:
+        _write_byte(path, at + 2, body[2])
+
+
+def _write_byte(path: Path, at: int, value: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes([value]))
 
 
 def test_healthy_copies_are_equal_and_planted_faults_are_named(
@@ -89,7 +102,6 @@ def test_healthy_copies_are_equal_and_planted_faults_are_named(
     cluster.send(TOPIC, 50, first=1000)
     _land(spark, cluster, cut)
     shutil.copytree(cut, doubled)
-    _flip_bit(cluster.directory / "slave" / "commitlog", b'{"n":777}')
     file = max(cut.glob("batch=*/*.parquet"), key=lambda path: path.stat().st_size)
     table = pq.ParquetFile(file).read()
     lost = table.slice(40, 1).to_pylist()[0]
@@ -98,7 +110,8 @@ def test_healthy_copies_are_equal_and_planted_faults_are_named(
     twice = pq.ParquetFile(file).metadata.num_rows
     shutil.copy(file, file.with_name("part-00000-again.parquet"))
 
-    is_equal, told = _audit(spark, cluster, cut, doubled, stores=(behind,))
+    with _flipped_bit(cluster.directory / "slave" / "commitlog", b'{"n":777}'):
+        is_equal, told = _audit(spark, cluster, cut, doubled, stores=(behind,))
     assert not is_equal
     verdicts = {event.side: event for event in told.of(SideJudged)}
     found = {name: [e for e in told.of(Difference) if e.side == name] for name in verdicts}
