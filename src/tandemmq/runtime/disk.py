@@ -99,7 +99,9 @@ class DiskFile:
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
         while self._unsynced_directories:
-            _sync_directory(self._unsynced_directories[-1])
+            # Gone with all its files, when a topic was deleted meanwhile: then there is no name to keep.
+            with suppress(FileNotFoundError):
+                _sync_directory(self._unsynced_directories[-1])
             self._unsynced_directories.pop()
 
     def note_new_directories(self, parents: list[Path]) -> None:
