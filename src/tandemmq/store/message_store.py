@@ -469,16 +469,12 @@ class MessageStore:
         finally:
             # Whatever a follower does wrong, the senders are told.
             self._replies.written(sends)
-        self._think_ahead()
-
-    def _on_raw_written(self, end: int) -> None:
-        self.appended.raise_to(end)
-        self._think_ahead()
-
-    def _think_ahead(self) -> None:
-        """Let the next file be made while the last one fills."""
         if self._log.wants_segment_ahead():
             self._segment_task = self._tasks.start("make_segment", self._log.make_segment_ahead())
+
+    def _on_raw_written(self, end: int) -> None:
+        # No file is made ahead: a send that comes meanwhile is told to try again, a master's bytes cannot be.
+        self.appended.raise_to(end)
 
     def _on_refused(self, sends: Sends, status: PutStatus) -> None:
         self._replies.end_all(sends, status)
