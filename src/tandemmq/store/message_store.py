@@ -16,16 +16,14 @@ from tandemmq.protocol.record_scan import RecordColumns
 from tandemmq.runtime.ports import Advice, Buffer, Clock, Disk
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.admission import Admission
-from tandemmq.store.appender import Appender, Unit
+from tandemmq.store.appender import Unit
 from tandemmq.store.checkpoint import Checkpoint, CheckpointTimes
 from tandemmq.store.commit_log import CommitLog, Warmth
-from tandemmq.store.committer import Committer
 from tandemmq.store.confirm import AckTable, OnDone
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.dispatcher import Dispatcher, DispatchListener
 from tandemmq.store.fail_stop import FailStopClock
-from tandemmq.store.failed_writes import FailedWrites
-from tandemmq.store.flusher import PAGE_BYTES, Flusher
+from tandemmq.store.flusher import PAGE_BYTES
 from tandemmq.store.key_indexes import KeyIndexes
 from tandemmq.store.lock import StoreMarks
 from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
@@ -37,12 +35,11 @@ from tandemmq.store.recorder import StoreFacts, StoreRecorder
 from tandemmq.store.recovery import Recovered, Recovery
 from tandemmq.store.replica_log import ReplicaLog
 from tandemmq.store.replies import Replies, Sends
-from tandemmq.store.retention import Cleaner
 from tandemmq.store.segment import OpenFiles
 from tandemmq.store.segmented_log import SegmentedLog
-from tandemmq.store.table_flusher import TableFlusher
 from tandemmq.store.transient_pool import TransientPool
 from tandemmq.store.watermarks import Watermark
+from tandemmq.store.writers import Writers
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -93,7 +90,6 @@ class MessageStore:
             warmth=_plan_warmth(options),
         )
         self._pool = TransientPool(options, self._log) if options.uses_transient_pool else None
-        self._committer: Committer | None = None
         self._queues = ConsumeQueues(options, self._paths, disk, self._files)
         self._checkpoint = Checkpoint(self._paths, disk)
         self._indexes = (
@@ -179,9 +175,10 @@ class MessageStore:
             self._indexes.cut(self._log.end)
         self._files.release_pages()  # recovery read whole files
         self._restore(recovered)
-        self._build_writers(recovered.stored_at_ms)
+        self._writers = self._build_writers(recovered.stored_at_ms)
+        self._has_writers = True
         # Entries that the scan added are durable before anything relies on them.
-        await self._table_flusher.flush(is_thorough=True)
+        await self._writers.table_flusher.flush(is_thorough=True)
         self._connect()
         self._is_open = True
         log.info(
@@ -209,80 +206,29 @@ class MessageStore:
             )
         )
 
-    def _build_writers(self, stored_at_ms: int) -> None:
-        """The parts that need to know where the log ends."""
-        self._flusher = Flusher(
+    def _build_writers(self, stored_at_ms: int) -> Writers:
+        return Writers(
             self.options,
+            paths=self._paths,
             log=self._log,
-            disk=self._disk,
-            clock=self._clock,
-            tasks=self._tasks,
-            recorder=self.recorder,
-            appended=self.appended,
-            flushed=self.flushed,
-            stored_at=self._newest_stored_at,
-            on_failed=self._fail,
-        )
-        self._failed_writes = FailedWrites(
-            log=self._log,
-            disk=self._disk,
-            clock=self._clock,
-            tasks=self._tasks,
-            admission=self._admission,
-            on_refused=self._on_refused,
-            on_failed=self._flusher.fail,
-        )
-        self._appender = Appender(
-            self.options,
-            log=self._log,
-            queues=self._queues,
-            clock=self._clock,
-            admission=self._admission,
-            recorder=self.recorder,
-            failed=self._failed_writes,
-            on_written=self._on_written,
-            on_refused=self._on_refused,
-            stored_at_ms=stored_at_ms,
-        )
-        if self._pool is not None:
-            self._committer = Committer(
-                self.options,
-                pool=self._pool,
-                log=self._log,
-                disk=self._disk,
-                clock=self._clock,
-                tasks=self._tasks,
-                admission=self._admission,
-                recorder=self.recorder,
-                appended=self.appended,
-                written_at_ms=lambda: self._appender.written_at_ms,
-            )
-        self._table_flusher = TableFlusher(
-            self.options,
+            pool=self._pool,
             queues=self._queues,
             indexes=self._indexes,
             checkpoint=self._checkpoint,
             dispatcher=self._dispatcher,
-            flusher=self._flusher,
+            admission=self._admission,
+            recorder=self.recorder,
+            appended=self.appended,
+            flushed=self.flushed,
+            dispatched=self.dispatched,
             disk=self._disk,
             clock=self._clock,
             tasks=self._tasks,
-            admission=self._admission,
+            stored_at_ms=stored_at_ms,
+            on_written=self._on_written,
+            on_refused=self._on_refused,
+            on_failed=self._fail,
         )
-        self._flusher.flushed_stored_at_ms = stored_at_ms
-        self._cleaner = Cleaner(
-            self.options,
-            log=self._log,
-            queues=self._queues,
-            indexes=self._indexes,
-            admission=self._admission,
-            directories=(self._paths.commit_log, self._paths.consume_queues),
-            disk=self._disk,
-            clock=self._clock,
-            flushed=self.flushed,
-            dispatched=self.dispatched,
-        )
-        self._has_writers = True
 
     def _connect(self) -> None:
         """Let each watermark follow the one that it depends on, and start the clocks."""
@@ -291,9 +237,7 @@ class MessageStore:
         source.follow(self.confirmed.raise_to)
         self.confirmed.follow(self._dispatcher.advance)
         self.set_role(self.role)
-        self._flusher.start()
-        self._table_flusher.start()
-        self._cleaner.start()
+        self._writers.start()
 
     async def close(self) -> None:
         """Everything accepted is written, flushed and dispatched; then the directory is left as after a
@@ -305,19 +249,18 @@ class MessageStore:
         if not self._is_open:
             return
         self._is_open = False
-        self._appender.write_staged()
+        writers = self._writers
+        writers.appender.write_staged()
         self._admission.block(_CLOSED, "the store is closed")
-        self._cleaner.stop()
-        await self._flusher.stop()
-        await self._table_flusher.stop()
+        await writers.stop()
         if self._segment_task is not None:
             await asyncio.wait([self._segment_task])
         is_clean = False
         try:
-            if self._committer is None or await self._committer.stop():
+            if writers.committer is None or await writers.committer.stop():
                 is_clean = await self._settle()
         except OSError as error:
-            self._flusher.fail(error)
+            writers.flusher.fail(error)
         finally:
             self._replies.fail(PutStatus.UNKNOWN_ERROR)
             for mark in (self.appended, self.flushed, self.confirmed, self.dispatched):
@@ -335,12 +278,13 @@ class MessageStore:
 
     async def _settle(self) -> bool:
         """Put everything on disk; True when nothing is missing, so that `abort` may go (spec store 21.3)."""
-        if not await self._failed_writes.settle() or self._admission.is_blocked(_FAILED):
+        writers = self._writers
+        if not await writers.failed_writes.settle() or self._admission.is_blocked(_FAILED):
             return False
-        await self._flusher.flush()
+        await writers.flusher.flush()
         if self.flushed.value < self.appended.value or self._admission.is_blocked(_FAILED):
             return False
-        is_complete = await self._table_flusher.flush(is_thorough=True)
+        is_complete = await writers.table_flusher.flush(is_thorough=True)
         assert self._log.end == self.appended.value, (self._log.end, self.appended.value)
         self._log.drop_unused_segments()
         # A slave may hold the beginning of a record; it cannot be dispatched, and the next start cuts it.
@@ -352,22 +296,11 @@ class MessageStore:
             return
         self._admission.block(_FAILED, "the store has failed")
         if self._has_writers:
-            self._halt()
+            self._replica_log.close()
+            self._writers.halt()
+            self._replies.fail(PutStatus.UNKNOWN_ERROR)
         if self._on_fatal is not None:
             self._on_fatal(error)
-
-    def _halt(self) -> None:
-        self._replica_log.close()
-        self._appender.halt()
-        self._failed_writes.halt()
-        if self._committer is not None:
-            self._committer.halt()
-        self._flusher.halt()
-        self._table_flusher.halt()
-        self._cleaner.stop()
-        if self._indexes is not None:
-            self._indexes.halt()
-        self._replies.fail(PutStatus.UNKNOWN_ERROR)
 
     def _on_callback_failed(self, error: Exception) -> None:
         log.critical(events.CALLBACK_FAILED, exc_info=error)
@@ -381,12 +314,12 @@ class MessageStore:
     @property
     def store_host(self) -> bytes:
         """The packed address that is written into records and message ids."""
-        return self._appender.store_host
+        return self._writers.appender.store_host
 
     @store_host.setter
     def store_host(self, value: bytes) -> None:
         assert len(value) in (8, 20), value
-        self._appender.store_host = value
+        self._writers.appender.store_host = value
 
     @property
     def acks(self) -> AckTable:
@@ -407,11 +340,12 @@ class MessageStore:
             # Queue offsets are assigned behind all that is here, flushed or not.
             self._dispatcher.advance(end)
         if self.role is not BrokerRole.SLAVE and role is BrokerRole.SLAVE:
-            self._appender.write_staged()
-            if not self._failed_writes.zero():
+            writers = self._writers
+            writers.appender.write_staged()
+            if not writers.failed_writes.zero():
                 raise OSError("bytes of a failed write are left behind the end of the log")
-            if self._committer is not None:
-                self._committer.commit_now()
+            if writers.committer is not None:
+                writers.committer.commit_now()
         self.role = self._reader.role = role
         self._replies.set_role(role)
         if role is BrokerRole.SLAVE:
@@ -420,7 +354,7 @@ class MessageStore:
             self._admission.unblock(_ROLE)
             if self._pool is not None:
                 self._pool.restart()
-            self._appender.restart(self._pool or self._log)
+            self._writers.appender.restart(self._pool or self._log)
         options = self.options
         waits_for_nobody = options.in_sync_replicas <= 1 and not options.sync_master_compat4
         if role is BrokerRole.SYNC_MASTER and waits_for_nobody:
@@ -434,7 +368,7 @@ class MessageStore:
         Raises:  MessageIllegal, ServiceNotAvailable, Busy; then nothing was staged and `on_done` is not
                  called.
         """
-        return self._appender.append(records, on_done)
+        return self._writers.appender.append(records, on_done)
 
     def confirm(self, on_done: OnDone) -> None:
         """`on_done(status)` is called once, when all that was appended so far is as safe as an append that
@@ -462,10 +396,11 @@ class MessageStore:
     def _on_written(self, units: list[Unit], sends: Sends, end: int) -> None:
         self._dispatcher.expect(units, end)
         try:
-            if self._committer is None:
+            committer = self._writers.committer
+            if committer is None:
                 self.appended.raise_to(end)
             else:
-                self._committer.wake()
+                committer.wake()
         finally:
             # Whatever a follower does wrong, the senders are told.
             self._replies.written(sends)
@@ -478,13 +413,6 @@ class MessageStore:
 
     def _on_refused(self, sends: Sends, status: PutStatus) -> None:
         self._replies.end_all(sends, status)
-
-    def _newest_stored_at(self) -> int:
-        """The time of the newest record below `appended`."""
-        writer = self._appender.written_at_ms
-        if self._committer is not None:
-            writer = self._committer.committed_stored_at_ms
-        return max(writer, self._dispatcher.stored_at_ms)
 
     # Reading.
 
@@ -605,11 +533,11 @@ class MessageStore:
 
         Units:   at_any_hour: also outside `deleteWhen`, as an operator asks for it.
         """
-        return self._cleaner.clean(at_any_hour=at_any_hour)
+        return self._writers.cleaner.clean(at_any_hour=at_any_hour)
 
     def cut_queues(self) -> None:
         """Delete queue files whose records are all gone; the numbering of the queues goes on."""
-        self._cleaner.cut_tables()
+        self._writers.cleaner.cut_tables()
 
     def queue_keys(self) -> Sequence[tuple[str, int]]:
         """The (topic, queue_id) of every queue that exists."""

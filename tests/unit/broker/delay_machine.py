@@ -137,7 +137,7 @@ class Machine:
     def _append(self, record: NewRecord) -> None:
         assert self.store is not None
         self.store.append([record], lambda _status: None)
-        self.store._appender.write_staged()
+        self.store._writers.appender.write_staged()
 
     def delivered(self, topic: str = "T", queue_id: int = 0) -> list[Record]:
         """Every message of one of the topic's queues."""

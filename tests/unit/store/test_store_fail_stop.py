@@ -146,7 +146,7 @@ async def test_an_error_of_a_timer_stops_the_store(monkeypatch: pytest.MonkeyPat
     def wrong(_least_pages: int) -> bool:
         raise KeyError("lost")
 
-    monkeypatch.setattr(store._flusher, "_has_work", wrong)
+    monkeypatch.setattr(store._writers.flusher, "_has_work", wrong)
     await rig.clock.pass_time(1)
     assert [type(error) for error in rig.fatal] == [KeyError]
     await store.close()

@@ -47,7 +47,7 @@ async def test_slow_disks_are_left_alone_most_of_the_time(monkeypatch: pytest.Mo
     monkeypatch.setattr(table_flusher, "BACKLOG_COUNT_MAX", 1)
     rig = Rig()
     store = await rig.open()
-    flusher = store._table_flusher
+    flusher = store._writers.table_flusher
     rig.put(store, record(b"a"))
     await rig.clock.pass_time(1.5)
     first = queues_ms(store)

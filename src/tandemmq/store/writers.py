@@ -1,0 +1,166 @@
+"""The parts of a store that write, built when recovery has told where the log ends, and started, stopped and
+halted together.
+
+Strategy:   here each part gets what it needs and no more; none of them knows the others but by the calls that
+            are handed in.
+Source:     spec store 4, 10, 12, 19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tandemmq.runtime.ports import Clock, Disk
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.store.admission import Admission
+from tandemmq.store.appender import Appender, Unit
+from tandemmq.store.checkpoint import Checkpoint
+from tandemmq.store.commit_log import CommitLog
+from tandemmq.store.committer import Committer
+from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.dispatcher import Dispatcher
+from tandemmq.store.failed_writes import FailedWrites
+from tandemmq.store.flusher import Flusher
+from tandemmq.store.key_indexes import KeyIndexes
+from tandemmq.store.options import StoreOptions
+from tandemmq.store.outcomes import PutStatus
+from tandemmq.store.paths import StorePaths
+from tandemmq.store.recorder import StoreRecorder
+from tandemmq.store.replies import Sends
+from tandemmq.store.retention import Cleaner
+from tandemmq.store.table_flusher import TableFlusher
+from tandemmq.store.transient_pool import TransientPool
+from tandemmq.store.watermarks import Watermark
+
+
+class Writers:
+    """Appends, the log's flushes and commits, the tables' flushes, and retention."""
+
+    def __init__(
+        self,
+        options: StoreOptions,
+        *,
+        paths: StorePaths,
+        log: CommitLog,
+        pool: TransientPool | None,
+        queues: ConsumeQueues,
+        indexes: KeyIndexes | None,
+        checkpoint: Checkpoint,
+        dispatcher: Dispatcher,
+        admission: Admission,
+        recorder: StoreRecorder,
+        appended: Watermark,
+        flushed: Watermark,
+        dispatched: Watermark,
+        disk: Disk,
+        clock: Clock,
+        tasks: TaskScope,
+        stored_at_ms: int,
+        on_written: Callable[[list[Unit], Sends, int], None],
+        on_refused: Callable[[Sends, PutStatus], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self._indexes = indexes
+        self._dispatcher = dispatcher
+        self.flusher = Flusher(
+            options,
+            log=log,
+            disk=disk,
+            clock=clock,
+            tasks=tasks,
+            recorder=recorder,
+            appended=appended,
+            flushed=flushed,
+            stored_at=self._newest_stored_at,
+            on_failed=on_failed,
+        )
+        self.flusher.flushed_stored_at_ms = stored_at_ms
+        self.failed_writes = FailedWrites(
+            log=log,
+            disk=disk,
+            clock=clock,
+            tasks=tasks,
+            admission=admission,
+            on_refused=on_refused,
+            on_failed=self.flusher.fail,
+        )
+        self.appender = Appender(
+            options,
+            log=log,
+            queues=queues,
+            clock=clock,
+            admission=admission,
+            recorder=recorder,
+            failed=self.failed_writes,
+            on_written=on_written,
+            on_refused=on_refused,
+            stored_at_ms=stored_at_ms,
+        )
+        self.committer: Committer | None = None
+        if pool is not None:
+            self.committer = Committer(
+                options,
+                pool=pool,
+                log=log,
+                disk=disk,
+                clock=clock,
+                tasks=tasks,
+                admission=admission,
+                recorder=recorder,
+                appended=appended,
+                written_at_ms=lambda: self.appender.written_at_ms,
+            )
+        self.table_flusher = TableFlusher(
+            options,
+            queues=queues,
+            indexes=indexes,
+            checkpoint=checkpoint,
+            dispatcher=dispatcher,
+            flusher=self.flusher,
+            disk=disk,
+            clock=clock,
+            tasks=tasks,
+            admission=admission,
+        )
+        self.cleaner = Cleaner(
+            options,
+            log=log,
+            queues=queues,
+            indexes=indexes,
+            admission=admission,
+            directories=(paths.commit_log, paths.consume_queues),
+            disk=disk,
+            clock=clock,
+            flushed=flushed,
+            dispatched=dispatched,
+        )
+
+    def start(self) -> None:
+        """Start what goes by the clock."""
+        self.flusher.start()
+        self.table_flusher.start()
+        self.cleaner.start()
+
+    async def stop(self) -> None:
+        """What goes by the clock has ended; everything can still be called."""
+        self.cleaner.stop()
+        await self.flusher.stop()
+        await self.table_flusher.stop()
+
+    def halt(self) -> None:
+        """Touch no file any more: the store has failed."""
+        self.appender.halt()
+        self.failed_writes.halt()
+        if self.committer is not None:
+            self.committer.halt()
+        self.flusher.halt()
+        self.table_flusher.halt()
+        self.cleaner.stop()
+        if self._indexes is not None:
+            self._indexes.halt()
+
+    def _newest_stored_at(self) -> int:
+        """The time of the newest record below `appended`."""
+        committer = self.committer
+        written = self.appender.written_at_ms if committer is None else committer.committed_stored_at_ms
+        return max(written, self._dispatcher.stored_at_ms)
