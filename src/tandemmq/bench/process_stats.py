@@ -54,9 +54,9 @@ def tree_seconds(root: int, *, without: frozenset[int] = frozenset()) -> float:
         pid = int(entry.name)
         children.setdefault(int(fields[1]), []).append(pid)
         ticks[pid] = sum(map(int, fields[_USER_FIELD - 2 : _USER_FIELD + 2]))
-    total, todo = 0, [root]
-    while todo:
-        found = [pid for pid in children.get(todo.pop(), ()) if pid not in without]
+    total, parents = 0, [root]
+    while parents:
+        found = [pid for pid in children.get(parents.pop(), ()) if pid not in without]
         total += sum(ticks[pid] for pid in found)
-        todo += found
+        parents += found
     return total / _TICKS_PER_SECOND
