@@ -12,18 +12,16 @@ from tandemmq.bench.kafka.compare import render_ratio
 from tandemmq.bench.spark_read import ReadCost
 from tandemmq.errors import TandemError
 
-SPACE = {"m": "http://maven.apache.org/POM/4.0.0"}
-
 
 def test_pom_names_the_artifacts_and_no_repository() -> None:
     pom = ElementTree.fromstring(jars.render_pom("x", ["g:a:1", "g:b:2"], has_dependencies=False))
     found = [
-        (dependency.findtext("m:artifactId", namespaces=SPACE), dependency.findtext("m:version", "", SPACE))
-        for dependency in pom.iterfind(".//m:dependency", SPACE)
+        (dependency.findtext("artifactId"), dependency.findtext("version", ""))
+        for dependency in pom.iterfind(".//dependency")
     ]
     assert found == [("a", "1"), ("b", "2")]
-    assert len(pom.findall(".//m:exclusion", SPACE)) == 2
-    assert not pom.findall(".//m:repository", SPACE)
+    assert len(pom.findall(".//exclusion")) == 2
+    assert not pom.findall(".//repository")
     assert "exclusion" not in jars.render_pom("x", ["g:a:1"], has_dependencies=True)
 
 

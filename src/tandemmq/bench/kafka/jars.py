@@ -58,7 +58,7 @@ def render_pom(name: str, artifacts: Sequence[str], *, has_dependencies: bool) -
             f"<version>{version}</version>{exclusions}</dependency>"
         )
     return (
-        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>\n'
+        "<project><modelVersion>4.0.0</modelVersion>\n"
         f"<groupId>tandemmq.bench</groupId><artifactId>{name}</artifactId><version>1</version>"
         "<packaging>pom</packaging>\n<dependencies>\n" + "\n".join(lines) + "\n</dependencies>\n</project>\n"
     )
