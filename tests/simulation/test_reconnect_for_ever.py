@@ -108,8 +108,8 @@ class Footprint:
 def traced_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Without the log lines, which the test runner keeps."""
     monkeypatch.setattr(logging.getLogger("tandemmq"), "disabled", True)
-    for name in ("tandemmq.replication.shell.slave", "tandemmq.replication.shell.slave_connection"):
-        monkeypatch.setattr(logging.getLogger(name), "disabled", True)
+    for name in ("slave", "slave_connection", "dialler"):
+        monkeypatch.setattr(logging.getLogger(f"tandemmq.replication.shell.{name}"), "disabled", True)
     yield
     tracemalloc.stop()
 
