@@ -5,7 +5,9 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from tandemmq.bench.servers import Servers, running_servers
 from tandemmq.bench.spark_read import (
     IdleCost,
     ReadCost,
@@ -15,8 +17,10 @@ from tandemmq.bench.spark_read import (
     measure_read,
     read_topic,
 )
-from tandemmq.launcher import Server, stopping, write_properties
 from tandemmq.spark.session import build_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TOPIC = "BenchSpark"
 IDLE_TOPIC = "BenchSparkIdle"
@@ -31,56 +35,31 @@ def run_spark_bench(
     """Lines to print, each as soon as it is known."""
     with tempfile.TemporaryDirectory(prefix="tandemmq-bench-") as name:
         directory = Path(name)
-        name_server = Server(
-            "name server",
-            ["namesrv", "--set", "listenPort=0", "--set", "bindAddress=127.0.0.1"],
-            directory / "namesrv.log",
-        )
-        with stopping([name_server]):
-            name_server.start()
-            conf = write_properties(
-                directory / "broker.conf",
-                {
-                    "namesrvAddr": name_server.address,
-                    "brokerName": "bench",
-                    "brokerIP1": "127.0.0.1",
-                    "bindAddress": "127.0.0.1",
-                    "listenPort": 0,
-                    "storePathRootDir": directory / "store",
-                },
-            )
-            broker = Server("broker", ["broker", "-c", str(conf)], directory / "broker.log")
-            with stopping([broker]):
-                broker.start()
-                fill_topic(broker.address, TOPIC, rows=rows, body_bytes=body_bytes, queue_count=queue_count)
-                spark = build_session(
-                    "tandemmq bench", master, log_file=directory / "spark.log", settings=SETTINGS
-                )
-                try:
-                    for what, columns in COLUMN_SETS:
-                        frame = read_topic(spark, name_server.address, TOPIC, columns)
-                        yield render_read(
-                            measure_read(
-                                what,
-                                frame,
-                                rows=rows,
-                                body_bytes=body_bytes,
-                                broker=broker.pid,
-                                runs=runs,
-                            )
-                        )
-                    if has_idle:
-                        fill_topic(broker.address, IDLE_TOPIC, rows=4, body_bytes=64, queue_count=queue_count)
+        with running_servers(directory) as servers:
+            address = servers.broker.address
+            fill_topic(address, TOPIC, rows=rows, body_bytes=body_bytes, queue_count=queue_count)
+            log = directory / "spark.log"
+            spark = build_session("tandemmq bench", master, log_file=log, settings=SETTINGS)
+            try:
+                for what, columns in COLUMN_SETS:
+                    frame = read_topic(spark, servers.name_server.address, TOPIC, columns)
+                    pid = servers.broker.pid
+                    yield render_read(
+                        measure_read(what, frame, rows=rows, body_bytes=body_bytes, broker=pid, runs=runs)
+                    )
+                if has_idle:
+                    yield render_idle(_measure_idle(spark, servers, queue_count))
+            finally:
+                spark.stop()
 
-                        def send_one() -> None:
-                            fill_topic(
-                                broker.address, IDLE_TOPIC, rows=1, body_bytes=64, queue_count=queue_count
-                            )
 
-                        stream = follow_topic(spark, name_server.address, IDLE_TOPIC)
-                        yield render_idle(measure_idle("tandemmq", stream, send_one))
-                finally:
-                    spark.stop()
+def _measure_idle(spark: SparkSession, servers: Servers, queue_count: int) -> IdleCost:
+    def send_one() -> None:
+        fill_topic(servers.broker.address, IDLE_TOPIC, rows=1, body_bytes=64, queue_count=queue_count)
+
+    send_one()
+    stream = follow_topic(spark, servers.name_server.address, IDLE_TOPIC)
+    return measure_idle("tandemmq", stream, send_one)
 
 
 def render_read(cost: ReadCost) -> str:

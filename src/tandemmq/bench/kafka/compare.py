@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandemmq.bench.kafka.broker import running_kafka
 from tandemmq.bench.kafka.jars import BROKER, BROKER_VERSION, SOURCE, SOURCE_VERSION, fetch_jars
+from tandemmq.bench.servers import running_servers
 from tandemmq.bench.spark_command import SETTINGS, render_idle, render_read
 from tandemmq.bench.spark_read import (
     ReadCost,
@@ -26,7 +27,7 @@ from tandemmq.bench.spark_read import (
     read_topic,
 )
 from tandemmq.errors import TandemError
-from tandemmq.launcher import Server, stopping, write_properties
+from tandemmq.launcher import Server
 from tandemmq.spark.session import build_session
 
 if TYPE_CHECKING:
@@ -84,10 +85,10 @@ def run_kafka_bench(
     """
     source_jars = fetch_jars(cache, "kafka-source", SOURCE, has_dependencies=False)
     broker_jars = fetch_jars(cache, "kafka-broker", BROKER, has_dependencies=True)
+    settings = {**SETTINGS, "spark.driver.extraClassPath": ":".join(map(str, source_jars))}
     with tempfile.TemporaryDirectory(prefix="tandemmq-bench-") as name:
         directory = Path(name)
         with _running_both(directory, broker_jars, queue_count) as cluster:
-            settings = {**SETTINGS, "spark.driver.extraClassPath": ":".join(map(str, source_jars))}
             spark = build_session("kafka bench", master, log_file=directory / "spark.log", settings=settings)
             try:
                 yield (
@@ -95,49 +96,31 @@ def run_kafka_bench(
                     f"{SOURCE_VERSION}; {queue_count} queues; best of {runs} runs, in turns"
                 )
                 for body_bytes, count in rows.items():
-                    topic = f"Bench{body_bytes}"
-                    fill_topic(
-                        cluster.broker.address,
-                        topic,
-                        rows=count,
-                        body_bytes=body_bytes,
-                        queue_count=queue_count,
-                    )
-                    fill_kafka(spark, cluster, topic)
-                    check_equal(spark, cluster, topic, count)
-                    for columns in COLUMNS:
-                        yield from _measure(spark, cluster, topic, columns, count, body_bytes, runs)
+                    yield from _compare_size(spark, cluster, body_bytes, count, queue_count, runs)
                 if has_idle:
                     yield from _measure_idle(spark, cluster, queue_count)
             finally:
                 spark.stop()
 
 
+def _compare_size(
+    spark: SparkSession, cluster: Cluster, body_bytes: int, count: int, queue_count: int, runs: int
+) -> Iterator[str]:
+    """Fills both topics with messages of one size, and reads them by every set of columns."""
+    topic = f"Bench{body_bytes}"
+    address = cluster.broker.address
+    fill_topic(address, topic, rows=count, body_bytes=body_bytes, queue_count=queue_count)
+    fill_kafka(spark, cluster, topic)
+    check_equal(spark, cluster, topic, count)
+    for columns in COLUMNS:
+        yield from _measure(spark, cluster, topic, columns, count, body_bytes, runs)
+
+
 @contextmanager
 def _running_both(directory: Path, broker_jars: list[Path], queue_count: int) -> Iterator[Cluster]:
-    name_server = Server(
-        "name server",
-        ["namesrv", "--set", "listenPort=0", "--set", "bindAddress=127.0.0.1"],
-        directory / "namesrv.log",
-    )
-    with stopping([name_server]):
-        name_server.start()
-        conf = write_properties(
-            directory / "broker.conf",
-            {
-                "namesrvAddr": name_server.address,
-                "brokerName": "bench",
-                "brokerIP1": "127.0.0.1",
-                "bindAddress": "127.0.0.1",
-                "listenPort": 0,
-                "storePathRootDir": directory / "store",
-            },
-        )
-        broker = Server("broker", ["broker", "-c", str(conf)], directory / "broker.log")
-        kafka = running_kafka(broker_jars, directory / "kafka", partition_count=queue_count)
-        with stopping([broker]), kafka as (address, pid):
-            broker.start()
-            yield Cluster(name_server=name_server, broker=broker, kafka=address, kafka_pid=pid)
+    kafka = running_kafka(broker_jars, directory / "kafka", partition_count=queue_count)
+    with running_servers(directory) as ours, kafka as (address, pid):
+        yield Cluster(name_server=ours.name_server, broker=ours.broker, kafka=address, kafka_pid=pid)
 
 
 def read_kafka(spark: SparkSession, address: str, topic: str) -> DataFrame:
