@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+
+from tandemmq.spark.pipelines.events import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditStarted:
+class AuditStarted(Event):
     """What is compared, by which columns; `reference` is the side that the others are compared with."""
 
-    kind: ClassVar[str] = "started"
-    is_lasting: ClassVar[bool] = True
+    kind = "started"
+    is_lasting = True
 
     topic: str
     reference: str
@@ -28,10 +29,10 @@ class AuditStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideReading:
+class SideReading(Event):
     """A side is being read."""
 
-    kind: ClassVar[str] = "reading"
+    kind = "reading"
 
     side: str
     tasks_done: int
@@ -43,12 +44,12 @@ class SideReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideRead:
+class SideRead(Event):
     """A side is read: how many rows it has in the ranges."""
 
-    kind: ClassVar[str] = "side"
-    is_lasting: ClassVar[bool] = True
-    table: ClassVar[str] = "Sides"
+    kind = "side"
+    is_lasting = True
+    table = "Sides"
 
     side: str
     rows: int
@@ -60,14 +61,14 @@ class SideRead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(Event):
     """A place where a side is not the reference: `problem` is missing, repeated, differs, extra, behind or
     unreadable.
     """
 
-    kind: ClassVar[str] = "difference"
-    is_lasting: ClassVar[bool] = True
-    table: ClassVar[str] = "Differences"
+    kind = "difference"
+    is_lasting = True
+    table = "Differences"
 
     side: str
     problem: str
@@ -88,12 +89,12 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideJudged:
+class SideJudged(Event):
     """The verdict on one side; counts of messages. `loss_seconds`: of store time that is missing."""
 
-    kind: ClassVar[str] = "verdict"
-    is_lasting: ClassVar[bool] = True
-    table: ClassVar[str] = "Verdicts"
+    kind = "verdict"
+    is_lasting = True
+    table = "Verdicts"
 
     side: str
     is_equal: bool
@@ -122,12 +123,12 @@ class SideJudged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepeatedKeys:
+class RepeatedKeys(Event):
     """Messages that producers sent more than once; no difference between sides."""
 
-    kind: ClassVar[str] = "repeated_keys"
-    is_lasting: ClassVar[bool] = True
-    table: ClassVar[str] = "Unique keys"
+    kind = "repeated_keys"
+    is_lasting = True
+    table = "Unique keys"
 
     side: str
     messages: int
@@ -144,11 +145,11 @@ class RepeatedKeys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditDone:
+class AuditDone(Event):
     """The end: `equal`, `different`, `signal` or `error`."""
 
-    kind: ClassVar[str] = "stopped"
-    is_lasting: ClassVar[bool] = True
+    kind = "stopped"
+    is_lasting = True
 
     reason: str
     error: str = ""

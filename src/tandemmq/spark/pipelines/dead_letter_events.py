@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+
+from tandemmq.spark.pipelines.events import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLettersSeen:
+class DeadLettersSeen(Event):
     """How many were chosen; `kinds`: groups of one topic, error and age."""
 
-    kind: ClassVar[str] = "dead_letters"
-    is_lasting: ClassVar[bool] = True
+    kind = "dead_letters"
+    is_lasting = True
 
     group: str
     messages: int
@@ -24,12 +25,12 @@ class DeadLettersSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
+class DeadLetter(Event):
     """One of them. `stored_at`: when it died, UTC; `id`: of the message that it was."""
 
-    kind: ClassVar[str] = "dead_letter"
-    is_lasting: ClassVar[bool] = True
-    table: ClassVar[str] = "The oldest"
+    kind = "dead_letter"
+    is_lasting = True
+    table = "The oldest"
 
     stored_at: str
     origin: str

@@ -12,11 +12,34 @@ from rich.live import Live
 from rich.text import Text
 
 
+class Event(Protocol):
+    """What reporters take: a frozen dataclass with a name for programs and a line for people."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    kind: ClassVar[str]
+    """The key `event` of the JSON line."""
+    is_lasting: ClassVar[bool] = False
+    """Its line stays on a terminal, and among the remarks of a report."""
+    is_exhibit: ClassVar[bool] = False
+    """Only a report shows it."""
+    table: ClassVar[str] = ""
+    """Title of the table of a report that the event's fields are a row of; none for no title."""
+
+    @property
+    def final_error(self) -> str:
+        """What ended the pipeline by force; told on standard error too."""
+        return ""
+
+    def render(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class Started(Event):
     """The query runs; `rows_total` is what the lake held already."""
 
-    kind: ClassVar[str] = "started"
+    kind = "started"
 
     topic: str
     out: str
@@ -28,13 +51,13 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchDone:
+class BatchDone(Event):
     """A batch is committed and visible.
 
     `lag`: messages behind the ends of the queues, None when that is not known; `rate`: rows per second.
     """
 
-    kind: ClassVar[str] = "batch"
+    kind = "batch"
 
     batch: int
     rows: int
@@ -54,11 +77,11 @@ class BatchDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restarted:
+class Restarted(Event):
     """The query failed for a reason that may pass and is started again after `pause_seconds`."""
 
-    kind: ClassVar[str] = "restarted"
-    is_lasting: ClassVar[bool] = True
+    kind = "restarted"
+    is_lasting = True
 
     error: str
     pause_seconds: float
@@ -68,10 +91,10 @@ class Restarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
+class Stopped(Event):
     """The end: `done` (nothing left to read), `signal` or `error`."""
 
-    kind: ClassVar[str] = "stopped"
+    kind = "stopped"
 
     reason: str
     rows_total: int
@@ -80,7 +103,6 @@ class Stopped:
 
     @property
     def final_error(self) -> str:
-        """Told on standard error too."""
         return self.error
 
     def render(self) -> str:
@@ -88,19 +110,6 @@ class Stopped:
         if self.reason == "error":
             return f"stopped by an error: {self.error} | {total}"
         return f"stopped ({'everything is read' if self.reason == 'done' else 'asked to'}) | {total}"
-
-
-class Event(Protocol):
-    """What reporters take: a dataclass with a name for programs and a line for people.
-
-    `is_lasting`, where it is there and true, keeps the line on a terminal. `is_exhibit` marks what only a
-    report shows. `table` names the table of a report that the event's fields are a row of.
-    """
-
-    kind: ClassVar[str]
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    def render(self) -> str: ...
 
 
 class Reporter(Protocol):
@@ -122,13 +131,12 @@ class JsonReporter:
         self._errors = errors
 
     def report(self, event: Event) -> None:
-        if getattr(event, "is_exhibit", False):
+        if event.is_exhibit:
             return
         self._stream.write(json.dumps({"event": event.kind, **asdict(event)}) + "\n")
         self._stream.flush()
-        error = getattr(event, "final_error", "")
-        if error:
-            self._errors.write(f"error: {error}\n")
+        if event.final_error:
+            self._errors.write(f"error: {event.final_error}\n")
             self._errors.flush()
 
     def close(self) -> None:
@@ -168,12 +176,12 @@ class TextReporter:
             self._live.start()
 
     def report(self, event: Event) -> None:
-        if getattr(event, "is_exhibit", False):
+        if event.is_exhibit:
             return
         line = event.render()
         if not self._console.is_terminal:
             self._console.print(line, highlight=False, soft_wrap=True)
-        elif getattr(event, "is_lasting", False):
+        elif event.is_lasting:
             self._live.console.print(line, highlight=False)
         else:
             self._live.update(Text(line))

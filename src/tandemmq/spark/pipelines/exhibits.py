@@ -6,17 +6,18 @@ They travel as events, so a pipeline has one way out; reporters that tell progre
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+
+from tandemmq.spark.pipelines.events import Event
 
 Cell = str | int | float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class Table(Event):
     """Rows of cells below a title; of two with one title the later stays."""
 
-    kind: ClassVar[str] = "exhibit"
-    is_exhibit: ClassVar[bool] = True
+    kind = "exhibit"
+    is_exhibit = True
 
     title: str
     columns: tuple[str, ...]
@@ -36,11 +37,11 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineChart:
+class LineChart(Event):
     """Values over time. `is_clock`: x is Unix time in seconds, else seconds since the start."""
 
-    kind: ClassVar[str] = "exhibit"
-    is_exhibit: ClassVar[bool] = True
+    kind = "exhibit"
+    is_exhibit = True
 
     title: str
     unit: str
@@ -53,11 +54,11 @@ class LineChart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BarChart:
+class BarChart(Event):
     """One bar per label, longest first or in the order that is given."""
 
-    kind: ClassVar[str] = "exhibit"
-    is_exhibit: ClassVar[bool] = True
+    kind = "exhibit"
+    is_exhibit = True
 
     title: str
     unit: str

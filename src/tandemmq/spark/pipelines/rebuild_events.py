@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+
+from tandemmq.spark.pipelines.events import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildStep:
+class RebuildStep(Event):
     """Spark's tasks of a stage that are done."""
 
-    kind: ClassVar[str] = "step"
+    kind = "step"
 
     stage: str
     tasks_done: int

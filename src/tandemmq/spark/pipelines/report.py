@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tandemmq.spark.pipelines.events import BatchDone, Event, Started, render_bytes
+from tandemmq.spark.pipelines.audit_events import AuditDone
+from tandemmq.spark.pipelines.events import BatchDone, Event, Started, Stopped, render_bytes
 from tandemmq.spark.pipelines.exhibits import BarChart, Exhibit, Line, LineChart, Table
 from tandemmq.spark.pipelines.report_page import Tile, render_page
 
@@ -46,14 +47,13 @@ class ReportReporter:
             self._sample(event)
         elif isinstance(event, Started):
             self._verdict = event.render()
-        elif event.kind == "stopped":
+        elif isinstance(event, (Stopped, AuditDone)):
             self._verdict = event.render()
-            self._is_good = getattr(event, "reason", "") not in BAD_REASONS
-        elif getattr(event, "is_lasting", False):
+            self._is_good = event.reason not in BAD_REASONS
+        elif event.is_lasting:
             self._remarks.append((_clock(time.time()), event.render()))
-        table = getattr(event, "table", "")
-        if table and len(self._records.setdefault(table, [])) < SAMPLES_MAX:
-            self._records[table].append(asdict(event))
+        if event.table and len(self._records.setdefault(event.table, [])) < SAMPLES_MAX:
+            self._records[event.table].append(asdict(event))
 
     def close(self) -> None:
         page = render_page(
