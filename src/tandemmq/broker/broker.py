@@ -1,7 +1,7 @@
 """Broker: builds its parts in order, starts them, stops them; it has no behaviour of its own.
 
-Order of start: tables, store, listeners, replication, registration. A start that fails part way leaves the
-rest to `stop`, which may always be called.
+Order of start: tables, store, listeners, replication, a master's duties, registration. A start that fails
+part way leaves the rest to `stop`, which may always be called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tandemmq.broker.access.options import OPEN, AccessOptions
 from tandemmq.broker.access.service import AccessService
 from tandemmq.broker.admin.ha_handlers import HaHandlers
 from tandemmq.broker.admin.stats_items import StatsItems
-from tandemmq.broker.delay.delivery import Delivery
+from tandemmq.broker.master_duties import MasterDuties
 from tandemmq.broker.options import BrokerOptions, MetricsExporter
 from tandemmq.broker.parts import Parts
 from tandemmq.broker.registration import Registration
@@ -24,10 +24,6 @@ from tandemmq.broker.replica import ReplicaRole
 from tandemmq.broker.routes import build_routes, fast_routes
 from tandemmq.broker.stats import SAMPLE_PERIOD_S
 from tandemmq.broker.tables import Tables
-from tandemmq.broker.transaction.ask import Asker
-from tandemmq.broker.transaction.check_plan import CheckLimits
-from tandemmq.broker.transaction.checks import TransactionChecks
-from tandemmq.broker.transaction.service import TransactionService
 from tandemmq.errors import ConfigError, LocalProtocolError
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.remoting.address import render_address
@@ -114,8 +110,7 @@ class Broker:
         self._replica: ReplicaRole | None = None
         self._registration: Registration | None = None
         self._metrics: MetricsEndpoint | None = None
-        self._delivery: Delivery | None = None
-        self._transactions: TransactionService | None = None
+        self._duties: MasterDuties | None = None
 
     async def start(self) -> None:
         """Returns when requests are served and every name server was tried once.
@@ -141,8 +136,6 @@ class Broker:
             own_address=self._advertised_address,
         )
         replica = self._replica = self._make_replica(store)
-        if not options.is_slave:
-            parts.pop.revive.start(self._on_fatal)
         own = build_routes(parts) | self._access.routes()
         routes = own | replica.routes() | self._ha_handlers(store).routes()
         self.served_codes = frozenset(routes)
@@ -154,10 +147,8 @@ class Broker:
         self.ha_address = await replica.start(options.listen_host, self._ha_port())
         self._start_tasks(parts)
         if not options.is_slave:
-            self._delivery = self._make_delivery(store)
-            self._delivery.start()
-            self._transactions = self._make_transactions(store, parts)
-            self._transactions.start()
+            self._duties = self._make_duties(store, parts)
+            self._duties.start()
         if options.metrics_exporter is MetricsExporter.PROM:
             self.metrics_address = await self._serve_metrics(store, parts, replica)
         await self._register(parts, replica)
@@ -184,12 +175,8 @@ class Broker:
         for server in reversed(self._servers):
             await server.stop()
         self._servers.clear()
-        if self._delivery is not None:
-            await self._delivery.stop()
-        if self._parts is not None:
-            await self._parts.pop.revive.stop()
-        if self._transactions is not None:
-            await self._transactions.stop()
+        if self._duties is not None:
+            await self._duties.stop()
         if self._replica is not None:
             await self._replica.stop()
         self._access.close()
@@ -198,47 +185,20 @@ class Broker:
         await self._client.close()
         if self.store is not None:
             await self.store.close()
-            if self._delivery is not None and self._transactions is not None:
-                # What was delivered or checked last is safe only now that the log is flushed.
-                self._delivery.settle()
-                self._transactions.settle(self.store.flushed.value)
-                await self._tables.saver.close()
-            if self._parts is not None:
-                self._parts.pop.revive.settle()
+            if self._duties is not None:
+                self._duties.settle()
                 await self._tables.saver.close()
         log.info(events.BROKER_STOPPED, extra={"broker": self.options.broker_name})
 
-    def _make_delivery(self, store: MessageStore) -> Delivery:
-        return Delivery(
-            store,
-            delay_offsets=self._tables.delay_offsets,
-            timer_progress=self._tables.timer_progress,
-            has_timers=self.options.timer_wheel_enable,
+    def _make_duties(self, store: MessageStore, parts: Parts) -> MasterDuties:
+        return MasterDuties(
+            self.options,
+            store=store,
+            tables=self._tables,
+            parts=parts,
             clock=self._clock,
             on_fatal=self._on_fatal,
         )
-
-    def _make_transactions(self, store: MessageStore, parts: Parts) -> TransactionService:
-        options = self.options
-        limits = CheckLimits(
-            options.transaction_timeout_ms,
-            options.transaction_check_count_max,
-            store.options.file_reserved_hours,
-        )
-
-        def make_checks() -> TransactionChecks:
-            return TransactionChecks(
-                store,
-                offsets=self._tables.offsets,
-                topics=self._tables.topics,
-                decided=parts.decided,
-                asker=Asker(options.broker_name, parts.producers),
-                limits=limits,
-                period_ms=options.transaction_check_period_ms,
-                clock=self._clock,
-            )
-
-        return TransactionService(make_checks, self._on_fatal)
 
     def _make_replica(self, store: MessageStore) -> ReplicaRole:
         return ReplicaRole(
