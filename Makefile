@@ -47,7 +47,7 @@ sim: setup-dev ## Run 500 simulated clusters through crashes and partitions (SEE
 
 soak: MINUTES ?= 10
 soak: setup-dev ## Run a master and a slave through random faults for 10 minutes and compare what was promised (MINUTES=n, ARGS="--seed 7")
-	@$(PY) tests/faults/soak.py --minutes $(MINUTES) $(ARGS)
+	@PYTHONPATH=tests $(PY) tests/faults/soak.py --minutes $(MINUTES) $(ARGS)
 
 spark: KILLS ?= 20
 spark: ROWS ?= 1000000

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fault_cluster import FaultCluster
@@ -16,28 +15,10 @@ from tandemmq.protocol.bodies.ha import HaStatus
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.network import TcpNetwork
+from waits import until
 
-PATIENCE_S = 40.0
-
-
-async def until(
-    is_met: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = PATIENCE_S
-) -> None:
-    """Returns once `is_met`; a TandemError of its questions means not yet."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while not await _is_met(is_met):  # noqa: ASYNC110  # what is awaited has no event
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise AssertionError(f"not within {timeout_s:.0f} s: {what}") from None
-
-
-async def _is_met(is_met: Callable[[], bool | Awaitable[bool]]) -> bool:
-    try:
-        answer = is_met()
-        return answer if isinstance(answer, bool) else await answer
-    except TandemError:
-        return False
+NOT_YET = (TandemError,)
+"""What a question gets while a broker is away or about to change its role."""
 
 
 @asynccontextmanager
@@ -70,7 +51,7 @@ async def until_in_sync(cluster: FaultCluster) -> None:
     async def is_in_sync() -> bool:
         return (await ha_status(cluster.master_address)).in_sync_count == 1
 
-    await until(is_in_sync, "the slave is in sync")
+    await until(is_in_sync, "the slave is in sync", not_yet=NOT_YET)
 
 
 async def create_topic(cluster: FaultCluster, topic: str, queue_count: int = 2) -> None:
@@ -82,15 +63,13 @@ async def create_topic(cluster: FaultCluster, topic: str, queue_count: int = 2) 
         async with asking() as client:
             return await broker_offset.query_max_offset(client, cluster.slave_address, topic, 0) >= 0
 
-    await until(is_at_slave, f"the slave knows {topic}")
+    await until(is_at_slave, f"the slave knows {topic}", not_yet=NOT_YET)
 
 
 async def until_more(lists: OutsideLists, status: str, count: int = 5) -> None:
     """So many more sends end with `status`."""
     goal = lists.statuses[status] + count
-    await until(
-        lambda: lists.statuses[status] >= goal, f"{count} more sends end with {status}: {lists.statuses}"
-    )
+    await until(lambda: lists.statuses[status] >= goal, f"{count} more sends end with {status}")
 
 
 async def until_delivered(lists: OutsideLists) -> None:

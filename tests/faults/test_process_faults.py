@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from fault_cluster import FaultCluster
 from fault_waits import (
+    NOT_YET,
     committed,
     create_topic,
     ha_status,
     traffic,
-    until,
     until_delivered,
     until_in_sync,
     until_more,
@@ -24,6 +24,7 @@ from fault_waits import (
 from outside_lists import OutsideLists, consumer_of, consuming, sending
 
 from tandemmq.client import ReadFrom
+from waits import until
 
 pytestmark = pytest.mark.process
 
@@ -76,7 +77,9 @@ async def test_a_slave_that_stands_still_is_dropped_and_taken_back(shared: Fault
                 one.state == "TRANSFERRING" for one in status.connections
             )
 
-        await until(is_dropped, "the master gives the silent slave up (haHousekeepingInterval)")
+        await until(
+            is_dropped, "the master gives the silent slave up (haHousekeepingInterval)", not_yet=NOT_YET
+        )
         shared.thaw(shared.slave)
         await until_more(lists, "SEND_OK", 50)
     lists.check().check()
@@ -93,7 +96,7 @@ async def test_a_master_that_stands_still_goes_on_where_it_was(shared: FaultClus
         async def has_given_up() -> bool:
             return (await ha_status(shared.slave_address)).client.state != "TRANSFERRING"
 
-        await until(has_given_up, "the slave gives the silent master up")
+        await until(has_given_up, "the slave gives the silent master up", not_yet=NOT_YET)
         await until_delivered(lists)
         shared.thaw(shared.master)
         await until_more(lists, "SEND_OK", 50)
@@ -142,7 +145,7 @@ async def test_consumers_cut_from_the_master_go_on_at_the_slave_and_come_back(sh
                 ]
             )
 
-        await until(is_at_slave, "the progress is committed at the slave")
+        await until(is_at_slave, "the progress is committed at the slave", not_yet=NOT_YET)
         shared.to_master.mend()
 
         async def is_at_master() -> bool:
@@ -153,7 +156,7 @@ async def test_consumers_cut_from_the_master_go_on_at_the_slave_and_come_back(sh
                 ]
             )
 
-        await until(is_at_master, "the progress comes back to the master")
+        await until(is_at_master, "the progress comes back to the master", not_yet=NOT_YET)
         async with sending(names, lists, topic):
             await until_more(lists, "SEND_OK", 20)
         await until_delivered(lists)
@@ -189,7 +192,7 @@ async def test_a_killed_master_comes_back_with_old_offsets_and_nothing_is_repeat
                 reached - 2
             )
 
-        await until(is_at_master, "pulls have brought the offsets to the master")
+        await until(is_at_master, "pulls have brought the offsets to the master", not_yet=NOT_YET)
     findings = lists.check()
     findings.check()
     assert findings.duplicates == 0
@@ -283,7 +286,7 @@ async def test_a_slow_link_is_used_to_its_limit_and_the_copy_catches_up(tmp_path
                 assert slave.bytes_per_second <= 420_000, "the master keeps its own limit too"
                 return slave.lag_bytes == 0
 
-            await until(is_even, "the slave has caught up over the slow link")
+            await until(is_even, "the slave has caught up over the slow link", not_yet=NOT_YET)
             cluster.to_master_ha.mend()
             cluster.master.kill()
         # The copy alone has everything.

@@ -6,8 +6,7 @@ Readiness is a fact that a client can see: a broker is ready when its name serve
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -16,16 +15,9 @@ from java_peers import JavaServer, Line
 from tandemmq.client import BlockingAdmin
 from tandemmq.errors import TandemError
 from tandemmq.launcher import Server
+from waits import until_blocking
 
-START_SECONDS_MAX = 60.0
 HOST = "127.0.0.1"
-
-
-def until(is_met: Callable[[], bool], what: str, seconds_max: float = START_SECONDS_MAX) -> None:
-    end = time.monotonic() + seconds_max
-    while not is_met():
-        assert time.monotonic() < end, f"not within {seconds_max:.0f} s: {what}"
-        time.sleep(0.05)
 
 
 def free_port() -> int:
@@ -88,7 +80,7 @@ class Cluster:
                     return False
                 return group is not None and group.addresses.get(broker_id) == address
 
-            until(is_registered, f"{name}:{broker_id} at {address} is registered")
+            until_blocking(is_registered, f"{name}:{broker_id} at {address} is registered")
 
 
 class OurBroker:
@@ -148,7 +140,7 @@ class JavaBroker:
             self._server.check_alive()
             return is_open(self.address)
 
-        until(is_listening, f"{self.address} listens; log: {self.log_path}")
+        until_blocking(is_listening, f"{self.address} listens; log: {self.log_path}")
         name, broker_id = str(self.settings["brokerName"]), int(str(self.settings.get("brokerId", 0)))
         self._cluster.wait_for(name, broker_id, self.address)
 
@@ -198,5 +190,5 @@ def java_cluster(line: Line, directory: Path) -> Iterator[Cluster]:
             server.check_alive()
             return is_open(f"{HOST}:{port}")
 
-        until(is_listening, f"the name server listens; log: {server.log_path}")
+        until_blocking(is_listening, f"the name server listens; log: {server.log_path}")
         yield Cluster(f"{HOST}:{port}", directory, stack)

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from clusters import Cluster, until
+from clusters import Cluster
 from java_peers import LINE_5, Conversation, programs, run_java
+
+from waits import until_blocking
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(240)]
 
@@ -154,21 +156,21 @@ READS = [
 def test_command_that_reads(subject: Subject, case: tuple[str, ...]) -> None:
     if case[0].startswith("queryMsgByKey"):
         # The key index of a Java broker follows the log with a delay.
-        until(lambda: bool(re.search("[0-9A-F]{20,}", subject.run(case[0]))), "the key is indexed", 20)
+        until_blocking(lambda: bool(re.search("[0-9A-F]{20,}", subject.run(case[0]))), "the key is indexed")
     subject.run_ok(*case)
 
 
 def test_life_of_a_topic(subject: Subject) -> None:
     name = subject.words["new"] = f"{subject.topic}-new"
     subject.run_ok("updateTopic -c DefaultCluster -t {new} -r 5 -w 5", "create topic to {broker} success")
-    until(lambda: f"\n{name}\n" in subject.run("topicList"), "the new topic is listed")
+    until_blocking(lambda: f"\n{name}\n" in subject.run("topicList"), "the new topic is listed")
     subject.run_ok("topicRoute -t {new}", '"writeQueueNums": ?5', '"perm": ?6')
     subject.run_ok("updateTopicPerm -t {new} -p 4 -c DefaultCluster", "from 6 to 4|success")
-    until(
+    until_blocking(
         lambda: bool(re.search('"perm": ?4', subject.run("topicRoute -t {new}"))), "permission 4 in the route"
     )
     subject.run_ok("updateTopic -b {broker} -t {new} -r 6 -w 6 -p 6", "create topic to {broker} success")
-    until(
+    until_blocking(
         lambda: bool(re.search('"writeQueueNums": ?6', subject.run("topicRoute -t {new}"))),
         "six queues in the route",
     )
@@ -180,7 +182,7 @@ def test_life_of_a_topic(subject: Subject) -> None:
     subject.run_ok(
         "deleteTopic -t {new} -c DefaultCluster", "delete topic \\[{new}\\] from cluster .* success"
     )
-    until(lambda: f"\n{name}\n" not in subject.run("topicList"), "the topic is gone")
+    until_blocking(lambda: f"\n{name}\n" not in subject.run("topicList"), "the topic is gone")
 
 
 def test_life_of_a_group(subject: Subject) -> None:
@@ -210,9 +212,13 @@ def test_settings_of_the_name_server(subject: Subject) -> None:
     subject.run_ok("updateKvConfig -s space -k k1 -v v1", "success")
     subject.run_ok("deleteKvConfig -s space -k k1", "success")
     subject.run_ok("wipeWritePerm -b broker-a", "wipe write perm of broker.*broker-a.* OK, \\d+")
-    until(lambda: bool(re.search('"perm": ?4', subject.run("topicRoute -t {topic}"))), "permission 4", 20)
+    until_blocking(
+        lambda: bool(re.search('"perm": ?4', subject.run("topicRoute -t {topic}"))), "permission 4"
+    )
     subject.run_ok("addWritePerm -b broker-a", "add write perm of broker.*broker-a.* OK, \\d+")
-    until(lambda: bool(re.search('"perm": ?6', subject.run("topicRoute -t {topic}"))), "permission 6", 20)
+    until_blocking(
+        lambda: bool(re.search('"perm": ?6', subject.run("topicRoute -t {topic}"))), "permission 6"
+    )
     subject.run_ok("updateNamesrvConfig -k orderMessageEnable -v false", "success")
     subject.run_ok("getNamesrvConfig", "orderMessageEnable += +false")
 
@@ -261,7 +267,7 @@ def test_lists_from_files(subject: Subject) -> None:
     )
     subject.words["file"] = str(topics)
     subject.run_ok("updateTopicList -b {broker} -f {file}", "success")
-    until(lambda: f"\n{name}-2\n" in subject.run("topicList"), "the topics are listed")
+    until_blocking(lambda: f"\n{name}-2\n" in subject.run("topicList"), "the topics are listed")
     groups = subject.home / "groups.json"
     groups.write_text(json.dumps([{"groupName": f"{name}-g{n}", "retryMaxTimes": 5} for n in (1, 2)]))
     subject.words["file"] = str(groups)

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from clusters import JavaBroker, OurBroker, java_cluster, our_cluster, until
+from clusters import JavaBroker, OurBroker, java_cluster, our_cluster
 from java_peers import LINES
 from loads import COUNT, LOG_FILE_BYTES, SMALL_FILES, commit, drain, fill
 from tally import BOTH
 
 from tandemmq.client import BlockingAdmin
 from tandemmq.errors import TandemError
+from waits import until_blocking
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(400), pytest.mark.interop_case(column=BOTH)]
 
@@ -38,7 +39,7 @@ def wait_for_copy(name_server: str, master: Broker, slave: Broker) -> int:
         except TandemError:  # a Java broker that is just starting answers with an exception of its own
             return False
 
-    until(has_all, f"the slave has the log up to {end}", 90)
+    until_blocking(has_all, f"the slave has the log up to {end}", 90)
     return end
 
 
@@ -84,21 +85,21 @@ def test_slave_of_the_other_maker(tmp_path: Path, line: str, master_maker: str) 
         else:
             master = cluster.start_java(java, NAME, master_settings)
             slave = cluster.start_ours(NAME, slave_settings)
-        until(lambda: fill(cluster, "First", [0]) == [], "a send waits for the slave and finds it", 60)
+        until_blocking(lambda: fill(cluster, "First", [0]) == [], "a send waits for the slave and finds it")
 
         assert fill(cluster, "Load", range(COUNT)) == []
         commit(cluster, "Load", GROUP)
         end = wait_for_copy(cluster.name_server, master, slave)
         assert end > 2 * LOG_FILE_BYTES
         check_equal_logs(master, slave, end)
-        until(lambda: has_tables(slave, "Load"), "the slave has the tables", 60)
+        until_blocking(lambda: has_tables(slave, "Load"), "the slave has the tables")
 
         slave.kill()
         fill(cluster, "Load", range(COUNT, COUNT + 1000), is_waited_for=False)
         slave.start()
         end = wait_for_copy(cluster.name_server, master, slave)
         check_equal_logs(master, slave, end)
-        until(lambda: fill(cluster, "First", [1]) == [], "a send waits for the slave again", 60)
+        until_blocking(lambda: fill(cluster, "First", [1]) == [], "a send waits for the slave again")
 
         master.stop()
         assert drain(cluster, java, "Load", tmp_path / "home") == [*range(COUNT + 1000)]

@@ -9,13 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from clusters import Cluster, JavaBroker, OurBroker, our_cluster, until
+from clusters import Cluster, JavaBroker, OurBroker, our_cluster
 from java_peers import LINES, Line
 from loads import COUNT, SMALL_FILES, commit, drain, fill
 from tally import BOTH
 
 from tandemmq.client import BlockingAdmin, BlockingProducer, Message
 from tandemmq.protocol.bodies.offset import decode_consumer_offsets
+from waits import until_blocking
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(400), pytest.mark.interop_case(column=BOTH)]
 
@@ -59,7 +60,7 @@ def test_store_of_the_other_maker(tmp_path: Path, line: str, end: str, writer: s
         assert fill(cluster, "Load", range(COUNT)) == []
         offsets = commit(cluster, "Load", GROUP)
         assert len(offsets) == 4
-        until(lambda: is_written(root, "Load", offsets), "offsets are written down", 30)
+        until_blocking(lambda: is_written(root, "Load", offsets), "offsets are written down")
         with BlockingProducer("delayed", cluster.name_server) as producer:
             producer.send(Message(topic=LATER, body=b"delayed", delay_level=3))
         getattr(first, end)()
@@ -75,4 +76,4 @@ def test_store_of_the_other_maker(tmp_path: Path, line: str, end: str, writer: s
             for number in (0, COUNT // 2, COUNT - 1, COUNT + 399):
                 found = admin.find_by_key("Load", f"key{number}")
                 assert [record.body[:20].split(b":")[0] for record in found] == [str(number).encode()]
-        until(lambda: message_count(cluster, LATER) == 2, "the delayed message arrives", 40)
+        until_blocking(lambda: message_count(cluster, LATER) == 2, "the delayed message arrives")

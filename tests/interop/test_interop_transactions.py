@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 from ahead import Ahead
-from clusters import Cluster, java_cluster, our_cluster, until
+from clusters import Cluster, java_cluster, our_cluster
 from java_peers import LINE_4, LINE_5, LINES, run_program
 
 from tandemmq.client import (
@@ -26,6 +26,7 @@ from tandemmq.client import (
     StartFrom,
     TransactionState,
 )
+from waits import until_blocking
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
@@ -102,7 +103,7 @@ def bodies_of(consumer: BlockingConsumer, count: int) -> list[bytes]:
         bodies.extend(message.body for message in consumer.poll(timeout_s=1.0))
         return len(bodies) >= count
 
-    until(has_all, f"{count} messages", 90)
+    until_blocking(has_all, f"{count} messages", 90)
     return sorted(bodies)
 
 

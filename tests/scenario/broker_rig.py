@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -34,19 +33,11 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork
 from tandemmq.store import BrokerRole, StoreOptions
+from waits import PATIENCE_S
+from waits import until as until
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = PATIENCE_S
 MESSAGE_BYTES_MAX = 32 * 1024
-
-
-async def until(is_met: Callable[[], bool], what: str = "condition", timeout_s: float = 15.0) -> None:
-    """Returns once `is_met`; for states that have no event to wait for."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while not is_met():  # noqa: ASYNC110  # what is awaited has no event
-                await asyncio.sleep(0.002)
-    except TimeoutError:
-        raise AssertionError(f"not within {timeout_s} s: {what}") from None
 
 
 def make_broker(root: Path, *, store: Mapping[str, object] | None = None, **changes: object) -> Broker:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from tandemmq.api import broker_topic
@@ -30,6 +31,7 @@ from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork
 from tandemmq.store import BrokerRole, StoreOptions
 from tandemmq.units import MIB
+from waits import PATIENCE_S, until
 
 FAST = ClientOptions(heartbeat_s=1.0, route_refresh_s=0.3)
 
@@ -108,11 +110,11 @@ class Rig:
         assert slave.store is not None
         end = master.store.appended.value
         await until(lambda: slave.store.dispatched.value >= end, "the slave has the whole log")  # type: ignore[union-attr]
-        async with Admin(self.namesrv) as admin, asyncio.timeout(20):
+        address = render_address(slave.address)
+        async with Admin(self.namesrv) as admin:
             for topic in topics:
-                address = render_address(slave.address)
-                while await broker_topic.query_topic_config(admin._remoting, address, topic) is None:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+                ask = partial(broker_topic.query_topic_config, admin._remoting, address, topic)
+                await until(ask, f"the slave knows {topic}")
 
     async def fill(self, topic: str, count: int, *, first: int = 0) -> None:
         """Messages with their number as body."""
@@ -156,23 +158,16 @@ async def running_cluster(
         yield rig
 
 
-async def take(consumer: Consumer, count: int, timeout_s: float = 20.0) -> list[ReceivedMessage]:
+async def take(consumer: Consumer, count: int, timeout_s: float = PATIENCE_S) -> list[ReceivedMessage]:
     """Exactly `count` messages."""
     messages: list[ReceivedMessage] = []
-    async with asyncio.timeout(timeout_s):
-        while len(messages) < count:
-            messages += await consumer.poll(count - len(messages), 0.5)
-    return messages
-
-
-async def until(is_met: Callable[[], object], what: str = "condition", timeout_s: float = 15.0) -> None:
-    """Returns once `is_met`; for states that have no event to wait for."""
     try:
         async with asyncio.timeout(timeout_s):
-            while not is_met():  # noqa: ASYNC110  # what is awaited has no event
-                await asyncio.sleep(0.005)
+            while len(messages) < count:
+                messages += await consumer.poll(count - len(messages), 0.5)
     except TimeoutError:
-        raise AssertionError(f"not within {timeout_s} s: {what}") from None
+        raise AssertionError(f"{len(messages)} of {count} messages within {timeout_s:g} s") from None
+    return messages
 
 
 def numbers(messages: list[ReceivedMessage]) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -14,20 +13,11 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork
 from tandemmq.store import BrokerRole, MessageStore, PutStatus, StoreOptions
+from waits import until as until
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 SEGMENT = 64 * 1024
 FAST = ReplicationOptions(heartbeat_interval_ms=200, silence_ms_max=1_000, reconnect_delay_ms=20)
-
-
-async def until(is_met: Callable[[], bool], what: str = "condition", timeout_s: float = 15.0) -> None:
-    """Returns once `is_met`; the state of replication has no events that a test could wait for."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while not is_met():  # noqa: ASYNC110  # what is awaited has no event
-                await asyncio.sleep(0.002)
-    except TimeoutError:
-        raise AssertionError(f"not within {timeout_s} s: {what}") from None
 
 
 async def open_store(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from broker_rig import TIMEOUT_S, consumer, pull_header, send_header, until
+from broker_rig import TIMEOUT_S, consumer, pull_header, send_header
 
 from tandemmq.broker.access.options import AccessOptions
 from tandemmq.broker.broker import Broker
@@ -39,6 +39,7 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork
 from tandemmq.store import StoreOptions
+from waits import until
 
 APP = Credentials("app-user", "app-secret")
 ADMIN = Credentials("admin-user", "admin-secret")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_rig import Rig, running_rig, take, until
+from client_rig import Rig, running_rig, take
 from typer.testing import CliRunner, Result
 
 from tandemmq.admin import audit, audit_command
@@ -21,6 +21,7 @@ from tandemmq.cli import app
 from tandemmq.client import Message, Producer
 from tandemmq.remoting.address import render_address
 from tandemmq.store import MessageStore
+from waits import until
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, consumer, make_broker, records_of, running_broker, running_name_server, until
+from broker_rig import Peer, consumer, make_broker, records_of, running_broker, running_name_server
 
 from tandemmq.api.nameserver import query_route
 from tandemmq.broker.broker import Broker
@@ -37,6 +37,7 @@ from tandemmq.protocol.requests.topic import (
     TopicStatsRequest,
 )
 from tandemmq.remoting.address import render_address
+from waits import until
 
 
 @pytest.fixture

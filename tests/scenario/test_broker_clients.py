@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, consumer, running_broker, until
+from broker_rig import Peer, consumer, running_broker
 
 from tandemmq.broker.broker import Broker
 from tandemmq.protocol.bodies.client import (
@@ -35,6 +35,7 @@ from tandemmq.protocol.requests.client import (
 )
 from tandemmq.protocol.requests.topic import TopicConfigRequest
 from tandemmq.remoting.channel import Channel
+from waits import until
 
 
 class Listening(Peer):

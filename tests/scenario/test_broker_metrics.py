@@ -15,7 +15,6 @@ from broker_rig import (
     records_of,
     running_broker,
     running_name_server,
-    until,
 )
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -28,6 +27,7 @@ from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.store import BrokerRole, FlushMode
 from tandemmq.telemetry.metrics import TABLE
+from waits import until
 
 Samples = dict[tuple[str, ...], float]
 

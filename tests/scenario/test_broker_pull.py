@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, consumer, pull_header, pull_response, records_of, running_broker, until
+from broker_rig import Peer, consumer, pull_header, pull_response, records_of, running_broker
 
 from tandemmq.broker.broker import Broker
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig, encode_group_config
@@ -31,6 +31,7 @@ from tandemmq.protocol.requests.offset import (
 )
 from tandemmq.protocol.requests.pull import ForbiddenResponse
 from tandemmq.protocol.requests.topic import CreateTopicRequest
+from waits import until
 
 SUSPEND = 0x2
 WITH_SUBSCRIPTION = 0x4

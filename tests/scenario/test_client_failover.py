@@ -12,6 +12,7 @@ from tandemmq.api import nameserver
 from tandemmq.client import Admin, Message, Producer, ProducerOptions
 from tandemmq.errors import BrokerUnreachable, NoRoute, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
+from waits import PATIENCE_S, until
 
 
 async def test_reading_goes_on_at_the_slave_and_back_at_the_master(tmp_path: Path) -> None:
@@ -40,22 +41,14 @@ async def test_offsets_of_the_outage_reach_the_master_again(tmp_path: Path) -> N
             await rig.wait_for_slave("broker-a", "T", "%RETRY%CG")
             await rig.stop_broker()
             consumer.ack(*messages)
-            await until_true(consumer.commit, "a commit at the slave")
+            await until(consumer.commit, "a commit at the slave")
             await rig.start_broker()
 
             async def is_at_master() -> bool:
-                try:
-                    return (await admin.committed_offsets("CG", "T")).get(queue) == 20
-                except (BrokerUnreachable, NoRoute):
-                    return False
+                return (await admin.committed_offsets("CG", "T")).get(queue) == 20
 
-            await until_true(is_at_master, "the master knows the offset")
-
-
-async def until_true(ask, what: str) -> None:  # type: ignore[no-untyped-def]
-    async with asyncio.timeout(15):
-        while not await ask():  # noqa: ASYNC110  # what is awaited has no event
-            await asyncio.sleep(0.05)
+            not_yet = (BrokerUnreachable, NoRoute)
+            await until(is_at_master, "the master knows the offset", not_yet=not_yet)
 
 
 async def test_sends_move_to_the_other_master_without_loss(tmp_path: Path) -> None:
@@ -95,7 +88,7 @@ async def test_many_sends_in_flight_survive_a_dying_broker(tmp_path: Path) -> No
         await rig.start_broker("broker-a")
         async with rig.consumer() as consumer:
             seen: set[int] = set()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while len(seen) < 2000:
                     seen.update(int(message.body) for message in await consumer.poll())
             assert seen == set(range(2000))

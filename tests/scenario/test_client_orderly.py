@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from client_rig import FAST, Rig, numbers, running_cluster, take, until
+from client_rig import FAST, Rig, numbers, running_cluster, take
 
 from tandemmq.api import broker_client
 from tandemmq.client import (
@@ -26,6 +26,7 @@ from tandemmq.client import (
 )
 from tandemmq.client.consumer import assignment, orderly_gate
 from tandemmq.errors import ClientError
+from waits import until
 
 
 async def fill_queues(rig: Rig, count: int, *, queue_count: int = 4) -> None:

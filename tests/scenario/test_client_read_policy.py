@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from client_rig import Rig, numbers, running_cluster, take, until
+from client_rig import Rig, numbers, running_cluster, take
 
 from tandemmq.broker.broker import Broker
 from tandemmq.client import ReadFrom
+from waits import until
 
 
 @pytest.fixture

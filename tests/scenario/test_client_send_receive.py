@@ -6,10 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from client_rig import numbers, running_cluster, running_rig, take, until
+from client_rig import numbers, running_cluster, running_rig, take
 
 from tandemmq.client import Admin, Message, Producer, ProducerOptions, StartFrom
 from tandemmq.errors import BadRequest, TopicNotFound
+from waits import until
 
 
 async def test_every_way_of_sending_arrives_once(tmp_path: Path) -> None:

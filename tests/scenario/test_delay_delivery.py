@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, records_of, running_broker, until
+from broker_rig import Peer, records_of, running_broker
 from client_rig import running_cluster, take
 
 from tandemmq.broker.broker import Broker
@@ -17,6 +17,7 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.requests.pull import PullResponse
 from tandemmq.protocol.requests.send import RecallRequest, RecallResponse, SendBackRequest, SendResponse
+from waits import until
 
 FAST_LEVELS = {"delay_levels_ms": (200, 400, 600, 100_000)}
 

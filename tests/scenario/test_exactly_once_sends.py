@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, records_of, running_broker, send_header, until
+from broker_rig import Peer, records_of, running_broker, send_header
 from client_rig import running_rig
 from msgspec.structs import replace
 
@@ -21,6 +21,7 @@ from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendResponse
 from tandemmq.store import BrokerRole
 from tandemmq.store.options import FlushMode
+from waits import until
 
 PREFIX = "AB" * 10
 

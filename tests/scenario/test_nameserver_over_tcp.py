@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -21,8 +19,7 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork
-
-R = TypeVar("R")
+from waits import until
 
 MASTER = api.BrokerIdentity(
     cluster_name="C", broker_name="a", broker_id=0, broker_address="10.0.0.1:1", ha_address="10.0.0.1:2"
@@ -81,12 +78,6 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     await made.stop()
 
 
-async def until(ask: Callable[[], Awaitable[R]], expected: R) -> None:
-    async with asyncio.timeout(20):
-        while await ask() != expected:  # noqa: ASYNC110  # the other side has no event for us
-            await asyncio.sleep(0.01)
-
-
 async def test_master_and_slave_come_and_go(site: Site) -> None:
     _, address = await site.start("n1")
     master, slave, admin = site.client(), site.client(), site.client()
@@ -102,7 +93,11 @@ async def test_master_and_slave_come_and_go(site: Site) -> None:
 
     assert await replicas() == {0: "10.0.0.1:1", 1: "10.0.0.2:1"}
     await master.close()
-    await until(replicas, {1: "10.0.0.2:1"})
+
+    async def is_slave_alone() -> bool:
+        return await replicas() == {1: "10.0.0.2:1"}
+
+    await until(is_slave_alone, "the master is forgotten")
     await api.unregister_broker(slave, address, SLAVE)
     assert await replicas() == {}
     assert (await api.query_cluster_info(admin, address)).brokers == {}

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, make_broker, running_broker, until
+from broker_rig import Peer, make_broker, running_broker
 from pop_rig import Popped, ack, change, now_ms, pop, pop_all, pop_header
 
 from tandemmq.broker.broker import Broker
@@ -25,6 +25,7 @@ from tandemmq.protocol.requests.pop import (
     PopResponse,
 )
 from tandemmq.store.options import FlushMode
+from waits import until
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, consumer, make_broker, running_broker, until
+from broker_rig import Peer, consumer, make_broker, running_broker
 from client_rig import running_rig
 from pop_rig import ack, change, pop, pop_all, pop_header, popped_of
 
@@ -26,6 +26,7 @@ from tandemmq.protocol.requests.admin import ResetOffsetRequest
 from tandemmq.protocol.requests.pop import PopResponse
 from tandemmq.protocol.requests.topic import DeleteTopicRequest
 from tandemmq.store.options import FlushMode
+from waits import until
 
 
 @pytest.fixture

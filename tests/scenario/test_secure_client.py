@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from broker_rig import until
 
 from tandemmq.broker.access.options import AccessOptions
 from tandemmq.broker.broker import Broker
@@ -35,6 +34,7 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork
 from tandemmq.store import BrokerRole, StoreOptions
+from waits import until
 
 ACCESS = AccessOptions(
     authentication_enabled=True,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_rig import running_broker, until
+from broker_rig import running_broker
 from transaction_rig import COMMIT, FAST, ROLLBACK, UNKNOWN, TransactionPeer
 
 from tandemmq.broker.broker import Broker
@@ -14,6 +14,7 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.requests.admin import ResumeCheckRequest
 from tandemmq.protocol.topic_names import DISCARD_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from waits import until
 
 
 @pytest.fixture

@@ -320,10 +320,3 @@ async def running_cluster(*brokers: FakeBroker, **topics: int):
         cluster.namesrv = render_address(await cluster.server.start("127.0.0.1", 0))
         stack.push_async_callback(cluster.server.stop)
         yield cluster
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
-    """Returns when the condition holds."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110  # what is awaited has no event
-            await asyncio.sleep(0.005)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from client_fakes import FakeBroker, FakeCluster, running_cluster, until
+from client_fakes import FakeBroker, FakeCluster, running_cluster
 
 from tandemmq.client import ClientOptions, Consumer, ConsumerOptions, MessageModel, StartFrom
 from tandemmq.errors import BadRequest, ClientError, ConfigError, RemoteProtocolError
@@ -17,6 +17,7 @@ from tandemmq.protocol.bodies.offset import decode_consumer_status, encode_reset
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.properties import encode_properties
+from waits import until
 
 FAST = ClientOptions(heartbeat_s=0.2, route_refresh_s=0.2)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from client_fakes import running_cluster, until
+from client_fakes import running_cluster
 
 from tandemmq.client import ClientOptions, Consumer, ConsumerOptions, StartFrom
+from waits import until
 
 OPTIONS = ConsumerOptions(
     client=ClientOptions(heartbeat_s=0.2, route_refresh_s=0.2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from client_fakes import FakeBroker, running_cluster, until
+from client_fakes import FakeBroker, running_cluster
 
 from tandemmq.client import Message, Producer, ProducerOptions, SendStatus
 from tandemmq.errors import (
@@ -19,6 +19,7 @@ from tandemmq.errors import (
 )
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.record import decode_record
+from waits import until
 
 
 def options(**kwargs: object) -> ProducerOptions:

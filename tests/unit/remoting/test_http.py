@@ -22,6 +22,7 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.memory import ManualClock, MemoryNetwork
 from tandemmq.runtime.network import TcpNetwork
 from tandemmq.runtime.ports import Address
+from waits import PATIENCE_S, until
 
 BIG = b"x" * (4 << 20)
 GET = b"GET /page HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -117,14 +118,12 @@ async def server() -> AsyncIterator[HttpServer]:
 
 
 async def until_count(server: HttpServer, count: int) -> None:
-    async with asyncio.timeout(10):
-        while server.connection_count != count:  # noqa: ASYNC110  # what is awaited has no event
-            await asyncio.sleep(0.002)
+    await until(lambda: server.connection_count == count, f"{count} connections")
 
 
 async def exchange(address: Address, *pieces: bytes) -> bytes:
     """Everything the server says until it closes; the pieces are sent one by one."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection(*address)
         try:
             for piece in pieces:
@@ -228,7 +227,7 @@ async def test_peer_that_goes_away_leaves_nothing(server: HttpServer) -> None:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(piece)
         writer.write_eof()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             assert await reader.read() == b""
         writer.close()
     await until_count(server, 0)
@@ -239,7 +238,7 @@ async def test_stopping_cuts_off_whoever_is_connected(server: HttpServer) -> Non
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"GET /pa")
     await until_count(server, 1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await server.stop()
         try:
             assert await reader.read() == b""

@@ -29,6 +29,7 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.memory import ManualClock, MemoryNetwork
 from tandemmq.runtime.network import TcpNetwork
+from waits import until
 
 ECHO, REFUSE, BREAK, WAIT, LATER, ASSERT, FATAL, UNREADABLE, MISSING = range(1, 10)
 
@@ -135,12 +136,6 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[MakePeers]:
     yield build
     for peers in made:
         await peers.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110  # conditions of several kinds, none has an event
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("form", [0, SERIALIZE_ROCKETMQ])

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,8 +25,8 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork
 from tandemmq.units import MIB
+from waits import PATIENCE_S, until
 
-TIMEOUT_S = 10.0
 ECHO = 7
 
 
@@ -79,7 +79,7 @@ async def ask(address: str, options: TlsClientOptions | None, body: bytes = b"he
         options=ClientOptions(connect_timeout_s=5.0),
     )
     try:
-        return bytes((await client.request(address, Command.request(ECHO, body=body), TIMEOUT_S)).body)
+        return bytes((await client.request(address, Command.request(ECHO, body=body), PATIENCE_S)).body)
     finally:
         await client.close()
 
@@ -101,7 +101,7 @@ async def test_many_requests_at_once_over_one_connection(pki: Path) -> None:
         client = RemotingClient(network=TcpNetwork(), clock=LoopClock(), tls=tls)
         bodies = [b"%d" % number * 1_000 for number in range(300)]
         answers = await asyncio.gather(
-            *(client.request(address, Command.request(ECHO, body=body), TIMEOUT_S) for body in bodies)
+            *(client.request(address, Command.request(ECHO, body=body), PATIENCE_S) for body in bodies)
         )
         assert [bytes(answer.body) for answer in answers] == bodies
         await client.close()
@@ -174,18 +174,12 @@ async def test_what_is_no_handshake_and_what_never_begins(pki: Path) -> None:
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"\x16garbage that is no ClientHello")
-        assert len(await asyncio.wait_for(reader.read(), TIMEOUT_S)) < 100  # an alert, then the end
+        assert len(await asyncio.wait_for(reader.read(), PATIENCE_S)) < 100  # an alert, then the end
         writer.close()
         _, silent = await asyncio.open_connection(host, int(port))
         await until(lambda: bool(server._undecided))
         silent.close()
         await until(lambda: not server._undecided)
-
-
-async def until(is_met: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not is_met():  # noqa: ASYNC110  # what is awaited has no event
-            await asyncio.sleep(0.001)
 
 
 def test_options_that_contradict_each_other(pki: Path) -> None:

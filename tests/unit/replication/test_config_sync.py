@@ -30,6 +30,7 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.memory import ManualClock
 from tandemmq.runtime.network import TcpNetwork
 from tandemmq.runtime.tasks import TaskScope
+from waits import until
 
 
 def make_tables() -> ReplicaTables:
@@ -243,16 +244,16 @@ async def test_runs_until_stopped_and_follows_the_master(master: Master, client:
     task = asyncio.ensure_future(sync.run())
     try:
         sync.set_master(master.address)
-        await _until(lambda: sync.round_count >= 1)
+        await until(lambda: sync.round_count >= 1)
         master.put_topics(1)
-        await _until(lambda: len(tables.topics) == 1)
+        await until(lambda: len(tables.topics) == 1)
         sync.set_master(None)
         await asyncio.sleep(0)
         assert sync.master is None
         sync.set_master("127.0.0.1:1")
         sync.set_master(master.address)
         rounds = sync.round_count
-        await _until(lambda: sync.round_count > rounds)
+        await until(lambda: sync.round_count > rounds)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -281,12 +282,6 @@ async def test_version_without_any_change_is_never_taken_for_equal(
     for _ in range(2):
         assert await sync.sync_once(master.address)
         assert tables.topics.names == ["a"]
-
-
-async def _until(is_met: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not is_met():  # noqa: ASYNC110  # what is awaited has no event
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize(("is_whole", "pause_s"), [(False, 1), (True, 10)])

@@ -23,6 +23,7 @@ from tandemmq.remoting.server import RemotingServer
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.network import TcpNetwork
 from tandemmq.runtime.tasks import TaskScope
+from waits import until
 
 
 class Pusher(Master):
@@ -56,9 +57,7 @@ def versions(tables: ReplicaTables) -> tuple[DataVersion, DataVersion]:
 
 
 async def until_held(waits: TableWaits, count: int) -> None:
-    async with asyncio.timeout(5):
-        while len(waits) != count:  # noqa: ASYNC110  # what is awaited has no event
-            await asyncio.sleep(0.002)
+    await until(lambda: len(waits) == count, f"{count} questions are held")
 
 
 async def test_held_until_a_change_and_answered_once_for_a_burst(
@@ -110,9 +109,7 @@ async def test_change_reaches_the_slave_long_before_its_next_round(
     await until_held(master.waits, 1)
     for number in range(5):
         master.tables.topics.put(TopicConfig(name=f"t{number}"), number + 1)
-        async with asyncio.timeout(5):
-            while not same(tables, master.tables):  # noqa: ASYNC110  # what is awaited has no event
-                await asyncio.sleep(0.002)
+        await until(lambda: same(tables, master.tables), f"change {number} is at the slave")
     await scope.close()
 
 
