@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.crash_points import Crash, no_crash
 from tandemmq.spark.lake.files import (
     CONTROL_DIR,
     CommitOutcome,
@@ -49,13 +50,6 @@ class LakeFormat(Enum):
     PARQUET = "parquet"
     DELTA = "delta"
     ICEBERG = "iceberg"
-
-
-Crash = Callable[[str], None]
-"""Called with the name of each step of a commit; tests end the process, or raise, there."""
-
-
-def no_crash(step: str) -> None: ...
 
 
 def parse_format(text: str) -> LakeFormat:
