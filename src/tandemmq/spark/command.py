@@ -11,19 +11,22 @@ from tandemmq.spark.command_audit import audit
 from tandemmq.spark.command_dead_letters import deadletters
 from tandemmq.spark.command_history import history
 from tandemmq.spark.command_lake import app as lake_app
-from tandemmq.spark.command_progress import ProgressKind, read_text_option, split_list, split_pair
-from tandemmq.spark.command_rebuild import rebuild
-from tandemmq.spark.command_replay import replay
-from tandemmq.spark.command_rollup import rollup
-from tandemmq.spark.command_watch import (
+from tandemmq.spark.command_options import (
+    BatchRows,
     Master,
     MetricsPort,
     NameServers,
     Progress,
+    Replica,
     ReportFile,
-    Watch,
-    run_pipeline,
+    SourceOptions,
+    TriggerSeconds,
 )
+from tandemmq.spark.command_progress import ProgressKind, read_text_option, split_list, split_pairs
+from tandemmq.spark.command_rebuild import rebuild
+from tandemmq.spark.command_replay import replay
+from tandemmq.spark.command_rollup import rollup
+from tandemmq.spark.command_watch import Watch, run_pipeline
 from tandemmq.spark.options import ReadFrom
 from tandemmq.spark.pipelines.events import Reporter
 
@@ -50,22 +53,20 @@ def landing(
     partition_by: Annotated[
         str, typer.Option(help="Columns for directories, with commas; also dt and hour of the store time.")
     ] = "",
-    read_from: Annotated[ReadFrom, typer.Option(help="Which replica is read.")] = ReadFrom.SUGGESTED,
+    read_from: Replica = ReadFrom.SUGGESTED,
     starting_offsets: Annotated[
         str, typer.Option(help="earliest, latest or JSON; first run only.")
     ] = "earliest",
     tags: Annotated[str, typer.Option(help="Land only these tags: 'a || b'.")] = "*",
     columns: Annotated[str, typer.Option(help="Columns to land, with commas.")] = "",
     body_as_text: Annotated[bool, typer.Option("--body-as-text", help="Land bodies as strings.")] = False,
-    batch_rows: Annotated[int, typer.Option(help="At most so many messages per batch.", min=1)] = 500_000,
-    trigger_seconds: Annotated[float, typer.Option(help="Pause between batches.", min=0.0)] = 1.0,
+    batch_rows: BatchRows = 500_000,
+    trigger_seconds: TriggerSeconds = 1.0,
     compression: Annotated[str, typer.Option(help="zstd, snappy or none.")] = "zstd",
     lake_format: Annotated[
         str, typer.Option("--format", help="parquet, delta (a Delta table) or iceberg (an Iceberg table).")
     ] = "parquet",
-    option: Annotated[
-        list[str] | None, typer.Option(help="Any other option of the source, as name=value; repeatable.")
-    ] = None,
+    option: SourceOptions = None,
     json_schema: Annotated[
         str,
         typer.Option(
@@ -106,7 +107,7 @@ def landing(
                 ("readFrom", read_from.value),
                 ("startingOffsets", starting_offsets),
                 ("tags", tags),
-                *(split_pair(text, "--option") for text in option or []),
+                *split_pairs(option, "--option"),
             ),
         )
         return run_landing(options, reporter)

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from tandemmq.spark.command_progress import ProgressKind, split_pair
-from tandemmq.spark.command_watch import (
+from tandemmq.spark.command_options import (
     EverySeconds,
     Master,
     MetricsPort,
     Progress,
     ReportFile,
-    Watch,
-    run_pipeline,
+    SourceOptions,
 )
+from tandemmq.spark.command_progress import ProgressKind, split_pairs
+from tandemmq.spark.command_watch import Watch, run_pipeline
 from tandemmq.spark.pipelines.events import Reporter
 
 
@@ -33,9 +33,7 @@ def audit(
         bool, typer.Option("--continuous/--once", help="Audit again and again, or once.")
     ] = False,
     every_seconds: EverySeconds = 60.0,
-    option: Annotated[
-        list[str] | None, typer.Option(help="Any other option of the source, as name=value; repeatable.")
-    ] = None,
+    option: SourceOptions = None,
     master: Master = "local[*]",
     piece_size: Annotated[
         int, typer.Option(help="Offsets of a queue that are folded into one digest.", min=1)
@@ -62,7 +60,7 @@ def audit(
         # Spark and pyarrow are only imported when a pipeline really runs.
         from tandemmq.spark.pipelines.audit import AuditOptions, run_audit
 
-        stores = [split_pair(text, "--store") for text in store or []]
+        stores = split_pairs(store, "--store")
         options = AuditOptions(
             topic=topic,
             name_servers=namesrv,
@@ -73,7 +71,7 @@ def audit(
             settle_s=settle_seconds,
             count_repeated_keys=repeated_keys,
             every_s=every_seconds if continuous else None,
-            source=tuple(split_pair(text, "--option") for text in option or []),
+            source=split_pairs(option, "--option"),
             spark_log=spark_log,
         )
         return run_audit(options, reporter)

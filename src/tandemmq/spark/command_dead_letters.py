@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from tandemmq.spark.command_progress import ProgressKind, parse_time, split_pair
-from tandemmq.spark.command_watch import (
+from tandemmq.spark.command_options import (
     EverySeconds,
     Master,
     MetricsPort,
     NameServers,
     Progress,
     ReportFile,
-    Watch,
-    run_pipeline,
+    SinkOptions,
 )
+from tandemmq.spark.command_progress import ProgressKind, parse_time, split_pairs
+from tandemmq.spark.command_watch import Watch, run_pipeline
 from tandemmq.spark.pipelines.events import Reporter
 
 
@@ -50,9 +50,7 @@ def deadletters(
         bool, typer.Option("--continuous/--once", help="Again and again, or once.")
     ] = False,
     every_seconds: EverySeconds = 60.0,
-    option: Annotated[
-        list[str] | None, typer.Option(help="Any other option of the sink, as name=value; repeatable.")
-    ] = None,
+    option: SinkOptions = None,
     source_option: Annotated[
         list[str] | None, typer.Option(help="Any option of the source, as name=value; repeatable.")
     ] = None,
@@ -83,8 +81,8 @@ def deadletters(
             state=state,
             every_s=every_seconds if continuous else None,
             master=master,
-            source=tuple(split_pair(text, "--source-option") for text in source_option or []),
-            sink=tuple(split_pair(text, "--option") for text in option or []),
+            source=split_pairs(source_option, "--source-option"),
+            sink=split_pairs(option, "--option"),
         )
         return run_dead_letters(options, reporter)
 

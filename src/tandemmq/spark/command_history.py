@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from tandemmq.spark.command_progress import ProgressKind, split_list, split_pair
-from tandemmq.spark.command_watch import (
+from tandemmq.spark.command_options import (
     Master,
     MetricsPort,
     NameServers,
     Progress,
     ReportFile,
-    Watch,
-    run_pipeline,
+    SourceOptions,
 )
+from tandemmq.spark.command_progress import ProgressKind, split_list, split_pairs
+from tandemmq.spark.command_watch import Watch, run_pipeline
 from tandemmq.spark.pipelines.events import Reporter
 
 
@@ -30,9 +30,7 @@ def history(
     checkpoint: Annotated[
         Path | None, typer.Option(help="The landing's checkpoint; default LAKE/_checkpoint.")
     ] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="Any other option of the source, as name=value; repeatable.")
-    ] = None,
+    option: SourceOptions = None,
     master: Master = "local[*]",
     progress: Progress = ProgressKind.TEXT,
     report: ReportFile = None,
@@ -54,7 +52,7 @@ def history(
             columns=split_list(columns),
             checkpoint=checkpoint,
             master=master,
-            source=tuple(split_pair(text, "--option") for text in option or []),
+            source=split_pairs(option, "--option"),
         )
         return run_history(options, reporter)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -32,7 +33,15 @@ def split_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def split_pair(text: str, option: str) -> tuple[str, str]:
+def split_pairs(texts: Sequence[str] | None, option: str) -> tuple[tuple[str, str], ...]:
+    """Names and values of `name=value`; none for None, which is what a repeatable option is without a value.
+
+    Raises:  typer.BadParameter, which names the option.
+    """
+    return tuple(_split_pair(text, option) for text in texts or ())
+
+
+def _split_pair(text: str, option: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator or not name.strip():
         raise typer.BadParameter(f"expected name=value, got {text!r}", param_hint=option)

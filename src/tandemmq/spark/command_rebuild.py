@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from tandemmq.spark.command_options import Master, MetricsPort, Progress, ReportFile
 from tandemmq.spark.command_progress import ProgressKind
-from tandemmq.spark.command_watch import Master, MetricsPort, Progress, ReportFile, Watch, run_pipeline
+from tandemmq.spark.command_watch import Watch, run_pipeline
 from tandemmq.spark.pipelines.events import Reporter
 
 

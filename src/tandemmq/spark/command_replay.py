@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from tandemmq.spark.command_progress import ProgressKind, parse_time, split_pair
-from tandemmq.spark.command_watch import (
+from tandemmq.spark.command_options import (
     EverySeconds,
     Master,
     MetricsPort,
     NameServers,
     Progress,
     ReportFile,
-    Watch,
-    run_pipeline,
+    SinkOptions,
 )
+from tandemmq.spark.command_progress import ProgressKind, parse_time, split_pairs
+from tandemmq.spark.command_watch import Watch, run_pipeline
 from tandemmq.spark.pipelines.events import Reporter
 
 
@@ -47,9 +47,7 @@ def replay(
     ] = False,
     every_seconds: EverySeconds = 5.0,
     master: Master = "local[*]",
-    option: Annotated[
-        list[str] | None, typer.Option(help="Any other option of the sink, as name=value; repeatable.")
-    ] = None,
+    option: SinkOptions = None,
     progress: Progress = ProgressKind.TEXT,
     report: ReportFile = None,
     metrics_port: MetricsPort = None,
@@ -77,7 +75,7 @@ def replay(
             state=state,
             follow_every_s=every_seconds if continuous else None,
             master=master,
-            sink=tuple(split_pair(text, "--option") for text in option or []),
+            sink=split_pairs(option, "--option"),
         )
         return run_replay(options, reporter)
 

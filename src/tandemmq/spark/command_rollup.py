@@ -7,16 +7,19 @@ from typing import Annotated
 
 import typer
 
-from tandemmq.spark.command_progress import ProgressKind, split_pair
-from tandemmq.spark.command_watch import (
+from tandemmq.spark.command_options import (
+    BatchRows,
     Master,
     MetricsPort,
     NameServers,
     Progress,
+    Replica,
     ReportFile,
-    Watch,
-    run_pipeline,
+    SourceOptions,
+    TriggerSeconds,
 )
+from tandemmq.spark.command_progress import ProgressKind, split_pairs
+from tandemmq.spark.command_watch import Watch, run_pipeline
 from tandemmq.spark.options import ReadFrom
 from tandemmq.spark.pipelines.events import Reporter
 
@@ -29,12 +32,10 @@ def rollup(
     once: Annotated[
         bool, typer.Option("--once/--continuous", help="Stop when everything there now is counted, or go on.")
     ] = False,
-    read_from: Annotated[ReadFrom, typer.Option(help="Which replica is read.")] = ReadFrom.SUGGESTED,
-    batch_rows: Annotated[int, typer.Option(help="At most so many messages per batch.", min=1)] = 1_000_000,
-    trigger_seconds: Annotated[float, typer.Option(help="Pause between batches.", min=0.0)] = 10.0,
-    option: Annotated[
-        list[str] | None, typer.Option(help="Any other option of the source, as name=value; repeatable.")
-    ] = None,
+    read_from: Replica = ReadFrom.SUGGESTED,
+    batch_rows: BatchRows = 1_000_000,
+    trigger_seconds: TriggerSeconds = 10.0,
+    option: SourceOptions = None,
     master: Master = "local[*]",
     progress: Progress = ProgressKind.TEXT,
     report: ReportFile = None,
@@ -61,7 +62,7 @@ def rollup(
             batch_records_max=batch_rows,
             source=(
                 ("readFrom", read_from.value),
-                *(split_pair(text, "--option") for text in option or []),
+                *split_pairs(option, "--option"),
             ),
         )
         return run_rollup(options, reporter)

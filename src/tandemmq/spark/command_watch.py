@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -17,20 +17,6 @@ from tandemmq.spark.command_progress import ProgressKind, make_reporter
 from tandemmq.spark.pipelines.events import Reporter, Reporters
 
 EXIT_REFUSED = 2
-
-NameServers = Annotated[str, typer.Option("--namesrv", help="Name servers: host:port[;host:port].")]
-Master = Annotated[str, typer.Option("--master", help="Spark master: local[*] or spark://host:port.")]
-Progress = Annotated[ProgressKind, typer.Option("--progress", help="How progress is told.")]
-ReportFile = Annotated[
-    Path | None, typer.Option("--report", help="HTML report with plots, written at the end.", metavar="FILE")
-]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option("--metrics-port", help="Serve Prometheus metrics there; 0: a free port.", min=0, max=65_535),
-]
-EverySeconds = Annotated[
-    float, typer.Option("--every-seconds", help="With --continuous: pause between rounds.", min=0.1)
-]
 
 _SECRET = re.compile(r"^([\w.-]*(?:secret|password|token|access_?key)[\w.-]*)=.*$", re.IGNORECASE | re.DOTALL)
 
