@@ -294,6 +294,8 @@ async def test_operators_questions(peer: Peer):
 
 
 async def test_silence_and_absence_have_their_own_errors(peer: Peer):
+    peer.answers(206)
+    await broker_admin.query_consumer_connections(peer.client, peer.address, "g")  # connects
     peer.reply = lambda command: None
     with pytest.raises(RequestTimeout):
         await nameserver.query_cluster_info(peer.client, peer.address, timeout_s=0.1)

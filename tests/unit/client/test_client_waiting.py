@@ -14,6 +14,7 @@ from tandemmq.client.window import Window
 from tandemmq.errors import BrokerUnreachable, ClientError, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.runtime.memory import MemoryDisk
+from waits import PATIENCE_S
 
 
 async def settled() -> None:
@@ -76,13 +77,13 @@ async def test_inbox_wakes_readers_and_the_application():
     waiting = asyncio.ensure_future(inbox.wait())
     await settled()
     inbox.put([Delivery(source, "m1"), Delivery(source, "m2")], 150)  # type: ignore[arg-type]
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, PATIENCE_S)
     assert not inbox.has_room
     room = asyncio.ensure_future(inbox.wait_for_room())
     await settled()
     assert not room.done()
     inbox.free(100)
-    await asyncio.wait_for(room, 1)
+    await asyncio.wait_for(room, PATIENCE_S)
     assert inbox.has_room
     first = inbox.take()
     assert first is not None
@@ -105,7 +106,7 @@ async def test_closing_the_inbox_ends_all_waiting():
     tasks = [asyncio.ensure_future(inbox.wait()), asyncio.ensure_future(inbox.wait_for_room())]
     await settled()
     inbox.close()
-    await asyncio.wait_for(asyncio.gather(*tasks), 1)
+    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
     inbox.put([Delivery(Source(), "m")], 1)  # type: ignore[arg-type]
     assert inbox.take() is None
 

@@ -17,7 +17,7 @@ from tandemmq.protocol.bodies.offset import decode_consumer_status, encode_reset
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.properties import encode_properties
-from waits import until
+from waits import PATIENCE_S, until
 
 FAST = ClientOptions(heartbeat_s=0.2, route_refresh_s=0.2)
 
@@ -42,7 +42,7 @@ def consumer_of(cluster: FakeCluster, *, tags: str = "*", topic: str = "T", **kw
 
 async def take(consumer: Consumer, count: int) -> list[ReceivedMessage]:
     messages: list[ReceivedMessage] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while len(messages) < count:
             messages += await consumer.poll(count - len(messages), 0.5)
     return messages
@@ -61,7 +61,7 @@ async def test_reads_what_is_there_and_what_comes():
             waiting = asyncio.ensure_future(anext(consumer))
             await asyncio.sleep(0)
             cluster[0].put("T", 1, b"late")
-            message = await asyncio.wait_for(waiting, 5)
+            message = await asyncio.wait_for(waiting, PATIENCE_S)
             assert (message.body, message.topic, message.queue_id, message.queue_offset) == (
                 b"late",
                 "T",
@@ -261,7 +261,7 @@ async def test_bytes_bound_holds_over_all_queues():
         async with consumer_of(cluster, auto_ack=False, cached_bytes_max=5000, pull_count_max=2) as consumer:
             seen: list[ReceivedMessage] = []
             while len(seen) < 40:
-                messages = await consumer.poll(timeout_s=1)
+                messages = await consumer.poll(timeout_s=PATIENCE_S)
                 assert 0 < len(messages) <= 13
                 seen += messages
                 consumer.ack(*messages)
@@ -370,16 +370,17 @@ async def test_broker_resets_and_asks_for_offsets():
             cluster[0].push("g", reset)
             assert bodies(await take(consumer, 2)) == [b"1", b"2"]
             (channel,) = cluster[0].members["g"].values()
-            answer = await channel.request(Command.request(221, fields={"topic": "T", "group": "g"}), 5)
+            status = Command.request(221, fields={"topic": "T", "group": "g"})
+            answer = await channel.request(status, PATIENCE_S)
             assert decode_consumer_status(answer.body).queues == {queue: 1}
             info = await channel.request(
-                Command.request(307, fields={"consumerGroup": "g", "clientId": "x"}), 5
+                Command.request(307, fields={"consumerGroup": "g", "clientId": "x"}), PATIENCE_S
             )
             assert info.code == 0
             assert b'"commitOffset":1' in info.body
-            direct = await channel.request(Command.request(309, fields={"consumerGroup": "g"}), 5)
+            direct = await channel.request(Command.request(309, fields={"consumerGroup": "g"}), PATIENCE_S)
             assert direct.code == 1
-            stranger = await channel.request(Command.request(307, fields={"consumerGroup": "h"}), 5)
+            stranger = await channel.request(Command.request(307, fields={"consumerGroup": "h"}), PATIENCE_S)
             assert stranger.code == 1
 
 

@@ -7,7 +7,7 @@ import asyncio
 from client_fakes import running_cluster
 
 from tandemmq.client import ClientOptions, Consumer, ConsumerOptions, StartFrom
-from waits import until
+from waits import PATIENCE_S, until
 
 OPTIONS = ConsumerOptions(
     client=ClientOptions(heartbeat_s=0.2, route_refresh_s=0.2),
@@ -26,7 +26,7 @@ async def pulled(consumer: Consumer, count: int) -> None:
 
 async def bodies(consumer: Consumer, count: int) -> list[bytes]:
     found: list[bytes] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while len(found) < count:
             found += [message.body for message in await consumer.poll(count - len(found), 0.5)]
     return found

@@ -159,7 +159,7 @@ async def test_sends_beyond_the_bound_wait():
     limits = options(in_flight_count_max=4)
     async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv, options=limits) as producer:
         cluster[0].hang = True
-        hanging = [await producer.start_send(Message(topic="T", body=b"x"), timeout_s=0.3) for _ in range(4)]
+        hanging = [await producer.start_send(Message(topic="T", body=b"x"), timeout_s=1.0) for _ in range(4)]
         assert producer.in_flight == 4
         await until(lambda: cluster[0].sends == 4)
         cluster[0].hang = False

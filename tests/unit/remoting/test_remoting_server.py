@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -29,7 +29,7 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.memory import ManualClock, MemoryNetwork
 from tandemmq.runtime.network import TcpNetwork
-from waits import until
+from waits import PATIENCE_S, until
 
 ECHO, REFUSE, BREAK, WAIT, LATER, ASSERT, FATAL, UNREADABLE, MISSING = range(1, 10)
 
@@ -110,10 +110,11 @@ class Peers:
     async def open_raw(self) -> asyncio.Transport:
         """A connection to the server on which a test writes bytes."""
         host, _, port = self.address.rpartition(":")
-        transport: asyncio.Transport = await self.network.connect(host, int(port), asyncio.Protocol, 5.0)
-        return transport
+        return cast(
+            asyncio.Transport, await self.network.connect(host, int(port), asyncio.Protocol, PATIENCE_S)
+        )
 
-    async def call(self, code: int, *, timeout_s: float = 5.0, **parts: Any) -> Command:
+    async def call(self, code: int, *, timeout_s: float = PATIENCE_S, **parts: Any) -> Command:
         return await self.client.request(self.address, Command.request(code, **parts), timeout_s)
 
     async def stop(self) -> None:
@@ -185,7 +186,7 @@ class Reader(asyncio.Protocol):
 async def test_oneway_requests_never_get_an_answer(make: MakePeers) -> None:
     peers = await make().start()
     reader = Reader()
-    raw = await peers.client._network.connect(*peers.server.address, lambda: reader, 5)
+    raw = await peers.client._network.connect(*peers.server.address, lambda: reader, PATIENCE_S)
     for code in (ECHO, MISSING, REFUSE, BREAK):
         raw.write(encode_frame(Command.request(code, oneway=True, body=b"oneway")))
     raw.write(encode_frame(Command.request(ECHO, body=b"answered")))
@@ -210,9 +211,11 @@ async def test_too_many_waiting_handlers_are_overload(make: MakePeers) -> None:
 
 async def test_broken_invariants_are_told_to_the_owner(make: MakePeers) -> None:
     peers = await make().start()
+    await peers.call(ECHO)  # connected: the time of the next calls is the handlers'
     for code in (ASSERT, FATAL):
         with pytest.raises(RequestTimeout):
             await peers.call(code, timeout_s=0.05)
+    await until(lambda: len(peers.fatal) == 2)
     assert [type(error) for error in peers.fatal] == [AssertionError, FlushFailed]
 
 
@@ -257,8 +260,8 @@ async def test_server_calls_the_client_over_its_own_connection(make: MakePeers) 
     peers = await make(client_routes=routes).start()
     await peers.call(ECHO)
     (channel,) = peers.server.channels
-    assert (await channel.request(Command.request(40), 5.0)).body == b"from client"
-    assert (await channel.request(Command.request(41), 5.0)).code == 3
+    assert (await channel.request(Command.request(40), PATIENCE_S)).body == b"from client"
+    assert (await channel.request(Command.request(41), PATIENCE_S)).code == 3
 
 
 async def test_connection_over_the_bound_is_refused(make: MakePeers) -> None:
@@ -266,7 +269,7 @@ async def test_connection_over_the_bound_is_refused(make: MakePeers) -> None:
     await peers.call(ECHO)
     other = RemotingClient(network=peers.client._network, clock=peers.clock)
     with pytest.raises(BrokerUnreachable):
-        await other.request(peers.address, Command.request(ECHO), 5.0)
+        await other.request(peers.address, Command.request(ECHO), PATIENCE_S)
     await other.close()
     assert (await peers.call(ECHO)).code == 0
 
@@ -274,7 +277,7 @@ async def test_connection_over_the_bound_is_refused(make: MakePeers) -> None:
 async def test_garbage_closes_one_connection_only(make: MakePeers) -> None:
     peers = await make().start()
     await peers.call(ECHO)
-    bad = await peers.client._network.connect(*peers.server.address, asyncio.Protocol, 5)
+    bad = await peers.client._network.connect(*peers.server.address, asyncio.Protocol, PATIENCE_S)
     bad.write(b"\x16\x03\x01 hello, is this TLS?")
     await until(bad.is_closing)
     assert (await peers.call(ECHO)).code == 0
@@ -293,7 +296,7 @@ async def test_stop_ends_handlers_and_connections(make: MakePeers) -> None:
 async def test_sixteen_megabytes_travel(make: MakePeers) -> None:
     peers = await make().start()
     body = bytes(range(256)) * 40_000
-    assert (await peers.call(ECHO, body=body, timeout_s=30)).body == body
+    assert (await peers.call(ECHO, body=body)).body == body
 
 
 async def test_slices_of_a_mapped_file_reach_a_peer_that_reads_late(make: MakePeers, tmp_path: Path) -> None:
@@ -310,7 +313,7 @@ async def test_slices_of_a_mapped_file_reach_a_peer_that_reads_late(make: MakePe
 
     peers = await make(server_routes={ECHO: send_slices}).start()
     reader = Reader()
-    raw = await peers.client._network.connect(*peers.server.address, lambda: reader, 5)
+    raw = await peers.client._network.connect(*peers.server.address, lambda: reader, PATIENCE_S)
     raw.pause_reading()
     raw.write(encode_frame(Command.request(ECHO)))
     await until(lambda: bool(peers.server.channels) and file.is_closed)

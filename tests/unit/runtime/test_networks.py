@@ -11,6 +11,7 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.memory import ManualClock, MemoryNetwork
 from tandemmq.runtime.network import TcpNetwork
 from tandemmq.runtime.ports import Network
+from waits import PATIENCE_S
 
 
 class Recorder(asyncio.Protocol):
@@ -42,7 +43,7 @@ class Recorder(asyncio.Protocol):
         self.changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
@@ -66,7 +67,7 @@ class Pair:
         self.listener = await self.network.listen("127.0.0.1", 0, accept)
         host, port = self.listener.address
         assert port > 0
-        await self.network.connect(host, port, lambda: self.client, 5)
+        await self.network.connect(host, port, lambda: self.client, PATIENCE_S)
         await accepted.wait()
         return self
 
@@ -130,7 +131,7 @@ async def test_connecting_to_a_closed_port_is_refused(network: Network) -> None:
     pair = await Pair(network).open()
     await pair.close()
     with pytest.raises(OSError):  # noqa: PT011  # the text is the system's
-        await network.connect(*pair.listener.address, Recorder, 5)
+        await network.connect(*pair.listener.address, Recorder, PATIENCE_S)
 
 
 async def test_port_in_use_is_an_error(network: Network) -> None:
@@ -145,7 +146,7 @@ async def test_listener_on_any_host_accepts_in_memory() -> None:
     server = Recorder()
     listener = await network.listen("0.0.0.0", 9876, lambda: server)
     client = Recorder()
-    await network.connect("10.0.0.1", 9876, lambda: client, 1)
+    await network.connect("10.0.0.1", 9876, lambda: client, PATIENCE_S)
     assert server.transport.get_extra_info("peername")[0] == "10.0.0.9"
     client.transport.close()
     await server.until(lambda: server.lost == [None])

@@ -120,8 +120,7 @@ from tandemmq.store import MessageStore, PutStatus, StoreOptions
 async def main(root):
     options = StoreOptions(root=Path(root), commit_log_file_bytes=65536, consume_queue_file_bytes=2000,
                            key_index_enable=False, transient_pool_enable=True)
-    clock = LoopClock()
-    store = await MessageStore.open(options, disk=RealDisk(), clock=clock)
+    store = await MessageStore.open(options, disk=RealDisk(), clock=LoopClock())
     number = store.queue_max("T", 0)
     print(number, flush=True)
     while True:
@@ -131,7 +130,7 @@ async def main(root):
                                born_host=bytes(8))
             def done(status, number=number):
                 assert status is PutStatus.PUT_OK
-                sys.stdout.write(f"{number} {clock.monotonic()}\\n")
+                sys.stdout.write(f"{number}\\n")
             store.append([record], done)
             number += 1
         await asyncio.sleep(0.001)
@@ -141,8 +140,8 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-def run_until_killed(root: Path, answers: int) -> tuple[int, list[tuple[int, float]]]:
-    """Where a writer began, and what it acknowledged when, before it was killed."""
+def run_until_killed(root: Path, answers: int) -> int:
+    """Where a writer began, which was killed after so many answers or a few more."""
     with subprocess.Popen(
         [sys.executable, "-c", WRITER, str(root)], stdout=subprocess.PIPE, text=True
     ) as writer:
@@ -151,9 +150,9 @@ def run_until_killed(root: Path, answers: int) -> tuple[int, list[tuple[int, flo
         lines = [writer.stdout.readline() for _ in range(answers)]
         writer.kill()
         lines += [line for line in writer.stdout if line.endswith("\n")]
-    told = [(int(number), float(at)) for number, at in map(str.split, lines)]
-    assert [number for number, _ in told] == list(range(first, first + len(told)))
-    return first, told
+    told = list(map(int, lines))
+    assert told == list(range(first, first + len(told)))
+    return first
 
 
 async def read_all(root: Path) -> list[int]:
@@ -169,12 +168,9 @@ async def read_all(root: Path) -> list[int]:
 
 
 @pytest.mark.process
-def test_kill_9_loses_a_tail_of_the_last_moments_and_nothing_else(tmp_path: Path) -> None:
+def test_kill_9_loses_a_tail_of_that_life_and_nothing_else(tmp_path: Path) -> None:
     for life in range(4):
-        first, told = run_until_killed(tmp_path, 100 + 300 * life)
+        first = run_until_killed(tmp_path, 100 + 300 * life)
         stored = asyncio.run(read_all(tmp_path))
         assert stored == list(range(len(stored)))
         assert len(stored) >= first
-        lost = told[len(stored) - first :]
-        # A commit comes at the latest 200 ms after a put; the rest of the second is for a busy machine.
-        assert not lost or lost[-1][1] - lost[0][1] < 1.0

@@ -18,6 +18,7 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.store import FlushMode, MessageStore, PutStatus, StoreOptions
 from tandemmq.units import MIB
+from waits import PATIENCE_S
 
 HOLDER = """
 import fcntl, os, sys
@@ -133,7 +134,7 @@ async def test_the_next_file_is_made_ahead_of_need(tmp_path: Path) -> None:
     for _ in range(52):
         await put(store, body)
     log = tmp_path / "commitlog"
-    deadline = asyncio.get_running_loop().time() + 10
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while len(names(log)) < 2 and asyncio.get_running_loop().time() < deadline:
         await put(store, b"tick")
     assert names(log) == [f"{n * 64 * MIB:020d}" for n in range(2)]
