@@ -97,6 +97,11 @@ class BrokerOptions:
     long_poll_count_per_queue_max: int = 4_096  # ours, the same
     pull_message_count_max: int = 10_000  # ours: a larger maxMsgNums is cut; transfer limits apply below it
 
+    # Pulls of old messages.
+    cold_control_enable: bool = False  # coldDataFlowControlEnable
+    cold_bytes_per_group_max: int = 3_145_728  # cgColdReadThreshold: of one group within 5 s
+    cold_bytes_max: int = 104_857_600  # globalColdReadThreshold: of all groups within 5 s
+
     # Pops.
     pop_poll_count_per_group_max: int = 1_024  # popPollingSize: at the bound a pop is answered POLLING_FULL
     pop_poll_count_max: int = 100_000  # maxPopPollingSize, the same
@@ -182,6 +187,8 @@ _POSITIVE = (
     "long_poll_count_max",
     "long_poll_count_per_queue_max",
     "pull_message_count_max",
+    "cold_bytes_per_group_max",
+    "cold_bytes_max",
     "pop_poll_count_per_group_max",
     "pop_poll_count_max",
     "pop_lease_count_max",

@@ -12,7 +12,7 @@ from tandemmq.broker.admin.connection_handlers import ConnectionHandlers
 from tandemmq.broker.admin.inspection_handlers import InspectionHandlers
 from tandemmq.broker.admin.progress_handlers import ProgressHandlers
 from tandemmq.broker.admin.runtime_info import RuntimeInfoHandlers
-from tandemmq.broker.admin.settings import SettingsHandlers
+from tandemmq.broker.admin.settings import READ_AHEAD_KEY, SettingsHandlers
 from tandemmq.broker.admin.stats_items import StatsItems
 from tandemmq.broker.assignment.handlers import AssignmentHandlers
 from tandemmq.broker.assignment.topic_queues import TopicQueues
@@ -31,6 +31,9 @@ from tandemmq.broker.offsets.reset import ResetHandlers
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.service import PopService
 from tandemmq.broker.pull.admission import PullAdmission
+from tandemmq.broker.pull.cold_control import ColdControl
+from tandemmq.broker.pull.cold_handlers import ColdHandlers
+from tandemmq.broker.pull.cold_reads import ColdReads
 from tandemmq.broker.pull.handlers import PullHandlers
 from tandemmq.broker.pull.long_poll import LongPolls
 from tandemmq.broker.query.handlers import QueryHandlers
@@ -71,7 +74,7 @@ class Parts:
         own_address: Callable[[], str],
     ) -> None:
         topics, groups, offsets = tables.topics, tables.groups, tables.offsets
-        self._options, self._tables, self._clock = options, tables, clock
+        self._options, self._store, self._tables, self._clock = options, store, tables, clock
         self.stats = BrokerStats(clock.monotonic())
         self.items = StatsItems(options.cluster_name, store=store, topics=topics, stats=self.stats)
         self.reply_form = ReplyForm(store.store_host, options.region_id, is_traced=options.trace_on)
@@ -130,6 +133,8 @@ class Parts:
         self.transactions = TransactionHandlers(
             options, store=store, decided=self.decided, delay=delay, clock=clock
         )
+        self.cold_reads = ColdReads(options, clock)
+        self.cold_settings = ColdHandlers(self.cold_reads)
         self.pulls = PullHandlers(
             options,
             store=store,
@@ -138,6 +143,7 @@ class Parts:
             long_polls=self.long_polls,
             stats=self.stats,
             clock=clock,
+            cold=ColdControl(self.cold_reads, store=store, consumers=consumers),
         )
         self.pop = PopService(
             options,
@@ -252,6 +258,8 @@ class Parts:
     def _on_settings_changed(self, keys: frozenset[str]) -> None:
         """What was made from a setting when the broker started follows it."""
         self._tables.groups.is_auto_created = self._options.auto_create_group
+        if READ_AHEAD_KEY in keys:
+            self._store.set_read_ahead(self._store.options.read_ahead_enable)
         if "brokerPermission" in keys:
             # Name servers and the kept checks of topics know the old permission.
             self._tables.topics.renew(self._clock.now_ms())

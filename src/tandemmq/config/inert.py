@@ -26,14 +26,14 @@ BROKER_INERT: Final = _parse(
     bitMapLengthConsumeQueueExt=112 bottomMostCompressionTypeForConsumeQueueStore=zstd
     broadcastOffsetExpireMaxSecond=300 broadcastOffsetExpireSecond=120 brokerConfigPath
     brokerElectionPriority=2147483647 brokerFastFailureEnable=true brokerHeartbeatInterval=1000
-    brokerMetadataPath brokerNotActiveTimeoutMillis=10000 cgColdReadThreshold=3145728
+    brokerMetadataPath brokerNotActiveTimeoutMillis=10000
     channelNotActiveInterval=60000 checkSyncStateSetPeriod=5000 cleanOfflineBrokerInterval=30000
     cleanRocksDBDirtyCQIntervalMin=60 cleanSwapedMapInterval=300000 clearRetryTopicWhenDeleteTopic=true
     clientAsyncSemaphoreValue=65535 clientCallbackExecutorThreads clientChannelMaxIdleTimeSeconds=120
     clientCloseSocketIfTimeout=true clientManageThreadPoolNums clientManagerThreadPoolQueueCapacity=1000000
     clientOnewaySemaphoreValue=65535 clientPooledByteBufAllocatorEnable=false clientSocketRcvBufSize=0
     clientSocketSndBufSize=0 clientWorkerThreads=4 coldCtrStrategyEnable=false
-    coldDataFlowControlEnable=false coldDataScanEnable=false commercialBaseCount=1 commercialBigCount
+    coldDataScanEnable=false commercialBaseCount=1 commercialBigCount
     commercialEnable commercialSizePerMsg=4096 commercialTimerCount commercialTransCount
     commitLogForceSwapMapInterval=43200000 commitLogSwapMapInterval=3600000
     commitLogSwapMapReserveFileNum=100 compactionCqMappedFileSize=10485760
@@ -64,7 +64,7 @@ BROKER_INERT: Final = _parse(
     fetchNameSrvAddrByDnsLookup=false fetchNamesrvAddrByAddressServer=false fetchNamesrvAddrInterval=10000
     filterDataCleanTimeSpan=86400000 filterServerNums filterSupportRetry=false flushCommitLogTimed=true
     flushConsumerOffsetHistoryInterval=60000 forceRegister=true
-    forceVerifyPropCRC=false forwardTimeout=3000 globalColdReadThreshold=104857600
+    forceVerifyPropCRC=false forwardTimeout=3000
     haMaxTimeSlaveNotCatchup=15000 heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity=50000
     highSpeedMode=false
     isBrokerContainer=false isInBrokerContainer=false

@@ -73,6 +73,7 @@ _POPS = _entries(
     (Code.CHANGE_MESSAGE_INVISIBLETIME, pop.ChangeInvisibleRequest, pop.ChangeInvisibleResponse),
     (Code.NOTIFICATION, pop.NotificationRequest, pop.NotificationResponse),
     (Code.POLLING_INFO, pop.PollingInfoRequest, pop.PollingInfoResponse),
+    (Code.POP_ROLLBACK, None, None),
     (Code.QUERY_ASSIGNMENT, None, None),
     (Code.SET_MESSAGE_REQUEST_MODE, None, None),
 )
@@ -147,6 +148,10 @@ _ADMIN = _entries(
     (Code.CLEAN_UNUSED_TOPIC, None, None),
     (Code.QUERY_CONSUME_QUEUE, admin.ConsumeQueueRequest, None),
     (Code.RESUME_CHECK_HALF_MESSAGE, admin.ResumeCheckRequest, None),
+    (Code.UPDATE_COLD_DATA_FLOW_CTR_CONFIG, None, None),
+    (Code.REMOVE_COLD_DATA_FLOW_CTR_CONFIG, None, None),
+    (Code.GET_COLD_DATA_FLOW_CTR_INFO, None, None),
+    (Code.SET_COMMITLOG_READ_MODE, admin.ReadModeRequest, None),
     (Code.UPDATE_AND_GET_GROUP_FORBIDDEN, admin.GroupForbiddenRequest, None),
 )
 
@@ -237,9 +242,7 @@ CATALOGUE: dict[int, Entry] = {
 RELAYED = frozenset((Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY))
 """Questions to a client that tools send to a broker, which passes them on (spec remoting 9.11)."""
 
-UNSUPPORTED: dict[int, str] = {
-    Code.POP_ROLLBACK: "RocksDB: there is no store of pops in it to roll back from",
-}
+UNSUPPORTED: dict[int, str] = {}
 """Codes answered REQUEST_CODE_NOT_SUPPORTED, and why."""
 
 _FILTERS = "class filters: code of clients is not run in brokers; SQL92 filters are served"
@@ -247,7 +250,6 @@ _STATIC = "static topics: the queues of a topic belong to its brokers"
 _ROCKSDB = "RocksDB: queues and tables are files, in RocketMQ's default format"
 _CONTAINER = "broker container: each broker is a process of its own"
 _CONTROLLER = "controller: a master is not elected by one"
-_COLD = "cold data control: reads of old messages are bounded by the transfer limits"
 
 NOT_OURS: dict[int, tuple[str, str]] = {
     301: ("REGISTER_FILTER_SERVER", _FILTERS),
@@ -270,9 +272,5 @@ NOT_OURS: dict[int, tuple[str, str]] = {
     1011: ("CLEAN_BROKER_DATA", _CONTROLLER),
     1012: ("CONTROLLER_GET_NEXT_BROKER_ID", _CONTROLLER),
     1013: ("CONTROLLER_APPLY_BROKER_ID", _CONTROLLER),
-    2001: ("UPDATE_COLD_DATA_FLOW_CTR_CONFIG", _COLD),
-    2002: ("REMOVE_COLD_DATA_FLOW_CTR_CONFIG", _COLD),
-    2003: ("GET_COLD_DATA_FLOW_CTR_INFO", _COLD),
-    2004: ("SET_COMMITLOG_READ_MODE", _COLD),
 }
 """Codes of RocketMQ that have no name here, answered the same way."""

@@ -66,6 +66,9 @@ BODIES: Final[dict[int, tuple[str, str]]] = {
     Code.GET_BROKER_CONFIG: ("", _PROPERTIES),
     Code.UPDATE_BROKER_CONFIG: (_PROPERTIES, ""),
     Code.VIEW_BROKER_STATS_DATA: ("", "BrokerStatsData"),
+    Code.UPDATE_COLD_DATA_FLOW_CTR_CONFIG: (_PROPERTIES, ""),
+    Code.REMOVE_COLD_DATA_FLOW_CTR_CONFIG: ("name of the group", ""),
+    Code.GET_COLD_DATA_FLOW_CTR_INFO: ("", "JSON"),
     Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: ("", "TopicList"),
     Code.QUERY_CONSUME_QUEUE: ("", "QueryConsumeQueueResponseBody"),
     Code.UPDATE_AND_GET_GROUP_FORBIDDEN: ("", "GroupForbidden"),
@@ -110,7 +113,6 @@ NOT_SERVED: Final = (
     ("DLedger log, controller", "a master is not elected by them"),
     ("RocksDB queues and tables", "the default store format of RocketMQ is served"),
     ("gRPC proxy of 5.x clients", "clients of the remoting protocol (4.x, 5.x) are served"),
-    ("cold data control", "reads of old messages are bounded by the transfer limits"),
 )
 
 DIFFERENCES: Final = (
@@ -164,6 +166,13 @@ DIFFERENCES: Final = (
         " their"
         " topic, sizes of a queue with more than 64 new messages in 10 s are estimated from the newest.",
         "broker/admin/stats_items.py",
+    ),
+    (
+        "Cold reads (coldDataFlowControlEnable): a record is cold by its distance from the end of the log,"
+        " RocketMQ asks mincore; a group that is not online is held and not refused; thresholds are not"
+        " adapted (coldCtrStrategyEnable has no effect). SET_COMMITLOG_READ_MODE is kept as"
+        " dataReadAheadEnable, over a restart when there is a configuration file.",
+        "broker/pull/cold_control.py",
     ),
     (
         "Registration: a first registration that is refused leaves no empty broker behind; a closed"
@@ -221,6 +230,7 @@ _SECTIONS: Final = (
     ((41, 42), "remoting 9.8"),
     ((370,), "semantics 18.2"),
     ((400, 401), "semantics 20.1"),
+    ((2001, 2002, 2003, 2004), "semantics 20.3"),
     (tuple(range(200_050, 200_152)), "semantics 14"),
     ((21, 43, 45, 60, 61, 201, 402, 906, 907, 908), "remoting 8.5"),
     ((*range(50, 55), *range(3001, 3011)), "semantics 21"),

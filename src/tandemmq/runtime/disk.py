@@ -23,6 +23,10 @@ from tandemmq.runtime.ports import Advice, Buffer, T
 
 BUFFERS_PER_CALL_MAX = 1024  # IOV_MAX of Linux
 _FALLOCATE_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+_ADVICE = {
+    Advice.NORMAL: (os.POSIX_FADV_NORMAL, mmap.MADV_NORMAL),
+    Advice.RANDOM: (os.POSIX_FADV_RANDOM, mmap.MADV_RANDOM),
+}
 _LOCK_CONTENT = b"lock"  # what a RocketMQ broker writes (spec store 1)
 
 # POSIX record locks exclude other processes only, so this process remembers its own.
@@ -110,11 +114,12 @@ class DiskFile:
 
     def advise(self, advice: Advice) -> None:
         with suppress(OSError):
-            if advice is Advice.RANDOM:
-                self._is_random = True
-                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+            if advice is not Advice.IDLE:
+                self._is_random = advice is Advice.RANDOM
+                file_advice, map_advice = _ADVICE[advice]
+                os.posix_fadvise(self._descriptor, 0, 0, file_advice)
                 if self._map is not None:
-                    self._map.madvise(mmap.MADV_RANDOM)
+                    self._map.madvise(map_advice)
             elif self._map is not None:
                 # A shared map keeps nothing of its own: the next look finds the page in the page cache.
                 self._map.madvise(mmap.MADV_DONTNEED)

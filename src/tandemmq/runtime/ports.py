@@ -48,6 +48,7 @@ class Clock(Protocol):
 class Advice(Enum):
     """What the kernel may know about an open file."""
 
+    NORMAL = "reading ahead may help; so it is when nothing was said"
     RANDOM = "it is read here and there: reading ahead is waste"
     IDLE = "pages of its view may leave this process; they stay in the page cache, and views stay valid"
 

@@ -483,6 +483,14 @@ class MessageStore:
         queue = self._queues.table.get((topic, queue_id))
         return 0 if queue is None else queue.max_offset
 
+    def is_far(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether the record at a queue offset is probably on disk only; False when there is none."""
+        return self._reader.is_far(topic, queue_id, offset)
+
+    def set_read_ahead(self, is_enabled: bool) -> None:
+        """Whether the kernel may read ahead in the log's files: at once, until the store is closed."""
+        self._log.log.advise(Advice.NORMAL if is_enabled else Advice.RANDOM)
+
     def queue_entries(
         self, topic: str, queue_id: int, offset: int, count_max: int
     ) -> list[tuple[int, int, int]]:

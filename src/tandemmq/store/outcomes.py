@@ -74,6 +74,8 @@ class GetResult(msgspec.Struct, frozen=True):
     lag_bytes: int = 0
     sizes: Packed = b""
     """Of a bulk read: the size of each record, four bytes, big-endian."""
+    rejected_bytes: int = 0
+    """Of the records that a `RecordFilter` looked at and did not want."""
 
 
 class RecordFilter(NamedTuple):

@@ -37,6 +37,7 @@ class _Batch:
     bytes: int = 0
     last_log_offset: int = 0
     was_removing: bool = False
+    rejected_bytes: int = 0
     sizes: Packed = b""
 
     def add(self, log_offset: int, size: int, segment_bytes: int) -> None:
@@ -154,6 +155,7 @@ class Reader:
                     break
                 asked += 1
                 if not record_filter.matches(self._log.view(log_offset, size)):
+                    batch.rejected_bytes += size
                     continue
             batch.add(log_offset, size, segment_bytes)
         return batch if batch.next_offset > offset else None
@@ -224,7 +226,14 @@ class Reader:
             is_far,
             lag,
             batch.sizes,
+            batch.rejected_bytes,
         )
+
+    def is_far(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Whether the record at a queue offset lies beyond the memory window; False when there is none."""
+        queue = self._queues.table.get((topic, queue_id))
+        entry = queue.entry(offset) if queue is not None and queue.min_offset <= offset else None
+        return entry is not None and self._log.end - entry[0] > self._memory_window_bytes
 
     def stored_at(self, topic: str, queue_id: int, offset: int) -> int:
         """When the record at a queue offset was stored; -1 when there is none (spec store 13.2)."""

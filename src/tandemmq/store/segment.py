@@ -113,6 +113,12 @@ class Segment:
             file.advise(self._advice)
         self._files.add(self)
 
+    def advise(self, advice: Advice) -> None:
+        """How it is read from now on; what is not open now is told when it is."""
+        self._advice = advice
+        if self._file is not None:
+            self._file.advise(advice)
+
     def view(self) -> memoryview:
         """The whole file, read-only; slices of it stay valid after the segment is closed or removed."""
         return self.file.view()

@@ -43,6 +43,12 @@ class SegmentedLog:
         self._sparse = sparse
         self._advice = advice
 
+    def advise(self, advice: Advice) -> None:
+        """How the files are read from now on, those that come later, too."""
+        self._advice = advice
+        for segment in self.segments:
+            segment.advise(advice)
+
     def load(self) -> None:
         """Take up the files that are there; an unused last file that a crash left short is deleted.
 

@@ -40,7 +40,9 @@ def test_nothing_that_names_a_place_or_an_identity_can_be_changed() -> None:
         "role",
         "brokerid",
     )
-    assert not [key for key in CHANGEABLE if any(word in key.lower() for word in words)]
+    # "ControlEnable" holds "role".
+    keys = [key.replace("ControlEnable", "").lower() for key in CHANGEABLE]
+    assert not [key for key in keys if any(word in key for word in words)]
 
 
 def test_changes_come_all_at_once_or_not_at_all() -> None:

@@ -107,6 +107,25 @@ async def test_without_read_ahead_each_log_file_is_read_at_random(read_ahead: bo
     await store.close()
 
 
+async def test_read_ahead_is_switched_for_files_that_are_there_and_that_come() -> None:
+    rig = Rig(commit_log_file_bytes=1024, open_file_count_max=8)
+    store = await rig.open()
+    rig.put(store, *(record(b"x" * 300) for _ in range(20)))
+    store.set_read_ahead(False)
+    rig.put(store, *(record(b"x" * 300) for _ in range(4)))
+    # A file that was closed to keep the bound is told when somebody opens it.
+    assert len(bodies(store)) == 24
+    names = set(rig.disk.list(LOG))
+    assert {path.name for path, advice in rig.disk.advised if advice is Advice.RANDOM} >= names
+    rig.disk.advised.clear()
+    store.set_read_ahead(True)
+    assert len(bodies(store)) == 24
+    told = {path.name for path, advice in rig.disk.advised if advice is Advice.NORMAL}
+    assert told == names
+    assert Advice.RANDOM not in {advice for _, advice in rig.disk.advised}
+    await store.close()
+
+
 async def test_what_readers_touched_is_let_go_after_a_bound() -> None:
     rig = Rig(commit_log_file_bytes=4 * MIB, mapped_bytes_max=4 * MIB)
     store = await rig.open()

@@ -103,6 +103,16 @@ async def test_a_get_stops_at_each_limit(limits: dict[str, int], count: int) -> 
     await store.close()
 
 
+async def test_a_record_is_far_beyond_the_share_of_memory() -> None:
+    rig = Rig(memory_bytes=1_000, access_message_in_memory_ratio=40, **BIG)
+    store = await filled(rig, 20)
+    distances = [store.max_log_offset - entry[0] for entry in store.queue_entries("T", 0, 0, 20)]
+    assert distances[0] > 400 > distances[-1]
+    assert [store.is_far("T", 0, n) for n in range(20)] == [distance > 400 for distance in distances]
+    assert not any((store.is_far("T", 0, -1), store.is_far("T", 0, 20), store.is_far("other", 0, 0)))
+    await store.close()
+
+
 async def test_records_far_behind_the_end_are_read_in_smaller_portions() -> None:
     """The in-memory estimate of spec store 13.1, with an injected memory size."""
     store = await filled(Rig(), 50, **BIG, memory_bytes=1000)

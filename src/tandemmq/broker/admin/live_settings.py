@@ -29,13 +29,13 @@ class Change:
     allowed: str
 
 
-def _flag(field: str) -> Change:
+def _flag(field: str, *, part: str = "broker") -> Change:
     def parse(text: str) -> bool:
         if text.lower() not in ("true", "false"):
             raise ValueError(text)
         return text.lower() == "true"
 
-    return Change("broker", field, parse, "true or false")
+    return Change(part, field, parse, "true or false")
 
 
 def _whole(part: str, field: str, low: int = 1, high: int = _INT_MAX) -> Change:
@@ -65,6 +65,10 @@ CHANGEABLE: Final[Mapping[str, Change]] = {
     "rejectTransactionMessage": _flag("transactions_refused"),
     "enablePropertyFilter": _flag("property_filter_enable"),
     "litePullMessageEnable": _flag("lite_pull_enable"),
+    "coldDataFlowControlEnable": _flag("cold_control_enable"),
+    "cgColdReadThreshold": _whole("broker", "cold_bytes_per_group_max", 1, 2**53),
+    "globalColdReadThreshold": _whole("broker", "cold_bytes_max", 1, 2**53),
+    "dataReadAheadEnable": _flag("read_ahead_enable", part="store"),
     "rejectPullConsumerEnable": _flag("reject_pull_consumers"),
     "longPollingEnable": _flag("long_polling_enable"),
     "shortPollingTimeMills": _whole("broker", "short_polling_ms"),

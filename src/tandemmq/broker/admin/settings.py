@@ -1,4 +1,6 @@
-"""GET_BROKER_CONFIG (26) and UPDATE_BROKER_CONFIG (25): RocketMQ's names (spec remoting 8.6)."""
+"""GET_BROKER_CONFIG (26), UPDATE_BROKER_CONFIG (25) and SET_COMMITLOG_READ_MODE (2004): RocketMQ's names for
+settings (spec remoting 8.6).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tandemmq.protocol.bodies.data_version import DataVersion, encode_data_versi
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties_file import Setting, edit_properties, parse_properties
-from tandemmq.protocol.requests.admin import BrokerConfigResponse
+from tandemmq.protocol.requests.admin import BrokerConfigResponse, ReadModeRequest
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.store.options import StoreOptions
@@ -24,6 +26,9 @@ from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
+READ_AHEAD_KEY = "dataReadAheadEnable"
+READ_MODES = {0: "true", 1: "false"}
+"""What tools send with SET_COMMITLOG_READ_MODE -> the value of the key; RocketMQ's numbers are madvise's."""
 FIXED_KEYS = frozenset(("brokerConfigPath", "configBlackList", "rocketmqHome"))
 
 
@@ -57,14 +62,31 @@ class SettingsHandlers:
             wanted = parse_properties(bytes(command.body), "the request")
         except ConfigError as error:
             raise BadRequest(f"the body cannot be read: {error}") from None
-        remark = None
+        return command.reply(remark=await self._update(wanted, channel))
+
+    async def handle_read_mode(self, channel: Channel, command: Command) -> Command:
+        """SET_COMMITLOG_READ_MODE (2004): an update of `dataReadAheadEnable`, as tools ask for it."""
+        mode = command.decode(ReadModeRequest).mode
+        if mode not in READ_MODES:
+            raise invalid(f"READ_AHEAD_MODE {mode} must be 0 (read ahead) or 1 (random)")
+        wanted = {READ_AHEAD_KEY: Setting(READ_MODES[mode], "the request")}
+        remark = await self._update(wanted, channel)
+        done = f"{READ_AHEAD_KEY} is {READ_MODES[mode]} for all CommitLog files"
+        return command.reply(remark=done if remark is None else f"{done}; {remark}")
+
+    async def _update(self, wanted: Mapping[str, Setting], channel: Channel) -> str | None:
+        """What the answer says beside its success.
+
+        Raises:  RequestRejected; then nothing is changed.
+        """
         async with self._writing:
             changes = self._plan(wanted)
-            if changes:
-                texts = {key: wanted[key].text.strip() for key in changes}
-                remark = await self._change(changes, texts)
-                log.info(events.BROKER_CONFIG_CHANGED, extra={"changes": texts, "peer": channel.peer})
-        return command.reply(remark=remark)
+            if not changes:
+                return None
+            texts = {key: wanted[key].text.strip() for key in changes}
+            remark = await self._change(changes, texts)
+            log.info(events.BROKER_CONFIG_CHANGED, extra={"changes": texts, "peer": channel.peer})
+            return remark
 
     def _plan(self, wanted: Mapping[str, Setting]) -> dict[str, tuple[Any, Any]]:
         """The changes, parsed. Raises NotPermitted or BadRequest for the first that cannot be."""
@@ -154,6 +176,9 @@ def render_settings(options: BrokerOptions, store_options: StoreOptions) -> dict
         "longPollingEnable": options.long_polling_enable,
         "shortPollingTimeMills": options.short_polling_ms,
         "litePullMessageEnable": options.lite_pull_enable,
+        "coldDataFlowControlEnable": options.cold_control_enable,
+        "cgColdReadThreshold": options.cold_bytes_per_group_max,
+        "globalColdReadThreshold": options.cold_bytes_max,
         "enablePropertyFilter": options.property_filter_enable,
         "storeReplyMessageEnable": options.reply_store_enable,
         "rejectTransactionMessage": options.transactions_refused,
@@ -175,6 +200,7 @@ def render_settings(options: BrokerOptions, store_options: StoreOptions) -> dict
         "slaveTimeout": store_options.slave_timeout_ms,
         "maxMessageSize": store_options.message_bytes_max,
         "accessMessageInMemoryMaxRatio": store_options.access_message_in_memory_ratio,
+        "dataReadAheadEnable": store_options.read_ahead_enable,
         "offsetCheckInSlave": store_options.offset_check_in_slave,
         "fileReservedTime": store_options.file_reserved_hours,
         "deleteWhen": ";".join(f"{hour:02d}" for hour in store_options.delete_at_hours),

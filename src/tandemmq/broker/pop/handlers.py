@@ -116,6 +116,13 @@ class PopHandlers:
         self._wake_times: dict[PollKey, int] = {}
         self.popped_count = 0
 
+    def handle_rollback(self, channel: Channel, command: Command) -> Command:
+        """POP_ROLLBACK (200056): success, because what it asks for is so already.
+
+        RocketMQ moves leases from RocksDB to the revive topic then; ours are nowhere else (ADR 008).
+        """
+        return command.reply()
+
     def handle_pop(self, channel: Channel, command: Command) -> Command | None:
         """POP_MESSAGE (200050)."""
         header = command.decode(PopRequest)

@@ -13,10 +13,11 @@ from typing import NamedTuple
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pull.admission import Admitted, PullAdmission, PullForbidden
+from tandemmq.broker.pull.cold_control import ColdControl
 from tandemmq.broker.pull.long_poll import HeldPull, LongPolls, Wake
 from tandemmq.broker.pull.plan import PullPlan, Replica, plan_pull
 from tandemmq.broker.stats import BrokerStats
-from tandemmq.errors import RequestRejected, StoreError
+from tandemmq.errors import Busy, RequestRejected, StoreError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import encode_frame_head
@@ -33,6 +34,10 @@ log = logging.getLogger(__name__)
 
 SQL_WORK_MAX = 20_000
 """Parts of SQL92 expressions evaluated for one pull, which is some 10 ms; the rest with the next one."""
+COLD_HOLD_S = 3.0
+"""How long a pull waits whose group is over its threshold of cold reads, as in RocketMQ."""
+COLD_QUEUE = ("", 0)
+"""Where it waits: no topic has this name, so nothing but time wakes it."""
 _SUCCESS = int(ResponseCode.SUCCESS)
 
 
@@ -58,7 +63,9 @@ class PullHandlers:
         long_polls: LongPolls,
         stats: BrokerStats,
         clock: Clock,
+        cold: ColdControl,
     ) -> None:
+        self._cold = cold
         self._options = options
         self._store = store
         self._admission = admission
@@ -107,13 +114,17 @@ class PullHandlers:
             self._offsets.commit(
                 header.consumer_group, header.topic, header.queue_id, header.committed_offset, now_ms
             )
+        if self._options.cold_control_enable and self._cold.is_over(header):
+            self._slow_down(pull)
+            return None
         result, plan = self._read(pull, header.queue_offset)
         if plan.can_hold and header.sys_flag & PULL_SUSPEND and self._hold(pull, plan):
             return None
         self._answer(pull, result, plan)
         return None
 
-    def _read(self, pull: Pull, offset: int) -> tuple[GetResult, PullPlan]:
+    def _read(self, pull: Pull, offset: int, *, count_max: int | None = None) -> tuple[GetResult, PullPlan]:
+        """What the store has from `offset` on, and what that means; `count_max` instead of the pull's own."""
         header, group, sql = pull.header, pull.admitted.group, pull.admitted.sql
         is_bulk = header.bulk_bytes is not None and header.bulk_bytes > 0
         bytes_max = header.bulk_bytes if is_bulk else header.bytes_max
@@ -121,18 +132,21 @@ class PullHandlers:
             header.topic,
             header.queue_id,
             offset,
-            count_max=header.count_max
-            if is_bulk
-            else min(header.count_max, self._options.pull_message_count_max),
+            count_max=count_max or self._count_max(header, is_bulk=is_bulk),
             bytes_max=bytes_max if bytes_max is not None and bytes_max > 0 else GET_BYTES_MAX,
             tag_hashes=pull.admitted.tag_hashes,
             record_filter=None if sql is None else RecordFilter(sql.matches_record, SQL_WORK_MAX // sql.size),
             is_bulk=is_bulk,
         )
+        if result.suggest_slave and self._options.cold_control_enable:
+            self._cold.note(header.consumer_group, result.bytes + result.rejected_bytes)
         plan = plan_pull(
             result, offset, self.replica, normal_id=group.broker_id, slow_id=group.slow_read_broker_id
         )
         return result, plan
+
+    def _count_max(self, header: PullRequest, *, is_bulk: bool) -> int:
+        return header.count_max if is_bulk else min(header.count_max, self._options.pull_message_count_max)
 
     def _answer(self, pull: Pull, result: GetResult, plan: PullPlan) -> None:
         header = pull.header
@@ -189,22 +203,42 @@ class PullHandlers:
             )
         )
 
+    def _slow_down(self, pull: Pull) -> None:
+        """The group has read enough old messages for now (spec semantics 20.3).
+
+        Who pulls for itself gets one message after a while; who is pushed comes again by itself.
+        Raises:  Busy.
+        """
+        header = pull.header
+        if not self._cold.is_pushed(header.consumer_group) and self._long_polls.hold(
+            HeldPull(
+                channel=pull.channel,
+                queue=COLD_QUEUE,
+                offset=header.queue_offset,
+                deadline_s=self._clock.monotonic() + COLD_HOLD_S,
+                request=pull,
+                on_wake=self._on_cold_wake,
+            )
+        ):
+            return
+        raise Busy(
+            f"the group {header.consumer_group} has read its share of old messages: wait some seconds"
+            " (coldDataFlowControlEnable)"
+        )
+
+    def _on_cold_wake(self, held: HeldPull[Pull], _reason: Wake) -> None:
+        """Answer a pull that was slowed down with one message."""
+        found = self._read_again(held, count_max=1)
+        if found is not None:
+            self._answer(held.request, *found)
+
     def _on_wake(self, held: HeldPull[Pull], reason: Wake) -> None:
         """Answer a held pull, or hold it on until its time is over."""
         pull = held.request
-        if pull.channel.is_closed:
+        found = self._read_again(held)
+        if found is None:
             return
-        try:
-            result, plan = self._read(pull, held.offset)
-        except RequestRejected as error:
-            self._stats.note_pull_ending(error.code)
-            pull.channel.send(pull.command.reply(error.code, remark=error.remark))
-            return
-        except (StoreError, OSError) as error:
-            self._stats.note_pull_ending(ResponseCode.SYSTEM_ERROR)
-            log.warning(events.PULL_FAILED, extra={"topic": pull.header.topic, "reason": str(error)})
-            pull.channel.send(pull.command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the store: {error}"))
-            return
+        result, plan = found
         if reason is Wake.NEW_MESSAGES:
             if result.status is GetStatus.NO_MATCHED_MESSAGE and plan.next_offset >= result.max_offset:
                 # Nothing of it was for this group: it waits on behind what was looked at.
@@ -214,3 +248,21 @@ class PullHandlers:
             elif plan.can_hold and self._long_polls.hold(held):
                 return
         self._answer(pull, result, plan)
+
+    def _read_again(
+        self, held: HeldPull[Pull], *, count_max: int | None = None
+    ) -> tuple[GetResult, PullPlan] | None:
+        """As `_read`, for a pull that was held; None when nobody waits any more or an error was answered."""
+        pull = held.request
+        if pull.channel.is_closed:
+            return None
+        try:
+            return self._read(pull, held.offset, count_max=count_max)
+        except RequestRejected as error:
+            self._stats.note_pull_ending(error.code)
+            pull.channel.send(pull.command.reply(error.code, remark=error.remark))
+        except (StoreError, OSError) as error:
+            self._stats.note_pull_ending(ResponseCode.SYSTEM_ERROR)
+            log.warning(events.PULL_FAILED, extra={"topic": pull.header.topic, "reason": str(error)})
+            pull.channel.send(pull.command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the store: {error}"))
+        return None

@@ -167,3 +167,9 @@ class GroupForbiddenRequest(Header, frozen=True, kw_only=True):
     group: str
     topic: str
     is_readable: bool | None = field(name="readable", default=None)
+
+
+class ReadModeRequest(Header, frozen=True, kw_only=True):
+    """SET_COMMITLOG_READ_MODE (2004): 0 when the kernel shall read ahead, 1 when not (madvise's numbers)."""
+
+    mode: Int32 = field(name="READ_AHEAD_MODE")
