@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from pathlib import Path
 
 from fault_links import Links
 
+from ports import free_port
 from tandemmq.launcher import Server, write_properties
+
+NEXT = (1,)
+"""The port for the log is the one behind."""
 
 SMALL: dict[str, object] = {
     "mappedFileSizeCommitLog": 4 << 20,
@@ -44,7 +47,7 @@ class FaultCluster:
         self.links = Links()
         self.namesrv = Server("namesrv", self._conf("namesrv", {"listenPort": 0}), root / "namesrv.log")
         self.namesrv.start()
-        port, slave_port = free_port("127.0.0.2"), free_port("127.0.0.3")
+        port, slave_port = free_port("127.0.0.2", NEXT), free_port("127.0.0.3", NEXT)
         common = {"namesrvAddr": self.namesrv.address, "brokerName": "b0", **SMALL, **QUICK, **settings}
         self.master = self._broker(
             "master",
@@ -72,7 +75,7 @@ class FaultCluster:
 
     def move_master(self) -> None:
         """Its next start is at other ports, with links of their own."""
-        port = free_port("127.0.0.2")
+        port = free_port("127.0.0.2", NEXT)
         conf = self._root / "master.conf"
         with conf.open("a") as file:
             file.write(f"listenPort={port}\nhaListenPort={port + 1}\n")
@@ -108,16 +111,3 @@ class FaultCluster:
             settings["kvConfigPath"] = self._root / "kv.json"
         path = write_properties(self._root / f"{name}.conf", settings)
         return ["namesrv" if name == "namesrv" else "broker", "-c", str(path)]
-
-
-def free_port(host: str) -> int:
-    """A port that is free with the next one, on `host`, a moment ago."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind((host, 0))
-            port: int = first.getsockname()[1]
-            try:
-                second.bind((host, port + 1))
-            except OSError:
-                continue
-            return port

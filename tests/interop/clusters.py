@@ -12,6 +12,7 @@ from pathlib import Path
 
 from java_peers import JavaServer, Line
 
+from ports import free_port
 from tandemmq.client import BlockingAdmin
 from tandemmq.errors import TandemError
 from tandemmq.launcher import Server
@@ -20,20 +21,9 @@ from waits import until_blocking
 HOST = "127.0.0.1"
 
 
-def free_port() -> int:
+def broker_port() -> int:
     """A port that is free with its neighbours, which a broker uses for its other listeners."""
-    for _ in range(200):
-        with ExitStack() as sockets:
-            try:
-                first = sockets.enter_context(socket.socket())
-                first.bind((HOST, 0))
-                port = int(first.getsockname()[1])
-                for neighbour in (port - 2, port + 1):
-                    sockets.enter_context(socket.socket()).bind((HOST, neighbour))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free ports")
+    return free_port(HOST, (-2, 1))
 
 
 def is_open(address: str) -> bool:
@@ -89,7 +79,7 @@ class OurBroker:
     def __init__(self, cluster: Cluster, name: str, settings: dict[str, object]) -> None:
         self.store = Path(str(settings.setdefault("storePathRootDir", cluster.directory / f"{name}-store")))
         # Not port 0: a Java slave asks its master for tables at the port two below, which 0 does not open.
-        port = free_port()
+        port = broker_port()
         self.settings = {"bindAddress": HOST, "listenPort": port, "brokerName": name, **settings}
         self.settings["namesrvAddr"] = cluster.name_server
         self.address = ""
@@ -118,7 +108,7 @@ class JavaBroker:
 
     def __init__(self, cluster: Cluster, line: Line, name: str, settings: dict[str, object]) -> None:
         self.store = Path(str(settings.setdefault("storePathRootDir", cluster.directory / f"{name}-store")))
-        port = free_port()
+        port = broker_port()
         self.address = f"{HOST}:{port}"
         self.settings = {
             "brokerIP1": HOST,
@@ -176,7 +166,7 @@ def java_cluster(line: Line, directory: Path) -> Iterator[Cluster]:
     """A Java name server of the line."""
     directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        port = free_port()
+        port = broker_port()
         server = JavaServer(
             line,
             "org.apache.rocketmq.namesrv.NamesrvStartup",

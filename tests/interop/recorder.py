@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusters import HOST, free_port
+from clusters import HOST, broker_port
 
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.codes import LanguageCode
@@ -136,7 +136,7 @@ class Tap:
 def free_port_of_length(address: str) -> int:
     """A free port with as many digits as the address has, so that one can stand for the other."""
     for _ in range(100):
-        port = free_port()
+        port = broker_port()
         if len(str(port)) == len(address.rsplit(":", 1)[1]):
             return port
     raise AssertionError(f"no free port as long as in {address}")

@@ -18,6 +18,7 @@ from tandemmq.client import (
     ConsumerOptions,
     Message,
     Producer,
+    ProducerOptions,
     ReceivedMessage,
     StartFrom,
 )
@@ -75,7 +76,7 @@ class Rig:
         broker = Broker(
             options,
             store,
-            ReplicationOptions(heartbeat_interval_ms=200, silence_ms_max=2_000, reconnect_delay_ms=50),
+            ReplicationOptions(heartbeat_interval_ms=200, silence_ms_max=20_000, reconnect_delay_ms=50),
             network=TcpNetwork(),
             disk=RealDisk(),
             clock=LoopClock(),
@@ -118,7 +119,8 @@ class Rig:
 
     async def fill(self, topic: str, count: int, *, first: int = 0) -> None:
         """Messages with their number as body."""
-        async with Producer("filler", self.namesrv) as producer:
+        options = ProducerOptions(timeout_s=PATIENCE_S)
+        async with Producer("filler", self.namesrv, options=options) as producer:
             messages = (
                 Message(topic=topic, body=b"%d" % number, tags="t") for number in range(first, first + count)
             )

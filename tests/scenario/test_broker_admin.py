@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from broker_rig import Peer, consumer, make_broker, records_of, running_broker, running_name_server
 
+from ports import free_port
 from tandemmq.api.nameserver import query_route
 from tandemmq.broker.broker import Broker
 from tandemmq.errors import ConfigError
@@ -214,7 +215,7 @@ async def test_unreadable_topic_file_falls_back_to_its_backup(tmp_path: Path) ->
 
 
 async def test_fast_listener_serves_all_but_pulls(tmp_path: Path) -> None:
-    port = free_port_pair()
+    port = free_port(neighbours=(-2, 1))
     async with running_broker(tmp_path, listen_port=port) as broker, Peer(broker) as peer:
         assert broker.address == ("127.0.0.1", port)
         assert broker.ha_address == ("127.0.0.1", port + 1)
@@ -231,20 +232,6 @@ async def test_taken_port_is_an_error_that_names_it(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=str(port)):
             await second.start()
         await second.stop()
-
-
-def free_port_pair() -> int:
-    """A port whose neighbours two below and one above are free too, as far as can be known."""
-    while True:
-        with socket.socket() as a, socket.socket() as b, socket.socket() as c:
-            a.bind(("127.0.0.1", 0))
-            port = a.getsockname()[1]
-            try:
-                b.bind(("127.0.0.1", port - 2))
-                c.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return int(port)
 
 
 # Registration.
@@ -272,8 +259,7 @@ async def test_broker_registers_tells_new_topics_at_once_and_leaves(tmp_path: Pa
                 routes[topic] = await route_of(peer, name_server, topic)
             return None not in routes.values()
 
-        while not await both_known():
-            pass
+        await until(both_known, "both topics have a route")
         assert routes["Fresh"] is not None
         assert routes["Made"] is not None
         assert routes["Fresh"].queues[0].write_queue_count == 2
@@ -312,7 +298,7 @@ async def test_slave_learns_its_master_and_copies_it(tmp_path: Path) -> None:
             assert master.store is not None
             end = master.store.max_log_offset
             await until(
-                lambda: slave.store is not None and slave.store.max_log_offset >= end, "the log is copied"
+                lambda: slave.store is not None and slave.store.dispatched.value >= end, "the log is copied"
             )
             await until(lambda: slave._tables.topics.get("T1") is not None, "the topics are copied")
             assert [record.body for record in records_of(await reader.pull("T1"))] == [b"copied"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.store import BrokerRole, FlushMode
 from tandemmq.telemetry.metrics import TABLE
-from waits import until
+from waits import PATIENCE_S, until
 
 Samples = dict[tuple[str, ...], float]
 
@@ -42,7 +43,7 @@ def _every_scrape_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
 async def fetch(broker: Broker, path: str) -> tuple[int, str]:
     """Status and body of one page."""
     assert broker.metrics_address is not None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection(*broker.metrics_address)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: broker\r\n\r\n".encode())
         head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
@@ -59,6 +60,10 @@ async def scrape(broker: Broker) -> Samples:
         for family in text_string_to_metric_families(body)
         for sample in family.samples
     }
+
+
+async def shows(broker: Broker, key: tuple[str, ...], value: float) -> bool:
+    return (await scrape(broker))[key] == value
 
 
 def names_of(samples: Samples) -> set[str]:
@@ -126,11 +131,9 @@ async def test_held_pull_is_seen_until_it_is_answered(tmp_path: Path) -> None:
     async with running_broker(tmp_path, **PROM) as broker, Peer(broker) as peer:
         await peer.send_ok("T")
         pull = asyncio.create_task(
-            peer.pull("T", queue_offset=1, sys_flag=0x4 | 0x2, suspend_timeout_ms=10_000)
+            peer.pull("T", queue_offset=1, sys_flag=0x4 | 0x2, suspend_timeout_ms=100_000)
         )
-        async with asyncio.timeout(10):
-            while (await scrape(broker))[("tandemmq_held_pulls",)] != 1:
-                pass
+        await until(partial(shows, broker, ("tandemmq_held_pulls",), 1), "the pull is held")
         await peer.send_ok("T")
         assert len(records_of(await pull)) == 1
         samples = await scrape(broker)
@@ -153,13 +156,15 @@ async def test_fsyncs_and_the_wait_for_them_are_measured(tmp_path: Path) -> None
 
 
 async def test_send_that_gets_no_ack_is_seen_waiting_and_counted_by_its_code(tmp_path: Path) -> None:
-    settings = {"role": BrokerRole.SYNC_MASTER, "in_sync_replicas": 2, "slave_timeout_ms": 1_000}
-    async with running_broker(tmp_path, store=settings, **PROM) as broker, Peer(broker) as peer:
+    settings = {"role": BrokerRole.SYNC_MASTER, "in_sync_replicas": 2}
+    patient = {**settings, "slave_timeout_ms": 100_000}
+    async with running_broker(tmp_path / "a", store=patient, **PROM) as broker, Peer(broker) as peer:
         send = asyncio.create_task(peer.send("T"))
-        async with asyncio.timeout(10):
-            while (await scrape(broker))[("tandemmq_sends_waiting", "acks")] != 1:
-                assert not send.done()
-        assert (await send).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+        await until(partial(shows, broker, ("tandemmq_sends_waiting", "acks"), 1), "the send waits")
+        send.cancel()
+    hasty = {**settings, "slave_timeout_ms": 50}
+    async with running_broker(tmp_path / "b", store=hasty, **PROM) as broker, Peer(broker) as peer:
+        assert (await peer.send("T")).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
         samples = await scrape(broker)
     assert samples[("tandemmq_sends_waiting", "acks")] == 0
     assert samples[("tandemmq_sends_total", "FLUSH_SLAVE_TIMEOUT")] == 1

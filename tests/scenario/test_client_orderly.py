@@ -26,7 +26,7 @@ from tandemmq.client import (
 )
 from tandemmq.client.consumer import assignment, orderly_gate
 from tandemmq.errors import ClientError
-from waits import until
+from waits import PATIENCE_S, until
 
 
 async def fill_queues(rig: Rig, count: int, *, queue_count: int = 4) -> None:
@@ -54,7 +54,7 @@ async def test_each_queue_comes_in_order_one_message_at_a_time(tmp_path: Path) -
         async with rig.consumer(orderly=True, auto_ack=False) as consumer:
             got: list[ReceivedMessage] = []
             while len(got) < 40:
-                messages = await consumer.poll(256, 5)
+                messages = await consumer.poll(256, PATIENCE_S)
                 assert messages
                 queues = [message.queue_id for message in messages]
                 assert len(set(queues)) == len(queues), "one of each queue at a time"
@@ -70,7 +70,7 @@ async def test_a_message_that_fails_holds_its_queue_only(tmp_path: Path) -> None
         await fill_queues(rig, 5, queue_count=2)
         done: list[ReceivedMessage] = []
         failures = 0
-        async with rig.consumer(orderly=True) as consumer, asyncio.timeout(20):
+        async with rig.consumer(orderly=True) as consumer, asyncio.timeout(PATIENCE_S):
             async for message in consumer:
                 if message.body == b"0:1" and message.retry_count < 3:
                     failures += 1
@@ -92,7 +92,7 @@ async def test_after_too_many_failures_the_queue_goes_on_and_the_message_is_a_de
         done = []
         async with (
             rig.consumer(orderly=True, orderly_retry_count_max=2) as consumer,
-            asyncio.timeout(20),
+            asyncio.timeout(PATIENCE_S),
         ):
             async for message in consumer:
                 if message.body == b"1":
@@ -118,7 +118,7 @@ async def test_only_one_member_has_a_queue_while_they_change(tmp_path: Path) -> 
                 got.append(message)
                 del working[message.queue_id]
 
-        async with rig.consumer(orderly=True) as first, asyncio.timeout(40):
+        async with rig.consumer(orderly=True) as first:
             tasks = [asyncio.create_task(work("first", first))]
             await until(lambda: len(got) > 20)
             async with rig.consumer(orderly=True) as second:
@@ -154,7 +154,6 @@ async def test_without_a_master_a_queue_goes_on_until_its_lock_has_run_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spec replication 8.4 and 11: locks are the master's; the slave has none to give."""
-    monkeypatch.setattr(orderly_gate, "LOCK_VALID_S", 3.0)
     monkeypatch.setattr(assignment, "RENEW_S", 1.0)
     monkeypatch.setattr(assignment, "TRY_AGAIN_S", 0.1)
     async with running_cluster(tmp_path, with_slave=True, queue_count=1) as rig:
@@ -167,9 +166,11 @@ async def test_without_a_master_a_queue_goes_on_until_its_lock_has_run_out(
             (reader,) = [one for queue, one in consumer._assignment.readers.items() if queue.topic == "T"]
             assert reader.gate is not None
             gate = reader.gate
-            await until(lambda: gate.is_resting, "the lock has run out")
-            await consumer.poll(1, 0.1)
-            assert await consumer.poll(1, 0.3) == [], "nothing without a lock"
+            with monkeypatch.context() as later:
+                later.setattr(orderly_gate, "LOCK_VALID_S", 0.0)
+                await until(lambda: gate.is_resting, "the lock has run out")
+                await consumer.poll(1, 0.1)
+                assert await consumer.poll(1, 0.3) == [], "nothing without a lock"
             await rig.start_broker()
             seen += numbers(await take(consumer, 90))
             assert sorted(set(seen)) == seen, "in order, none twice"
@@ -204,6 +205,6 @@ async def test_blocking_consumers_are_orderly_too(tmp_path: Path) -> None:
                         return done
             raise AssertionError
 
-        done = await asyncio.wait_for(asyncio.to_thread(consume), 30)
+        done = await asyncio.wait_for(asyncio.to_thread(consume), PATIENCE_S)
         assert in_order(done)
         assert len({message.body for message in done}) == 40

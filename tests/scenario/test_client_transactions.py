@@ -24,6 +24,7 @@ from tandemmq.client import (
     TransactionState,
 )
 from tandemmq.errors import BadRequest, ClientError, MessageIllegal, RequestRejected, RequestTimeout
+from waits import PATIENCE_S
 
 CHECKED_FAST = {"transaction_timeout_ms": 50, "transaction_check_period_ms": 100}
 CONSUMING = ConsumerOptions(client=FAST, start_from=StartFrom.FIRST)
@@ -54,7 +55,10 @@ async def test_only_committed_messages_arrive(rig: Rig) -> None:
     async def work(message: Message) -> TransactionState:
         return states[message.body]
 
-    async with TransactionProducer("pays", rig.namesrv, check=never, options=PRODUCING) as producer:
+    # The broker may ask while the decision is on its way.
+    async with TransactionProducer(
+        "pays", rig.namesrv, check=lambda message: states[message.body], options=PRODUCING
+    ) as producer:
         for body in (b"no", b"yes"):
             result = await producer.send(Message(topic="Pay", body=body), work)
             assert result.state is states[body]
@@ -77,7 +81,7 @@ async def test_broker_asks_about_what_was_left_open(rig: Rig) -> None:
         with pytest.raises(RuntimeError, match="half way"):
             await producer.send(Message(topic="Pay", body=b"later", keys="k1"), fail_half_way)
         assert await received(rig, "Pay", 1) == [b"later"]
-    assert len(asked) == 2
+    assert len(asked) >= 2
     assert (asked[0].topic, asked[0].keys, asked[0].body) == ("Pay", ("k1",), b"later")
 
 
@@ -102,7 +106,7 @@ async def test_blocking_producer_asks_in_a_thread_of_its_own(rig: Rig) -> None:
             result = producer.send(Message(topic="Pay", body=b"now"), lambda _: TransactionState.COMMIT)
             assert result.state is TransactionState.COMMIT
             producer.send(Message(topic="Pay", body=b"asked"), lambda _: TransactionState.UNKNOWN)
-            done.wait(20)
+            done.wait(2 * PATIENCE_S)
 
     done = threading.Event()
     working = asyncio.get_running_loop().run_in_executor(None, run)
@@ -127,7 +131,7 @@ async def test_request_gets_its_reply(rig: Rig) -> None:
         answering = asyncio.ensure_future(answer())
         try:
             replies = await asyncio.gather(
-                *(producer.request(Message(topic="Ask", body=b"%d" % n), 10.0) for n in range(20))
+                *(producer.request(Message(topic="Ask", body=b"%d" % n), PATIENCE_S) for n in range(20))
             )
         finally:
             answering.cancel()
@@ -138,7 +142,7 @@ async def test_request_gets_its_reply(rig: Rig) -> None:
 async def test_request_without_reply_ends_in_time(rig: Rig) -> None:
     async with Producer("askers", rig.namesrv, options=PRODUCING) as producer:
         with pytest.raises(RequestTimeout, match="no reply"):
-            await producer.request(Message(topic="Ask", body=b"hello?"), 0.3)
+            await producer.request(Message(topic="Ask", body=b"hello?"), 1.5)
         async with Consumer("late", rig.namesrv, options=CONSUMING) as consumer:
             consumer.subscribe("Ask")
             [message] = await take(consumer, 1)
@@ -154,7 +158,7 @@ async def test_request_without_reply_ends_in_time(rig: Rig) -> None:
 async def test_reply_to_a_client_that_left_is_refused(rig: Rig) -> None:
     async with Producer("askers", rig.namesrv, options=PRODUCING) as producer:
         with pytest.raises(RequestTimeout):
-            await producer.request(Message(topic="Ask", body=b"hello?"), 0.2)
+            await producer.request(Message(topic="Ask", body=b"hello?"), 1.0)
     async with Consumer("late", rig.namesrv, options=CONSUMING) as consumer:
         consumer.subscribe("Ask")
         [message] = await take(consumer, 1)

@@ -52,7 +52,7 @@ async def test_an_ordered_queue_is_closed_until_its_messages_are_done(peer: Peer
     first, second = await pop_all(peer, "T", 2, count_max=2, **order)
     assert first.handle.split(" ")[3] == "999"
     assert await pop(peer, "T", **order) == []
-    waiting = asyncio.create_task(pop(peer, "T", poll_ms=10_000, **order))
+    waiting = asyncio.create_task(pop(peer, "T", poll_ms=50_000, **order))
     assert await ack(peer, first) == 0
     assert not waiting.done()
     assert await ack(peer, second) == 0
@@ -65,7 +65,7 @@ async def test_an_ordered_message_comes_again_in_its_place_with_a_count(peer: Pe
     first, second = await pop_all(peer, "T", 2, **order)
     assert await ack(peer, first) == 0
     await change(peer, second, 100)
-    answer = await peer.ask(RequestCode.POP_MESSAGE, pop_header("T", poll_ms=10_000, **order))
+    answer = await peer.ask(RequestCode.POP_MESSAGE, pop_header("T", poll_ms=50_000, **order))
     assert answer.code == ResponseCode.SUCCESS
     assert [message.body for message in popped_of(answer, "T")] == [b"1", b"2"]
     assert answer.decode(PopResponse).order_count_info == "0 qo0%1 1;0 0 0"

@@ -34,7 +34,7 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork
 from tandemmq.store import BrokerRole, StoreOptions
-from waits import until
+from waits import PATIENCE_S, until
 
 ACCESS = AccessOptions(
     authentication_enabled=True,
@@ -110,7 +110,7 @@ async def test_everything_signed_and_encrypted(tmp_path: Path, tls: TlsOptions) 
         got: set[bytes] = set()
         consumer = Consumer("CG", namesrv, options=reading)
         consumer.subscribe("Secret")
-        async with asyncio.timeout(20), consumer:
+        async with asyncio.timeout(PATIENCE_S), consumer:
             while len(got) < 20:
                 got |= {message.body for message in await consumer.poll()}
         # The slave asks its master for tables, signed with the inner credentials and over TLS.
