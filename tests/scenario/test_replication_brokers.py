@@ -295,6 +295,37 @@ async def test_slave_of_a_master_that_lost_its_tail_and_grew_past_it_halts(group
             assert common_end <= told.halt_offset < common_end + 100
         assert log_bytes(slave.store) == kept
         assert (await fetch_ha_status(to_master.client, to_master.address)).in_sync_count == 0
+        await until(lambda: rows_at(master) == [("group:1", "HALTED", "DIVERGED")], "the master knows why")
+
+        # The master forgets it with its own end, and is told again.
+        await group.stop(0)
+        master = await group.start(0, ports=ports)
+        await until(lambda: rows_at(master) == [("group:1", "HALTED", "DIVERGED")], "and is told again")
+    await group.stop(1)
+    shutil.rmtree(group.root / "1")
+    await group.start(1)
+    await until(lambda: rows_at(master) == [("group:1", "TRANSFERRING", None)], "an empty slave follows")
+
+
+def rows_at(master: Broker) -> list[tuple[str | None, str | None, str | None]]:
+    """Name, state and told reason of each slave in the master's status."""
+    assert master._replica is not None
+    return [(one.slave, one.state, one.halt_reason) for one in master._replica.status().connections]
+
+
+async def test_slaves_of_one_host_have_rows_of_their_own(group: Group) -> None:
+    master = await group.start(0)
+    for broker_id in (1, 2):
+        await group.start(broker_id)
+    following = [("group:1", "TRANSFERRING", None), ("group:2", "TRANSFERRING", None)]
+    await until(lambda: sorted(rows_at(master)) == following, "both follow")  # type: ignore[type-var]  # told
+    for broker_id in (1, 2):
+        await group.stop(broker_id)
+    gone = [("group:1", "CLOSED", None), ("group:2", "CLOSED", None)]
+    await until(lambda: rows_at(master) == gone, "both are gone")
+    await group.start(2)
+    left = [("group:2", "TRANSFERRING", None), ("group:1", "CLOSED", None)]
+    await until(lambda: rows_at(master) == left, "one is missing")
 
 
 async def test_only_ours_are_told_more_than_rocketmqs_fields(group: Group) -> None:

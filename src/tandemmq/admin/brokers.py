@@ -70,6 +70,7 @@ async def show_replication(tools: Tools, address: str, cluster: str) -> Answer:
             "start_rule",
             "start_offset",
             "away_seconds",
+            "name",
             "reason",
         ),
     )
@@ -121,7 +122,7 @@ async def show_replication(tools: Tools, address: str, cluster: str) -> Answer:
     return Answer(tables, notes, exit_code=1 if has_halted else 0)
 
 
-_REFUSED: Final = ("AHEAD", "TOO_OLD")
+_REFUSED: Final = ("AHEAD", "TOO_OLD", "HALTED")
 
 
 def _slave_rows(target: Target, status: HaStatus) -> list[Row]:
@@ -139,6 +140,7 @@ def _slave_rows(target: Target, status: HaStatus) -> list[Row]:
             one.start_rule,
             one.start_offset,
             _seconds(one.away_ms),
+            one.slave,
             one.reason,
         )
         for one in status.connections

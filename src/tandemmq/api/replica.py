@@ -33,6 +33,7 @@ from tandemmq.protocol.requests.replica import (
     AwaitTablesRequest,
     LogChecksumRequest,
     LogChecksumResponse,
+    TellSlaveStateRequest,
 )
 from tandemmq.remoting.client import RemotingClient
 
@@ -183,6 +184,15 @@ async def await_tables(
     )
     timeout_s = wait_ms / 1000 + CALL_TIMEOUT_S
     await call(client, address, RequestCode.TANDEM_AWAIT_TABLES, header, timeout_s=timeout_s)
+
+
+async def tell_slave_state(client: RemotingClient, address: str, state: TellSlaveStateRequest) -> None:
+    """Returns when the master at `address` knows the state of this slave.
+
+    Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from a broker that is not one of ours;
+             BrokerUnreachable, RequestTimeout.
+    """
+    await call(client, address, RequestCode.TANDEM_TELL_SLAVE_STATE, state)
 
 
 async def read_log_checksum(

@@ -32,6 +32,7 @@ from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.tls_door import TlsDoor, make_client_tls
 from tandemmq.remoting.tls_options import PLAIN, TlsOptions
+from tandemmq.replication.core.notice import SlaveName
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import TaskScope
@@ -210,6 +211,7 @@ class Broker:
             disk=self._disk,
             clock=self._clock,
             is_slave=self.options.is_slave,
+            name=SlaveName(self.options.broker_name, self.options.broker_id),
             own_address=self._advertised_address,
             fixed_ha_address=self.options.ha_master_address,
             on_fatal=self._on_fatal,

@@ -112,6 +112,7 @@ _REPLICAS = _entries(
     (Code.GET_ALL_MESSAGE_REQUEST_MODE, None, None),
     (Code.TANDEM_READ_LOG_CHECKSUM, replica.LogChecksumRequest, replica.LogChecksumResponse),
     (Code.TANDEM_AWAIT_TABLES, replica.AwaitTablesRequest, None),
+    (Code.TANDEM_TELL_SLAVE_STATE, replica.TellSlaveStateRequest, None),
 )
 
 _ADMIN = _entries(

@@ -191,6 +191,7 @@ class RequestCode(IntEnum):
     BATCH_ACK_MESSAGE = 200151
     TANDEM_READ_LOG_CHECKSUM = 30101
     TANDEM_AWAIT_TABLES = 30102
+    TANDEM_TELL_SLAVE_STATE = 30103
 
 
 class ResponseCode(IntEnum):

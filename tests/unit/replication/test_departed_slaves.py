@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 
 from tandemmq.broker.replica.ha_status import describe_master, without_ours
+from tandemmq.replication.core.notice import SlaveName, SlaveNotice, ToldHalt
 from tandemmq.replication.core.progress import StartRule, TransferStart
 from tandemmq.replication.core.states import MasterState
 from tandemmq.replication.shell import MasterStatus
@@ -20,15 +21,23 @@ from tandemmq.units import ReplicaId
 
 
 def departed(
-    host: str = "192.0.2.1", acknowledged: int = 500, rule: StartRule = StartRule.RESUMED, left_at_ms: int = 0
+    host: str = "192.0.2.1",
+    acknowledged: int = 500,
+    rule: StartRule = StartRule.RESUMED,
+    *,
+    port: int = 4711,
+    name: SlaveName | None = None,
+    left_at_ms: int = 0,
 ) -> DepartedSlave:
     return DepartedSlave(
-        address=(host, 4711),
+        address=(host, port),
+        name=name,
         replica=ReplicaId(host),
         acknowledged=acknowledged,
         start=TransferStart(reported=acknowledged, log_offset=acknowledged, rule=rule, master_end=900),
         is_tandem=True,
         left_at_ms=left_at_ms,
+        heard_at_ms=left_at_ms,
         reason="the slave sent nothing for too long",
     )
 
@@ -45,20 +54,101 @@ def status(*slaves: DepartedSlave, log_start: int = 0) -> MasterStatus:
     )
 
 
-def test_a_slave_is_remembered_until_its_host_follows_again() -> None:
+ONE = SlaveName("group", 1)
+TWO = SlaveName("group", 2)
+
+
+def notice(
+    name: SlaveName = ONE, *, port: int = 4711, log_end: int = 600, halt: ToldHalt | None = None
+) -> SlaveNotice:
+    return SlaveNotice(
+        name=name, ha_address=("192.0.2.1", port), log_end=log_end, is_copying=False, halt=halt
+    )
+
+
+DIVERGED = ToldHalt(reason="DIVERGED", log_offset=420, detail="the master has other bytes")
+
+
+def test_slaves_of_one_host_do_not_clear_each_others_row() -> None:
     table = DepartedSlaves()
-    table.note(departed())
-    table.note(departed("192.0.2.2"))
-    table.note(departed(acknowledged=600))
-    assert [slave.acknowledged for slave in table.list(0)] == [500, 600]
-    table.forget("192.0.2.1")
-    assert [slave.address[0] for slave in table.list(0)] == ["192.0.2.2"]
+    table.note(departed(name=ONE))
+    table.note(departed(name=TWO, port=4712))
+    table.note(departed(acknowledged=600, port=4713))
+    table.take_back(ONE, "192.0.2.1", 500)
+    assert [slave.name for slave in table.list(0)] == [TWO, None]
+    table.take_back(SlaveName("group", 3), "192.0.2.1", 600)
+    assert [slave.name for slave in table.list(0)] == [TWO, None], "a slave that was never here"
+    table.take_back(None, "192.0.2.1", 0)
+    assert [slave.name for slave in table.list(0)] == [TWO]
+    table.take_back(None, "192.0.2.1", 500)
+    assert [slave.name for slave in table.list(0)] == [TWO], "one without a name takes no named row"
+
+
+def test_a_slave_without_a_name_takes_one_row_of_its_host_back() -> None:
+    table = DepartedSlaves()
+    table.note(departed(acknowledged=500, port=1))
+    table.note(departed(acknowledged=600, port=2))
+    table.note(departed(acknowledged=700, port=3))
+    table.note(departed("192.0.2.2", acknowledged=500, port=4))
+    table.take_back(None, "192.0.2.1", 600)
+    assert [slave.address[1] for slave in table.list(0)] == [1, 3, 4], "the row that ends there"
+    table.take_back(None, "192.0.2.1", 0)
+    assert [slave.address[1] for slave in table.list(0)] == [1, 4], "else the last who left"
+    table.take_back(None, "192.0.2.3", 500)
+    assert len(table.list(0)) == 2
+
+
+def test_a_name_that_looks_like_an_address_is_none() -> None:
+    table = DepartedSlaves()
+    table.note(departed("192.0.2.1", port=1))
+    table.note(departed("192.0.2.2", port=2, name=SlaveName("192.0.2.1", 1)))
+    assert len(table.list(0)) == 2
+
+
+def test_a_connection_that_ended_before_its_name_came_gets_it() -> None:
+    table = DepartedSlaves()
+    table.note(departed(port=1))
+    table.note_name(("192.0.2.1", 1), ONE)
+    table.note_name(("192.0.2.1", 2), TWO)
+    assert [slave.name for slave in table.list(0)] == [ONE]
+
+
+def test_why_a_slave_halted_is_kept_whether_it_tells_before_or_after_its_connection_ends() -> None:
+    for is_told_first in (True, False):
+        table = DepartedSlaves()
+        if is_told_first:
+            table.note_halt(notice(halt=DIVERGED), 1_000)
+        table.note(departed(name=ONE, acknowledged=600, left_at_ms=2_000))
+        if not is_told_first:
+            table.note_halt(notice(halt=DIVERGED), 3_000)
+        (slave,) = table.list(0)
+        assert slave.halt == DIVERGED
+        assert (slave.acknowledged, slave.left_at_ms, slave.replica) == (600, 2_000, "192.0.2.1")
+        assert slave.start is not None
+
+
+def test_a_slave_that_goes_on_telling_that_it_halted_is_not_forgotten() -> None:
+    table = DepartedSlaves()
+    table.note_halt(notice(halt=DIVERGED), 0)
+    table.note_halt(notice(halt=DIVERGED, log_end=700), DEPARTED_MS_MAX)
+    (slave,) = table.list(DEPARTED_MS_MAX + 1)
+    assert (slave.acknowledged, slave.left_at_ms, slave.start) == (700, 0, None)
+    assert table.list(2 * DEPARTED_MS_MAX + 1) == ()
+
+
+def test_a_slave_that_copies_again_over_an_unknown_address_has_no_halted_row() -> None:
+    table = DepartedSlaves()
+    table.note_halt(notice(halt=DIVERGED), 0)
+    table.note(departed(name=TWO))
+    table.end_halt(ONE)
+    table.end_halt(TWO)
+    assert [slave.name for slave in table.list(0)] == [TWO], "one that is only gone keeps its row"
 
 
 def test_the_table_is_bounded_by_count_and_age() -> None:
     table = DepartedSlaves()
     for number in range(DEPARTED_COUNT_MAX + 3):
-        table.note(departed(f"192.0.2.{number}"))
+        table.note(departed(f"192.0.2.{number}", name=SlaveName("group", number) if number % 2 else None))
     assert len(table.list(0)) == DEPARTED_COUNT_MAX
     assert table.list(0)[0].address[0] == "192.0.2.3"
     assert table.list(DEPARTED_MS_MAX + 1) == ()
@@ -84,6 +174,20 @@ def test_each_reason_is_told() -> None:
     ]
 
 
+def test_why_a_slave_halted_is_told() -> None:
+    table = DepartedSlaves()
+    table.note_halt(notice(halt=DIVERGED), 10_000)
+    table.note_halt(notice(TWO, halt=replace(DIVERGED, reason="SLAVE_AHEAD")), 11_000)
+    told = describe_master(status(*table.list(11_000)), lambda _: 1.0)
+    one, two = told.connections
+    assert (one.slave, one.state, one.halt_reason) == ("group:1", "HALTED", "DIVERGED")
+    assert one.reason == "DIVERGED at 420: the master has other bytes"
+    assert (one.acknowledged_offset, one.lag_bytes, one.lag_ms, one.away_ms) == (600, 400, None, 2_000)
+    assert (one.start_rule, one.is_tandem, one.is_in_sync) == (None, True, False)
+    assert (two.slave, two.state, two.halt_reason) == ("group:2", "AHEAD", "SLAVE_AHEAD")
+    assert [plain.address for plain in without_ours(told).connections] == ["192.0.2.1:4711"] * 2
+
+
 def test_tools_of_rocketmq_get_only_the_refused_ones_in_their_own_fields() -> None:
     told = describe_master(status(departed(rule=StartRule.SLAVE_AHEAD), departed("192.0.2.9")), lambda _: 1.0)
     (one,) = without_ours(told).connections
@@ -91,7 +195,17 @@ def test_tools_of_rocketmq_get_only_the_refused_ones_in_their_own_fields() -> No
 
 
 def replace_all_ours(one):  # type: ignore[no-untyped-def]
-    ours = ("state", "start_rule", "start_offset", "is_tandem", "lag_ms", "away_ms", "reason")
+    ours = (
+        "state",
+        "start_rule",
+        "start_offset",
+        "is_tandem",
+        "lag_ms",
+        "away_ms",
+        "reason",
+        "slave",
+        "halt_reason",
+    )
     return msgspec.structs.replace(one, **dict.fromkeys(ours))
 
 

@@ -28,14 +28,15 @@ def _read_master(replica: ReplicaRole, store: MessageStore, now_ms: int) -> Iter
     yield Reading(metrics.SLAVE_CONNECTIONS, len(status.slaves))
     yield Reading(metrics.SLAVES_IN_SYNC, status.in_sync_count)
     acknowledged: dict[ReplicaId, int] = {}
-    for gone in status.departed:
-        # Its lag grows; without a series nobody would be told.
-        if gone.replica is not None:
-            acknowledged[gone.replica] = gone.acknowledged
     for slave in status.slaves:
         if slave.replica is not None:
             # One slave may have two connections while its old one has not been noticed dead.
             acknowledged[slave.replica] = max(slave.acknowledged, acknowledged.get(slave.replica, 0))
+    for gone in status.departed:
+        # Its lag grows; without a series nobody would be told. Another slave of its host may have its id now.
+        if gone.replica is not None:
+            held = acknowledged.get(gone.replica, gone.acknowledged)
+            acknowledged[gone.replica] = min(held, gone.acknowledged)
     for name, log_offset in acknowledged.items():
         yield Reading(metrics.SLAVE_LAG_BYTES, max(0, status.log_end - log_offset), (name,))
         seconds = lag_seconds(store, log_offset, now_ms)

@@ -1,7 +1,8 @@
 """The state of replication in the words of GET_BROKER_HA_STATUS (spec replication 4.10): pure.
 
-RocketMQ lists connections only. A slave that is ahead of its master, or too old for it, is a row here also
-after its connection has ended, for every asker; one that is only away is a row for tools of ours.
+RocketMQ lists connections only. A slave that is ahead of its master, too old for it, or halted for another
+reason that it told, is a row here also after its connection has ended, for every asker; one that is only away
+is a row for tools of ours.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import msgspec
 
 from tandemmq.protocol.bodies.ha import HaClient, HaConnection, HaStatus
 from tandemmq.remoting.address import render_address
+from tandemmq.replication.core.effects import HaltReason
 from tandemmq.replication.core.progress import StartRule
-from tandemmq.replication.core.states import MasterState
+from tandemmq.replication.core.states import MasterState, SlaveState
 from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus, SlaveStatus
 from tandemmq.replication.shell.departed import DepartedSlave
 
@@ -48,25 +50,37 @@ def _describe_connected(slave: SlaveStatus, status: MasterStatus, lag_of: LagOf)
         start_offset=None if start is None else start.log_offset,
         is_tandem=slave.is_tandem,
         reason=_reason_of(slave.state, slave.acknowledged, status),
+        slave=None if slave.name is None else str(slave.name),
     )
 
 
 def _describe_departed(slave: DepartedSlave, status: MasterStatus, lag_of: LagOf) -> HaConnection:
-    state = slave.state(status.log_start)
+    state, start, halt = slave.state(status.log_start), slave.start, slave.halt
+    reason = _reason_of(state, slave.acknowledged, status) or f"not connected: {slave.reason}"
+    has_lag = state is not MasterState.AHEAD and halt is None
     return HaConnection(
         address=render_address(slave.address),
         acknowledged_offset=slave.acknowledged,
         lag_bytes=status.log_end - slave.acknowledged,
-        lag_ms=None if state is MasterState.AHEAD else _milliseconds(lag_of(slave.acknowledged)),
+        lag_ms=_milliseconds(lag_of(slave.acknowledged)) if has_lag else None,
         is_in_sync=False,
-        transfer_from=slave.start.log_offset,
-        state=state.name,
-        start_rule=slave.start.rule.name,
-        start_offset=slave.start.log_offset,
+        transfer_from=slave.acknowledged if start is None else start.log_offset,
+        state=state.name if halt is None else _TOLD_STATES.get(halt.reason, SlaveState.HALTED.name),
+        start_rule=None if start is None else start.rule.name,
+        start_offset=None if start is None else start.log_offset,
         is_tandem=slave.is_tandem,
         away_ms=status.now_ms - slave.left_at_ms,
-        reason=_reason_of(state, slave.acknowledged, status) or f"not connected: {slave.reason}",
+        reason=reason if halt is None else f"{halt.reason} at {halt.log_offset}: {halt.detail}",
+        slave=None if slave.name is None else str(slave.name),
+        halt_reason=None if halt is None else halt.reason,
     )
+
+
+_TOLD_STATES = {
+    HaltReason.SLAVE_AHEAD.name: MasterState.AHEAD.name,
+    HaltReason.TOO_OLD.name: MasterState.TOO_OLD.name,
+}
+"""What the master could have found by itself has the same name whoever found it."""
 
 
 def _reason_of(state: MasterState, acknowledged: int, status: MasterStatus) -> str | None:
@@ -108,7 +122,7 @@ def without_ours(status: HaStatus) -> HaStatus:
     """The same in RocketMQ's fields only (decision 4)."""
     plain = {"state": None, "start_rule": None, "start_offset": None}
     client = {"tail": None, "halt_reason": None, "halt_offset": None, "halt_detail": None}
-    connection = {"is_tandem": None, "lag_ms": None, "away_ms": None, "reason": None}
+    connection = dict.fromkeys(("is_tandem", "lag_ms", "away_ms", "reason", "slave", "halt_reason"))
     replace = msgspec.structs.replace
     return replace(
         status,

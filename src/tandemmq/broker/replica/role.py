@@ -13,15 +13,19 @@ from tandemmq.broker.replica.ha_status import describe_master, describe_slave
 from tandemmq.broker.replica.handlers import ReplicaHandlers
 from tandemmq.broker.replica.lag import lag_seconds
 from tandemmq.broker.replica.log_checksum import LogChecksums
+from tandemmq.broker.replica.state_teller import StateTeller
 from tandemmq.broker.replica.table_waits import TableWaits
 from tandemmq.broker.replica.table_watch import TableWatch
 from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.broker.replica.tail_check import TailCheck
+from tandemmq.broker.replica.told_states import ToldStates
 from tandemmq.protocol.bodies.ha import HaStatus
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
+from tandemmq.replication.core.notice import SlaveName
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.states import SlaveState
+from tandemmq.replication.core.tail import TailVerdict
 from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
 from tandemmq.runtime.ports import Address, Clock, Disk, Network
 from tandemmq.runtime.tasks import TaskScope
@@ -45,6 +49,7 @@ class ReplicaRole:
         disk: Disk,
         clock: Clock,
         is_slave: bool,
+        name: SlaveName,
         own_address: Callable[[], str],
         fixed_ha_address: str = "",
         on_fatal: Callable[[BaseException], None] | None = None,
@@ -56,15 +61,29 @@ class ReplicaRole:
         self._scope = TaskScope("replica", None if on_fatal is None else lambda _name, error: on_fatal(error))
         self.master = ReplicationMaster(store, options, network=network, clock=clock, on_fatal=on_fatal)
         self._checksums = LogChecksums(store, disk=disk)
-        check_tail = TailCheck(self._checksums, client=client, master=lambda: self.config_sync.master)
+        self._check_tail = TailCheck(self._checksums, client=client, master=lambda: self.config_sync.master)
         self.slave = ReplicationSlave(
-            store, options, network=network, clock=clock, on_fatal=on_fatal, check_tail=check_tail
+            store,
+            options,
+            network=network,
+            clock=clock,
+            on_fatal=on_fatal,
+            check_tail=self._introduce_and_check,
         )
         self.config_sync = ConfigSync(
             tables, client=client, clock=clock, options=options, own_address=own_address
         )
         self._table_waits = TableWaits(tables, clock=clock)
         self._table_watch = TableWatch(tables, self.config_sync, client=client, clock=clock)
+        self._told_states = ToldStates(self.master)
+        self._state_teller = StateTeller(
+            name,
+            status=self.slave.status,
+            master=lambda: self.config_sync.master,
+            client=client,
+            clock=clock,
+        )
+        self.slave.on_halted = self._state_teller.wake
         self._handlers = ReplicaHandlers(tables, self.status)
         self.on_master_lost: Callable[[], None] = lambda: None
         """Set by the owner: where the master is now must be asked."""
@@ -76,7 +95,12 @@ class ReplicaRole:
         """The tables, the state, checksums; also for the fast listener, where RocketMQ's slaves ask for
         topics.
         """
-        return self._handlers.routes() | self._checksums.routes() | self._table_waits.routes()
+        return (
+            self._handlers.routes()
+            | self._checksums.routes()
+            | self._table_waits.routes()
+            | self._told_states.routes()
+        )
 
     async def start(self, host: str, port: int) -> Address:
         """The address that slaves dial. A slave starts following as soon as it learns its master."""
@@ -87,6 +111,7 @@ class ReplicaRole:
             await self.slave.start()
             self._scope.start("config_sync", self.config_sync.run())
             self._scope.start("table_watch", self._table_watch.run())
+            self._scope.start("state_teller", self._state_teller.run())
         return address
 
     async def stop(self) -> None:
@@ -115,6 +140,11 @@ class ReplicaRole:
     def is_looking(self) -> bool:
         """True on a slave without a connection to its master: the address it has may be an old one."""
         return self._is_slave and self.slave.status().state in _LOOKING
+
+    async def _introduce_and_check(self, log_end: int) -> TailVerdict:
+        """The verdict on the own end; the master learns first who has connected."""
+        await self._state_teller.tell()
+        return await self._check_tail(log_end)
 
     def status(self) -> HaStatus:
         if self._is_slave:

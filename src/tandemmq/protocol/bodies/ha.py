@@ -15,7 +15,8 @@ class HaConnection(Body, frozen=True, kw_only=True):
     """One slave as its master sees it; `lag_bytes` is what the slave has not acknowledged.
 
     `lag_ms`: the age of the first message that it has not acknowledged. `reason` and `away_ms`: of a slave
-    that is not connected now, or cannot be served.
+    that is not connected now, or cannot be served. `slave`: the name and id that it told; `halt_reason`: why
+    it stopped copying, as it told.
     """
 
     address: str = field(name="addr", default="")
@@ -31,6 +32,8 @@ class HaConnection(Body, frozen=True, kw_only=True):
     lag_ms: int | None = field(name="tandemLagMs", default=None)
     away_ms: int | None = field(name="tandemAwayMs", default=None)
     reason: str | None = field(name="tandemReason", default=None)
+    slave: str | None = field(name="tandemSlave", default=None)
+    halt_reason: str | None = field(name="tandemHaltReason", default=None)
 
 
 class HaClient(Body, frozen=True, kw_only=True):

@@ -86,6 +86,23 @@ class AwaitTablesRequest(Header, frozen=True, kw_only=True):
     wait_ms: Int64 = field(name="waitMillis")
 
 
+class TellSlaveStateRequest(Header, frozen=True, kw_only=True):
+    """TANDEM_TELL_SLAVE_STATE: who a slave is, where its copy ends, and why it stopped copying, if it did.
+
+    `ha_address`: its own end of its last connection to the replication port. The fields of a halt come
+    together or not at all.
+    """
+
+    broker_name: str = field(name="brokerName")
+    broker_id: Int64 = field(name="brokerId")
+    ha_address: str = field(name="haAddress")
+    log_end: Int64 = field(name="maxOffset")
+    is_copying: bool = field(name="copying")
+    halt_reason: str | None = field(name="haltReason", default=None)
+    halt_offset: Int64 | None = field(name="haltOffset", default=None)
+    halt_detail: str | None = field(name="haltDetail", default=None)
+
+
 class ResetMasterFlushedOffsetRequest(Header, frozen=True, kw_only=True):
     """RESET_MASTER_FLUSH_OFFSET (908)."""
 

@@ -15,12 +15,14 @@ from typing import TypeVar
 
 from tandemmq.replication.core.admission import NONCE_BYTES, AllowedHosts, MasterHandshake
 from tandemmq.replication.core.master import MasterSession
+from tandemmq.replication.core.notice import SlaveName, SlaveNotice
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, TransferStart, is_in_sync
 from tandemmq.replication.core.replicas import ReplicaDirectory
 from tandemmq.replication.core.states import MasterState
 from tandemmq.replication.shell.departed import DepartedSlave, DepartedSlaves
 from tandemmq.replication.shell.fault import FaultGuard, OnFatal
+from tandemmq.replication.shell.in_sync import InSyncLog
 from tandemmq.replication.shell.slave_connection import SlaveConnection
 from tandemmq.runtime.chance import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
@@ -39,9 +41,12 @@ KNOWN_AHEAD_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlaveStatus:
-    """One connection. `replica` is None while its acknowledgements are not counted."""
+    """One connection. `replica` is None while its acknowledgements are not counted, `name` unless the slave
+    told it.
+    """
 
     address: Address
+    name: SlaveName | None
     replica: ReplicaId | None
     state: MasterState
     start: TransferStart | None
@@ -94,7 +99,7 @@ class ReplicationMaster:
         self._reported: dict[ReplicaId, int] = {}
         self._known_ahead: dict[str, dict[int, int]] = {}
         self._departed = DepartedSlaves()
-        self._in_sync: set[ReplicaId] = set()
+        self._in_sync = InSyncLog(options.in_sync_gap_bytes_max)
         self._is_pump_due = False
         self._is_stopped = False
         self._highest_acknowledged = 0
@@ -128,13 +133,11 @@ class ReplicationMaster:
     def status(self) -> MasterStatus:
         now_ms = self._now_ms()
         log_range = self.log_range()
-        gap = self._options.in_sync_gap_bytes_max
-        positions = self._directory.positions().values()
         return MasterStatus(
             log_start=log_range.start,
             log_end=log_range.end,
             highest_acknowledged=self._highest_acknowledged,
-            in_sync_count=sum(is_in_sync(log_range, held, gap_bytes_max=gap) for held in positions),
+            in_sync_count=self._in_sync.count(self._directory.positions(), log_range),
             slaves=tuple(self._status_of(connection, log_range, now_ms) for connection in self._connections),
             departed=self._departed.list(now_ms),
             now_ms=now_ms,
@@ -147,6 +150,7 @@ class ReplicationMaster:
         is_counted = session.state is MasterState.TRANSFERRING
         return SlaveStatus(
             address=connection.peer,
+            name=connection.name,
             replica=connection.record.id,
             state=session.state,
             start=session.start,
@@ -157,6 +161,17 @@ class ReplicationMaster:
             is_tandem=session.is_tandem,
             bytes_per_second=session.rate.per_second(now_ms),
         )
+
+    def on_notice(self, notice: SlaveNotice) -> None:
+        """A slave tells its name and whether it has halted. Nothing is acknowledged or counted by it."""
+        for connection in self._connections:
+            if connection.peer == notice.ha_address:
+                connection.name = notice.name
+        self._departed.note_name(notice.ha_address, notice.name)
+        if notice.halt is not None:
+            self._departed.note_halt(notice, self._now_ms())
+        elif notice.is_copying:
+            self._departed.end_halt(notice.name)
 
     # What connections ask and tell.
 
@@ -190,15 +205,16 @@ class ReplicationMaster:
         self._connections.append(connection)
         return True
 
+    def on_started(self, connection: SlaveConnection, start: TransferStart) -> None:
+        self._departed.take_back(connection.name, connection.peer[0], start.reported)
+
     def on_subscribed(self, connection: SlaveConnection) -> None:
-        self._departed.forget(connection.peer[0])
         self._directory.join(connection.record)
         self._report_all()
 
     def on_ahead(self, connection: SlaveConnection) -> None:
         start = connection.session.start
         assert start is not None
-        self._departed.forget(connection.peer[0])
         ends = self._known_ahead.setdefault(connection.peer[0], {})
         ends[start.reported] = start.master_end
         _drop_oldest(ends)
@@ -207,11 +223,12 @@ class ReplicationMaster:
     def on_acknowledged(self, connection: SlaveConnection, log_offset: int) -> None:
         self._highest_acknowledged = max(self._highest_acknowledged, log_offset)
         record = connection.record
+        assert record.id is not None
         if self._directory.acknowledge(record, log_offset):
             self._report_all()
-            return
-        assert record.id is not None
-        self._report(record.id, self._directory.position(record.id))
+        else:
+            self._report(record.id, self._directory.position(record.id))
+        self._in_sync.note_report(record.id, self._reported[record.id], self.log_range())
 
     def on_fell_behind(self, connection: SlaveConnection) -> None:
         self._directory.leave(connection.record)
@@ -221,42 +238,41 @@ class ReplicationMaster:
     def on_lost(self, connection: SlaveConnection) -> None:
         if connection in self._connections:
             self._connections.remove(connection)
-            self._note_departed(connection)
+            if not self._is_back(connection):
+                self._note_departed(connection)
         self._directory.leave(connection.record)
         self._report_all()
         self.check_in_sync()
 
     def check_in_sync(self) -> None:
         """Log which slaves came into sync or fell out of it; asked at least once per heartbeat."""
-        log_range, gap = self.log_range(), self._options.in_sync_gap_bytes_max
-        positions = self._directory.positions()
-        in_sync = {
-            replica for replica, held in positions.items() if is_in_sync(log_range, held, gap_bytes_max=gap)
-        }
-        if in_sync == self._in_sync:
-            return
-        for replica in sorted(in_sync - self._in_sync):
-            facts = {"slave": replica, "lag_bytes": log_range.end - positions[replica]}
-            log.info(events.SLAVE_IN_SYNC, extra={**facts, "in_sync_count": len(in_sync)})
-        for replica in sorted(self._in_sync - in_sync):
-            lag_bytes = log_range.end - positions[replica] if replica in positions else None
-            facts = {"slave": replica, "lag_bytes": lag_bytes, "in_sync_count": len(in_sync)}
-            log.warning(events.SLAVE_OUT_OF_SYNC, extra=facts)
-        self._in_sync = in_sync
+        self._in_sync.check(self._directory.positions(), self.log_range())
 
     # Inside.
+
+    def _is_back(self, connection: SlaveConnection) -> bool:
+        """Whether the slave has another connection: this one was an old one that was noticed dead late."""
+        return any(
+            other.record.twin is connection.record
+            if connection.name is None or other.name is None
+            else other.name == connection.name
+            for other in self._connections
+        )
 
     def _note_departed(self, connection: SlaveConnection) -> None:
         session = connection.session
         if session.start is None or self._is_stopped:
             return
+        now_ms = self._now_ms()
         slave = DepartedSlave(
             address=connection.peer,
+            name=connection.name,
             replica=connection.record.id,
             acknowledged=max(session.acknowledged, session.start.reported),
             start=session.start,
             is_tandem=session.is_tandem,
-            left_at_ms=self._now_ms(),
+            left_at_ms=now_ms,
+            heard_at_ms=now_ms,
             reason=connection.close_reason,
         )
         self._departed.note(slave)

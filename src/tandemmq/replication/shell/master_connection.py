@@ -12,7 +12,7 @@ from typing import Protocol, cast
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.replication.core.admission import SlaveHandshake
 from tandemmq.replication.core.frames import HEAD_BYTES, TANDEM_BODY_BYTES_MAX
-from tandemmq.runtime.ports import Buffer
+from tandemmq.runtime.ports import Address, Buffer
 
 REPORT_BUFFER_BYTES_MAX = 64 * 1024
 """Reports that the master did not read; above it the connection counts as broken."""
@@ -53,12 +53,14 @@ class MasterConnection(asyncio.BufferedProtocol):
               lets others have the loop before it reads on.
     """
 
-    __slots__ = ("_buffer", "_handshake", "_owner", "_transport", "is_ready")
+    __slots__ = ("_buffer", "_handshake", "_owner", "_transport", "is_ready", "local")
 
     def __init__(self, owner: ConnectionOwner, handshake: SlaveHandshake | None = None) -> None:
         self._owner: ConnectionOwner | None = owner
         self._handshake = handshake
         self.is_ready = asyncio.Event()
+        self.local: Address = ("", 0)
+        """Our end of it, which is what the master sees unless something between translates addresses."""
         self._transport: asyncio.Transport | None = None
         self._buffer = memoryview(bytearray(ROOM_BYTES + RECEIVE_BYTES_MAX))
 
@@ -67,6 +69,8 @@ class MasterConnection(asyncio.BufferedProtocol):
         if self._owner is None:
             self._transport.abort()
             return
+        host, port = self._transport.get_extra_info("sockname")[:2]
+        self.local = (str(host), int(port))
         self._transport.set_write_buffer_limits(high=REPORT_BUFFER_BYTES_MAX)
         if self._handshake is None:
             self._join(self._owner)

@@ -32,7 +32,7 @@ from tandemmq.replication.shell.dialler import Dialler
 from tandemmq.replication.shell.fault import FaultGuard, OnFatal
 from tandemmq.replication.shell.master_connection import MasterConnection
 from tandemmq.replication.shell.tail_task import CheckOf, TailTask, log_verdict
-from tandemmq.runtime.ports import Buffer, Clock, Network, TimerHandle
+from tandemmq.runtime.ports import Address, Buffer, Clock, Network, TimerHandle
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
@@ -46,11 +46,13 @@ class ReplicationSlaveStatus:
     """`halt` says why a person must act; times are wall clock, 0 before the first read or write.
 
     `tail`: what the last comparison with the master's log found, None where none is made. `start_rule`: how
-    the copy of this connection began, `log_start` where the copy begins.
+    the copy of this connection began, `log_start` where the copy begins. `local_address`: the own end of the
+    last connection to the master, ("", 0) before the first.
     """
 
     state: SlaveState
     master_address: str | None
+    local_address: Address
     log_end: int
     log_start: int
     reported: int
@@ -91,6 +93,7 @@ class ReplicationSlave:
         if check_tail is not None:
             self._tail_task = TailTask(check_tail, tasks=self._tasks, on_verdict=self._on_verdict)
         self._connection: MasterConnection | None = None
+        self._local_address: Address = ("", 0)
         self._timer: TimerHandle | None = None
         self._timer_due_ms = NEVER_MS
         self._is_started = False
@@ -98,6 +101,8 @@ class ReplicationSlave:
         self._wanted_address: str | None = None
         self.on_lost: Callable[[], None] | None = None
         """Called when a working connection has ended, or the master could not be reached at all."""
+        self.on_halted: Callable[[], None] | None = None
+        """Called when a person must act; `status` says why."""
 
     def set_master(self, address: str | None) -> None:
         """Where the master listens for slaves ("host:port"); a working connection is kept when it changes."""
@@ -123,6 +128,7 @@ class ReplicationSlave:
         return ReplicationSlaveStatus(
             state=session.state,
             master_address=session.address,
+            local_address=self._local_address,
             log_end=self._store.appended.value,
             log_start=self._store.min_log_offset,
             reported=session.reported,
@@ -172,6 +178,7 @@ class ReplicationSlave:
         assert self._connection is None
         self._dialler.note_connected()
         self._connection = connection
+        self._local_address = connection.local
         log_end = self._store.appended.value
         facts = {"master": self._session.address, "log_end": log_end}
         log.info(events.MASTER_CONNECTED, extra=facts)
@@ -225,6 +232,8 @@ class ReplicationSlave:
                         "master": self._session.address,
                     }
                     log.error(events.REPLICA_HALTED, extra=facts)
+                    if self.on_halted is not None:
+                        self.on_halted()
         self._arm()
 
     def _store_run(self, run: Store) -> str:

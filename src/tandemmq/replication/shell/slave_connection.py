@@ -23,8 +23,9 @@ from tandemmq.replication.core.effects import (
 )
 from tandemmq.replication.core.frames import TANDEM_BODY_BYTES_MAX
 from tandemmq.replication.core.master import MasterSession
+from tandemmq.replication.core.notice import SlaveName
 from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.replication.core.progress import LogRange, StartRule
+from tandemmq.replication.core.progress import LogRange, StartRule, TransferStart
 from tandemmq.replication.core.replicas import Connection
 from tandemmq.replication.core.states import MasterState
 from tandemmq.replication.shell.fault import FaultGuard
@@ -53,7 +54,11 @@ class MasterHub(Protocol):
     def on_accepted(self, connection: SlaveConnection) -> bool:
         """False when the connection must be closed at once."""
 
-    def on_subscribed(self, connection: SlaveConnection) -> None: ...
+    def on_started(self, connection: SlaveConnection, start: TransferStart) -> None:
+        """The slave made its first report, whatever it can be given."""
+
+    def on_subscribed(self, connection: SlaveConnection) -> None:
+        """The slave will be given the log."""
 
     def on_ahead(self, connection: SlaveConnection) -> None:
         """The slave holds more than we do; it must be known again when it comes back."""
@@ -82,6 +87,7 @@ class SlaveConnection(asyncio.Protocol):
         "_timer",
         "_transport",
         "close_reason",
+        "name",
         "peer",
         "record",
         "session",
@@ -102,6 +108,8 @@ class SlaveConnection(asyncio.Protocol):
         self._handshake: MasterHandshake | None = None
         self._is_paused = False
         self.close_reason = ""
+        self.name: SlaveName | None = None
+        """Told beside this connection, or not at all."""
         self.peer: Address = ("", 0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -221,6 +229,7 @@ class SlaveConnection(asyncio.Protocol):
                 case Send(data):
                     self._write(data)
                 case Started(start):
+                    self._hub.on_started(self, start)
                     if start.rule in _COPYING:
                         self.record.sent = start.log_offset
                         self._hub.on_subscribed(self)
