@@ -149,6 +149,7 @@ async def _name_server(config: Path | None, overrides: list[str]) -> int:
         clock=LoopClock(),
         on_fatal=outcome.fail,
         tls=loaded.tls,
+        credentials=loaded.credentials,
     )
     return await serve(server, outcome, lambda: f"name server ready on {_address(server.address)}")
 

@@ -26,6 +26,7 @@ from tandemmq.nameserver.options import CONFIG_STORE_PATH, NameServerOptions
 from tandemmq.nameserver.settings import CHANGEABLE_KEYS
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties_file import Setting, parse_properties
+from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import topic_fault
 from tandemmq.remoting.tls_options import TlsOptions
 from tandemmq.replication.core.options import ReplicationOptions
@@ -75,6 +76,8 @@ class NameServerConfig:
 
     options: NameServerOptions
     tls: TlsOptions
+    credentials: Credentials | None
+    """innerClientAuthenticationCredentials: what it signs with when it tells brokers something."""
     inert: tuple[str, ...]
 
 
@@ -158,6 +161,7 @@ def load_name_server(settings: Mapping[str, Setting], path: Path | None = None) 
     return NameServerConfig(
         options=_build(NameServerOptions, "nameserver", parts),
         tls=_build(TlsOptions, "tls", parts),
+        credentials=parts.values.get("caller.credentials"),
         inert=tuple(parts.inert),
     )
 

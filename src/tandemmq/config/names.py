@@ -260,6 +260,7 @@ NAMESERVER_KEYS: Final[dict[str, Key]] = {
         name: _key(_nameserver_kind(option.name, option.default), f"nameserver.{option.name}")
         for name, option in nameserver_option_keys().items()
     },
+    "innerClientAuthenticationCredentials": _key(CREDENTIALS, "caller.credentials"),  # ours, as the brokers'
 }
 
 ALIASES: Final = {"haSlaveFallbehindMax": "haMaxGapNotInSync", "tls.enable": "useTLS"}

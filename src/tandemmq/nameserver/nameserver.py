@@ -16,11 +16,12 @@ from tandemmq.nameserver.registration import RegistrationHandlers
 from tandemmq.nameserver.route_table import RouteTable
 from tandemmq.nameserver.routes import build_routes
 from tandemmq.nameserver.settings import Settings
+from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import OnFatal
 from tandemmq.remoting.options import ServerOptions
 from tandemmq.remoting.server import RemotingServer
-from tandemmq.remoting.tls_door import TlsDoor
+from tandemmq.remoting.tls_door import TlsDoor, make_client_tls
 from tandemmq.remoting.tls_options import PLAIN, TlsOptions
 from tandemmq.runtime.ports import Address, Clock, Disk, Network
 from tandemmq.runtime.tasks import TaskScope
@@ -43,7 +44,9 @@ class NameServer:
         clock: Clock,
         on_fatal: OnFatal | None = None,
         tls: TlsOptions = PLAIN,
+        credentials: Credentials | None = None,
     ) -> None:
+        """`credentials`: what it signs with when it tells brokers something."""
         self._tls = TlsDoor(tls, disk=disk, clock=clock)
         self._clock = clock
         self._settings = Settings(options, disk=disk)
@@ -51,7 +54,12 @@ class NameServer:
         table = RouteTable()
         on_failure = None if on_fatal is None else lambda _, error: on_fatal(error)
         self._scope = TaskScope("nameserver", on_failure)
-        self._client = RemotingClient(network=network, clock=clock)
+        self._client = RemotingClient(
+            network=network,
+            clock=clock,
+            signer=None if credentials is None else credentials.sign,
+            tls=make_client_tls(tls.dialling),
+        )
         self._registration = RegistrationHandlers(
             table,
             self._kv.table,

@@ -25,9 +25,19 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 FIXED_KEYS: Final = frozenset(
-    {"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome", "bindAddress", "listenPort"}
+    {
+        "configBlackList",
+        "configStorePath",
+        "kvConfigPath",
+        "rocketmqHome",
+        "bindAddress",
+        "listenPort",
+        "innerClientAuthenticationCredentials",
+    }
 )
-"""Never changed by a request: they say what may be written, and where, and where the server listens."""
+"""Never changed by a request: they say what may be written, and where, where the server listens, and who it
+is.
+"""
 
 
 CHANGEABLE_KEYS: Final = frozenset(option_keys()) - FIXED_KEYS

@@ -19,7 +19,9 @@ from tandemmq.config.load import (
 )
 from tandemmq.config.names import ALIASES, BROKER_KEYS, NAMESERVER_KEYS, REFUSED
 from tandemmq.errors import ConfigError
+from tandemmq.nameserver.settings import render_options
 from tandemmq.protocol.message_id import encode_host
+from tandemmq.protocol.signature import Credentials
 from tandemmq.replication.core.options import FirstTransfer
 from tandemmq.store.options import BrokerRole, FlushMode
 
@@ -266,6 +268,18 @@ def test_name_server_is_configured(tmp_path: Path) -> None:
     assert (config.options.kv_config_path, config.options.config_store_path) == (Path("/kv.json"), path)
     assert (config.options.order_message_enable, config.inert) == (True, ("clusterTest",))
     assert load_name_server({}).options.listen_port == 9876
+
+
+def test_name_server_signs_with_credentials_that_nothing_shows() -> None:
+    key = "innerClientAuthenticationCredentials"
+    config = load_name_server(read_settings(None, [f'{key}={{"accessKey":"inner","secretKey":"hidden"}}']))
+    assert config.credentials == Credentials("inner", "hidden")
+    assert load_name_server({}).credentials is None
+    assert "hidden" not in repr(config)
+    assert b"inner" not in render_options(config.options)
+    with pytest.raises(ConfigError, match=f"{key}=\\*\\*\\*: must be JSON") as refused:
+        load_name_server(read_settings(None, [f"{key}=hidden"]))
+    assert "hidden" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
