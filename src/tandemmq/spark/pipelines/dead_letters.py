@@ -19,7 +19,7 @@ from tandemmq.protocol.topic_names import dlq_topic
 from tandemmq.spark.metadata import Cluster
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.dead_letter_events import DeadLetter, DeadLettersSeen
-from tandemmq.spark.pipelines.events import BatchDone, Reporter, Started, Stopped
+from tandemmq.spark.pipelines.events import Reporter, Started, Stopped, Totals, make_batch_done
 from tandemmq.spark.pipelines.exhibits import BarChart, Cell, Table
 from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
 from tandemmq.spark.pipelines.replay_state import ReplayState, load_state
@@ -211,19 +211,10 @@ class DeadLetters:
             for index, row in enumerate(rows):
                 self._state.done[_place_name(row)] = (1, share + (index < rest))
             self._state.write()
-            seconds = max(time.monotonic() - began, 0.001)
-            self._reporter.report(
-                BatchDone(
-                    batch=round_number,
-                    rows=len(rows),
-                    bytes=size_bytes,
-                    rows_total=self._state.rows,
-                    bytes_total=self._state.size_bytes,
-                    lag=None,
-                    seconds=round(seconds, 3),
-                    rate=round(len(rows) / seconds),
-                )
-            )
+            done = Totals(rows=len(rows), size_bytes=size_bytes)
+            total = Totals(rows=self._state.rows, size_bytes=self._state.size_bytes)
+            seconds = time.monotonic() - began
+            self._reporter.report(make_batch_done(round_number, done, total, lag=None, seconds=seconds))
             round_number += 1
             if len(rows) < RESEND_ROWS:
                 return

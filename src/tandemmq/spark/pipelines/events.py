@@ -77,6 +77,28 @@ class BatchDone(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Rows, and bytes of them, that were delivered: by one batch, or ever."""
+
+    rows: int
+    size_bytes: int
+
+
+def make_batch_done(batch: int, done: Totals, total: Totals, *, lag: int | None, seconds: float) -> BatchDone:
+    """The event of a batch that delivered `done`, with the rate that follows from its `seconds`."""
+    return BatchDone(
+        batch=batch,
+        rows=done.rows,
+        bytes=done.size_bytes,
+        rows_total=total.rows,
+        bytes_total=total.size_bytes,
+        lag=lag,
+        seconds=round(seconds, 3),
+        rate=round(done.rows / seconds) if seconds else 0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restarted(Event):
     """The query failed for a reason that may pass and is started again after `pause_seconds`."""
 

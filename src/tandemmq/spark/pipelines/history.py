@@ -22,7 +22,7 @@ from tandemmq.spark.columns import COLUMNS
 from tandemmq.spark.lake.files import batch_dir
 from tandemmq.spark.offsets import nest_positions
 from tandemmq.spark.options import SourceOptions, parse_options
-from tandemmq.spark.pipelines.events import BatchDone, Reporter, Started, Stopped
+from tandemmq.spark.pipelines.events import Reporter, Started, Stopped, Totals, make_batch_done
 from tandemmq.spark.pipelines.exhibits import BarChart
 from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
 from tandemmq.spark.pipelines.runner import StopFlag, explain_failure
@@ -176,19 +176,8 @@ def _export(
     staged.rename(options.out)
     rows, landed = int(seen.get["rows"]), int(seen.get["landed"])
     size_bytes = sum(path.stat().st_size for path in options.out.glob("*.parquet"))
-    seconds = max(time.monotonic() - began, 0.001)
-    reporter.report(
-        BatchDone(
-            batch=0,
-            rows=rows,
-            bytes=size_bytes,
-            rows_total=rows,
-            bytes_total=size_bytes,
-            lag=0,
-            seconds=round(seconds, 3),
-            rate=round(rows / seconds),
-        )
-    )
+    total = Totals(rows=rows, size_bytes=size_bytes)
+    reporter.report(make_batch_done(0, total, total, lag=0, seconds=time.monotonic() - began))
     bars = (("lake", float(landed)), ("brokers", float(rows - landed)))
     reporter.report(BarChart(title="Where the rows come from", unit="rows", bars=bars))
     return "done", rows, size_bytes, ""

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import CONTROL_DIR, Summary, read_owner
 from tandemmq.spark.lake.formats import list_committed, read_committed
-from tandemmq.spark.pipelines.events import Reporter
-from tandemmq.spark.pipelines.runner import Job, Runner, Totals
+from tandemmq.spark.pipelines.events import Reporter, Totals
+from tandemmq.spark.pipelines.runner import Job, Runner
 from tandemmq.spark.pipelines.sessions import open_session
 from tandemmq.spark.session import warm_up
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandemmq.errors import ConfigError, StoreError, TandemError
 from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS
-from tandemmq.spark.pipelines.events import BatchDone, Reporter, Started, Stopped
+from tandemmq.spark.pipelines.events import Reporter, Started, Stopped, Totals, make_batch_done
 from tandemmq.spark.pipelines.exhibits import Table
 from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
 from tandemmq.spark.pipelines.rebuild_events import RebuildStep
@@ -217,20 +217,9 @@ class Rebuild:
                 "reading the last segment", scan, [replace(last, newest_ms=facts_of[-2].newest_ms)]
             )
         plan.facts = facts_of
-        seconds = max(time.monotonic() - self._began, 0.001)
-        rows, size_bytes = sum(f.records for f in facts_of), sum(f.size for f in facts_of)
-        self._reporter.report(
-            BatchDone(
-                batch=0,
-                rows=rows,
-                bytes=size_bytes,
-                rows_total=rows,
-                bytes_total=size_bytes,
-                lag=0,
-                seconds=round(seconds, 3),
-                rate=round(rows / seconds),
-            )
-        )
+        total = Totals(rows=sum(f.records for f in facts_of), size_bytes=sum(f.size for f in facts_of))
+        seconds = time.monotonic() - self._began
+        self._reporter.report(make_batch_done(0, total, total, lag=0, seconds=seconds))
 
     def _refuse_damage(self) -> None:
         plan = self._plan

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import CONTROL_DIR, batch_dir, list_batches
-from tandemmq.spark.pipelines.events import BatchDone, Reporter, Started, Stopped
+from tandemmq.spark.pipelines.events import Reporter, Started, Stopped, Totals, make_batch_done
 from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
 from tandemmq.spark.pipelines.replay_state import ReplayState, load_state
 from tandemmq.spark.pipelines.runner import StopFlag, explain_failure
@@ -157,19 +157,10 @@ class Replay:
         began = time.monotonic()
         rows, size_bytes = self._jobs.run(lambda: self._write(batch))
         self._state.mark(str(batch), rows, size_bytes)
-        seconds = max(time.monotonic() - began, 0.001)
-        self._reporter.report(
-            BatchDone(
-                batch=batch,
-                rows=rows,
-                bytes=size_bytes,
-                rows_total=self._state.rows,
-                bytes_total=self._state.size_bytes,
-                lag=left,
-                seconds=round(seconds, 3),
-                rate=round(rows / seconds),
-            )
-        )
+        done = Totals(rows=rows, size_bytes=size_bytes)
+        total = Totals(rows=self._state.rows, size_bytes=self._state.size_bytes)
+        seconds = time.monotonic() - began
+        self._reporter.report(make_batch_done(batch, done, total, lag=left, seconds=seconds))
 
     def _write(self, batch: int) -> tuple[int, int]:
         from pyspark.sql import Observation

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from tandemmq.spark.offsets import count_behind, decode_offset
-from tandemmq.spark.pipelines.events import BatchDone, Reporter, Restarted, Started, Stopped
+from tandemmq.spark.pipelines.events import Reporter, Restarted, Started, Stopped, Totals, make_batch_done
 
 POLL_S = 0.1
 STOP_POLL_S = 0.01
@@ -39,14 +39,6 @@ _PASSING_OF_SPARK = (
 """Failures of Spark to start its own Python processes in time."""
 
 _OUR_ERROR = re.compile(r"tandemmq\.errors\.(\w+): ([^\n]*)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """Rows and bytes that a pipeline has delivered, ever."""
-
-    rows: int
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,19 +156,10 @@ class Runner:
         done = self._job.measure_batch(progress.batchId)
         # Counted anew and not added up: a batch that is replayed after a crash was delivered before.
         self._totals = self._job.measure_all()
+        source = progress.sources[0]
+        lag = measure_lag(source.endOffset, source.latestOffset)
         seconds = progress.batchDuration / 1000
-        self._reporter.report(
-            BatchDone(
-                batch=progress.batchId,
-                rows=done.rows,
-                bytes=done.size_bytes,
-                rows_total=self._totals.rows,
-                bytes_total=self._totals.size_bytes,
-                lag=measure_lag(progress.sources[0].endOffset, progress.sources[0].latestOffset),
-                seconds=round(seconds, 3),
-                rate=round(done.rows / seconds) if seconds else 0,
-            )
-        )
+        self._reporter.report(make_batch_done(progress.batchId, done, self._totals, lag=lag, seconds=seconds))
 
     def _stop_between_batches(self, query: Any) -> None:
         deadline = time.monotonic() + STOP_WAIT_S
