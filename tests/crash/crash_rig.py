@@ -22,10 +22,10 @@ from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.network import TcpNetwork
+from waits import PATIENCE_S
 
 TOPIC = "Crash"
 QUEUE_COUNT = 4
-TIMEOUT_S = 10.0
 
 Place = tuple[int, int]
 """(queue_id, queue_offset)"""
@@ -42,6 +42,8 @@ def make_broker(directory: Path, store: Path, **settings: object) -> Server:
         "mappedFileSizeConsumeQueue": 20_000,
         "maxHashSlotNum": 1_000,
         "maxIndexNum": 4_000,
+        "syncFlushTimeout": 60_000,
+        "cleanFileForciblyEnable": "false",
         **settings,
     }
     conf = write_properties(directory / "broker.conf", common)
@@ -110,6 +112,7 @@ class Load:
         self.sent_bodies: set[bytes] = set()
         self._random = random.Random(seed)
         self._number = 0
+        self._is_paused = False
 
     async def run(
         self, client: RemotingClient, address: str, *, senders: int, stop_after: int, pause_s: float = 0
@@ -118,11 +121,12 @@ class Load:
 
         `pause_s`: the rest of each sender between two sends.
         """
+        self._is_paused = False
         goal = len(self.promised) + stop_after
         reached = asyncio.Event()
 
         async def keep_sending() -> None:
-            while True:
+            while not self._is_paused:
                 await self._send_some(client, address)
                 if len(self.promised) >= goal:
                     reached.set()
@@ -134,6 +138,11 @@ class Load:
             [asyncio.ensure_future(reached.wait()), *self._tasks], return_when=asyncio.FIRST_COMPLETED
         )
         assert reached.is_set(), done.pop().exception()
+
+    async def pause(self) -> None:
+        """Sends no more until the next `run`; those that are out are answered first."""
+        self._is_paused = True
+        await asyncio.gather(*self._tasks)
 
     async def abandon(self) -> None:
         """The broker is gone: sends without an answer were promised nothing."""
@@ -149,7 +158,7 @@ class Load:
         bodies = [self._body(index) for index in range(count)]
         header = send_header(queue_id, self._number, is_batch=count > 1)
         body = bodies[0] if count == 1 else encode_batch((0, item, b"n\x01v\x02") for item in bodies)
-        answer = await send(client, address, header, body, timeout_s=TIMEOUT_S)
+        answer = await send(client, address, header, body, timeout_s=PATIENCE_S)
         if answer.status is SendStatus.SEND_OK:
             self.note(answer, bodies)
 

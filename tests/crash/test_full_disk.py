@@ -17,6 +17,7 @@ from tandemmq.errors import RequestRejected
 from tandemmq.launcher import Server, stopping
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.remoting.client import RemotingClient
+from waits import until
 
 pytestmark = pytest.mark.process
 
@@ -74,9 +75,10 @@ class OneByOne:
         raise AssertionError("the disk never became full")
 
     async def send_until_accepted(self) -> None:
-        async with asyncio.timeout(20):
-            while await self.send() is not None:  # noqa: ASYNC110 (the broker tells nobody)
-                await asyncio.sleep(0.05)
+        async def is_accepted() -> bool:
+            return await self.send() is None
+
+        await until(is_accepted, "a send is accepted again")
 
     async def check(self) -> None:
         """Everything promised is there, and not one record more."""

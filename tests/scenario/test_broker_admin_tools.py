@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_rig import Peer, consumer, pull_response, running_broker
+from broker_rig import TIMEOUT_S, Peer, consumer, pull_response, running_broker
+from pop_rig import ack, change, pop_all
 
 from tandemmq.broker.broker import Broker
 from tandemmq.nameserver.nameserver import NameServer
@@ -114,11 +115,41 @@ async def test_statistics_of_topics_and_groups(broker: Broker, peer: Peer) -> No
     assert (gets["statsMinute"]["sum"], gets["statsMinute"]["avgpt"]) == (3, 3.0)
     assert (await ask("GROUP_GET_SIZE", "T@CG"))["statsMinute"]["sum"] > 300
     assert (await ask("BROKER_PUT_NUMS", "DefaultCluster"))["statsMinute"]["sum"] == 4
+    queue = await ask("QUEUE_PUT_NUMS", "T@0")
+    assert queue["statsMinute"]["sum"] == 4
+    assert (await ask("QUEUE_PUT_SIZE", "T@0"))["statsMinute"]["sum"] > 300
     unknown = await peer.ask(
         Code.VIEW_BROKER_STATS_DATA, headers.BrokerStatsRequest(stats_name="NOPE", stats_key="T")
     )
     assert unknown.code == ResponseCode.SYSTEM_ERROR
     assert "TOPIC_PUT_NUMS" in (unknown.remark or "")
+
+
+async def test_statistics_of_pops_and_of_what_users_send(broker: Broker, peer: Peer) -> None:
+    """Leases are stored, too, in a topic of the broker's own."""
+    items = broker.stats_items
+    items.sample(100.0)
+    for _ in range(3):
+        await peer.send_ok("T")
+    first, second, _ = await pop_all(peer, "T", 3)
+    assert await ack(peer, first) == ResponseCode.SUCCESS
+    await change(peer, second, 60_000)
+    items.sample(110.0)
+
+    def count(name: str, key: str = "DefaultCluster") -> int:
+        found = items.find(name, key)
+        assert found is not None, name
+        return found[0].figures(is_bytes=found[1]).minute.sum
+
+    assert (count("GROUP_CK_NUMS", "T@CG"), count("BROKER_CK_NUMS")) == (2, 2)
+    assert (count("GROUP_ACK_NUMS", "T@CG"), count("BROKER_ACK_NUMS")) == (2, 2)
+    users = ("BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC", "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC")
+    assert [count(name) for name in users] == [3, 3]
+    await peer.ask(Code.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(topic="T"))
+    items.forget(110.0)
+    items.sample(120.0)
+    assert items.find("QUEUE_PUT_NUMS", "T@0") is None
+    assert [count(name) for name in users] == [3, 3]
 
 
 async def test_progress_of_all_groups_and_time_spans(peer: Peer) -> None:
@@ -320,7 +351,7 @@ async def test_hostile_topic_touches_nothing_outside_the_store(tmp_path: Path, p
         if entry.is_oneway:
             await peer.client.send_oneway(peer.address, command)
         else:
-            await peer.client.request(peer.address, command, 10.0)
+            await peer.client.request(peer.address, command, TIMEOUT_S)
     topics = json.dumps({"topicConfigList": [{"topicName": name}]}).encode()
     assert (await peer.ask(Code.UPDATE_AND_CREATE_TOPIC_LIST, body=topics)).code == 29
     assert (await peer.ask(Code.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(topic=name))).code == 29

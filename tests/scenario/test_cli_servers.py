@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
+from waits import PATIENCE_S
 
-END_SECONDS_MAX = 30
+pytestmark = pytest.mark.process
 
 
 class Processes:
@@ -70,7 +70,7 @@ def addresses(line: str) -> list[str]:
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=END_SECONDS_MAX)
+    out, err = process.communicate(timeout=PATIENCE_S)
     return process.returncode, out, err
 
 
@@ -94,7 +94,7 @@ def test_servers_say_that_they_are_ready_and_end_cleanly(
     assert line.startswith("broker b0 (ASYNC_MASTER) ready on 127.0.0.1:")
     for address in addresses(line):
         host, _, port = address.partition(":")
-        with socket.create_connection((host, int(port)), timeout=5):
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S):
             pass
     for process in (broker, name_server):
         process.send_signal(number)

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from client_rig import running_cluster
 
+from waits import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ("README.md", "docs/client.md", "docs/operations.md", "docs/security.md")
 NAME_SERVER = "127.0.0.1:9876"
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SECONDS_MAX = 30
 
 
 def snippets() -> Iterator[pytest.ParameterSet]:
@@ -42,6 +43,6 @@ def _run(script: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-X", "dev", "-c", script],
         capture_output=True,
         text=True,
-        timeout=SECONDS_MAX,
+        timeout=PATIENCE_S,
         check=False,
     )

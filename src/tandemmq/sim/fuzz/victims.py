@@ -68,7 +68,12 @@ class Victims:
 def victims(directory: Path) -> Iterator[Victims]:
     """Both processes, ready; stopped at the end. Default settings, but small files."""
     with ExitStack() as stack:
-        conf = write_properties(directory / "namesrv.conf", {"bindAddress": HOST, "listenPort": 0})
+        settings: dict[str, object] = {
+            "bindAddress": HOST,
+            "listenPort": 0,
+            "kvConfigPath": directory / "kvConfig.json",
+        }
+        conf = write_properties(directory / "namesrv.conf", settings)
         log = directory / "namesrv.log"
         name_server = Server("namesrv", ["namesrv", "-c", str(conf)], log)
         stack.enter_context(stopping([name_server]))
