@@ -78,6 +78,10 @@ class BrokerStats:
     __slots__ = (
         "_day",
         "_samples",
+        "ack_count",
+        "acks",
+        "checkpoint_count",
+        "checkpoints",
         "found_count",
         "got_bytes",
         "got_count",
@@ -105,6 +109,10 @@ class BrokerStats:
         self.topics_out = TopicCounts()
         self.groups_out = GroupCounts()  # what groups got; times: pulls and pops
         self.sent_back = GroupCounts()  # what groups handed back to be consumed again
+        self.checkpoints = GroupCounts()  # leases: of pops, and of changes of the invisible time
+        self.acks = GroupCounts()  # of popped messages, a change is one, too
+        self.checkpoint_count = 0
+        self.ack_count = 0
         self._day: date | None = None
         # The counts as they stood yesterday and today at midnight; 0 before the broker started.
         self.put_mornings = self.got_mornings = (0, 0)
@@ -119,6 +127,14 @@ class BrokerStats:
 
     def note_send_refusal(self, code: int) -> None:
         self.send_refusals[code] = self.send_refusals.get(code, 0) + 1
+
+    def note_checkpoint(self, topic: str, group: str) -> None:
+        self.checkpoint_count += 1
+        self.checkpoints.add(f"{topic}@{group}", 1, 0)
+
+    def note_acks(self, topic: str, group: str, count: int) -> None:
+        self.ack_count += count
+        self.acks.add(f"{topic}@{group}", count, 0)
 
     def note_pull_ending(self, code: int) -> None:
         self.pull_endings[code] = self.pull_endings.get(code, 0) + 1

@@ -161,10 +161,11 @@ DIFFERENCES: Final = (
         "broker/admin/inspection_handlers.py",
     ),
     (
-        "VIEW_BROKER_STATS_DATA knows TOPIC_PUT_NUMS, TOPIC_PUT_SIZE, GROUP_GET_NUMS, GROUP_GET_SIZE,"
-        " SNDBCK_PUT_NUMS, BROKER_PUT_NUMS and BROKER_GET_NUMS. Messages are counted when they come into"
-        " their"
-        " topic, sizes of a queue with more than 64 new messages in 10 s are estimated from the newest.",
+        "VIEW_BROKER_STATS_DATA knows what tools ask for and what goes with it: TOPIC_PUT_, QUEUE_PUT_ and"
+        " GROUP_GET_ with NUMS and SIZE, SNDBCK_PUT_NUMS, GROUP_CK_NUMS, GROUP_ACK_NUMS, BROKER_ with"
+        " PUT_NUMS, GET_NUMS (and both _WITHOUT_SYSTEM_TOPIC), CK_NUMS and ACK_NUMS; no QUEUE_GET_, no"
+        " latencies. Messages are counted when they come into their topic, sizes of a queue with more than 64"
+        " new messages in 10 s are estimated from the newest.",
         "broker/admin/stats_items.py",
     ),
     (

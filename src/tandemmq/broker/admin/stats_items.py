@@ -2,8 +2,8 @@
 
 Strategy:   what came into a topic is read from its queues, which number their messages; the bytes from the
             sizes in the new queue entries. So a send pays nothing. What groups got is counted once per pull.
-At a bound: the first `QUEUES_READ_MAX` queues are read; of a queue that grew by more than `ENTRIES_READ_MAX`
-            entries the sizes of the newest ones stand for all.
+At a bound: the first `QUEUES_READ_MAX` queues are read, `SERIES_MAX` of each kind have figures; of a queue
+            that grew by more than `ENTRIES_READ_MAX` entries the sizes of the newest ones stand for all.
 Source:     spec semantics 22 (names and keys of the items).
 """
 
@@ -16,6 +16,7 @@ from typing import Final
 from tandemmq.broker.admin.stats_series import Series, SeriesTable, Totals
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.protocol.topic_names import is_system_topic
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.options import BrokerRole
 from tandemmq.telemetry.metrics import QUEUES_READ_MAX
@@ -38,16 +39,25 @@ class StatsItems:
         self._stats = stats
         self._ends: dict[QueueKey, int] = dict(self._queue_ends())
         self._topics_in: dict[str, Totals] = {}
+        self._queues_in: dict[str, Totals] = {}
+        self._users_in = Totals()
+        self._forgotten_out = 0
         self._by_topic = SeriesTable()
-        self._by_group = SeriesTable()
-        self._sent_back = SeriesTable()
+        self._by_queue = SeriesTable()
         self._broker = SeriesTable()
+        self._of_groups = {
+            "GROUP_GET_NUMS": (stats.groups_out, SeriesTable()),
+            "SNDBCK_PUT_NUMS": (stats.sent_back, SeriesTable()),
+            "GROUP_CK_NUMS": (stats.checkpoints, SeriesTable()),
+            "GROUP_ACK_NUMS": (stats.acks, SeriesTable()),
+        }
         self._tables: Mapping[str, tuple[SeriesTable, bool]] = {
             "TOPIC_PUT_NUMS": (self._by_topic, False),
             "TOPIC_PUT_SIZE": (self._by_topic, True),
-            "GROUP_GET_NUMS": (self._by_group, False),
-            "GROUP_GET_SIZE": (self._by_group, True),
-            "SNDBCK_PUT_NUMS": (self._sent_back, False),
+            "QUEUE_PUT_NUMS": (self._by_queue, False),
+            "QUEUE_PUT_SIZE": (self._by_queue, True),
+            **{name: (series, False) for name, (_, series) in self._of_groups.items()},
+            "GROUP_GET_SIZE": (self._of_groups["GROUP_GET_NUMS"][1], True),
         }
 
     @property
@@ -76,32 +86,45 @@ class StatsItems:
     def steps(self, at_s: float) -> Iterator[None]:
         """Takes in how all counters stand; yields where others may run, every few hundred queues or keys."""
         yield from self._read_queues()
-        stats = self._stats
-        groups_out = {key: Totals(*row) for key, row in stats.groups_out.rows.items()}
-        sent_back = {key: Totals(*row) for key, row in stats.sent_back.rows.items()}
-        yield
         yield from self._by_topic.steps(at_s, self._topics_in)
-        yield from self._by_group.steps(at_s, groups_out)
-        yield from self._sent_back.steps(at_s, sent_back)
-        self._broker.sample(
-            at_s,
-            {
-                "BROKER_PUT_NUMS": Totals(stats.put_count, stats.put_bytes, stats.put_count),
-                "BROKER_GET_NUMS": Totals(stats.got_count, stats.got_bytes, stats.found_count),
-            },
-        )
+        yield from self._by_queue.steps(at_s, self._queues_in)
+        for counts, table in self._of_groups.values():
+            totals = {key: Totals(*row) for key, row in counts.rows.items()}
+            yield
+            yield from table.steps(at_s, totals)
+        self._broker.sample(at_s, self._broker_totals())
+
+    def _broker_totals(self) -> dict[str, Totals]:
+        stats = self._stats
+        users_out = self._forgotten_out + self._users_out()
+        return {
+            "BROKER_PUT_NUMS": Totals(stats.put_count, stats.put_bytes, stats.put_count),
+            "BROKER_GET_NUMS": Totals(stats.got_count, stats.got_bytes, stats.found_count),
+            "BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC": self._users_in,
+            "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC": Totals(users_out, 0, users_out),
+            "BROKER_CK_NUMS": Totals(stats.checkpoint_count, 0, stats.checkpoint_count),
+            "BROKER_ACK_NUMS": Totals(stats.ack_count, 0, stats.ack_count),
+        }
+
+    def _users_out(self) -> int:
+        """Messages that groups got of other than system topics, of the rows that are there."""
+        rows = self._stats.groups_out.rows
+        return sum(row[0] for key, row in rows.items() if not is_system_topic(key.partition("@")[0]))
 
     def forget(self, at_s: float) -> None:
         """Drop the counters of topics that are gone; called now and then."""
         known = set(self._topics.names)
         self._topics_in = {topic: row for topic, row in self._topics_in.items() if topic in known}
+        self._queues_in = {
+            key: row for key, row in self._queues_in.items() if key.rpartition("@")[0] in known
+        }
         self._by_topic.keep(known, at_s)
-        for counts, table in (
-            (self._stats.groups_out, self._by_group),
-            (self._stats.sent_back, self._sent_back),
-        ):
+        self._by_queue.keep(self._queues_in, at_s)
+        users_out = self._users_out()
+        for counts, table in self._of_groups.values():
             counts.keep_topics(known)
             table.keep(counts.rows, at_s)
+        self._forgotten_out += users_out - self._users_out()
 
     def _queue_ends(self) -> Iterator[tuple[QueueKey, int]]:
         for key in islice(self._store.queue_keys(), QUEUES_READ_MAX):
@@ -125,8 +148,23 @@ class StatsItems:
         count = min(grown, ENTRIES_READ_MAX)
         entries = self._store.queue_entries(*key, end - count, count)
         size = sum(entry[1] for entry in entries) * grown / len(entries) if entries else 0
-        total = self._topics_in.get(key[0], Totals())
-        self._topics_in[key[0]] = Totals(total.messages + grown, total.bytes + size, total.times + grown)
+        topic, queue = key[0], f"{key[0]}@{key[1]}"
+        self._topics_in[topic] = _grown(self._topics_in.get(topic), grown, size)
+        self._queues_in[queue] = _grown(self._queues_in.get(queue), grown, size)
+        if not is_system_topic(topic):
+            self._users_in = _grown(self._users_in, grown, size)
 
 
-_BROKER_ITEMS: Final = ("BROKER_PUT_NUMS", "BROKER_GET_NUMS")
+def _grown(total: Totals | None, count: int, size: float) -> Totals:
+    messages, size_before, times = total or Totals()
+    return Totals(messages + count, size_before + size, times + count)
+
+
+_BROKER_ITEMS: Final = (
+    "BROKER_PUT_NUMS",
+    "BROKER_GET_NUMS",
+    "BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC",
+    "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC",
+    "BROKER_CK_NUMS",
+    "BROKER_ACK_NUMS",
+)

@@ -16,6 +16,7 @@ from tandemmq.broker.pop.leases import Lease, LeaseKey, QueueKey
 from tandemmq.broker.pop.order_table import OrderTable
 from tandemmq.broker.pop.polls import PollKey, PopPolls
 from tandemmq.broker.pop.receipts import ORDERED_REVIVE_QUEUE, Handle, parse_handle, real_topic
+from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import BadRequest, RemoteProtocolError, RequestRejected
 from tandemmq.protocol.bodies.pop import BatchAckEntry, decode_batch_ack, decode_bits
@@ -55,8 +56,10 @@ class AckHandlers:
         store: MessageStore,
         topics: TopicTable,
         wake_at: Callable[[PollKey, int], None],
+        stats: BrokerStats,
         clock: Clock,
     ) -> None:
+        self._stats = stats
         self._admission = admission
         self._log = lease_log
         self._orders = orders
@@ -81,7 +84,7 @@ class AckHandlers:
         index = None if lease is None else lease.index(header.offset)
         if lease is None or index is None or not lease.is_open(index):
             return command.reply()
-        self.acked_count += 1
+        self._count_ack(key)
         self._log.ack(lease, index, _answer(channel, command))
         return None
 
@@ -138,6 +141,8 @@ class AckHandlers:
             revive_queue_id=new.revive_queue_id,
         )
         self.changed_count += 1
+        self._stats.note_checkpoint(key.topic, key.group)
+        self._stats.note_acks(key.topic, key.group, 1)
         self._log.replace(lease, index, new, _answer(channel, command, response))
 
     def _ack_entry(self, entry: BatchAckEntry, pending: _Pending) -> None:
@@ -157,7 +162,7 @@ class AckHandlers:
         for number in numbers:
             index = lease.index(entry.start_offset + number)
             if index is not None and lease.is_open(index):
-                self.acked_count += 1
+                self._count_ack(key)
                 self._log.ack(lease, index, pending.add())
 
     def _advance(self, key: QueueKey, offset: int, pop_time_ms: int, pending: _Pending) -> None:
@@ -178,7 +183,7 @@ class AckHandlers:
             raise RequestRejected(
                 f"offset {offset} was not popped in order at that time", code=ResponseCode.MESSAGE_ILLEGAL
             ) from None
-        self.acked_count += 1
+        self._count_ack(key)
         position = self._log.position(key)
         if next_offset is None or (position is not None and next_offset <= position):
             self._free(key)
@@ -200,6 +205,10 @@ class AckHandlers:
             revive_queue_id=ORDERED_REVIVE_QUEUE,
         )
         return command.reply(ResponseCode.SUCCESS, response)
+
+    def _count_ack(self, key: QueueKey) -> None:
+        self.acked_count += 1
+        self._stats.note_acks(key[0], key[1], 1)
 
     def _free(self, key: QueueKey) -> None:
         """Serve who waits for the queue, when it is free now."""

@@ -309,6 +309,8 @@ class PopHandlers:
             stats.topics_out.add(topic, len(taken.offsets))
             size = sum(map(len, taken.records))
             stats.groups_out.add(f"{topic}@{asked.want.group}", len(taken.offsets), size)
+            if not asked.want.is_ordered:
+                stats.note_checkpoint(topic, asked.want.group)
         self._send(channel, command, answer.header(asked.want, found), answer.records)
         if found.rest > 0:
             self._polls.touch((asked.want.topic, asked.want.group), ANY_QUEUE)

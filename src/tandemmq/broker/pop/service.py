@@ -95,6 +95,7 @@ class PopService:
             store=store,
             topics=topics,
             wake_at=self.pops.wake_at,
+            stats=stats,
             clock=clock,
         )
         store.on_dispatch(self.polls.on_dispatch)
