@@ -259,6 +259,39 @@ def test_command_that_runs_until_it_is_killed(subject: Subject, case: tuple[str,
     assert re.search(case[1], output), output
 
 
+def test_thresholds_of_cold_reads(subject: Subject) -> None:
+    subject.words["new"] = f"{subject.topic}-cold"
+    name, done = subject.words["new"], "to {broker} success|success"
+    subject.run_ok("updateColdDataFlowCtrGroupConfig -b {broker} -g {new} -v 4096", done)
+    shown = subject.run_ok("getColdDataFlowCtrInfo -b {broker}", '"{new}": ?4096')
+    told = json.loads(shown[shown.index("{") :])
+    assert told["configTable"] == {name: 4096}
+    assert (told["cgColdReadThreshold"], told["globalColdReadThreshold"]) == (3_145_728, 104_857_600)
+    assert (told["runtimeTable"], told["globalAcc"]) == ({}, 0)
+    subject.run_ok("updateColdDataFlowCtrGroupConfig -c DefaultCluster -g {new} -v 8192", done)
+    subject.run_ok("getColdDataFlowCtrInfo -c DefaultCluster", '"{new}": ?8192')
+    subject.run_ok("removeColdDataFlowCtrGroupConfig -b {broker} -g {new}", done)
+    assert name not in subject.run("getColdDataFlowCtrInfo -b {broker}")
+
+
+def test_read_ahead_of_the_log(subject: Subject) -> None:
+    for mode, is_ahead in ((1, "false"), (0, "true")):
+        line = f"setCommitLogReadAheadMode -b {{broker}} -m {mode}"
+        subject.run_ok(line, "readAhead mode rstStr.*(success|for all CommitLog files)")
+        subject.run_ok("getBrokerConfig -b {broker}", f"^dataReadAheadEnable += +{is_ahead}")
+
+
+def test_leases_are_exported(subject: Subject) -> None:
+    subject.run_ok("exportPopRecord -b {broker}", "^Export broker records, .*dryRun=false")
+
+
+def test_trace_of_a_message(subject: Subject) -> None:
+    look = "queryMsgTraceById -i {unique}"
+    # Traces are sent in the background, to a topic that the first of them makes.
+    until_blocking(lambda: re.search("^Pub ", subject.run(look), re.MULTILINE), "the trace is found")
+    subject.run_ok(look, "^#Type +#ProducerGroup", "^Pub +{producers} .*success")
+
+
 def test_lists_from_files(subject: Subject) -> None:
     topics = subject.home / "topics.json"
     name = subject.words["new"] = f"{subject.topic}-list"
@@ -285,8 +318,6 @@ def test_exported_metrics(subject: Subject) -> None:
 
 
 UNSERVED = [
-    "setCommitLogReadAheadMode -b {broker} -m 0",
-    "getColdDataFlowCtrInfo -b {broker}",
     "getBrokerEpoch -b broker-a",
     "updateStaticTopic -t {topic}-static -qn 2 -c DefaultCluster",
     "updateBrokerConfig -b {broker} -k storePathRootDir -v /tmp/elsewhere",

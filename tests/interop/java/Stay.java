@@ -13,7 +13,9 @@ public final class Stay {
     }
 
     private static void run(String nameServer, String topic) throws Exception {
-        DefaultMQProducer producer = Check.producer(nameServer, topic + "-producers");
+        DefaultMQProducer producer = new DefaultMQProducer(topic + "-producers", true, null); // with traces
+        producer.setNamesrvAddr(nameServer);
+        producer.start();
         producer.setSendMsgTimeout(20_000); // the first send of a cold JVM on a busy machine
         SendResult first = null;
         for (int number = 0; number < 12; number++) {
