@@ -9,6 +9,9 @@ import pytest
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.offsets import QueueKey, StreamOffset, encode_offset
+from tandemmq.spark.pipelines.audit import AuditOptions, run_audit
+from tandemmq.spark.pipelines.events import SilentReporter
+from tandemmq.spark.pipelines.replay import ReplayOptions, run_replay
 from tandemmq.spark.pipelines.seam import find_seam
 
 
@@ -37,3 +40,15 @@ def test_a_lake_without_its_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "batch=00000004").mkdir()
     with pytest.raises(ConfigError, match="does not tell where batch 4"):
         find_seam(tmp_path)
+
+
+def test_a_table_is_refused(tmp_path: Path) -> None:
+    # Its files are there, too, but which of them count is in its log.
+    (tmp_path / "_delta_log").mkdir()
+    with pytest.raises(ConfigError, match=r"is a delta table: only Parquet lakes"):
+        find_seam(tmp_path)
+    options = ReplayOptions(lake=tmp_path, name_servers="127.0.0.1:9876", to_topic="T", follow_every_s=1.0)
+    with pytest.raises(ConfigError, match=r"is a delta table"):
+        run_replay(options, SilentReporter())
+    with pytest.raises(ConfigError, match=r"is a delta table"):
+        run_audit(AuditOptions(topic="T", name_servers="h:1", lakes=(tmp_path,)), SilentReporter())

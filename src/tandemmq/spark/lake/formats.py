@@ -144,6 +144,16 @@ def check_kind(kind: LakeFormat, root: Path) -> None:
         )
 
 
+def require_parquet(root: Path) -> None:
+    """Raises ConfigError for a Delta or Iceberg table, where the files of a directory are not its rows."""
+    kind = find_kind(root)
+    if kind is LakeFormat.DELTA or kind is LakeFormat.ICEBERG:
+        raise ConfigError(
+            f"{root} is a {kind.value} table: only Parquet lakes (landing --format parquet) can be replayed, "
+            "audited, or read as history"
+        )
+
+
 def find_kind(root: Path) -> LakeFormat | None:
     """The kind of lake in a directory; None before the first commit."""
     if (root / "_delta_log").is_dir():

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.formats import require_parquet
 from tandemmq.spark.metadata import Bounds, Cluster, require_queues
 from tandemmq.spark.offsets import QueueKey
 from tandemmq.spark.options import SourceOptions, parse_options
@@ -85,7 +86,10 @@ def run_audit(options: AuditOptions, reporter: Reporter) -> int:
     """The process's exit code: 0 all sides are equal, 1 they are not or one cannot be read, 3 a signal.
 
     An audit that is repeated until a signal ends with the code of its last whole round.
+    Raises:  ConfigError before anything is read.
     """
+    for lake in options.lakes:
+        require_parquet(lake)
     ends: list[AuditDone] = []
     codes: list[int] = []
 

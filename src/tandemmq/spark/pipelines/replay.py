@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import CONTROL_DIR, batch_dir, list_batches
+from tandemmq.spark.lake.formats import require_parquet
 from tandemmq.spark.pipelines.events import Reporter, Started, Stopped, Totals, make_batch_done
 from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
 from tandemmq.spark.pipelines.replay_state import ReplayState, load_state
@@ -77,8 +78,12 @@ class ReplayOptions:
 
 
 def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
-    """The process's exit code: 0 everything is sent or a signal asked for the end, 1 after an error."""
+    """The process's exit code: 0 everything is sent or a signal asked for the end, 1 after an error.
+
+    Raises:  ConfigError before anything is sent.
+    """
     parse_sink_options(options.sink_options())
+    require_parquet(options.lake)
     if not list_batches(options.lake) and options.follow_every_s is None:
         raise ConfigError(f"{options.lake} holds no batches of a landing")
     state = load_state(options.state_path, options.plan())

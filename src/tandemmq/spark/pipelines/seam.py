@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import list_batches
+from tandemmq.spark.lake.formats import require_parquet
 from tandemmq.spark.offsets import Positions, decode_offset
 from tandemmq.spark.pipelines.lake_job import CHECKPOINT_DIR
 
@@ -27,8 +28,9 @@ class Seam:
 def find_seam(lake: Path, checkpoint: Path | None = None) -> Seam:
     """The seam as it is now; a lake without batches begins where its topic begins.
 
-    Raises:  ConfigError when the checkpoint does not tell the offsets of the last batch.
+    Raises:  ConfigError when the checkpoint does not tell the offsets of the last batch, or for a table.
     """
+    require_parquet(lake)
     batches = tuple(list_batches(lake))
     if not batches:
         return Seam(batches=(), positions={})
