@@ -7,21 +7,17 @@ the lines before it have the commands that replay the failed seeds, and the exit
 
 from __future__ import annotations
 
-import argparse
-import logging
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tandemmq.sim.bit_flips import FlipResult, run_flips
 from tandemmq.sim.checks import Faults
 from tandemmq.sim.run import SeedResult, run_seed
+from tandemmq.sim.seeds import Life, new_processes, progress_on, run_command, without_logging
 
-PROCESSES = 2
 SEEDS_PER_FLIP_SEED = 10
 FAILED_SEEDS_SHOWN = 10
 FAULTS_SHOWN = 3
@@ -90,72 +86,52 @@ class Summary:
 
 
 def _run_quietly(seed: int) -> SeedResult:
-    logging.disable(logging.CRITICAL)  # failing is what these stores do
-    result = run_seed(seed)
+    with without_logging():
+        result = run_seed(seed)
     result.trace.clear()
     return result
 
 
 def _flip_quietly(seed: int) -> FlipResult:
-    logging.disable(logging.CRITICAL)
-    return run_flips(seed)
+    with without_logging():
+        return run_flips(seed)
 
 
-def run_many(first_seed: int, seed_count: int, console: Console) -> Summary:
-    """All seeds, on PROCESSES processors."""
+def run_many(seeds: range, console: Console) -> Summary:
+    """All seeds, and flipped bits with some of them."""
     summary = Summary()
-    seeds = range(first_seed, first_seed + seed_count)
     flip_seeds = seeds[::SEEDS_PER_FLIP_SEED]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with (
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-        ProcessPoolExecutor(PROCESSES) as pool,
-    ):
+    with progress_on(console) as progress, new_processes() as processes:
         bar = progress.add_task("crashing stores", total=len(seeds) + len(flip_seeds))
-        for result in pool.map(_run_quietly, seeds, chunksize=4):
+        for result in processes.map(_run_quietly, seeds, chunksize=4):
             summary.add(result)
             failed = f", failed: {len(summary.failed)}" if summary.failed else ""
             progress.update(bar, advance=1, description=f"crashing stores{failed}")
-        for flips in pool.map(_flip_quietly, flip_seeds, chunksize=4):
+        for flips in processes.map(_flip_quietly, flip_seeds, chunksize=4):
             summary.flips.append(flips)
             progress.update(bar, advance=1, description="flipping bits")
     return summary
 
 
-def run_one(seed: int, *, has_trace: bool, console: Console) -> bool:
-    """One seed, with its trace if wanted; True when it found nothing."""
-    logging.disable(logging.CRITICAL)
-    result = run_seed(seed)
-    for line in result.trace if has_trace else ():
-        _say(console, line)
-    for line in result.faults.lines():
-        _say(console, line)
+def run_one(seed: int) -> Life:
+    """One seed, without flipped bits."""
+    with without_logging():
+        result = run_seed(seed)
     summary = Summary()
     summary.add(result)
-    for line in summary.lines():
-        _say(console, line)
-    return summary.is_ok
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return Life(trace=result.trace, findings=result.faults.lines(), report=summary)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tandemmq.sim.crash", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1000, help="how many seeds")
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--seed", type=int, help="run this seed alone")
-    parser.add_argument("--trace", action="store_true", help="tell what the seed does, with --seed")
-    options = parser.parse_args(arguments)
-    console = Console()
-    if options.seed is not None:
-        return 0 if run_one(options.seed, has_trace=options.trace, console=console) else 1
-    summary = run_many(options.first_seed, options.seeds, console)
-    for line in summary.lines():
-        _say(console, line)
-    return 0 if summary.is_ok else 1
+    return run_command(
+        arguments,
+        module="tandemmq.sim.crash",
+        description=__doc__,
+        seed_count=1000,
+        run_many=run_many,
+        run_one=run_one,
+    )
 
 
 if __name__ == "__main__":

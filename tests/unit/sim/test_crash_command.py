@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -30,6 +31,7 @@ def test_a_trace_tells_each_operation(capsys: pytest.CaptureFixture[str]) -> Non
     assert any(line.startswith("append ") for line in lines)
     assert any("PUT_OK" in line for line in lines)
     assert any("lost: " in line for line in lines)
+    assert logging.root.manager.disable == logging.NOTSET, "what runs next may log"
 
 
 def test_a_failed_seed_comes_with_the_command_that_replays_it() -> None:

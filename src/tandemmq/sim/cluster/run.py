@@ -7,20 +7,17 @@ life is told event by event.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tandemmq.sim.cluster.simulation import SeedResult, run_seed
 from tandemmq.sim.cluster.world import Findings
+from tandemmq.sim.seeds import Life, new_processes, progress_on, run_command, say
 
-PROCESSES = 2
 FAILED_SEEDS_SHOWN = 10
 FINDINGS_SHOWN = 3
 TRACE_LINES_SHOWN = 30
@@ -89,21 +86,16 @@ def _run_without_trace(seed: int) -> SeedResult:
     return result
 
 
-def run_many(first_seed: int, seed_count: int, console: Console) -> Summary:
-    """All seeds, on PROCESSES processors."""
+def run_many(seeds: range, console: Console) -> Summary:
+    """All seeds."""
     summary = Summary()
-    seeds = range(first_seed, first_seed + seed_count)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with (
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-        ProcessPoolExecutor(PROCESSES) as pool,
-    ):
+    with progress_on(console) as progress, new_processes() as processes:
         bar = progress.add_task("running clusters", total=len(seeds))
-        for result in pool.map(_run_without_trace, seeds):
+        for result in processes.map(_run_without_trace, seeds):
             summary.add(result)
             progress.update(bar, advance=1, description=_describe(summary))
             if not console.is_terminal and summary.seed_count % LINE_EVERY == 0:
-                _say(console, f"{summary.seed_count} of {seed_count} seeds: {_describe(summary)}")
+                say(console, f"{summary.seed_count} of {len(seeds)} seeds: {_describe(summary)}")
     return summary
 
 
@@ -114,39 +106,24 @@ def _describe(summary: Summary) -> str:
     return f"{summary.acknowledged_count:,} sends acknowledged, {losses} brokers lost{failed}"
 
 
-def run_one(seed: int, *, has_trace: bool, console: Console) -> bool:
-    """One seed, with its trace if wanted; True when it found nothing."""
+def run_one(seed: int) -> Life:
+    """One seed."""
     result = run_seed(seed)
-    for line in result.trace if has_trace else ():
-        _say(console, line)
-    for line in result.findings.lines():
-        _say(console, line)
     summary = Summary()
     summary.add(result)
-    for line in summary.lines():
-        _say(console, line)
-    return summary.is_ok
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return Life(trace=result.trace, findings=result.findings.lines(), report=summary)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tandemmq.sim.cluster.run", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=500, help="how many seeds")
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--seed", type=int, help="run this seed alone")
-    parser.add_argument("--trace", action="store_true", help="tell what the seed does, with --seed")
-    options = parser.parse_args(arguments)
-    console = Console()
-    if options.seed is not None:
-        return 0 if run_one(options.seed, has_trace=options.trace, console=console) else 1
-    summary = run_many(options.first_seed, options.seeds, console)
-    for line in summary.lines():
-        _say(console, line)
-    return 0 if summary.is_ok else 1
+    return run_command(
+        arguments,
+        module="tandemmq.sim.cluster.run",
+        description=__doc__,
+        seed_count=500,
+        run_many=run_many,
+        run_one=run_one,
+    )
 
 
 if __name__ == "__main__":

@@ -19,12 +19,13 @@ from typing import Any
 from zlib import crc32
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 
 from tandemmq.protocol.catalogue import Role
 from tandemmq.sim.dice import Dice
 from tandemmq.sim.fuzz.sessions import Ended, run_ha_batch, run_remoting_batch
 from tandemmq.sim.fuzz.victims import Victim, Victims, victims
+from tandemmq.sim.seeds import progress_on, say
 
 CRASHES_SHOWN = 10
 GROWTH_MIB_MAX = 64
@@ -103,11 +104,7 @@ def make_targets(three: Victims) -> list[Target]:
 
 async def fuzz(seed: int, frame_count: int, directory: Path, console: Console) -> list[Target]:
     """The targets, after all their frames."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with (
-        victims(directory) as three,
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
-    ):
+    with victims(directory) as three, progress_on(console) as progress:
         targets = make_targets(three)
         async with asyncio.TaskGroup() as group:
             for target in targets:
@@ -115,7 +112,7 @@ async def fuzz(seed: int, frame_count: int, directory: Path, console: Console) -
                 bar = progress.add_task(target.name, total=share)
                 group.create_task(target.run(seed, share, partial(_show, progress, bar)))
         for target in targets:
-            _say(console, target.check_memory())
+            say(console, target.check_memory())
         return targets
 
 
@@ -135,14 +132,10 @@ def report(targets: list[Target], seed: int, console: Console) -> int:
     """The exit code, after the verdict was printed."""
     crashes = [text for target in targets for text in target.crashes]
     for text in crashes[:CRASHES_SHOWN]:
-        _say(console, text)
+        say(console, text)
     counts = f"frames={sum(target.frame_count for target in targets)} crashes={len(crashes)}"
-    _say(console, f"FUZZ OK {counts}" if not crashes else f"FUZZ FAILED {counts} seed={seed}")
+    say(console, f"FUZZ OK {counts}" if not crashes else f"FUZZ FAILED {counts} seed={seed}")
     return 1 if crashes else 0
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,92 @@
+"""What the commands of the simulations have in common: many seeds in two processes, or one and its trace."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+PROCESSES = 2
+
+
+class Report(Protocol):
+    """What seeds did together."""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether nothing was found."""
+
+    def lines(self) -> Iterable[str]:
+        """The report; the verdict last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """What one seed did, event by event, what was found, and the report of this one."""
+
+    trace: Sequence[str]
+    findings: Sequence[str]
+    report: Report
+
+
+def run_command(
+    arguments: list[str] | None,
+    *,
+    module: str,
+    description: str | None,
+    seed_count: int,
+    run_many: Callable[[range, Console], Report],
+    run_one: Callable[[int], Life],
+) -> int:
+    """The exit code of `python -m MODULE`; `seed_count` is how many seeds it runs unless told."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--seeds", type=int, default=seed_count, help="how many seeds")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="run this seed alone")
+    parser.add_argument("--trace", action="store_true", help="tell what the seed does, with --seed")
+    options = parser.parse_args(arguments)
+    console = Console()
+    if options.seed is None:
+        report = run_many(range(options.first_seed, options.first_seed + options.seeds), console)
+    else:
+        life = run_one(options.seed)
+        say(console, *(life.trace if options.trace else ()), *life.findings)
+        report = life.report
+    say(console, *report.lines())
+    return 0 if report.is_ok else 1
+
+
+def say(console: Console, *lines: str) -> None:
+    """Prints them as they are."""
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def progress_on(console: Console) -> Progress:
+    """Bars that are gone at the end; none when the output is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def new_processes() -> Executor:
+    """Processes of their own, not forks: this one may have threads."""
+    return ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn"))
+
+
+@contextmanager
+def without_logging() -> Iterator[None]:
+    """For lives in which failing is the rule."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
