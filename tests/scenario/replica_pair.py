@@ -17,7 +17,9 @@ from waits import until as until
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 SEGMENT = 64 * 1024
-FAST = ReplicationOptions(heartbeat_interval_ms=200, silence_ms_max=1_000, reconnect_delay_ms=20)
+FAST = ReplicationOptions(heartbeat_interval_ms=200, silence_ms_max=20_000, reconnect_delay_ms=20)
+"""Lost connections are noticed by their end; only a test of silence waits for silence."""
+PATIENT_MS = 60_000
 
 
 async def open_store(
@@ -27,10 +29,16 @@ async def open_store(
         "commit_log_file_bytes": SEGMENT,
         "consume_queue_file_bytes": 20_000,
         "key_index_enable": False,
+        "slave_timeout_ms": PATIENT_MS,
         **changes,
     }
     options = StoreOptions(root=root, role=role, **settings)  # type: ignore[arg-type]  # real fields
     return await MessageStore.open(options, disk=RealDisk(), clock=LoopClock())
+
+
+def wait_for_slaves(store: MessageStore, timeout_ms: int = PATIENT_MS) -> None:
+    """From now on a send waits so long for its copies, as `slaveTimeout` is changed at run time."""
+    object.__setattr__(store.options, "slave_timeout_ms", timeout_ms)
 
 
 def new_record(body: bytes, *, queue_id: int = 0, topic: str = "T") -> NewRecord:

@@ -52,7 +52,8 @@ def test_counts_that_admit_nothing_in_plain_mode_are_taken() -> None:
 async def test_sends_need_as_many_copies_as_the_role_says_and_are_stored_anyway(
     peers: Peers, role: BrokerRole, needed: int, expected: PutStatus
 ) -> None:
-    master = await peers.start_master(role, in_sync_replicas=needed, slave_timeout_ms=300)
+    timeout_ms = 300 if expected is PutStatus.FLUSH_SLAVE_TIMEOUT else 60_000
+    master = await peers.start_master(role, in_sync_replicas=needed, slave_timeout_ms=timeout_ms)
     await peers.start_slave()
     await peers.subscribed()
     assert await send(master, b"x") == [expected]

@@ -20,7 +20,7 @@ from broker_rig import (
     running_name_server,
     until,
 )
-from replica_pair import log_bytes
+from replica_pair import log_bytes, wait_for_slaves
 
 from tandemmq.api.broker_offset import commit_offset
 from tandemmq.api.broker_topic import create_topic
@@ -40,7 +40,7 @@ from tandemmq.runtime.network import TcpNetwork
 from tandemmq.store import BrokerRole, StoreOptions
 
 REPLICATION = ReplicationOptions(
-    heartbeat_interval_ms=200, silence_ms_max=1_000, reconnect_delay_ms=20, config_sync_interval_ms=50
+    heartbeat_interval_ms=200, silence_ms_max=20_000, reconnect_delay_ms=20, config_sync_interval_ms=50
 )
 
 
@@ -187,9 +187,10 @@ async def test_synchronous_send_over_the_wire(group: Group) -> None:
         assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
         slave = await group.start(1)
         await group.caught_up()
-        await to_master.send_ok("T", b"together")
         assert slave.store is not None
         assert master.store is not None
+        wait_for_slaves(master.store)
+        await to_master.send_ok("T", b"together")
         assert slave.store.appended.value == master.store.appended.value
 
 
@@ -351,9 +352,9 @@ async def test_topics_and_groups_are_pushed_without_waiting_for_a_round(group: G
     async with Peer(master) as to_master:
         for number in range(3):
             await create_topic(to_master.client, to_master.address, TopicConfig(name=f"T{number}"))
-            await until(lambda name=f"T{number}": slave._tables.topics.get(name) is not None, "topic", 5.0)  # type: ignore[misc]  # default binds
+            await until(lambda name=f"T{number}": slave._tables.topics.get(name) is not None, "topic")  # type: ignore[misc]  # default binds
         await to_master.pull("T0", consumer_group="made-by-use")
-        await until(lambda: slave._tables.groups.get("made-by-use") is not None, "group", 5.0)
+        await until(lambda: slave._tables.groups.get("made-by-use") is not None, "group")
 
 
 async def test_codes_that_only_slaves_of_rocketmq_ask_have_whole_answers(group: Group) -> None:

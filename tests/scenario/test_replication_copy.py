@@ -178,7 +178,7 @@ async def test_damage_on_the_way_is_not_stored_and_heals(peers: Peers, proxy: Pr
     slave = await peers.start_slave(address=proxy.address)
     await peers.caught_up()
     assert proxy.corrupt_at is None
-    assert proxy.connection_count == 2
+    assert proxy.connection_count >= 2
     assert log_bytes(slave) == log_bytes(master)
     assert peers.slave().status().halt is None
 
@@ -266,13 +266,18 @@ async def test_slave_older_than_the_masters_log_is_reported(peers: Peers, tmp_pa
     assert peers.slave().status().state is SlaveState.TRANSFERRING
 
 
-async def test_idle_pair_stays_connected_by_heartbeats(peers: Peers, proxy: Proxy) -> None:
-    await peers.start_slave(address=proxy.address)
-    await until(lambda: proxy.connection_count == 1)
-    reads = peers.slave().status().last_read_at
-    await asyncio.sleep(1.5)  # longer than either side would bear silence
+async def test_idle_pair_stays_connected_by_heartbeats(peers: Peers) -> None:
+    options = replace(FAST, silence_ms_max=2_000)
+    await peers.start_master(options=options)
+    proxy = Proxy(peers.address)
+    await peers.start_slave(address=await proxy.start(), options=options)
+    slave = peers.slave()
+    await until(lambda: slave.status().last_read_at, "the first heartbeat")
+    first = slave.status().last_read_at
+    # Longer than either side would bear silence.
+    await until(lambda: slave.status().last_read_at > first + options.silence_ms_max + 500, "heartbeats")
     assert proxy.connection_count == 1
-    assert peers.slave().status().last_read_at > reads
+    await proxy.stop()
 
 
 async def test_slave_of_a_slave_is_served(peers: Peers, tmp_path: Path) -> None:

@@ -105,12 +105,11 @@ class Footprint:
 
 
 @pytest.fixture(autouse=True)
-def traced_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def traced_memory() -> Iterator[None]:
     """Without the log lines, which the test runner keeps."""
-    monkeypatch.setattr(logging.getLogger("tandemmq"), "disabled", True)
-    for name in ("slave", "slave_connection", "dialler"):
-        monkeypatch.setattr(logging.getLogger(f"tandemmq.replication.shell.{name}"), "disabled", True)
+    logging.disable()
     yield
+    logging.disable(logging.NOTSET)
     tracemalloc.stop()
 
 
