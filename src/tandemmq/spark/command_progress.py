@@ -24,12 +24,14 @@ class ProgressKind(Enum):
 
 
 def make_reporter(kind: ProgressKind) -> Reporter:
+    """What tells progress on standard output."""
     if kind is ProgressKind.JSON:
         return JsonReporter(sys.stdout, sys.stderr)
     return TextReporter(Console()) if kind is ProgressKind.TEXT else SilentReporter()
 
 
 def split_list(text: str) -> tuple[str, ...]:
+    """The names between commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 

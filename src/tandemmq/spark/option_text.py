@@ -40,6 +40,10 @@ def name_options(raw: Mapping[str, str], table: Sequence[OptionRow]) -> dict[str
 
 
 def parse_name_servers(values: Mapping[str, str]) -> tuple[str, ...]:
+    """The addresses `host:port` of the option nameServer.
+
+    Raises:  ConfigError when there is none, or for what is no address.
+    """
     text = values.get("nameServer", "")
     servers = tuple(part.strip() for part in re.split(r"[;,]", text) if part.strip())
     if not servers:
@@ -52,10 +56,12 @@ def parse_name_servers(values: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
+    """The names between commas, each once."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def parse_bool(values: Mapping[str, str], name: str, default: bool) -> bool:
+    """Raises ConfigError for anything but true and false, in any case."""
     text = values.get(name)
     if text is None:
         return default
@@ -65,6 +71,7 @@ def parse_bool(values: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def parse_int(values: Mapping[str, str], name: str, default: int | None, *, least: int) -> int | None:
+    """The number; the default for no text. Raises ConfigError below `least`."""
     text = values.get(name)
     if text is None or text == "":
         return default
@@ -78,6 +85,7 @@ def parse_int(values: Mapping[str, str], name: str, default: int | None, *, leas
 
 
 def parse_size(values: Mapping[str, str], name: str, default: int | None) -> int | None:
+    """Bytes of `1048576`, `512k`, `8m`, `1g`; the default for no text. Raises ConfigError."""
     text = values.get(name)
     if text is None or text == "":
         return default
@@ -99,6 +107,7 @@ def parse_duration_s(values: Mapping[str, str], name: str, default_s: float) -> 
 
 
 def parse_enum(values: Mapping[str, str], name: str, kind: type[_E], default: _E) -> _E:
+    """The member with that value, in any case. Raises ConfigError, which lists all of them."""
     text = values.get(name)
     if text is None:
         return default
@@ -109,5 +118,6 @@ def parse_enum(values: Mapping[str, str], name: str, kind: type[_E], default: _E
 
 
 def require(number: int | None) -> int:
+    """The number, where a default made sure that there is one."""
     assert number is not None
     return number

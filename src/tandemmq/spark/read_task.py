@@ -21,6 +21,7 @@ from tandemmq.spark.task import TaskRanges
 
 
 def make_decode_plan(projection: Projection, options: SourceOptions) -> DecodePlan:
+    """How records become the rows that were asked for."""
     return DecodePlan(
         projection=projection,
         decompress=options.decompress,

@@ -79,6 +79,7 @@ def batch_dir(root: Path, batch_id: int) -> Path:
 
 
 def staging_dir(root: Path) -> Path:
+    """Where tasks write files that are not committed yet."""
     return root / CONTROL_DIR / STAGING_DIR
 
 

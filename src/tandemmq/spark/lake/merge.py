@@ -98,6 +98,7 @@ def data_files(root: Path) -> list[Path]:
 
 
 def count_files(root: Path) -> int:
+    """How many committed files a Parquet lake has."""
     return len(data_files(root))
 
 

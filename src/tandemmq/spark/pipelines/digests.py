@@ -118,6 +118,7 @@ def find_ends(side: Digests, ranges: Ranges) -> dict[QueueKey, int]:
 def find_behind(
     reference: Digests, side: Digests, ranges: Ranges, reached: Mapping[QueueKey, int]
 ) -> tuple[Behind, ...]:
+    """Queues whose end the side has not reached: messages it lacks there, and seconds of store time."""
     found = []
     newest, own = _newest(reference), _newest(side)
     for queue, (_, end) in sorted(ranges.items()):

@@ -82,6 +82,7 @@ class SegmentWalk(LogWalk):
 
 
 def part_path(work: Path, base: int) -> Path:
+    """Where the facts of the segment that begins at log offset `base` are kept."""
     return work / f"segment-{base:020d}.npz"
 
 

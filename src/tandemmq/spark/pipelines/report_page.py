@@ -89,6 +89,7 @@ def render_page(
 
 
 def render_exhibit(exhibit: Exhibit) -> str:
+    """A plot or table as a section of HTML."""
     if isinstance(exhibit, LineChart):
         body = draw_lines(exhibit)
     elif isinstance(exhibit, BarChart):

@@ -65,6 +65,7 @@ class Sums:
     consumed: Counts = field(default_factory=_zeros)
 
     def add(self, other: Sums) -> None:
+        """Counts in what another task, or batch, counted of the same minute."""
         self.messages += other.messages
         self.size_bytes += other.size_bytes
         self.stored_max = max(self.stored_max, other.stored_max)

@@ -112,6 +112,7 @@ def _moment(milliseconds: int) -> datetime:
 
 
 def make_row(key: Key, sums: Sums) -> RollupRow:
+    """One topic, tag and minute as readers see it."""
     topic, tag, minute = key
     return RollupRow(
         topic=topic,

@@ -144,6 +144,7 @@ def render_seconds(value: float) -> str:
 
 
 def shorten(text: str, length: int) -> str:
+    """At most `length` characters, with an ellipsis where some are left out."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
