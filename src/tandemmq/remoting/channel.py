@@ -136,8 +136,7 @@ class Channel(asyncio.Protocol):
             return
         self._out += buffers
         if not self._is_flush_due:
-            self._is_flush_due = True
-            self._clock.call_soon(self._flush)
+            self._flush_soon()
 
     def start_request(self, command: Command, on_reply: OnReply, timeout_s: float) -> int:
         """Sends a request; `on_reply` is called once, with the response or RequestTimeout or
@@ -237,6 +236,10 @@ class Channel(asyncio.Protocol):
                     on_reply(command)
             else:
                 on_request(self, command)
+        # Behind the write of the log and the tasks that these commands woke: what those send leaves in this
+        # turn of the loop, not in the next.
+        if not self._is_flush_due:
+            self._flush_soon()
 
     def eof_received(self) -> bool:
         self._flush()
@@ -281,8 +284,11 @@ class Channel(asyncio.Protocol):
             return
         self._out.append(encode_frame(command))
         if not self._is_flush_due:
-            self._is_flush_due = True
-            self._clock.call_soon(self._flush)
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        self._is_flush_due = True
+        self._clock.call_soon(self._flush)
 
     def _flush(self) -> None:
         """Everything queued, in one write."""

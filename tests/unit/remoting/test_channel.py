@@ -12,6 +12,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FRAME_BYTES_MAX, FrameDecoder, encode_frame
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.options import ChannelLimits
+from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.memory import ManualClock
 
 
@@ -68,6 +69,24 @@ class Harness:
 
     def start(self, code: int = 10, timeout_s: float = 3.0) -> int:
         return self.channel.start_request(Command.request(code), self.answers.append, timeout_s)
+
+
+async def test_an_answer_of_the_same_turn_leaves_in_it() -> None:
+    """The store answers sends at the end of the turn in which they came: no further turn until they leave."""
+    loop = asyncio.get_running_loop()
+
+    def answer_soon(channel: Channel, command: Command) -> None:
+        loop.call_soon(channel.send, command.reply())
+
+    channel = Channel(answer_soon, clock=LoopClock(), limits=ChannelLimits())
+    transport = FakeTransport()
+    channel.connection_made(transport)
+    request = Command.request(10)
+    request.opaque = 1
+    channel.data_received(encode_frame(request))
+    writes = loop.create_future()
+    loop.call_soon(lambda: writes.set_result(len(transport.writes)))
+    assert await writes == 1
 
 
 def test_frames_of_one_turn_leave_in_one_write() -> None:
