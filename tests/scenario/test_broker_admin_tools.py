@@ -220,6 +220,32 @@ async def test_lists_of_topics_and_groups(peer: Peer) -> None:
     assert (await peer.ask(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=empty)).code == 29
 
 
+async def test_list_that_does_not_fit_makes_none_of_its_topics_and_groups(tmp_path: Path) -> None:
+    async with (
+        running_broker(tmp_path, topic_count_max=40, group_count_max=40) as broker,
+        Peer(broker) as peer,
+    ):
+        topics, groups = broker._tables.topics, broker._tables.groups
+        left = [40 - len(topics), 40 - len(groups)]
+
+        async def make(topic_count: int, group_count: int) -> list[int]:
+            new_topics = [{"topicName": f"L{n}", "readQueueNums": 1} for n in range(topic_count)]
+            new_groups = [{"groupName": f"G{n}"} for n in range(group_count)]
+            bodies = {
+                Code.UPDATE_AND_CREATE_TOPIC_LIST: {"topicConfigList": new_topics},
+                Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: {"groupConfigList": new_groups},
+            }
+            return [
+                (await peer.ask(code, body=json.dumps(body).encode())).code for code, body in bodies.items()
+            ]
+
+        assert await make(left[0] + 1, left[1] + 1) == [ResponseCode.SYSTEM_BUSY] * 2
+        assert [40 - len(topics), 40 - len(groups)] == left
+        assert await make(*left) == [ResponseCode.SUCCESS] * 2
+        assert (len(topics), len(groups)) == (40, 40)
+        assert await make(1, 1) == [ResponseCode.SUCCESS] * 2  # what is there needs no room
+
+
 async def test_group_is_forbidden_a_topic_also_after_a_restart(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
         await peer.send_ok("T")

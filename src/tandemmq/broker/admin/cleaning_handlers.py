@@ -18,8 +18,6 @@ from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
-INTERNAL_PREFIX = "rmq_sys_"
-
 
 class CleaningHandlers:
     """Deletes what retention would delete, at once."""
@@ -51,6 +49,5 @@ class CleaningHandlers:
         return command.reply()
 
     def _is_unused(self, topic: str) -> bool:
-        if self._topics.get(topic) is not None or is_system_topic(topic):
-            return False
-        return not (is_retry_topic(topic) or is_dlq_topic(topic) or topic.startswith(INTERNAL_PREFIX))
+        is_kept = is_system_topic(topic) or is_retry_topic(topic) or is_dlq_topic(topic)
+        return not is_kept and self._topics.get(topic) is None

@@ -20,7 +20,7 @@ KEPT_S: Final = 30.0
 """RocketMQ's period of looking again (spec semantics 20.1)."""
 TOPICS_MAX: Final = 4_096
 ASK_TIMEOUT_S: Final = 2.0
-"""Clients wait 3 s for their assignment."""
+"""For all name servers together: clients wait 3 s for their assignment."""
 
 
 class TopicQueues:
@@ -52,9 +52,11 @@ class TopicQueues:
         return queues
 
     async def _ask(self, topic: str) -> tuple[bool, list[MessageQueue] | None]:
-        for address in self._options.name_servers:
+        addresses = self._options.name_servers
+        for address in addresses:
             try:
-                route = await query_route(self._client, address, topic, timeout_s=ASK_TIMEOUT_S)
+                timeout_s = ASK_TIMEOUT_S / len(addresses)
+                route = await query_route(self._client, address, topic, timeout_s=timeout_s)
             except TandemError:
                 continue
             return True, None if route is None else readable_queues(topic, route)

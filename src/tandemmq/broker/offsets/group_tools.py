@@ -33,7 +33,8 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
 
-CLIENT_SECONDS_MAX: Final = 5.0
+CLIENTS_TIMEOUT_S: Final = 5.0
+"""Of all members together; tools do not wait longer."""
 CLIENT_COUNT_MAX: Final = 256
 """Ours: members asked for one answer; a larger group is asked client by client."""
 
@@ -77,7 +78,11 @@ class GroupTools:
                 f"the group has {len(members)} members, {CLIENT_COUNT_MAX} can be asked at once: name one"
             )
         question = ConsumerStatusRequest(topic=header.topic, group=header.group)
-        clients = {member.client_id: await _ask(member, question) for member in members}
+        deadline_s = self._clock.monotonic() + CLIENTS_TIMEOUT_S
+        clients = {}
+        for member in members:
+            left_s = deadline_s - self._clock.monotonic()
+            clients[member.client_id] = await _ask(member, question, timeout_s=max(left_s, 0.001))
         return command.reply(body=encode_consumer_status(ConsumerStatus(clients=clients)))
 
     def handle_correction(self, channel: Channel, command: Command) -> Command:
@@ -122,14 +127,16 @@ class GroupTools:
         return command.reply()
 
 
-async def _ask(member: Member, question: ConsumerStatusRequest) -> dict[MessageQueue, int]:
+async def _ask(
+    member: Member, question: ConsumerStatusRequest, *, timeout_s: float
+) -> dict[MessageQueue, int]:
     """The client's offsets in memory.
 
     Raises:  RequestRejected when it does not answer, or not with offsets.
     """
     command = Command.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, question)
     try:
-        answer = await member.channel.request(command, CLIENT_SECONDS_MAX)
+        answer = await member.channel.request(command, timeout_s)
         if answer.code != ResponseCode.SUCCESS:
             raise RequestRejected(
                 f"the consumer {member.client_id} answered {answer.code}: {answer.remark}",

@@ -70,6 +70,7 @@ class GroupHandlers:
             raise invalid("groupConfigList must name at least one group")
         for config in configs:
             _check(config)
+        self._groups.require_room(config.name for config in configs)
         now_ms = self._clock.now_ms()
         changed = [config for config in configs if self._groups.put(config, now_ms)]
         if changed:

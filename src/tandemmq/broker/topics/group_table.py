@@ -76,14 +76,20 @@ class GroupTable:
 
         Raises:  Busy when the group is new and the table is full.
         """
-        before = self._configs.get(config.name)
-        if before == config:
+        if self._configs.get(config.name) == config:
             return False
-        if before is None and len(self._configs) >= self._count_max:
-            raise Busy(f"[OVERLOAD] the broker has {self._count_max} groups, its bound")
+        self.require_room([config.name])
         self._configs[config.name] = config
         self._after_change(self._next_version(now_ms))
         return True
+
+    def require_room(self, names: Iterable[str]) -> None:
+        """Raises Busy when not all of these groups, the new among them, fit into the table."""
+        new = sum(name not in self._configs for name in set(names))
+        if new and len(self._configs) + new > self._count_max:
+            raise Busy(
+                f"[OVERLOAD] a broker has at most {self._count_max} groups, it has {len(self._configs)}"
+            )
 
     def add_missing(self, groups: Iterable[str], now_ms: int) -> None:
         """Put those with default settings that are not in the table yet, as one change."""

@@ -87,6 +87,7 @@ class TopicHandlers:
         if not configs:
             raise invalid("topicConfigList must name at least one topic")
         checked = [self._checked(config, as_changes(config.attributes)) for config in configs]
+        self._topics.require_room(config.name for config in checked)
         changed = [config for config in checked if self._put(config, channel.peer)]
         if changed:
             await save_or_reject(self._saver, self._file)

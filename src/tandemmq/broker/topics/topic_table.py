@@ -7,7 +7,7 @@ At a bound: a topic too many is refused with Busy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.data_version import DataVersion
@@ -49,14 +49,20 @@ class TopicTable:
 
         Raises:  Busy when the topic is new and the table is full.
         """
-        before = self._configs.get(config.name)
-        if before == config:
+        if self._configs.get(config.name) == config:
             return False
-        if before is None and len(self._configs) >= self._count_max:
-            raise Busy(f"[OVERLOAD] the broker has {self._count_max} topics, its bound")
+        self.require_room([config.name])
         self._configs[config.name] = config
         self._after_change([config.name], self.data_version.next(now_ms))
         return True
+
+    def require_room(self, names: Iterable[str]) -> None:
+        """Raises Busy when not all of these topics, the new among them, fit into the table."""
+        new = sum(name not in self._configs for name in set(names))
+        if new and len(self._configs) + new > self._count_max:
+            raise Busy(
+                f"[OVERLOAD] a broker has at most {self._count_max} topics, it has {len(self._configs)}"
+            )
 
     def add_missing(self, configs: list[TopicConfig], now_ms: int) -> None:
         """Put those whose name is not in the table yet, as one change."""
