@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.unit.store.store_rig import options
+from store_rig import options
 
 from tandemmq.protocol.java_hash import key_hash
 from tandemmq.protocol.message_id import encode_host

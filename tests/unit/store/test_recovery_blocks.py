@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from tests.unit.store.store_rig import Rig, bodies, record
+from store_rig import Rig, bodies, record
 
 from tandemmq.runtime.ports import Buffer
 from tandemmq.store import BrokerRole, MessageStore, dispatcher, recovery_scan

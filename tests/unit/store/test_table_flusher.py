@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.store.store_rig import Rig, record
+from store_rig import Rig, record
 
 from tandemmq.store import table_flusher
 from tandemmq.store.message_store import MessageStore
