@@ -10,7 +10,7 @@ from tandemmq.broker.replica.ha_status import describe_master, without_ours
 from tandemmq.replication.core.notice import SlaveName, SlaveNotice, ToldHalt
 from tandemmq.replication.core.progress import StartRule, TransferStart
 from tandemmq.replication.core.states import MasterState
-from tandemmq.replication.shell import MasterStatus
+from tandemmq.replication.shell import MasterStatus, SlaveStatus
 from tandemmq.replication.shell.departed import (
     DEPARTED_COUNT_MAX,
     DEPARTED_MS_MAX,
@@ -172,6 +172,36 @@ def test_each_reason_is_told() -> None:
         (950, 9_500, 12_000),
         (500, 5_000, 12_000),
     ]
+
+
+def test_a_connected_slave_that_is_refused_is_told_with_the_end_that_it_reported() -> None:
+    def connected(state: MasterState, reported: int, rule: StartRule) -> SlaveStatus:
+        return SlaveStatus(
+            address=("192.0.2.1", 4711),
+            name=None,
+            replica=None,
+            state=state,
+            start=TransferStart(reported=reported, log_offset=reported, rule=rule, master_end=1_000),
+            acknowledged=0,
+            next_offset=reported,
+            lag_bytes=1_000,
+            is_in_sync=False,
+            is_tandem=False,
+            bytes_per_second=0,
+        )
+
+    slaves = (
+        connected(MasterState.AHEAD, 5_000, StartRule.SLAVE_AHEAD),
+        connected(MasterState.TOO_OLD, 50, StartRule.SLAVE_TOO_OLD),
+    )
+    ahead, old = describe_master(replace(status(log_start=100), slaves=slaves), float).connections
+    assert ahead.reason is not None
+    assert "its end 5000, the master's 1000" in ahead.reason
+    assert ahead.lag_ms is None
+    assert old.reason is not None
+    assert "its end 50, kept from 100" in old.reason
+    assert old.lag_ms == 50_000
+    assert (ahead.acknowledged_offset, old.acknowledged_offset) == (0, 0), "as RocketMQ's tools know it"
 
 
 def test_why_a_slave_halted_is_told() -> None:

@@ -19,6 +19,12 @@ from tandemmq.replication.core.states import MasterState, SlaveState
 from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus, SlaveStatus
 from tandemmq.replication.shell.departed import DepartedSlave
 
+_TOLD_STATES = {
+    HaltReason.SLAVE_AHEAD.name: MasterState.AHEAD.name,
+    HaltReason.TOO_OLD.name: MasterState.TOO_OLD.name,
+}
+"""What the master could have found by itself has the same name whoever found it."""
+
 LagOf = Callable[[int], float | None]
 """Seconds that a copy with this end is behind; None when that cannot be known."""
 
@@ -37,11 +43,14 @@ def describe_master(status: MasterStatus, lag_of: LagOf) -> HaStatus:
 
 def _describe_connected(slave: SlaveStatus, status: MasterStatus, lag_of: LagOf) -> HaConnection:
     start = slave.start
+    # One that is sent nothing acknowledges nothing: what it holds is what it reported first.
+    held = slave.acknowledged if start is None else max(slave.acknowledged, start.reported)
+    has_lag = start is not None and slave.state is not MasterState.AHEAD
     return HaConnection(
         address=render_address(slave.address),
         acknowledged_offset=slave.acknowledged,
         lag_bytes=slave.lag_bytes,
-        lag_ms=None if start is None else _milliseconds(lag_of(slave.acknowledged)),
+        lag_ms=_milliseconds(lag_of(held)) if has_lag else None,
         is_in_sync=slave.is_in_sync,
         bytes_per_second=slave.bytes_per_second,
         transfer_from=slave.next_offset,
@@ -49,7 +58,7 @@ def _describe_connected(slave: SlaveStatus, status: MasterStatus, lag_of: LagOf)
         start_rule=None if start is None else start.rule.name,
         start_offset=None if start is None else start.log_offset,
         is_tandem=slave.is_tandem,
-        reason=_reason_of(slave.state, slave.acknowledged, status),
+        reason=_reason_of(slave.state, held, status),
         slave=None if slave.name is None else str(slave.name),
     )
 
@@ -76,19 +85,12 @@ def _describe_departed(slave: DepartedSlave, status: MasterStatus, lag_of: LagOf
     )
 
 
-_TOLD_STATES = {
-    HaltReason.SLAVE_AHEAD.name: MasterState.AHEAD.name,
-    HaltReason.TOO_OLD.name: MasterState.TOO_OLD.name,
-}
-"""What the master could have found by itself has the same name whoever found it."""
-
-
-def _reason_of(state: MasterState, acknowledged: int, status: MasterStatus) -> str | None:
-    """Why a slave in this state gets nothing; None while it gets all."""
+def _reason_of(state: MasterState, held: int, status: MasterStatus) -> str | None:
+    """Why a slave in this state gets nothing; None while it gets all. `held`: where its copy ends."""
     if state is MasterState.AHEAD:
-        return f"{StartRule.SLAVE_AHEAD.value}: its end {acknowledged}, the master's {status.log_end} now"
+        return f"{StartRule.SLAVE_AHEAD.value}: its end {held}, the master's {status.log_end} now"
     if state is MasterState.TOO_OLD:
-        return f"{StartRule.SLAVE_TOO_OLD.value}: its end {acknowledged}, kept from {status.log_start} on"
+        return f"{StartRule.SLAVE_TOO_OLD.value}: its end {held}, kept from {status.log_start} on"
     return None
 
 
