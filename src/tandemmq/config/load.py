@@ -112,6 +112,10 @@ def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Sett
 
 
 def _read_tls_file(path: Path) -> dict[str, Setting]:
+    """The settings of TLS in it.
+
+    Raises:  ConfigError when it cannot be read or holds any other setting.
+    """
     try:
         found = parse_properties(path.read_bytes(), path.name)
     except OSError as error:

@@ -16,6 +16,7 @@ def deliver(protocol: StreamProtocol, data: bytes) -> None:
     while rest:
         room = memoryview(protocol.get_buffer(len(rest)))
         count = min(len(rest), len(room))
+        assert count, "a protocol must offer room when bytes come"
         room[:count] = rest[:count]
         protocol.buffer_updated(count)
         rest = rest[count:]

@@ -19,7 +19,8 @@ def make_server_context(
     trust_path: Path | None = None,
     needs_client: bool = False,
 ) -> ssl.SSLContext:
-    """With `trust_path` clients are asked for a certificate, with `needs_client` they must have one.
+    """For connections that we accept. With `trust_path` clients are asked for a certificate, with
+    `needs_client` they must have one.
 
     Raises:  ConfigError naming the file that cannot be used.
     """
@@ -41,7 +42,11 @@ def make_client_context(
     verifies_peer: bool = True,
     checks_name: bool = True,
 ) -> ssl.SSLContext:
-    """Raises ConfigError naming the file that cannot be used."""
+    """For connections that we dial. A peer is verified against `trust_path`, else against the machine's own
+    certificates; with `certificate_path` we show one ourselves.
+
+    Raises:  ConfigError naming the file that cannot be used.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _restrict(context)
     context.check_hostname = verifies_peer and checks_name
