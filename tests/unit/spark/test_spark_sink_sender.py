@@ -121,8 +121,10 @@ def test_options_of_the_sink() -> None:
         ({"semantics": "exactly-once"}, "needs the option topic"),
         ({"mode": "exactly-once", "topic": "T", "checkpointLocation": "s3://b/c"}, "set stateDir"),
         ({"mode": "exactly-once", "topic": "T", "writeId": "w"}, "writeId needs stateDir"),
-        ({"semantics": "transactional"}, "transactional is not built"),
-        ({"semantics": "perhaps"}, "expected at-least-once"),
+        ({"mode": "transactional", "topic": "T", "writeId": "w"}, "writeId needs stateDir"),
+        ({"mode": "transactional", "topic": "T", "checkpointLocation": "hdfs://b/c"}, "set stateDir"),
+        ({"mode": "transactional", "topic": "T", "transactionRows": "0"}, "transactionRows"),
+        ({"semantics": "perhaps"}, "expected at-least-once, exactly-once, transactional"),
         ({"inFlght": "3"}, "did you mean inFlight"),
         ({"batchBytes": "5m"}, "brokers take"),
     ):

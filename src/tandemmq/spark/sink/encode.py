@@ -57,7 +57,7 @@ class BatchEncoder:
     """Encodes the rows of one task, in their order.
 
     `spread`: rows that may go anywhere get a queue by their number, which a replay gives them again; the
-    number says where the round begins. None: the sender chooses.
+    number says where the round begins. None: the sender chooses. `is_singly`: every row is a send of its own.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class BatchEncoder:
         queues: Queues,
         batch_count: int = BATCH_COUNT_MAX,
         spread: int | None = None,
+        is_singly: bool = False,
     ) -> None:
         self._columns = columns
         self._topic = topic
@@ -78,6 +79,7 @@ class BatchEncoder:
         self._key_prefix = key_prefix
         self._queues = queues
         self._spread = spread
+        self._is_singly = is_singly
         self.row_count = 0
 
     def encode(self, batch: Any) -> Iterator[Shipment]:
@@ -96,9 +98,10 @@ class BatchEncoder:
         groups = group_rows(batch, self._columns, self._topic, self._queues)
         if self._spread is not None:
             groups = [part for group in groups for part in self._fix(group, first_row, count, self._spread)]
-        if is_delayed.any():
-            yield from self._encode_singly(groups, is_delayed, body, properties, flags, first_row)
-            groups = [group.without(is_delayed) for group in groups]
+        is_single = np.ones_like(is_delayed) if self._is_singly else is_delayed
+        if is_single.any():
+            yield from self._encode_singly(groups, is_single, body, properties, flags, first_row)
+            groups = [] if self._is_singly else [group.without(is_single) for group in groups]
         messages = _join(body, properties, flags)
         for group in groups:
             if group.rows is None:
@@ -127,14 +130,14 @@ class BatchEncoder:
     def _encode_singly(
         self,
         groups: Sequence[Group],
-        is_delayed: NDArray[np.bool_],
+        is_single: NDArray[np.bool_],
         body: Any,
         properties: Any,
         flags: NDArray[np.int32],
         first_row: int,
     ) -> Iterator[Shipment]:
         for group in groups:
-            rows = np.flatnonzero(is_delayed) if group.rows is None else group.rows[is_delayed[group.rows]]
+            rows = np.flatnonzero(is_single) if group.rows is None else group.rows[is_single[group.rows]]
             for row in rows.tolist():
                 yield Shipment(
                     topic=group.topic,

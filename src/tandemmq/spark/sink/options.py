@@ -26,8 +26,14 @@ from tandemmq.units import KIB
 
 AT_LEAST_ONCE = "at-least-once"
 EXACTLY_ONCE = "exactly-once"
-_NOT_BUILT = "transactional"
+TRANSACTIONAL = "transactional"
+TRANSACTION_GROUP = "TANDEMMQ_SPARK_SINK"
+"""A group of its own: nobody in it may answer a broker that asks about a half message."""
+
 _STATE_DIR = "tandemmq_sink"
+_SEMANTICS = (AT_LEAST_ONCE, EXACTLY_ONCE, TRANSACTIONAL)
+_IN_FLIGHT = 4
+_HALVES_IN_FLIGHT = 64
 
 _OF_SPARK = frozenset(("queryname", "checkpointlocation", "path"))
 """What Spark itself puts among the options of a sink."""
@@ -35,9 +41,19 @@ _OF_SPARK = frozenset(("queryname", "checkpointlocation", "path"))
 SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
     OptionRow("nameServer", "required", "SB", "`host:port[;host:port]`", aliases=("endpoints", "namesrv")),
     OptionRow("topic", "", "SB", "where every row goes; wins over the column `topic`"),
-    OptionRow("group", "DEFAULT_PRODUCER", "SB", "producer group named in the sends"),
+    OptionRow(
+        "group",
+        "DEFAULT_PRODUCER",
+        "SB",
+        f"producer group named in the sends; with `{TRANSACTIONAL}` {TRANSACTION_GROUP}",
+    ),
     OptionRow("batchBytes", "512k", "SB", "about so many bytes per send; a broker takes 4 MiB at most"),
-    OptionRow("inFlight", "4", "SB", "sends of one task that wait for their answers at the same time"),
+    OptionRow(
+        "inFlight",
+        "4",
+        "SB",
+        f"sends of one task that wait for their answers at the same time; 64 with `{TRANSACTIONAL}`",
+    ),
     OptionRow("sendTimeoutMs", "10000", "SB", "deadline of each send, flush and replicas included"),
     OptionRow("retries", "8", "SB", "further attempts of a send that failed for a reason that may pass"),
     OptionRow(
@@ -48,7 +64,8 @@ SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
         "semantics",
         AT_LEAST_ONCE,
         "SB",
-        f"`{AT_LEAST_ONCE}` (any broker) or `{EXACTLY_ONCE}` (brokers of TandemMQ)",
+        f"`{AT_LEAST_ONCE}` (any broker), `{EXACTLY_ONCE}` (brokers of TandemMQ) or `{TRANSACTIONAL}` (any "
+        "broker): nothing is visible before the batch is committed",
         aliases=("mode",),
     ),
     OptionRow(
@@ -61,7 +78,13 @@ SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
         "stateDir",
         "tandemmq_sink in the checkpoint",
         "SB",
-        "with `exactly-once`: directory of the driver where the query's queues are written down",
+        "directory of the driver: the query's queues with `exactly-once`, its decisions with `transactional`",
+    ),
+    OptionRow(
+        "transactionRows",
+        "1000000",
+        "SB",
+        "with `transactional`: rows of one batch at most; the driver keeps some 50 bytes of each",
     ),
     OptionRow(
         "writeId",
@@ -90,6 +113,8 @@ class SinkOptions:
     once_topics: tuple[str, ...] = ()
     """The topics of an exactly-once write; empty: at-least-once."""
     state_dir: str = ""
+    is_transactional: bool = False
+    transaction_rows_max: int = 1_000_000
     security: Security = OPEN
 
     @property
@@ -104,23 +129,28 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     """
     given = {key: value for key, value in raw.items() if key.lower() not in _OF_SPARK}
     values = name_options(given, SINK_OPTION_TABLE)
-    once_topics = _parse_once_topics(values)
+    semantics = _parse_semantics(values)
+    is_transactional = semantics == TRANSACTIONAL
     batch_bytes = require(parse_size(values, "batchBytes", 512 * KIB))
     if batch_bytes > MESSAGE_BYTES_MAX:
         raise ConfigError(f"option batchBytes: brokers take {MESSAGE_BYTES_MAX} bytes at most")
     return SinkOptions(
         name_servers=parse_name_servers(values),
         topic=values.get("topic", ""),
-        group=values.get("group", "") or DEFAULT_PRODUCER_GROUP,
+        group=values.get("group", "") or (TRANSACTION_GROUP if is_transactional else DEFAULT_PRODUCER_GROUP),
         batch_bytes=batch_bytes,
-        in_flight=require(parse_int(values, "inFlight", 4, least=1)),
+        in_flight=require(
+            parse_int(values, "inFlight", _HALVES_IN_FLIGHT if is_transactional else _IN_FLIGHT, least=1)
+        ),
         send_timeout_s=require(parse_int(values, "sendTimeoutMs", 10_000, least=1)) / 1000,
         retry_count=require(parse_int(values, "retries", 8, least=0)),
         retry_interval_s=require(parse_int(values, "retryIntervalMs", 250, least=1)) / 1000,
         task_rows_per_s=parse_int(values, "taskRowsPerSecond", None, least=1),
         write_id=values.get("writeId", ""),
-        once_topics=once_topics,
-        state_dir=_find_state_dir(raw, values) if once_topics else "",
+        once_topics=_parse_once_topics(values) if semantics == EXACTLY_ONCE else (),
+        state_dir=_find_state_dir(raw, values, semantics) if semantics != AT_LEAST_ONCE else "",
+        is_transactional=is_transactional,
+        transaction_rows_max=require(parse_int(values, "transactionRows", 1_000_000, least=1)),
         security=parse_security(
             values,
             is_tls=parse_bool(values, "tls", False),
@@ -129,17 +159,14 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     )
 
 
-def _parse_once_topics(values: Mapping[str, str]) -> tuple[str, ...]:
+def _parse_semantics(values: Mapping[str, str]) -> str:
     semantics = values.get("semantics", AT_LEAST_ONCE).lower()
-    if semantics == _NOT_BUILT:
-        raise ConfigError(
-            f"option semantics: {semantics} is not built; {EXACTLY_ONCE} is, for brokers of TandemMQ, and "
-            f"{AT_LEAST_ONCE}, where repeats of a row carry one UNIQ_KEY, by which consumers can drop them"
-        )
-    if semantics not in (AT_LEAST_ONCE, EXACTLY_ONCE):
-        raise ConfigError(f"option semantics: expected {AT_LEAST_ONCE} or {EXACTLY_ONCE}, got {semantics!r}")
-    if semantics == AT_LEAST_ONCE:
-        return ()
+    if semantics not in _SEMANTICS:
+        raise ConfigError(f"option semantics: expected {', '.join(_SEMANTICS)}, got {semantics!r}")
+    return semantics
+
+
+def _parse_once_topics(values: Mapping[str, str]) -> tuple[str, ...]:
     topics = (values["topic"],) if values.get("topic") else parse_list(values.get("topics", ""))
     if not topics:
         raise ConfigError(
@@ -148,8 +175,8 @@ def _parse_once_topics(values: Mapping[str, str]) -> tuple[str, ...]:
     return topics
 
 
-def _find_state_dir(raw: Mapping[str, str], values: Mapping[str, str]) -> str:
-    """Where an exactly-once write keeps what its replay must know; empty for a write that is never repeated.
+def _find_state_dir(raw: Mapping[str, str], values: Mapping[str, str], semantics: str) -> str:
+    """Where a write keeps what its replay must know; empty for a write that is never repeated.
 
     Raises:  ConfigError when a query would forget it.
     """
@@ -157,9 +184,9 @@ def _find_state_dir(raw: Mapping[str, str], values: Mapping[str, str]) -> str:
     checkpoint = next((value for key, value in raw.items() if key.lower() == "checkpointlocation"), "")
     directory = (given or checkpoint).removeprefix("file://").removeprefix("file:")
     if "://" in directory:
-        raise ConfigError(f"semantics {EXACTLY_ONCE}: {directory} is no directory here; set stateDir")
+        raise ConfigError(f"semantics {semantics}: {directory} is no directory here; set stateDir")
     if directory:
         return directory if given else f"{directory.rstrip('/')}/{_STATE_DIR}"
     if values.get("writeId"):
-        raise ConfigError(f"semantics {EXACTLY_ONCE}: writeId needs stateDir, or a repeat may not match")
+        raise ConfigError(f"semantics {semantics}: writeId needs stateDir, or a repeat may not match")
     return ""

@@ -4,7 +4,8 @@ A shipment is done when its broker says that it is stored as the cluster promise
 where it is set up so. Any other answer that may change is sent again, to another broker where the shipment
 may go anywhere; that may store a message twice, with the same unique key. Shipments for one given queue never
 travel side by side, so a repeat cannot overtake its successors. With `once` every shipment has a queue and is
-numbered, and its broker stores it once.
+numbered, and its broker stores it once. With `halves` each is stored as a half message that somebody else
+ends; those have no order of their own.
 
 Blocking, for one thread: Spark runs each task in one (see `spark.wire`).
 """
@@ -24,9 +25,11 @@ from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.send import SendRequestV2
+from tandemmq.protocol.sys_flag import TRANSACTION_NONE, TRANSACTION_PREPARED
 from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC
 from tandemmq.spark.name_servers import NameServers
 from tandemmq.spark.sink.encode import Shipment
+from tandemmq.spark.sink.halves import HalfLog
 from tandemmq.spark.sink.once import OnceRun, require_once
 from tandemmq.spark.sink.options import SinkOptions
 from tandemmq.spark.wire import POOL, UNREACHABLE, WireConnection
@@ -62,9 +65,17 @@ class _Line:
 class Sender:
     """Of one task. `turn`: where the round over the queues begins, so that tasks do not all start alike."""
 
-    def __init__(self, options: SinkOptions, *, turn: int = 0, once: OnceRun | None = None) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        *,
+        turn: int = 0,
+        once: OnceRun | None = None,
+        halves: HalfLog | None = None,
+    ) -> None:
         self._options = options
         self._once = once
+        self._halves = halves
         self._name_servers = NameServers(options.name_servers, options.send_timeout_s, options.security)
         self._turn = turn
         self._views: dict[str, RouteView] = {}
@@ -97,8 +108,12 @@ class Sender:
         """
         while len(self._in_flight) >= self._options.in_flight or self._is_queue_busy(shipment.queue):
             self._settle_oldest()
-        claim = self._once.claim(shipment) if self._once is not None else ""
-        self._launch(_Item(shipment, shipment.properties + claim))
+        properties = shipment.properties
+        if self._once is not None:
+            properties += self._once.claim(shipment)
+        if self._halves is not None:
+            properties = self._halves.properties(properties)
+        self._launch(_Item(shipment, properties))
 
     def finish(self) -> None:
         """Returns when everything is confirmed."""
@@ -112,7 +127,9 @@ class Sender:
         self._lines.clear()
 
     def _is_queue_busy(self, queue: MessageQueue | None) -> bool:
-        return queue is not None and any(item.queue == queue for item in self._in_flight)
+        if queue is None or self._halves is not None:
+            return False
+        return any(item.queue == queue for item in self._in_flight)
 
     def _launch(self, item: _Item) -> None:
         while True:
@@ -155,6 +172,9 @@ class Sender:
         else:
             failure = judge_answer(answer)
             if failure is None:
+                if self._halves is not None:
+                    assert item.queue is not None
+                    self._halves.add(item.shipment.topic, item.queue.broker_name, item.properties, answer)
                 self.message_count += item.shipment.count
                 self.send_count += 1
                 return
@@ -215,7 +235,7 @@ class Sender:
             default_topic=AUTO_CREATE_TOPIC,
             default_topic_queue_count=NEW_TOPIC_QUEUES,
             queue_id=queue.queue_id,
-            sys_flag=0,
+            sys_flag=TRANSACTION_NONE if self._halves is None else TRANSACTION_PREPARED,
             born_at_ms=int(time.time() * 1000),
             flag=shipment.flag,
             properties=item.properties,

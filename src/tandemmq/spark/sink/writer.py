@@ -1,15 +1,16 @@
 """The writers that Spark calls: rows of one task to messages, for batch and streaming queries.
 
-What Spark commits was confirmed by the brokers before; there is nothing left to do at a commit, and an abort
-cannot take messages back. A task that runs twice and a batch that is replayed send again, with the same keys;
-brokers that are asked to (`once`) do not store them again.
+What Spark commits was confirmed by the brokers before. Unless the write is transactional there is nothing
+left to do at a commit, and an abort cannot take messages back. A task that runs twice and a batch that is
+replayed send again, with the same keys; brokers that are asked to (`once`) do not store them again. A
+transactional write stores half messages, which the driver ends (`transaction`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
@@ -21,7 +22,9 @@ from tandemmq.spark.sink.options import SinkOptions
 from tandemmq.spark.task_names import BATCH_ID, QUERY_ID
 
 if TYPE_CHECKING:
+    from tandemmq.spark.sink.halves import HalfLog
     from tandemmq.spark.sink.once import OnceRun, Pins
+    from tandemmq.spark.sink.transaction import TaskHalves
 
 
 @dataclass
@@ -33,23 +36,34 @@ class TaskSent(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyped
 
 
 class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is untyped here
-    """A batch write; `write_id` names it in the unique keys."""
+    """A batch write; `write_id` names it in the unique keys; if transactional, it is batch 0 of that id."""
 
     def __init__(self, options: SinkOptions, columns: SinkColumns, write_id: str) -> None:
+        if options.is_transactional and not options.write_id:
+            # Nobody could find its decision again.
+            options = replace(options, state_dir="")
         self._options = options
         self._columns = columns
         self._write_id = write_id
         self._pins = _pin(options, columns)
+        self._decided = _read_decided(options, columns)
 
-    def write(self, iterator: Iterator[Any]) -> TaskSent:
+    def write(self, iterator: Iterator[Any]) -> TaskSent | TaskHalves:
         partition_id = TaskContext.get().partitionId()
         names = ("batch", self._write_id, self._options.topic, partition_id)
+        if self._options.is_transactional:
+            key = (f"batch\0{self._write_id}", 0)
+            return _send_halves(
+                iterator, self._options, self._columns, names, partition_id, key, self._decided
+            )
         once = _number(self._pins, "batch", self._write_id, partition_id, 0)
         return send_rows(iterator, self._options, self._columns, names, partition_id, once)
 
-    def commit(self, messages: Sequence[TaskSent | None]) -> None: ...
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        _commit(self._options, messages, 0)
 
-    def abort(self, messages: Sequence[TaskSent | None]) -> None: ...
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        _abort(self._options, messages, 0)
 
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is untyped here
@@ -59,20 +73,31 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # p
         self._options = options
         self._columns = columns
         self._pins = _pin(options, columns)
+        if options.is_transactional and not options.state_dir:
+            raise ConfigError("semantics transactional needs the option checkpointLocation, or stateDir")
+        self._decided = _read_decided(options, columns)
 
-    def write(self, iterator: Iterator[Any]) -> TaskSent:
+    def write(self, iterator: Iterator[Any]) -> TaskSent | TaskHalves:
         context = TaskContext.get()
         partition_id = context.partitionId()
         batch = (context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID))
         names = ("stream", *batch, self._options.topic, partition_id)
+        if self._options.is_transactional:
+            key = (f"stream\0{batch[0]}\0{self._options.topic}", int(batch[1]))
+            return _send_halves(
+                iterator, self._options, self._columns, names, partition_id, key, self._decided
+            )
         once = _number(
             self._pins, "stream", f"{batch[0]}\0{self._options.topic}", partition_id, int(batch[1])
         )
         return send_rows(iterator, self._options, self._columns, names, partition_id, once)
 
-    def commit(self, messages: Sequence[TaskSent | None], batchId: int) -> None: ...
+    # Spark passes the number by place; the name is that of its interface.
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        _commit(self._options, messages, batchId)
 
-    def abort(self, messages: Sequence[TaskSent | None], batchId: int) -> None: ...
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        _abort(self._options, messages, batchId)
 
 
 def _pin(options: SinkOptions, columns: SinkColumns) -> Pins | None:
@@ -95,6 +120,61 @@ def _number(pins: Pins | None, kind: str, query: str, partition_id: int, epoch: 
     from tandemmq.spark.sink.once import OnceRun
 
     return OnceRun(f"{kind}\0{query}", partition_id, epoch, pins)
+
+
+def _read_decided(options: SinkOptions, columns: SinkColumns) -> frozenset[tuple[str, int]]:
+    """Batches of a transactional write whose rows are there already; on the driver, before the tasks."""
+    if not options.is_transactional:
+        return frozenset()
+    for name in ("delayLevel", "deliverAt"):
+        if columns.place(name) is not None:
+            raise ConfigError(
+                f"semantics transactional: brokers delay no half messages; drop the column {name}"
+            )
+    from tandemmq.spark.sink.decision import read_decided
+
+    return read_decided(options.state_dir)
+
+
+def _send_halves(
+    batches: Iterator[Any],
+    options: SinkOptions,
+    columns: SinkColumns,
+    names: tuple[object, ...],
+    partition_id: int,
+    key: tuple[str, int],
+    decided: frozenset[tuple[str, int]],
+) -> TaskHalves:
+    """Stores all rows as half messages; takes them back, as far as that goes, when one cannot be stored.
+
+    `key`: query and batch, as the driver writes down its decision.
+    """
+    from tandemmq.spark.sink.halves import HalfLog
+    from tandemmq.spark.sink.transaction import TaskHalves, roll_back
+
+    if key in decided:
+        return TaskHalves(name=key[0], parts=(), is_decided=True)
+    halves = HalfLog(options.group, options.transaction_rows_max)
+    try:
+        send_rows(batches, options, columns, names, partition_id, halves=halves)
+    except Exception:
+        roll_back(options, halves.parts())
+        raise
+    return TaskHalves(name=key[0], parts=tuple(part.encode() for part in halves.parts()))
+
+
+def _commit(options: SinkOptions, messages: Sequence[Any], batch_id: int) -> None:
+    if options.is_transactional:
+        from tandemmq.spark.sink import transaction
+
+        transaction.commit(options, batch_id, [message for message in messages if message is not None])
+
+
+def _abort(options: SinkOptions, messages: Sequence[Any], batch_id: int) -> None:
+    if options.is_transactional:
+        from tandemmq.spark.sink import transaction
+
+        transaction.abort(options, batch_id, [message for message in messages if message is not None])
 
 
 class Pace:
@@ -120,6 +200,7 @@ def send_rows(
     names: tuple[object, ...],
     partition_id: int,
     once: OnceRun | None = None,
+    halves: HalfLog | None = None,
 ) -> TaskSent:
     """Sends all rows; returns when the last one is confirmed. `names` name the task in the unique keys."""
     # numpy and pyarrow come with it, which planners do not need.
@@ -127,7 +208,7 @@ def send_rows(
     from tandemmq.spark.sink.keys import make_prefix
     from tandemmq.spark.sink.sender import Sender
 
-    sender = Sender(options, turn=partition_id, once=once)
+    sender = Sender(options, turn=partition_id, once=once, halves=halves)
     encoder = BatchEncoder(
         columns,
         topic=options.topic,
@@ -135,6 +216,7 @@ def send_rows(
         key_prefix=make_prefix(*names),
         queues=sender.queues,
         spread=partition_id + once.epoch if once is not None else None,
+        is_singly=halves is not None,
     )
     # A slow task sends small batches, or its rate would be one of bursts.
     limit = options.task_rows_per_s
