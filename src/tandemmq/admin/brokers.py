@@ -8,8 +8,48 @@ from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import Target, Tools, find_targets
 from tandemmq.api import broker_admin
 from tandemmq.errors import TandemError
-from tandemmq.protocol.bodies.ha import HaStatus
+from tandemmq.protocol.bodies.ha import HaClient, HaStatus
 from tandemmq.protocol.properties_file import parse_properties
+
+_REFUSED: Final = ("AHEAD", "TOO_OLD", "HALTED")
+"""States of a slave, as its master sees it, that end by an operator's hand only."""
+_REPLICATION_TABLES: Final = (
+    ("masters", ("broker", "log_end", "in_sync_slaves", "connections")),
+    (
+        "slaves_of_masters",
+        (
+            "master",
+            "slave",
+            "acknowledged",
+            "lag_bytes",
+            "lag_seconds",
+            "in_sync",
+            "sent_to",
+            "bytes_per_second",
+            "state",
+            "start_rule",
+            "start_offset",
+            "away_seconds",
+            "name",
+            "reason",
+        ),
+    ),
+    (
+        "copies",
+        (
+            "slave",
+            "master_ha_address",
+            "log_start",
+            "log_end",
+            "read_at",
+            "bytes_per_second",
+            "state",
+            "start_rule",
+            "tail",
+            "halt",
+        ),
+    ),
+)
 
 
 async def list_clusters(tools: Tools, cluster: str) -> Answer:
@@ -54,41 +94,7 @@ async def show_replication(tools: Tools, address: str, cluster: str) -> Answer:
 
     Exit code 1 when a slave has halted, or its master can give it nothing.
     """
-    masters = Table("masters", ("broker", "log_end", "in_sync_slaves", "connections"))
-    slaves = Table(
-        "slaves_of_masters",
-        (
-            "master",
-            "slave",
-            "acknowledged",
-            "lag_bytes",
-            "lag_seconds",
-            "in_sync",
-            "sent_to",
-            "bytes_per_second",
-            "state",
-            "start_rule",
-            "start_offset",
-            "away_seconds",
-            "name",
-            "reason",
-        ),
-    )
-    copies = Table(
-        "copies",
-        (
-            "slave",
-            "master_ha_address",
-            "log_start",
-            "log_end",
-            "read_at",
-            "bytes_per_second",
-            "state",
-            "start_rule",
-            "tail",
-            "halt",
-        ),
-    )
+    masters, slaves, copies = (Table(name, columns) for name, columns in _REPLICATION_TABLES)
     has_halted = False
     for target in await find_targets(tools, address=address, cluster=cluster):
         status = await broker_admin.query_ha_status(tools.remoting, target.address)
@@ -100,29 +106,26 @@ async def show_replication(tools: Tools, address: str, cluster: str) -> Answer:
             continue
         one = status.client
         has_halted |= one.halt_reason is not None
-        halt = (
-            None if one.halt_reason is None else f"{one.halt_reason} at {one.halt_offset}: {one.halt_detail}"
-        )
-        copies.rows.append(
-            (
-                target.address,
-                one.master_address,
-                one.start_offset,
-                one.max_log_offset,
-                one.read_at_ms,
-                one.bytes_per_second,
-                one.state,
-                one.start_rule,
-                one.tail,
-                halt,
-            )
-        )
+        copies.rows.append(_copy_row(target, one))
     tables = [table for table in (masters, slaves, copies) if table.rows]
     notes = ["a slave has halted: see docs/operations.md"] if has_halted else []
     return Answer(tables, notes, exit_code=1 if has_halted else 0)
 
 
-_REFUSED: Final = ("AHEAD", "TOO_OLD", "HALTED")
+def _copy_row(target: Target, one: HaClient) -> Row:
+    halt = None if one.halt_reason is None else f"{one.halt_reason} at {one.halt_offset}: {one.halt_detail}"
+    return (
+        target.address,
+        one.master_address,
+        one.start_offset,
+        one.max_log_offset,
+        one.read_at_ms,
+        one.bytes_per_second,
+        one.state,
+        one.start_rule,
+        one.tail,
+        halt,
+    )
 
 
 def _slave_rows(target: Target, status: HaStatus) -> list[Row]:

@@ -126,20 +126,25 @@ class BrokerStats:
         return sum(self.send_refusals.values())
 
     def note_send_refusal(self, code: int) -> None:
+        """A send was answered with this code before it came to the store."""
         self.send_refusals[code] = self.send_refusals.get(code, 0) + 1
 
     def note_checkpoint(self, topic: str, group: str) -> None:
+        """A lease was stored: of a pop, or of a change of the invisible time."""
         self.checkpoint_count += 1
         self.checkpoints.add(f"{topic}@{group}", 1, 0)
 
     def note_acks(self, topic: str, group: str, count: int) -> None:
+        """Popped messages were acknowledged."""
         self.ack_count += count
         self.acks.add(f"{topic}@{group}", count, 0)
 
     def note_pull_ending(self, code: int) -> None:
+        """A pull was answered with this code and no messages."""
         self.pull_endings[code] = self.pull_endings.get(code, 0) + 1
 
     def sample(self, now_s: float) -> None:
+        """Keep the counters as they stand, for `rates`; called every `SAMPLE_PERIOD_S`."""
         self._samples.append(self._now(now_s))
 
     def note_day(self, day: date) -> None:

@@ -56,16 +56,19 @@ class KvConfig:
             raise ConfigError(f"kvConfigPath: neither the file nor its .bak can be read: {reason}")
 
     async def handle_put(self, channel: Channel, command: Command) -> Command:
+        """PUT_KV_CONFIG (100), answered when it is on disk."""
         header = command.decode(PutKvRequest)
         await self._change(lambda table: table.put(header.namespace, header.key, header.value))
         return command.reply()
 
     async def handle_delete(self, channel: Channel, command: Command) -> Command:
+        """DELETE_KV_CONFIG (102); what is not there is no error."""
         header = command.decode(DeleteKvRequest)
         await self._change(lambda table: table.delete(header.namespace, header.key))
         return command.reply()
 
     def handle_get(self, channel: Channel, command: Command) -> Command:
+        """GET_KV_CONFIG (101). Raises RequestRejected (QUERY_NOT_FOUND)."""
         header = command.decode(GetKvRequest)
         value = self.table.get(header.namespace, header.key)
         if value is None:
@@ -73,6 +76,7 @@ class KvConfig:
         return command.reply(header=GetKvResponse(value=value))
 
     def handle_list(self, channel: Channel, command: Command) -> Command:
+        """GET_KVLIST_BY_NAMESPACE (219). Raises RequestRejected (QUERY_NOT_FOUND)."""
         header = command.decode(KvListRequest)
         table = self.table.namespace(header.namespace)
         if table is None:

@@ -52,8 +52,9 @@ class QueryHandlers:
         self._options = options
 
     def handle_route(self, channel: Channel, command: Command) -> Command:
-        """All clients get one dialect: compact strict JSON with quoted ids is read by each (spec remoting
-        6).
+        """GET_ROUTEINFO_BY_TOPIC (105).
+
+        All clients get one dialect: compact strict JSON with quoted ids is read by each (spec remoting 6).
         """
         header = command.decode(RouteRequest)
         options = self._options()
@@ -70,47 +71,58 @@ class QueryHandlers:
         return command.reply(body=encode_topic_route(route))
 
     def handle_cluster_info(self, channel: Channel, command: Command) -> Command:
+        """GET_BROKER_CLUSTER_INFO (106)."""
         return command.reply(body=encode_cluster_info(self._table.cluster_info()))
 
     def handle_member_group(self, channel: Channel, command: Command) -> Command:
+        """GET_BROKER_MEMBER_GROUP (901): the replicas of a broker name; none when it is unknown."""
         header = command.decode(MemberGroupRequest)
         group = self._table.member_group(header.cluster_name, header.broker_name)
         return command.reply(body=encode_member_group(group))
 
     def handle_all_topics(self, channel: Channel, command: Command) -> Command:
+        """GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206)."""
         if not self._options().all_topic_list_enable:
             raise RequestRejected("enableAllTopicList is false")
         return command.reply(body=encode_topic_list(self._table.topics()))
 
     def handle_topics_of_cluster(self, channel: Channel, command: Command) -> Command:
+        """GET_TOPICS_BY_CLUSTER (224)."""
         header = command.decode(TopicsByClusterRequest)
         return self._topic_list(command, self._table.topics_of_cluster(header.cluster))
 
     def handle_system_topics(self, channel: Channel, command: Command) -> Command:
+        """GET_SYSTEM_TOPIC_LIST_FROM_NS (304): clusters, brokers, and one of those to ask for more."""
         names, broker_address = self._table.system_topics()
         return command.reply(body=encode_topic_list(names, broker_address))
 
     def handle_unit_topics(self, channel: Channel, command: Command) -> Command:
+        """GET_UNIT_TOPIC_LIST (311)."""
         return self._topic_list(command, self._table.topics_with_flag(set_bits=FLAG_UNIT))
 
     def handle_unit_sub_topics(self, channel: Channel, command: Command) -> Command:
+        """GET_HAS_UNIT_SUB_TOPIC_LIST (312)."""
         return self._topic_list(command, self._table.topics_with_flag(set_bits=FLAG_UNIT_SUB))
 
     def handle_unit_sub_topics_outside_units(self, channel: Channel, command: Command) -> Command:
+        """GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313)."""
         topics = self._table.topics_with_flag(set_bits=FLAG_UNIT_SUB, clear_bits=FLAG_UNIT)
         return self._topic_list(command, topics)
 
     def handle_delete_topic(self, channel: Channel, command: Command) -> Command:
+        """DELETE_TOPIC_IN_NAMESRV (216): of one cluster, or of all when none is named."""
         header = command.decode(DeleteTopicInNameServerRequest)
         self._table.delete_topic(header.topic, header.cluster_name or None)
         return command.reply()
 
     def handle_wipe_write_permission(self, channel: Channel, command: Command) -> Command:
+        """WIPE_WRITE_PERM_OF_BROKER (205): how many topics of the broker were touched."""
         header = command.decode(WipeWritePermissionRequest)
         count = self._table.wipe_write_permission(header.broker_name)
         return command.reply(header=WipeWritePermissionResponse(topic_count=count))
 
     def handle_add_write_permission(self, channel: Channel, command: Command) -> Command:
+        """ADD_WRITE_PERM_OF_BROKER (327): how many topics of the broker were touched."""
         header = command.decode(AddWritePermissionRequest)
         count = self._table.add_write_permission(header.broker_name)
         return command.reply(header=AddWritePermissionResponse(topic_count=count))

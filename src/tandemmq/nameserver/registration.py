@@ -52,28 +52,12 @@ class RegistrationHandlers:
         self._watched: set[Channel] = set()
 
     def handle_register_broker(self, channel: Channel, command: Command) -> Command:
+        """REGISTER_BROKER (103): where the master is, and the fixed queue lists of ordered topics.
+
+        Raises:  BadRequest for a wrong check sum; RequestRejected as `RouteTable.register`.
+        """
         header = command.decode(RegisterBrokerRequest)
-        if header.body_crc not in (0, body_crc32(command.body)):
-            raise BadRequest(
-                f"bodyCrc32 is {header.body_crc}, that of the body is {body_crc32(command.body)}"
-            )
-        body = decode_register_broker_body(
-            command.body, is_compressed=header.is_compressed, version=command.version
-        )
-        registration = Registration(
-            cluster=header.cluster_name,
-            broker_name=header.broker_name,
-            broker_id=header.broker_id,
-            address=header.broker_address,
-            ha_address=header.ha_address,
-            data_version=body.topics.data_version,
-            topics=body.topics.topics,
-            connection=channel,
-            filter_servers=body.filter_servers,
-            heartbeat_timeout_ms=header.heartbeat_timeout_ms,
-            is_acting_master_enabled=header.is_acting_master_enabled,
-            zone_name=header.zone_name,
-        )
+        registration = _read_registration(channel, command, header)
         is_new = self._table.data_version(registration.key) is None
         options = self._options()
         smallest = self._table.smallest(header.broker_name)
@@ -97,6 +81,7 @@ class RegistrationHandlers:
         )
 
     def handle_unregister_broker(self, channel: Channel, command: Command) -> Command:
+        """UNREGISTER_BROKER (104); an unknown broker is no error."""
         header = command.decode(UnregisterBrokerRequest)
         is_known = self._table.data_version((header.cluster_name, header.broker_address)) is not None
         smallest = self._table.smallest(header.broker_name)
@@ -107,13 +92,14 @@ class RegistrationHandlers:
         return command.reply()
 
     def handle_register_topic(self, channel: Channel, command: Command) -> Command:
+        """REGISTER_TOPIC_IN_NAMESRV (217); without a body nothing is registered."""
         header = command.decode(RegisterTopicRequest)
         if len(command.body):
             self._table.register_topic(header.topic, decode_topic_route(command.body).queues)
         return command.reply()
 
     def handle_query_data_version(self, channel: Channel, command: Command) -> Command:
-        """Also a sign of life."""
+        """QUERY_DATA_VERSION (322): whether the broker must register again; also a sign of life."""
         header = command.decode(QueryDataVersionRequest)
         key = header.cluster_name, header.broker_address
         held = self._table.data_version(key)
@@ -125,6 +111,7 @@ class RegistrationHandlers:
         )
 
     def handle_heartbeat(self, channel: Channel, command: Command) -> Command:
+        """BROKER_HEARTBEAT (904): a sign of life; of an unknown broker it is ignored."""
         header = command.decode(BrokerHeartbeatRequest)
         self._table.touch((header.cluster_name, header.broker_address), self._clock.monotonic())
         return command.reply()
@@ -163,6 +150,32 @@ class RegistrationHandlers:
         if self._options().notify_min_id_change:
             for name, smallest in before.items():
                 self._notices.after_leaving(name, smallest)
+
+
+def _read_registration(channel: Channel, command: Command, header: RegisterBrokerRequest) -> Registration:
+    """What the request tells of its broker.
+
+    Raises:  BadRequest for a wrong check sum; RemoteProtocolError for a body that cannot be read.
+    """
+    if header.body_crc not in (0, body_crc32(command.body)):
+        raise BadRequest(f"bodyCrc32 is {header.body_crc}, that of the body is {body_crc32(command.body)}")
+    body = decode_register_broker_body(
+        command.body, is_compressed=header.is_compressed, version=command.version
+    )
+    return Registration(
+        cluster=header.cluster_name,
+        broker_name=header.broker_name,
+        broker_id=header.broker_id,
+        address=header.broker_address,
+        ha_address=header.ha_address,
+        data_version=body.topics.data_version,
+        topics=body.topics.topics,
+        connection=channel,
+        filter_servers=body.filter_servers,
+        heartbeat_timeout_ms=header.heartbeat_timeout_ms,
+        is_acting_master_enabled=header.is_acting_master_enabled,
+        zone_name=header.zone_name,
+    )
 
 
 def _describe(header: RegisterBrokerRequest | UnregisterBrokerRequest) -> dict[str, object]:

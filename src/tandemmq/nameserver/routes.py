@@ -13,6 +13,7 @@ from tandemmq.remoting.dispatch import Handler
 def build_routes(
     registration: RegistrationHandlers, queries: QueryHandlers, kv: KvConfig, settings: Settings
 ) -> dict[int, Handler]:
+    """Handlers by request code (spec nameserver 3 to 10)."""
     return {
         RequestCode.PUT_KV_CONFIG: kv.handle_put,
         RequestCode.GET_KV_CONFIG: kv.handle_get,

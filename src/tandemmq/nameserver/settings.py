@@ -52,9 +52,14 @@ class Settings:
         self._writing = asyncio.Lock()
 
     def handle_get(self, channel: Channel, command: Command) -> Command:
+        """GET_NAMESRV_CONFIG (319), as properties text."""
         return command.reply(body=render_options(self.options))
 
     async def handle_update(self, channel: Channel, command: Command) -> Command:
+        """UPDATE_NAMESRV_CONFIG (318): all of it or nothing, answered when it is on disk.
+
+        Raises:  NotPermitted, RequestRejected with the reason.
+        """
         try:
             settings = parse_properties(bytes(command.body), "the request")
             async with self._writing:

@@ -30,6 +30,7 @@ class Audit:
         self._timer: TimerHandle | None = None
 
     def denied(self, who: str, peer: Address, code: int, resource: str, reason: str) -> None:
+        """Of any request; above `LINES_PER_PERIOD_MAX` lines in a period it is only counted."""
         self.denied_count += 1
         if self._timer is None:
             self._timer = self._clock.call_later(PERIOD_S, self._end_period)

@@ -185,6 +185,7 @@ def accounts_in(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def set_white_addresses(document: dict[str, Any], addresses: list[str]) -> None:
+    """Replaces the addresses that need no signature, in one parsed file."""
     document[GLOBAL_KEY] = addresses
 
 

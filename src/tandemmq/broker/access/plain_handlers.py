@@ -46,6 +46,7 @@ class PlainHandlers:
         return command.reply()
 
     async def handle_delete_account(self, channel: Channel, command: Command) -> Command:
+        """DELETE_ACL_CONFIG (51), answered when it is on disk."""
         key = command.decode(DeleteAccountRequest).access_key
         files = self._files_or_reject(DELETE_FAILED)
         path = files.path_of(key)
@@ -60,6 +61,7 @@ class PlainHandlers:
         return command.reply()
 
     async def handle_update_addresses(self, channel: Channel, command: Command) -> Command:
+        """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53): the addresses of one file of the rules are replaced."""
         request = command.decode(UpdateWhiteAddressesRequest)
         files = self._files_or_reject(ADDRESSES_FAILED)
         path = Path(request.file) if request.file else files.default_path
@@ -73,6 +75,7 @@ class PlainHandlers:
         return command.reply()
 
     def handle_version(self, channel: Channel, command: Command) -> Command:
+        """GET_BROKER_CLUSTER_ACL_INFO (52): the versions of the files, and who answers."""
         versions = {} if self._files is None else self._files.versions()
         default = (
             DataVersion() if self._files is None else versions.get(self._files.default_path, DataVersion())

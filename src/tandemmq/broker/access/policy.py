@@ -62,6 +62,7 @@ class Entry:
     is_allowed: bool
 
     def fits(self, need: Need, host: str) -> bool:
+        """Whether it speaks of one of the actions and of the caller's address."""
         if not self.actions & need.actions:
             return False
         if not self.networks:
@@ -109,6 +110,7 @@ def parse_resource(text: str) -> Resource:
 
 
 def render_resource(resource: Resource) -> str:
+    """As tools write it: `Type:name`, `Type:start*` or `Type:*`."""
     return f"{resource.kind}:{resource.name}{'*' if resource.is_prefix else ''}"
 
 

@@ -88,7 +88,7 @@ def _connection(member: Member) -> ClientConnection:
 
 
 def describe_subscription(subscription: Subscription) -> SubscriptionData:
-    """As tools read it."""
+    """A subscription as tools are told it: the expression, its tags and its version."""
     return SubscriptionData(
         topic=subscription.topic,
         expression=subscription.expression,

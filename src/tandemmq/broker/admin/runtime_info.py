@@ -22,7 +22,6 @@ from tandemmq.store.message_store import MessageStore
 
 _POOLS = ("send", "pull", "litePull", "query", "ack")
 _ZERO_KEYS = (
-    "putMessageFailedTimes",
     "putMessageEntireTimeMax",
     "getMessageEntireTimeMax",
     "putLatency99",
@@ -61,28 +60,37 @@ class RuntimeInfoHandlers:
         self._booted_at_ms = clock.now_ms()
 
     def handle_runtime_info(self, channel: Channel, command: Command) -> Command:
+        """GET_BROKER_RUNTIME_INFO (28)."""
         return command.reply(body=encode_kv_table(self._table()))
 
     def _table(self) -> dict[str, str]:
-        store, stats, options = self._store, self._stats, self._options
-        now_ms = self._clock.now_ms()
-        facts = store.facts()
-        total, free = self._disk.usage(store.options.log_dir)
-        used_ratio = f"{(total - free) / total:.2f}" if total else "0.0"
-        average = stats.put_bytes / stats.put_count if stats.put_count else 0.0
         table = dict.fromkeys(_ZERO_KEYS, "0")
         for pool in _POOLS:
             table[f"{pool}ThreadPoolQueueSize"] = "0"
             table[f"{pool}ThreadPoolQueueCapacity"] = "0"
             table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = "0"
-        table |= {
+        table |= self._who() | self._traffic() | self._log_state() | self._schedule()
+        if self._store.has_key_index:
+            table[CAPABILITY] = CLAIM_VERSION
+        return table
+
+    def _who(self) -> dict[str, str]:
+        """What runs here, and since when."""
+        return {
             "brokerActive": "true",
             "brokerVersion": str(OUR_VERSION),
             "brokerVersionDesc": render_version(OUR_VERSION),
-            "brokerRole": store.role.value,
+            "brokerRole": self._store.role.value,
             "bootTimestamp": str(self._booted_at_ms),
-            "runtime": _render_age(now_ms - self._booted_at_ms),
-            "startAcceptSendRequestTimeStamp": str(options.accept_sends_from_ms),
+            "runtime": _render_age(self._clock.now_ms() - self._booted_at_ms),
+            "startAcceptSendRequestTimeStamp": str(self._options.accept_sends_from_ms),
+        }
+
+    def _traffic(self) -> dict[str, str]:
+        """What was sent and got, in all and per second."""
+        stats = self._stats
+        average = stats.put_bytes / stats.put_count if stats.put_count else 0.0
+        return {
             "putMessageTimesTotal": str(stats.put_count),
             "putMessageSizeTotal": str(stats.put_bytes),
             "putMessageAverageSize": f"{average:.1f}",
@@ -99,6 +107,14 @@ class RuntimeInfoHandlers:
             "getMissTps": self._rates("missed_count"),
             "getTotalTps": self._rates("found_count", "missed_count"),
             "getTransferredTps": self._rates("got_count"),
+        }
+
+    def _log_state(self) -> dict[str, str]:
+        """Where the log begins and ends, what lags behind its end, and the disk below it."""
+        store, facts = self._store, self._store.facts()
+        total, free = self._disk.usage(store.options.log_dir)
+        used_ratio = f"{(total - free) / total:.2f}" if total else "0.0"
+        return {
             "commitLogMinOffset": str(store.min_log_offset),
             "commitLogMaxOffset": str(store.max_log_offset),
             "commitLogDiskRatio": used_ratio,
@@ -108,14 +124,15 @@ class RuntimeInfoHandlers:
             "remainTransientStoreBufferNumbs": str(facts.pool_free_count),
             "remainHowManyDataToCommit": f"{facts.uncommitted_bytes} B",
             "remainHowManyDataToFlush": f"{store.appended.value - store.flushed.value} B",
-            "earliestMessageTimeStamp": str(self._earliest_ms(now_ms)),
+            "earliestMessageTimeStamp": str(self._earliest_ms(self._clock.now_ms())),
         }
-        for level, offset in self._delay_offsets.snapshot().offsets.items():
-            end = store.queue_max(SCHEDULE_TOPIC, level - 1)
-            table[f"scheduleMessageOffset_{level}"] = f"{offset},{end}"
-        if store.has_key_index:
-            table[CAPABILITY] = CLAIM_VERSION
-        return table
+
+    def _schedule(self) -> dict[str, str]:
+        """How far the delivery of each delay level has got: `offset,end of its queue`."""
+        return {
+            f"scheduleMessageOffset_{level}": f"{offset},{self._store.queue_max(SCHEDULE_TOPIC, level - 1)}"
+            for level, offset in self._delay_offsets.snapshot().offsets.items()
+        }
 
     def _rates(self, *names: str) -> str:
         now_s = self._clock.monotonic()

@@ -54,6 +54,7 @@ class ResetHandlers:
         self._clock = clock
 
     def handle_reset(self, channel: Channel, command: Command) -> Command:
+        """INVOKE_BROKER_TO_RESET_OFFSET (222): where each queue goes on now, or is to (spec semantics 15)."""
         header = command.decode(ResetOffsetRequest)
         if self._options.is_slave:
             raise RequestRejected("a slave resets no offsets: ask the master", code=ResponseCode.SYSTEM_ERROR)

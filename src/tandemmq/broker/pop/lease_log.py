@@ -31,12 +31,12 @@ from tandemmq.errors import RequestRejected
 from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.runtime.ports import Clock
 from tandemmq.store import MessageStore, PutStatus
+from tandemmq.store.outcomes import NOT_STORED
 
 ROLL_AFTER_COUNT: Final = 50_000
 ROLL_COUNT_MAX: Final = 256
 READ_COUNT: Final = 64
 
-_NOT_STORED: Final = (PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.UNKNOWN_ERROR)
 
 OnDone = Callable[[PutStatus], None]
 _Ack = tuple[int, OnDone]
@@ -45,7 +45,8 @@ _Settled = tuple[dict[int, int], dict[QueueKey, int]]
 
 
 def is_stored(status: PutStatus) -> bool:
-    return status not in _NOT_STORED
+    """False for an append that left nothing, or nobody knows what."""
+    return status not in NOT_STORED
 
 
 class LeaseLog:

@@ -36,6 +36,7 @@ LATE_ACK_MS: Final = 3_000
 
 
 def revive_topic(cluster: str) -> str:
+    """Where the leases of a cluster's brokers are kept (spec semantics 14)."""
     return f"rmq_sys_REVIVE_LOG_{cluster}"
 
 
@@ -66,6 +67,7 @@ class LeaseRecords:
         self.host = bytes(8)
 
     def check_point(self, lease: Lease, *, moves_position: bool, now_ms: int) -> NewRecord:
+        """The record of a new lease; `moves_position`: it also says where pops of the queue go on."""
         key = lease.key
         body = CheckPoint(
             bits=_signed(lease.bits),
@@ -85,6 +87,7 @@ class LeaseRecords:
         return self._record(CHECK_POINT_TAG, encode_check_point(body), lease.revive_queue_id, name, now_ms)
 
     def ack(self, lease: Lease, offsets: Sequence[int], now_ms: int) -> NewRecord:
+        """The record of one or more acks of a lease."""
         key = lease.key
         is_one = len(offsets) == 1
         body = Ack(

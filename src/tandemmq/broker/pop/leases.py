@@ -154,6 +154,7 @@ class Leases:
         return False
 
     def drop(self, lease: Lease) -> None:
+        """Forget a lease, all of whose messages are done with."""
         if self._by_key.pop(lease.key, None) is None:
             return
         queue = lease.key[:3]

@@ -75,6 +75,7 @@ def order_items(flag: str, queue_id: int, offsets: Sequence[int], counts: dict[i
 
 
 def join_items(items: Sequence[str]) -> str:
+    """The lists of a pop's answer, which clients split again (spec semantics 14.2)."""
     return ";".join(items)
 
 

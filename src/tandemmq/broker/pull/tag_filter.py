@@ -12,6 +12,7 @@ TAG_COUNT_MAX = 4_096
 
 
 def is_tag_type(expression_type: str | None) -> bool:
+    """Whether an expression type means tags, which is also what no type means."""
     return not expression_type or expression_type == TAG_TYPE
 
 

@@ -60,4 +60,5 @@ def immunity_of(half: Record, timeout_ms: int) -> int | None:
 
 
 def check_times(half: Record) -> int:
+    """How often the producer was asked about a half message so far."""
     return number_of(half, names.TRANSACTION_CHECK_TIMES, 0)

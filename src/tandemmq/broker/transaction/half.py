@@ -127,6 +127,7 @@ def root_of(half: Record) -> int:
 
 
 def real_queue_id(half: Record) -> int:
+    """The queue that a half message is for."""
     return number_of(half, names.REAL_QID, 0)
 
 
