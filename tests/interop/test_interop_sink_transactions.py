@@ -11,7 +11,7 @@ import pytest
 from clusters import Cluster, java_cluster, our_cluster
 from java_peers import LINES
 
-from tandemmq.client import BlockingConsumer, ConsumerOptions, StartFrom
+from tandemmq.client import BlockingAdmin, BlockingConsumer, ConsumerOptions, StartFrom
 from tandemmq.errors import TandemError
 from tandemmq.protocol.topic_names import DISCARD_TOPIC
 from tandemmq.spark.metadata import Cluster as Brokers
@@ -90,6 +90,17 @@ def check_each_once(cluster: Cluster, topic: str) -> None:
     assert {message.tags for message in seen} == {"t"}
 
 
+def wait_until_found(cluster: Cluster, parts: list[HalfPart]) -> None:
+    """Returns once the key index has the committed messages; it is made after the queues."""
+    with BlockingAdmin(cluster.name_server) as admin:
+        for part in parts:
+            for half in part.read(0, len(part)):
+                key = half.key
+                until_blocking(
+                    lambda topic=part.topic, key=key: admin.find_by_unique_key(topic, key), "it is indexed"
+                )
+
+
 def test_a_commit_that_was_cut_off_is_finished_without_doubles(servers: Cluster, tmp_path: Path) -> None:
     options = make_options(servers, "SinkCommits", tmp_path)
     task = send_task(options)
@@ -108,7 +119,8 @@ def test_a_commit_that_was_cut_off_is_finished_without_doubles(servers: Cluster,
         files.write(decision, parts)
     some = [HalfPart(part.topic, part.broker_name, part.rows.slice(0, 100)) for part in parts]
     Ender(options, options.group, decision.decided_at_ms).commit(some, is_repeat=False)
-    until_blocking(lambda: count_visible(servers, "SinkCommits") == 100, "100 rows are visible")
+    wait_until_found(servers, some)
+    assert count_visible(servers, "SinkCommits") == 100
     transaction.abort(options, 5, [task])
     for _ in range(2):
         transaction.commit(options, 5, [TaskHalves(name=NAME, parts=(), is_decided=True)])
