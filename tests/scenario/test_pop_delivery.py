@@ -11,6 +11,7 @@ from broker_rig import Peer, make_broker, running_broker
 from pop_rig import Popped, ack, change, now_ms, pop, pop_all, pop_header
 
 from tandemmq.broker.broker import Broker
+from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.pop import BatchAck, BatchAckEntry, encode_batch_ack, encode_bits
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.pop import (
@@ -229,6 +230,33 @@ async def test_peek_and_notification_move_nothing(peer: Peer) -> None:
     await asyncio.sleep(0)
     await peer.send_ok("T", b"more")
     assert (await waiting).decode(NotificationResponse).has_message
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Busy("too much waits for the disk"), ResponseCode.SYSTEM_BUSY),
+        (OSError(5, "no such luck"), ResponseCode.SYSTEM_ERROR),
+    ],
+)
+async def test_held_pop_that_cannot_be_leased_is_told_why(
+    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    await fill(peer, "T", 1)
+    await pop_all(peer, "T", 1)
+    assert broker._parts is not None
+    pops = broker._parts.pop
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(pops.pops._log, "open", refuse)
+    waiting = asyncio.create_task(peer.ask(RequestCode.POP_MESSAGE, pop_header("T", poll_ms=50_000)))
+    await until(lambda: len(pops.polls) == 1)
+    await peer.send_ok("T", b"more")
+    answer = await waiting
+    assert answer.code == code
+    assert (answer.remark or "").endswith(("too much waits for the disk", "no such luck"))
 
 
 async def test_wrong_requests_are_named(peer: Peer) -> None:

@@ -6,7 +6,8 @@ messages stay where they are until they are acknowledged. Source: spec semantics
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tandemmq.broker.options import BrokerOptions
@@ -51,6 +52,9 @@ from tandemmq.protocol.requests.pop import (
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
 from tandemmq.store import PutStatus
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -346,7 +350,7 @@ class PopHandlers:
             del self._wake_times[key]
         self._polls.touch(key, ANY_QUEUE)
 
-    def _hold(self, asked: Asked, until_ms: int, on_wake: object) -> Command | None:
+    def _hold(self, asked: Asked, until_ms: int, on_wake: Callable[[HeldPop, bool], bool]) -> Command | None:
         """None while the request is held; else its answer."""
         now_ms = self._clock.now_ms()
         hold_ms = min(until_ms - now_ms, self._options.long_poll_ms_max)
@@ -359,7 +363,7 @@ class PopHandlers:
             queue_id=want.queue_id,
             deadline_s=self._clock.monotonic() + hold_ms / 1000,
             request=asked,
-            on_wake=on_wake,  # type: ignore[arg-type]  # one of the two below
+            on_wake=on_wake,
         )
         retries = [topic for topic, _ in self._reader.retry_topics(want.group, want.topic)]
         if self._polls.hold(held, retries):
@@ -367,6 +371,7 @@ class PopHandlers:
         return self._nothing(asked.command, ResponseCode.POLLING_FULL, "too many pops wait, try again later")
 
     def _on_wake(self, held: HeldPop, is_over: bool) -> bool:
+        """False when the pop waits on."""
         asked: Asked = held.request
         if asked.channel.is_closed:
             return True
@@ -374,8 +379,14 @@ class PopHandlers:
             # While the broker stops nothing is leased any more: the answer might not arrive.
             if not self._polls.is_closed and self._try(asked):
                 return True
-        except (RequestRejected, StoreError, OSError) as error:
-            asked.channel.send(asked.command.reply(ResponseCode.SYSTEM_ERROR, remark=str(error)))
+        except RequestRejected as error:
+            self._stats.note_pull_ending(error.code)
+            asked.channel.send(asked.command.reply(error.code, remark=error.remark))
+            return True
+        except (StoreError, OSError) as error:
+            self._stats.note_pull_ending(ResponseCode.SYSTEM_ERROR)
+            log.warning(events.PULL_FAILED, extra={"topic": asked.want.topic, "reason": str(error)})
+            asked.channel.send(asked.command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the store: {error}"))
             return True
         if is_over:
             asked.channel.send(
@@ -384,6 +395,7 @@ class PopHandlers:
         return is_over
 
     def _on_wake_notification(self, held: HeldPop, is_over: bool) -> bool:
+        """False when the notification waits on."""
         asked: Asked = held.request
         if asked.channel.is_closed:
             return True
