@@ -5,103 +5,29 @@ Source: spec replication 4.10, 6, 7.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_rig import (
-    MESSAGE_BYTES_MAX,
-    Peer,
-    pull_response,
-    records_of,
-    running_name_server,
-    until,
-)
+from broker_rig import Peer, pull_response, records_of, until
+from replica_group import REPLICATION, Group, running_group
 from replica_pair import log_bytes, wait_for_slaves
 
 from tandemmq.api.broker_offset import commit_offset
 from tandemmq.api.broker_topic import create_topic
 from tandemmq.api.replica import HeldTable, fetch_ha_status, fetch_topics
-from tandemmq.broker.broker import Broker
-from tandemmq.broker.options import BrokerOptions
 from tandemmq.protocol.bodies.data_version import DataVersion
 from tandemmq.protocol.bodies.topic import TopicConfig
-from tandemmq.protocol.codes import LanguageCode, RequestCode, ResponseCode
-from tandemmq.protocol.command import Command
-from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.replication.core.states import SlaveState
-from tandemmq.runtime.chance import SeededRandom
-from tandemmq.runtime.clock import LoopClock
-from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.network import TcpNetwork
-from tandemmq.store import BrokerRole, StoreOptions
-
-REPLICATION = ReplicationOptions(
-    heartbeat_interval_ms=200, silence_ms_max=20_000, reconnect_delay_ms=20, config_sync_interval_ms=50
-)
-
-
-class Group:
-    """The brokers of one name, and their name server."""
-
-    def __init__(self, root: Path, name_server: str) -> None:
-        self.root = root
-        self.name_server = name_server
-        self.brokers: dict[int, Broker] = {}
-        self.replication = REPLICATION
-
-    async def start(self, broker_id: int, *, ports: tuple[int, int] = (0, 0), **store: object) -> Broker:
-        settings: dict[str, object] = {
-            "commit_log_file_bytes": 1 << 20,
-            "consume_queue_file_bytes": 20_000,
-            "key_index_slot_count": 1_000,
-            "key_index_entry_count": 4_000,
-            "message_bytes_max": MESSAGE_BYTES_MAX,
-            "role": BrokerRole.SLAVE if broker_id else BrokerRole.ASYNC_MASTER,
-            **store,
-        }
-        broker = Broker(
-            BrokerOptions(
-                broker_name="group",
-                broker_id=broker_id,
-                listen_host="127.0.0.1",
-                listen_port=ports[0],
-                ha_listen_port=ports[1],
-                fast_listen=False,
-                name_servers=(self.name_server,),
-                slave_read_enable=True,
-            ),
-            StoreOptions(root=self.root / str(broker_id), **settings),  # type: ignore[arg-type]  # real fields
-            self.replication,
-            network=TcpNetwork(),
-            disk=RealDisk(),
-            clock=LoopClock(),
-            chance=SeededRandom(broker_id),
-        )
-        self.brokers[broker_id] = broker
-        await broker.start()
-        return broker
-
-    async def stop(self, broker_id: int) -> None:
-        await self.brokers.pop(broker_id).stop()
-
-    async def caught_up(self, broker_id: int = 1) -> None:
-        master, slave = self.brokers[0].store, self.brokers[broker_id].store
-        assert master is not None
-        assert slave is not None
-        await until(lambda: slave.dispatched.value == master.appended.value, "caught up")
+from tandemmq.store import BrokerRole
 
 
 @pytest.fixture
 async def group(tmp_path: Path) -> AsyncIterator[Group]:
-    async with AsyncExitStack() as stack:
-        subject = Group(tmp_path, await stack.enter_async_context(running_name_server(tmp_path)))
+    async with running_group(tmp_path) as subject:
         yield subject
-        for broker_id in sorted(subject.brokers, reverse=True):
-            await subject.stop(broker_id)
 
 
 async def held_topics(peer: Peer) -> dict[str, TopicConfig]:
@@ -251,96 +177,6 @@ async def test_tables_of_a_slave_survive_its_restart_without_the_master(group: G
     async with Peer(slave) as to_slave:
         answer = await to_slave.pull("T")
         assert pull_response(answer).next_offset == 1
-
-
-async def test_slave_of_a_master_that_lost_its_tail_and_grew_past_it_halts(group: Group) -> None:
-    master, slave = await group.start(0), await group.start(1)
-    ports = master.address[1], master.ha_address[1]
-    async with Peer(master) as to_master:
-        await create_topic(to_master.client, to_master.address, TopicConfig(name="T"))
-        for number in range(5):
-            await to_master.send_ok("T", b"common %d" % number)
-        await group.caught_up()
-        await group.stop(1)
-        assert master.store is not None
-        common_end = master.store.appended.value
-    await group.stop(0)
-    # The tail that only the slave keeps: it copies three more, then the master goes back to before them.
-    shutil.copytree(group.root / "0", group.root / "before")
-    master, slave = await group.start(0, ports=ports), await group.start(1)
-    async with Peer(master) as to_master:
-        for number in range(3):
-            await to_master.send_ok("T", b"lost %d" % number)
-        await group.caught_up()
-    assert slave.store is not None
-    kept = log_bytes(slave.store)
-    await group.stop(1)
-    await group.stop(0)
-    shutil.rmtree(group.root / "0")
-    shutil.move(group.root / "before", group.root / "0")
-    master = await group.start(0, ports=ports)
-    async with Peer(master) as to_master:
-        for number in range(9):
-            await to_master.send_ok("T", b"instead %d" % number)
-        slave = await group.start(1)
-        assert slave.store is not None
-        assert master.store is not None
-        assert master.store.appended.value > slave.store.appended.value
-        replica = slave._replica
-        assert replica is not None
-        await until(lambda: replica.slave.status().state is SlaveState.HALTED, "halted")
-        async with Peer(slave) as to_slave:
-            told = (await fetch_ha_status(to_slave.client, to_slave.address)).client
-            assert (told.state, told.halt_reason, told.tail) == ("HALTED", "DIVERGED", "DIFFERENT")
-            assert told.halt_offset is not None
-            assert common_end <= told.halt_offset < common_end + 100
-        assert log_bytes(slave.store) == kept
-        assert (await fetch_ha_status(to_master.client, to_master.address)).in_sync_count == 0
-        await until(lambda: rows_at(master) == [("group:1", "HALTED", "DIVERGED")], "the master knows why")
-
-        # The master forgets it with its own end, and is told again.
-        await group.stop(0)
-        master = await group.start(0, ports=ports)
-        await until(lambda: rows_at(master) == [("group:1", "HALTED", "DIVERGED")], "and is told again")
-    await group.stop(1)
-    shutil.rmtree(group.root / "1")
-    await group.start(1)
-    await until(lambda: rows_at(master) == [("group:1", "TRANSFERRING", None)], "an empty slave follows")
-
-
-def rows_at(master: Broker) -> list[tuple[str | None, str | None, str | None]]:
-    """Name, state and told reason of each slave in the master's status."""
-    assert master._replica is not None
-    return [(one.slave, one.state, one.halt_reason) for one in master._replica.status().connections]
-
-
-async def test_slaves_of_one_host_have_rows_of_their_own(group: Group) -> None:
-    master = await group.start(0)
-    for broker_id in (1, 2):
-        await group.start(broker_id)
-    following = {("group:1", "TRANSFERRING", None), ("group:2", "TRANSFERRING", None)}
-    await until(lambda: set(rows_at(master)) == following, "both follow")
-    for broker_id in (1, 2):
-        await group.stop(broker_id)
-    gone = [("group:1", "CLOSED", None), ("group:2", "CLOSED", None)]
-    await until(lambda: rows_at(master) == gone, "both are gone")
-    await group.start(2)
-    left = [("group:2", "TRANSFERRING", None), ("group:1", "CLOSED", None)]
-    await until(lambda: rows_at(master) == left, "one is missing")
-
-
-async def test_only_ours_are_told_more_than_rocketmqs_fields(group: Group) -> None:
-    master = await group.start(0)
-    await group.start(1)
-    async with Peer(master) as to_master:
-        await to_master.send_ok("TBW102", b"x")
-        await group.caught_up()
-        (one,) = (await fetch_ha_status(to_master.client, to_master.address)).connections
-        assert (one.state, one.start_rule, one.is_tandem) == ("TRANSFERRING", "FIRST_FILE", True)
-        asked = Command.request(RequestCode.GET_BROKER_HA_STATUS)
-        asked.language = int(LanguageCode.JAVA)
-        answer = await to_master.client.request(to_master.address, asked, 3)
-        assert b"tandem" not in bytes(answer.body)
 
 
 async def test_topics_and_groups_are_pushed_without_waiting_for_a_round(group: Group) -> None:

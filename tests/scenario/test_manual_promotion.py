@@ -1,0 +1,76 @@
+"""A slave is made the master by hand: docs/operations.md, "Making a slave the master"."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from broker_rig import Peer, records_of, until
+from replica_group import Group, rows_at, running_group
+from replica_pair import log_bytes
+
+from tandemmq.api.broker_offset import commit_offset
+from tandemmq.api.broker_topic import create_topic
+from tandemmq.protocol.bodies.topic import TopicConfig
+
+
+@pytest.fixture
+async def group(tmp_path: Path) -> AsyncIterator[Group]:
+    async with running_group(tmp_path) as subject:
+        yield subject
+
+
+async def test_a_slave_is_made_master_and_the_old_master_its_slave(group: Group) -> None:
+    master, slave = await group.start(0), await group.start(1)
+    async with Peer(master) as to_master:
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="T"))
+        for number in range(5):
+            await to_master.send_ok("T", b"copied %d" % number)
+        await commit_offset(to_master.client, to_master.address, "G", "T", 0, 2)
+        await group.caught_up()
+        tables = slave._tables
+        await until(lambda: tables.offsets.committed("G", "T", 0) == 2, "offset")
+        await group.stop(1)
+        await to_master.send_ok("T", b"only the old master has it")
+    await group.stop(0)
+
+    master = await group.start(0, directory="1")
+    async with Peer(master) as to_master:
+        await to_master.send_ok("T", b"new")
+        await to_master.send_ok("T", b"newer")
+        bodies = [record.body for record in records_of(await to_master.pull("T"))]
+        assert bodies == [*(b"copied %d" % number for number in range(5)), b"new", b"newer"]
+        assert master._tables.offsets.committed("G", "T", 0) == 2
+
+    slave = await group.start(1, directory="0")
+    refused = [[("group:1", "AHEAD", "SLAVE_AHEAD")], [("group:1", "HALTED", "DIVERGED")]]
+    await until(lambda: rows_at(master) in refused, "its own tail is not the master's")
+    await group.stop(1)
+    shutil.rmtree(group.root / "0")
+    slave = await group.start(1, directory="0")
+    await group.caught_up()
+    assert slave.store is not None
+    assert master.store is not None
+    assert log_bytes(slave.store) == log_bytes(master.store)
+    await until(lambda: rows_at(master) == [("group:1", "TRANSFERRING", None)], "an empty one follows")
+
+
+async def test_a_relieved_master_follows_as_it_is(group: Group) -> None:
+    master, slave = await group.start(0), await group.start(1)
+    async with Peer(master) as to_master:
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="T"))
+        for number in range(5):
+            await to_master.send_ok("T", b"copied %d" % number)
+        await group.caught_up()
+        await until(lambda: slave._tables.topics.get("T") is not None, "topic")
+    for broker_id in (0, 1):
+        await group.stop(broker_id)
+    master, slave = await group.start(0, directory="1"), await group.start(1, directory="0")
+    async with Peer(master) as to_master:
+        await to_master.send_ok("T", b"new")
+    await group.caught_up()
+    assert slave.store is not None
+    assert master.store is not None
+    assert log_bytes(slave.store) == log_bytes(master.store)
