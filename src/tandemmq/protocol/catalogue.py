@@ -251,8 +251,20 @@ _STATIC = "static topics: the queues of a topic belong to its brokers"
 _ROCKSDB = "RocksDB: queues and tables are files, in RocketMQ's default format"
 _CONTAINER = "broker container: each broker is a process of its own"
 _CONTROLLER = "controller: a master is not elected by one"
+_UNUSED = "a name only: nothing in RocketMQ 4.9 or 5.3 sends or serves it"
 
 NOT_OURS: dict[int, tuple[str, str]] = {
+    13: ("QUERY_BROKER_OFFSET", _UNUSED),
+    22: ("GET_TOPIC_CONFIG_LIST", _UNUSED),
+    23: ("GET_TOPIC_NAME_LIST", _UNUSED),
+    27: ("TRIGGER_DELETE_FILES", _UNUSED),
+    47: ("GET_CLIENT_CONFIG", _UNUSED),
+    209: ("SUSPEND_CONSUMER", _UNUSED),
+    210: ("RESUME_CONSUMER", _UNUSED),
+    211: ("RESET_CONSUMER_OFFSET_IN_CONSUMER", _UNUSED),
+    212: ("RESET_CONSUMER_OFFSET_IN_BROKER", _UNUSED),
+    213: ("ADJUST_CONSUMER_THREAD_POOL", _UNUSED),
+    214: ("WHO_CONSUME_THE_MESSAGE", _UNUSED),
     301: ("REGISTER_FILTER_SERVER", _FILTERS),
     302: ("REGISTER_MESSAGE_FILTER_CLASS", _FILTERS),
     354: ("CHECK_ROCKSDB_CQ_WRITE_PROGRESS", _ROCKSDB),
@@ -273,5 +285,10 @@ NOT_OURS: dict[int, tuple[str, str]] = {
     1011: ("CLEAN_BROKER_DATA", _CONTROLLER),
     1012: ("CONTROLLER_GET_NEXT_BROKER_ID", _CONTROLLER),
     1013: ("CONTROLLER_APPLY_BROKER_ID", _CONTROLLER),
+    1014: ("BROKER_CLOSE_CHANNEL_REQUEST", _CONTROLLER),
+    1015: ("CHECK_NOT_ACTIVE_BROKER_REQUEST", _CONTROLLER),
+    1016: ("GET_BROKER_LIVE_INFO_REQUEST", _CONTROLLER),
+    1017: ("GET_SYNC_STATE_DATA_REQUEST", _CONTROLLER),
+    1018: ("RAFT_BROKER_HEART_BEAT_EVENT_REQUEST", _CONTROLLER),
 }
 """Codes of RocketMQ that have no name here, answered the same way."""
