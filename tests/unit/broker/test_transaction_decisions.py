@@ -131,6 +131,11 @@ def test_memory_of_decisions_is_bounded() -> None:
         decided.note_copy(root, root + 10)
     assert [root in decided for root in (1, 2, 3)] == [False, True, True]
     assert list(decided.places(3, 3)) == [3, 13]
+    decided.end(3, 8)
+    decided.reopen(3)  # the store refused it: the next try marks the copy, too
+    assert list(decided.places(3, 3)) == [3, 13]
+    decided.end(3, 8)
+    decided.settle(3)
     assert list(decided.places(3, 3)) == [3]
     assert list(decided.places(1, 1)) == [1]
     decided.reopen(3)

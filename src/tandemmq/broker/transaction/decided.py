@@ -32,8 +32,12 @@ class Decided:
         self._decisions[root] = decision
         _trim(self._decisions, self._count_max)
 
+    def settle(self, root: int) -> None:
+        """The end is stored, with the marks of all `places`: where they are is of no use any more."""
+        self._newest.pop(root, None)
+
     def reopen(self, root: int) -> None:
-        """The end could not be stored."""
+        """The end could not be stored; the next one marks the same `places`."""
         self._decisions.pop(root, None)
 
     def note_copy(self, root: int, queue_offset: int) -> None:
@@ -45,7 +49,7 @@ class Decided:
     def places(self, root: int, queue_offset: int) -> Iterator[int]:
         """The half queue offsets to mark when the half message at `queue_offset` ends."""
         yield queue_offset
-        newest = self._newest.pop(root, queue_offset)
+        newest = self._newest.get(root, queue_offset)
         if newest != queue_offset:
             yield newest
 

@@ -137,8 +137,8 @@ class TransactionHandlers:
     ) -> Appended:
         def answer(status: PutStatus) -> None:
             is_stored = status not in NOT_STORED
-            if not is_stored and root is not None:
-                self._decided.reopen(root)
+            if root is not None:
+                (self._decided.settle if is_stored else self._decided.reopen)(root)
             if command.is_oneway:
                 return
             if is_stored:
