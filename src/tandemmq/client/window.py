@@ -13,7 +13,7 @@ from collections import deque
 class Window:
     """Room for items in flight. Taken before a send starts, given back when its result is known."""
 
-    __slots__ = ("_bytes_max", "_count_max", "_waiters", "bytes", "count")
+    __slots__ = ("_bytes_max", "_count_max", "_emptied", "_waiters", "bytes", "count")
 
     def __init__(self, *, count_max: int, bytes_max: int) -> None:
         assert count_max > 0
@@ -21,6 +21,7 @@ class Window:
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._emptied: asyncio.Future[None] | None = None
         self.count = 0
         self.bytes = 0
 
@@ -53,6 +54,16 @@ class Window:
         assert self.bytes >= 0
         if self._waiters:
             self._wake()
+        if self._emptied is not None and not self.count:
+            self._emptied.set_result(None)
+            self._emptied = None
+
+    async def wait_empty(self) -> None:
+        """Returns when nothing is in flight; several may wait."""
+        while self.count:
+            if self._emptied is None:
+                self._emptied = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._emptied)
 
     def _wake(self) -> None:
         while self._waiters:

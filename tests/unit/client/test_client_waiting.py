@@ -68,6 +68,18 @@ async def test_window_loses_no_room_to_those_who_give_up():
     assert window.count == 1
 
 
+async def test_a_window_that_is_emptied_by_one_who_gives_up_is_empty_for_all():
+    window = Window(count_max=1, bytes_max=100)
+    await window.take(1)
+    waiting = asyncio.ensure_future(window.take(1))
+    emptied = [asyncio.ensure_future(window.wait_empty()) for _ in range(2)]
+    await settled()
+    window.give_back(1)
+    waiting.cancel()  # its room was granted in this very turn
+    await asyncio.wait_for(asyncio.gather(*emptied), PATIENCE_S)
+    assert window.count == 0
+
+
 class Source:
     def finish(self, queue_offset: int) -> None: ...
 

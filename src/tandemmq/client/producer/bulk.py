@@ -1,4 +1,4 @@
-"""Sending many messages at once: cut into batches, many batches under way; the cutting is pure.
+"""Sending many messages at once: cut into batches, which is pure, and many batches under way.
 
 Order inside one topic is kept in the cutting, but batches take the queues in turn and may overtake each
 other.
@@ -6,7 +6,9 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,6 +21,7 @@ from tandemmq.protocol.message import Message
 
 Outcome = SendResult | TandemError
 OnResult = Callable[[Message, Outcome], object]
+Results = asyncio.Future[list[SendResult]]
 
 ITEM_OVERHEAD_BYTES = 160
 """Counted per message besides its body when a batch is cut: lengths, keys and usual properties."""
@@ -107,3 +110,48 @@ def chunk_messages(
             yield chunk
     for chunk, _ in open_chunks.values():
         yield chunk
+
+
+async def send_chunks(
+    chunks: Iterable[list[Message]],
+    start: Callable[[list[Message]], Awaitable[Results]],
+    *,
+    on_result: OnResult | None,
+    stop_on_error: bool,
+    under_way_max: int,
+) -> SendSummary:
+    """What became of all chunks, each sent by `start`, at most `under_way_max` of them at a time.
+
+    Raises:  with `stop_on_error` the first error, when what was under way has its results.
+    """
+    summary = SendSummary()
+    under_way: deque[tuple[list[Message], Results]] = deque()
+
+    async def settle_oldest() -> None:
+        chunk, future = under_way.popleft()
+        outcomes: Sequence[Outcome]
+        try:
+            outcomes = await future
+        except TandemError as error:
+            outcomes = [error] * len(chunk)
+        summary.note(chunk, outcomes, on_result)
+
+    for chunk in chunks:
+        while len(under_way) >= under_way_max:
+            await settle_oldest()
+        if summary.must_stop(stop_on_error=stop_on_error):
+            break
+        under_way.append((chunk, await _start(chunk, start)))
+    while under_way:
+        await settle_oldest()
+    return summary.result(stop_on_error=stop_on_error)
+
+
+async def _start(chunk: list[Message], start: Callable[[list[Message]], Awaitable[Results]]) -> Results:
+    """What is wrong with the messages comes by the future, too."""
+    try:
+        return await start(chunk)
+    except TandemError as error:
+        failed: Results = asyncio.get_running_loop().create_future()
+        failed.set_exception(error)
+        return failed
