@@ -40,7 +40,7 @@ async def test_a_lost_slave_and_a_slave_that_is_ahead_stay_visible(tmp_path: Pat
         names = cluster.namesrv.address
         async with sending(names, lists, "T"):
             await until_more(lists, "SEND_OK", 20)
-            # Told with the next heartbeat; what never came into sync cannot fall out of it.
+            # What never came into sync cannot fall out of it.
             await until(lambda: "slave.came_in_sync" in cluster.log_text("master"), "the slave is in sync")
             cluster.slave.kill()
             await until_more(lists, "FLUSH_SLAVE_TIMEOUT", 3)
@@ -66,6 +66,12 @@ async def test_a_lost_slave_and_a_slave_that_is_ahead_stay_visible(tmp_path: Pat
             return (await ha_status(cluster.slave_address)).client.halt_reason is not None
 
         await until(is_refused, "the slave halts", not_yet=NOT_YET)
+
+        async def is_told() -> bool:
+            told = (await ha_status(cluster.master_address)).connections
+            return [(one.state, one.halt_reason) for one in told if one.slave] == [("AHEAD", "SLAVE_AHEAD")]
+
+        await until(is_told, "its master tells why", not_yet=NOT_YET)
         code, tables = await ha_command(cluster, "-n", cluster.namesrv.address)
         assert code == 1
         (copy,) = tables["copies"]

@@ -11,7 +11,7 @@ import pytest
 from tandemmq.broker.replica.state_teller import StateTeller
 from tandemmq.broker.replica.told_states import read_notice
 from tandemmq.errors import BadRequest
-from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.replica import TellSlaveStateRequest
 from tandemmq.remoting.channel import Channel
@@ -86,16 +86,24 @@ async def test_name_and_halt_are_told(client: RemotingClient) -> None:
     assert halted.halt.detail.startswith(HaltReason.DIVERGED.value)
 
 
-async def test_a_master_without_the_request_is_asked_once(client: RemotingClient) -> None:
-    server = RemotingServer({}, network=TcpNetwork(), clock=LoopClock())
+@pytest.mark.parametrize("refusal", [ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.NO_PERMISSION])
+async def test_a_master_that_refuses_is_asked_once(client: RemotingClient, refusal: ResponseCode) -> None:
+    asked = []
+
+    def refuse(_channel: Channel, command: Command) -> Command:
+        asked.append(command)
+        return command.reply(refusal, remark="no")
+
+    server = RemotingServer(
+        {int(RequestCode.TANDEM_TELL_SLAVE_STATE): refuse}, network=TcpNetwork(), clock=LoopClock()
+    )
     host, port = await server.start("127.0.0.1", 0)
     address = f"{host}:{port}"
     subject = teller(client, address, HALTED)
     await subject.tell()
-    assert subject._mute == address
+    await subject.tell()
     await server.stop()
-    await subject.tell()  # nobody is asked, nobody is waited for
-    assert subject._mute == address
+    assert len(asked) == 1
 
 
 async def test_a_master_that_is_gone_is_no_error(client: RemotingClient) -> None:

@@ -2,8 +2,8 @@
 
 Strategy:   once per connection before the first report, at once when it halts, and every PERIOD_S, because a
             master that was started again has forgotten.
-            Negotiated by trying: a master that does not support the request is not asked again while it keeps
-            its address; nothing else changes towards it (decision 4).
+            Negotiated by trying: a master that does not support the request, or does not allow it to this
+            slave's account, is not asked again while it keeps its address; nothing else changes towards it.
 Invariants: a failure changes nothing of the copy; the next period tries again.
 """
 
@@ -25,6 +25,8 @@ from tandemmq.replication.shell import ReplicationSlaveStatus
 from tandemmq.runtime.ports import Clock
 
 PERIOD_S: Final = 5.0
+_LASTING: Final = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.NO_PERMISSION})
+"""Answers that the next attempt would get again."""
 
 
 class StateTeller:
@@ -46,7 +48,7 @@ class StateTeller:
         self._clock = clock
         self._is_due = asyncio.Event()
         self._mute: str | None = None
-        """A master that does not support the request."""
+        """A master that wants to be told nothing."""
 
     def wake(self) -> None:
         """The next telling comes at once."""
@@ -71,7 +73,7 @@ class StateTeller:
         try:
             await tell_slave_state(self._client, master, self._describe(self._status()))
         except RequestRejected as error:
-            if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            if error.code in _LASTING:
                 self._mute = master
         except TandemError:
             pass  # whoever copies the tables tells of it
