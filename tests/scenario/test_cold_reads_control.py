@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from broker_rig import Peer, consumer, pull_response, records_of, running_broker
+from client_rig import numbers, running_rig, take
 
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.pull import cold_reads, handlers
+from tandemmq.client import Admin
 from tandemmq.protocol.bodies.cold import ColdControlInfo, decode_cold_control_info
 from tandemmq.protocol.bodies.heartbeat import ConsumeType
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -19,6 +21,8 @@ from waits import until
 
 ALL_IS_COLD = {"access_message_in_memory_ratio": 0}
 GROUP = "CG"
+SUSPEND = 0x2
+WITH_SUBSCRIPTION = 0x4
 
 
 @pytest.fixture(autouse=True)
@@ -64,15 +68,19 @@ async def test_pushed_group_that_is_over_is_told_to_come_later(peer: Peer) -> No
     assert len(records_of(await peer.pull("T1", consumer_group="CG2"))) == 4
 
 
+@pytest.mark.parametrize("asks_to_be_held", [True, False])
 @pytest.mark.parametrize("is_online", [True, False])
 async def test_group_that_pulls_for_itself_waits_and_gets_one_message(
-    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch, is_online: bool
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, is_online: bool, asks_to_be_held: bool
 ) -> None:
-    monkeypatch.setattr(handlers, "COLD_HOLD_S", 0.2)
+    names = ["COLD_HOLD_UNASKED_S", "COLD_HOLD_S"]
+    monkeypatch.setattr(handlers, names[asks_to_be_held], 0.2)
+    monkeypatch.setattr(handlers, names[not asks_to_be_held], 3_600.0)
+    sys_flag = WITH_SUBSCRIPTION | (SUSPEND if asks_to_be_held else 0)
     if is_online:
         await peer.heartbeat("client-1", consumer(GROUP, "T1", consume_type=ConsumeType.ACTIVELY))
     await peer.pull("T1", count_max=1)
-    answer = await peer.pull("T1", queue_offset=1, bulk_bytes=1 << 20)
+    answer = await peer.pull("T1", queue_offset=1, bulk_bytes=1 << 20, sys_flag=sys_flag)
     assert [record.body for record in records_of(answer)] == [b"1"]
     assert pull_response(answer).next_offset == 2
 
@@ -80,7 +88,7 @@ async def test_group_that_pulls_for_itself_waits_and_gets_one_message(
 async def test_pull_that_waits_is_woken_by_time_alone_and_answered_at_the_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handlers, "COLD_HOLD_S", 3_600.0)
+    monkeypatch.setattr(handlers, "COLD_HOLD_UNASKED_S", 3_600.0)
     settings = {"cold_control_enable": True, "cold_bytes_per_group_max": 1}
     async with running_broker(tmp_path, store=ALL_IS_COLD, **settings) as broker, Peer(broker) as peer:
         await peer.send_ok("T1", b"0")
@@ -93,6 +101,26 @@ async def test_pull_that_waits_is_woken_by_time_alone_and_answered_at_the_stop(
         assert broker._parts is not None
         broker._parts.long_polls.wake_all()
         assert [record.body for record in records_of(await waiting)] == [b"0"]
+
+
+async def test_consumer_that_reads_too_much_gets_everything_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of ours, refused until the window is over, and again after each pull."""
+    async with running_rig(tmp_path) as rig:
+        broker = await rig.start_broker(cold_control_enable=True, cold_bytes_per_group_max=1)
+        assert broker.store is not None
+        broker.store._reader._memory_window_bytes = 0
+        async with Admin(rig.namesrv) as admin:
+            await admin.create_topic("T", queue_count=1)
+        await rig.fill("T", 40)
+        assert broker._parts is not None
+        parts = broker._parts
+        async with rig.consumer(pull_error_delay_s=0.05) as consumer:
+            await until(lambda: ResponseCode.SYSTEM_BUSY in parts.stats.pull_endings, "it is refused")
+            monkeypatch.setattr(cold_reads, "WINDOW_S", 0.1)
+            parts.cold_reads._window_end_s = 0.0
+            assert numbers(await take(consumer, 40)) == list(range(40))
 
 
 async def test_records_that_a_filter_read_in_vain_count(peer: Peer) -> None:

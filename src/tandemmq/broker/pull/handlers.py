@@ -36,6 +36,8 @@ SQL_WORK_MAX = 20_000
 """Parts of SQL92 expressions evaluated for one pull, which is some 10 ms; the rest with the next one."""
 COLD_HOLD_S = 3.0
 """How long a pull waits whose group is over its threshold of cold reads, as in RocketMQ."""
+COLD_HOLD_UNASKED_S = 1.0
+"""The same for who did not ask to be held, and so may not wait so long for an answer: the Spark source."""
 COLD_QUEUE = ("", 0)
 """Where it waits: no topic has this name, so nothing but time wakes it."""
 _SUCCESS = int(ResponseCode.SUCCESS)
@@ -210,12 +212,13 @@ class PullHandlers:
         Raises:  Busy.
         """
         header = pull.header
+        hold_s = COLD_HOLD_S if header.sys_flag & PULL_SUSPEND else COLD_HOLD_UNASKED_S
         if not self._cold.is_pushed(header.consumer_group) and self._long_polls.hold(
             HeldPull(
                 channel=pull.channel,
                 queue=COLD_QUEUE,
                 offset=header.queue_offset,
-                deadline_s=self._clock.monotonic() + COLD_HOLD_S,
+                deadline_s=self._clock.monotonic() + hold_s,
                 request=pull,
                 on_wake=self._on_cold_wake,
             )
