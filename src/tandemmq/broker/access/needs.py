@@ -262,7 +262,8 @@ NEEDS: Final[dict[int, Rule]] = {
     Code.GET_BROKER_HA_STATUS: _SHOW_CLUSTER,
     Code.TANDEM_READ_LOG_CHECKSUM: _SHOW_CLUSTER,
     Code.TANDEM_AWAIT_TABLES: _SHOW_CLUSTER,
-    Code.TANDEM_TELL_SLAVE_STATE: _CHANGE_CLUSTER,
+    # Of whoever copies: it is shown and never acted on, and comes too often for the audit of changes.
+    Code.TANDEM_TELL_SLAVE_STATE: _SHOW_CLUSTER,
     Code.EXCHANGE_BROKER_HA_INFO: _CHANGE_CLUSTER,
     Code.RESET_MASTER_FLUSH_OFFSET: _CHANGE_CLUSTER,
     Code.NOTIFY_MIN_BROKER_ID_CHANGE: _CHANGE_CLUSTER,
