@@ -179,6 +179,12 @@ def consumer(group: str, *topics: str, expression: str = "*", **changes: object)
     return ConsumerData(**values)  # type: ignore[arg-type]  # real fields
 
 
+def held_count(broker: Broker) -> int:
+    """How many pulls wait for a message."""
+    assert broker._parts is not None
+    return len(broker._parts.long_polls)
+
+
 def records_of(answer: Command) -> list[Record]:
     assert answer.code == ResponseCode.SUCCESS, (answer.code, answer.remark)
     return list(decode_records(answer.body))

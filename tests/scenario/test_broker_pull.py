@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, consumer, pull_header, pull_response, records_of, running_broker
+from broker_rig import Peer, consumer, held_count, pull_header, pull_response, records_of, running_broker
 
 from tandemmq.broker.broker import Broker
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig, encode_group_config
@@ -49,11 +49,6 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 async def peer(broker: Broker) -> AsyncIterator[Peer]:
     async with Peer(broker) as peer:
         yield peer
-
-
-def held_count(broker: Broker) -> int:
-    assert broker._parts is not None
-    return len(broker._parts.long_polls)
 
 
 async def test_only_a_reader_that_asks_for_it_gets_more_than_32_messages(peer: Peer) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, consumer, pull_response, records_of, running_broker
+from broker_rig import Peer, consumer, held_count, pull_response, records_of, running_broker
 
 from tandemmq.broker.broker import Broker
 from tandemmq.protocol.bodies.heartbeat import (
@@ -17,6 +17,7 @@ from tandemmq.protocol.bodies.heartbeat import (
     encode_client_config_check,
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
+from waits import until
 
 VERSION = 1_700_000_000_000
 SQL = {"expression_type": "SQL92"}
@@ -120,11 +121,12 @@ async def test_filters_by_property_are_refused_when_off(tmp_path: Path) -> None:
         assert answer.code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_held_pull_wakes_for_a_message_that_matches_only(peer: Peer) -> None:
+async def test_held_pull_wakes_for_a_message_that_matches_only(broker: Broker, peer: Peer) -> None:
     await peer.send_ok("T1", properties={"n": "1"})
     held = asyncio.ensure_future(
         peer.pull("T1", queue_offset=1, sys_flag=0x6, subscription="n = 7", suspend_timeout_ms=100_000, **SQL)
     )
+    await until(lambda: held_count(broker) == 1, "the pull is held")
     for number in range(2, 7):
         await peer.send_ok("T1", properties={"n": str(number)})
     assert not held.done()
