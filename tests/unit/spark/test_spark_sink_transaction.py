@@ -261,7 +261,8 @@ def test_the_next_batch_replaces_the_decision(net: FakeNet, tmp_path: Path) -> N
     for batch_id in range(3):
         transaction.commit(options, batch_id, [send_task(options, 2)])
     assert sorted(broker.visible) == all_offsets(broker)
-    assert read_decided(str(tmp_path)) == {(NAME, 2)}
+    assert read_decided(str(tmp_path)) == read_decided(str(tmp_path), NAME) == {(NAME, 2)}
+    assert read_decided(str(tmp_path), "another") == set()
     assert read_decided("") == read_decided(str(tmp_path / "none")) == set()
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 DIRECTORY = "transactions"
 DECISION_FILE = "decision.json"
 LOCK_FILE = "lock"
+_FILES = f"*/{DECISION_FILE}"
 VERSION = 1
 _SIZE_BYTES = 8
 
@@ -121,11 +122,16 @@ def new_file_name(batch_id: int) -> str:
     return f"halves-{batch_id}-{uuid4().hex[:12]}.bin"
 
 
-def read_decided(state_dir: str) -> frozenset[tuple[str, int]]:
-    """Queries and batches that are decided: what their tasks would send is there already."""
+def read_decided(state_dir: str, name: str = "") -> frozenset[tuple[str, int]]:
+    """Queries and batches that are decided: what their tasks would send is there already.
+
+    `name`: only this one; a streaming query does not know its own before its tasks run.
+    """
     if not state_dir:
         return frozenset()
-    found = (_read(path) for path in (Path(state_dir) / DIRECTORY).glob(f"*/{DECISION_FILE}"))
+    directory = Path(state_dir) / DIRECTORY
+    paths = [DecisionFiles(state_dir, name).directory / DECISION_FILE] if name else directory.glob(_FILES)
+    found = (_read(path) for path in paths)
     return frozenset(decision.key for decision in found if decision is not None)
 
 

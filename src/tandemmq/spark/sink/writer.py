@@ -46,13 +46,14 @@ class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is un
         self._columns = columns
         self._write_id = write_id
         self._pins = _pin(options, columns)
-        self._decided = _read_decided(options, columns)
+        self._name = f"batch\0{write_id}"
+        self._decided = _read_decided(options, columns, self._name)
 
     def write(self, iterator: Iterator[Any]) -> TaskSent | TaskHalves:
         partition_id = TaskContext.get().partitionId()
         names = ("batch", self._write_id, self._options.topic, partition_id)
         if self._options.is_transactional:
-            key = (f"batch\0{self._write_id}", 0)
+            key = (self._name, 0)
             return _send_halves(
                 iterator, self._options, self._columns, names, partition_id, key, self._decided
             )
@@ -122,7 +123,7 @@ def _number(pins: Pins | None, kind: str, query: str, partition_id: int, epoch: 
     return OnceRun(f"{kind}\0{query}", partition_id, epoch, pins)
 
 
-def _read_decided(options: SinkOptions, columns: SinkColumns) -> frozenset[tuple[str, int]]:
+def _read_decided(options: SinkOptions, columns: SinkColumns, name: str = "") -> frozenset[tuple[str, int]]:
     """Batches of a transactional write whose rows are there already; on the driver, before the tasks."""
     if not options.is_transactional:
         return frozenset()
@@ -133,7 +134,7 @@ def _read_decided(options: SinkOptions, columns: SinkColumns) -> frozenset[tuple
             )
     from tandemmq.spark.sink.decision import read_decided
 
-    return read_decided(options.state_dir)
+    return read_decided(options.state_dir, name)
 
 
 def _send_halves(
