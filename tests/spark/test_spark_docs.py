@@ -71,7 +71,7 @@ def test_the_examples_run(spark: Any, cluster: Cluster, tmp_path: Path, monkeypa
     for block in blocks:
         exec(compile(re.sub(r"spark = build_session.*", "", block), str(DOCUMENT), "exec"), scope)
     assert scope["table"].num_rows == 400
-    for topic in ("Answers", "Copied", "CopiedOnce"):
+    for topic in ("Answers", "Copied", "CopiedOnce", "CopiedWhole"):
         source = spark.read.format("tandemmq").options(nameServer=cluster.namesrv, topic=topic)
         assert source.load().count() == 400
     assert sum(row["count"] for row in spark.table("by_tag").collect()) == 400
