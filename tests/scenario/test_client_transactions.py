@@ -187,7 +187,8 @@ async def test_sql_that_cannot_work_is_refused_before_it_is_used(tmp_path: Path)
         consumer.subscribe("Sql", sql="price > 1")
         with pytest.raises(RequestRejected, match="enablePropertyFilter"):
             await consumer.start()
-        await consumer.close()
+        left = [task.get_name() for task in asyncio.all_tasks()]
+        assert not [name for name in left if name.startswith(("client.", "consumer-c."))]
 
 
 async def test_timed_message_comes_in_time_or_not_at_all(rig: Rig) -> None:

@@ -126,7 +126,7 @@ class Consumer:
         """Join the group and take over its queues as far as they can be reached now.
 
         Raises:  BrokerUnreachable when no name server takes a connection; RequestRejected when a broker
-                 does not serve a SQL92 subscription.
+                 does not serve a SQL92 subscription. Then the consumer is closed again.
         """
         if self._owns_instance:
             await self._instance.start()
@@ -135,8 +135,16 @@ class Consumer:
             self._assignment.subscribe(parse_subscription(retry_topic(self.group), ALL, version))
         self._instance.add_consumer(self)
         self._end_route_watch = self._instance.routes.watch(lambda _: self._assignment.rebalance_soon())
-        self._instance.on_failure.append(lambda error: self._on_failure("client", error))
+        self._instance.on_failure.append(self._on_client_failure)
         self._is_started = True
+        try:
+            await self._join()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def _join(self) -> None:
         await self._assignment.load_routes()
         await check_filters(self._instance, self.group, self._assignment.subscriptions)
         await self._instance.beat()
@@ -145,7 +153,6 @@ class Consumer:
         self._tasks.start("commit", self._assignment.run_commits())
         if self.options.orderly:
             self._tasks.start("locks", self._assignment.run_locks())
-        return self
 
     async def close(self) -> None:
         """Stop reading, commit, leave the group. What was handed out and is not finished comes again."""
@@ -159,6 +166,7 @@ class Consumer:
         await self._tasks.close()
         await self._assignment.close()
         await self._instance.leave(consumer_group=self.group)
+        self._instance.on_failure.remove(self._on_client_failure)
         if self._owns_instance:
             await self._instance.close()
 
@@ -368,6 +376,9 @@ class Consumer:
             raise ClientError(f"the consumer has failed: {self._failure!r}") from self._failure
         if not self._is_started and not self._inbox.is_closed:
             raise ClientError("the consumer is not started")
+
+    def _on_client_failure(self, error: BaseException) -> None:
+        self._on_failure("client", error)
 
     def _on_failure(self, name: str, error: BaseException) -> None:
         self._failure = error
