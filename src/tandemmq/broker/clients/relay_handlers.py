@@ -16,7 +16,7 @@ from tandemmq.protocol.requests.admin import ConsumeDirectlyRequest, RunningInfo
 from tandemmq.remoting.channel import Channel
 from tandemmq.store.message_store import MessageStore
 
-RELAY_SECONDS_MAX = 10.0
+RELAY_TIMEOUT_S = 10.0
 
 
 class RelayHandlers:
@@ -82,10 +82,10 @@ class RelayHandlers:
 async def _relay(member: Member, asked: Command, question: Command) -> Command:
     """The consumer's answer, as the answer to `asked`."""
     try:
-        answer = await member.channel.request(question, RELAY_SECONDS_MAX)
+        answer = await member.channel.request(question, RELAY_TIMEOUT_S)
     except RequestTimeout:
         raise RequestRejected(
-            f"the consumer {member.client_id} did not answer within {RELAY_SECONDS_MAX:.0f} s",
+            f"the consumer {member.client_id} did not answer within {RELAY_TIMEOUT_S:.0f} s",
             code=ResponseCode.CONSUME_MSG_TIMEOUT,
         ) from None
     except (BrokerUnreachable, Busy) as error:

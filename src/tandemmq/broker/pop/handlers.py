@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.admission import (
@@ -19,20 +19,13 @@ from tandemmq.broker.pop.admission import (
     is_late,
     parse_filter,
 )
+from tandemmq.broker.pop.answers import Answer
 from tandemmq.broker.pop.lease_log import LeaseLog, is_stored
 from tandemmq.broker.pop.leases import Lease, LeaseKey
 from tandemmq.broker.pop.order_table import OrderedPop, OrderTable
 from tandemmq.broker.pop.polls import HeldPop, PollKey, PopPolls
-from tandemmq.broker.pop.reading import Found, PopReader, Taken, Want, with_handle
-from tandemmq.broker.pop.receipts import (
-    FLAG_NORMAL,
-    ORDERED_REVIVE_QUEUE,
-    Handle,
-    join_items,
-    offsets_item,
-    order_items,
-    start_item,
-)
+from tandemmq.broker.pop.reading import Found, PopReader, Want
+from tandemmq.broker.pop.receipts import ORDERED_REVIVE_QUEUE, order_items
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.table_file import OnSaved, TableFile, TableSaver
 from tandemmq.errors import RequestRejected, StoreError
@@ -65,29 +58,6 @@ class Asked:
     command: Command
     want: Want
     admitted: Admitted
-
-
-@dataclass(slots=True)
-class Answer:
-    """The answer to a pop, made piece by piece."""
-
-    pop_time_ms: int
-    revive_queue_id: int
-    starts: list[str] = field(default_factory=list)
-    offsets: list[str] = field(default_factory=list)
-    orders: list[str] = field(default_factory=list)
-    records: list[memoryview | bytes] = field(default_factory=list)
-
-    def header(self, want: Want, found: Found) -> PopResponse:
-        return PopResponse(
-            pop_time_ms=self.pop_time_ms,
-            invisible_ms=want.invisible_ms,
-            revive_queue_id=self.revive_queue_id,
-            rest_count=found.rest,
-            start_offset_info=join_items(self.starts),
-            message_offset_info=join_items(self.offsets),
-            order_count_info=join_items(self.orders) if want.is_ordered else None,
-        )
 
 
 class PopHandlers:
@@ -169,9 +139,9 @@ class PopHandlers:
         found = self._reader.peek(want, admitted.topic.read_queue_count)
         if not found.count:
             return self._nothing(command, ResponseCode.PULL_NOT_FOUND, "there is no message")
-        answer = Answer(self._clock.now_ms(), 0)
+        answer = self._new_answer(self._clock.now_ms(), 0)
         for taken in found.taken:
-            self._describe(answer, taken, want)
+            answer.add(taken, want)
         self._send(channel, command, answer.header(want, found), answer.records)
         return None
 
@@ -231,7 +201,7 @@ class PopHandlers:
     def _pop(self, asked: Asked, found: Found, now_ms: int) -> None:
         want = asked.want
         keys = [(t.source.topic, want.group, t.source.queue_id, t.start_offset) for t in found.taken]
-        answer = Answer(self._log.free_time(keys, now_ms), self._log.next_queue_id())
+        answer = self._new_answer(self._log.free_time(keys, now_ms), self._log.next_queue_id())
         leases = []
         for key, taken in zip(keys, found.taken, strict=True):
             leases.append(
@@ -243,7 +213,7 @@ class PopHandlers:
                     end_offset=taken.end_offset,
                 )
             )
-            self._describe(answer, taken, want)
+            answer.add(taken, want)
 
         def on_stored(status: PutStatus) -> None:
             self._when_saved(lambda _error: self._finish(asked, found, answer, status))
@@ -262,7 +232,7 @@ class PopHandlers:
 
     def _pop_in_order(self, asked: Asked, found: Found, now_ms: int) -> None:
         want = asked.want
-        answer = Answer(now_ms, ORDERED_REVIVE_QUEUE)
+        answer = self._new_answer(now_ms, ORDERED_REVIVE_QUEUE)
         for taken in found.taken:
             key = (taken.source.topic, want.group, taken.source.queue_id)
             pop = OrderedPop(
@@ -273,30 +243,18 @@ class PopHandlers:
                 seen_at_ms=now_ms,
             )
             self._orders.put(key, pop)
-            self._describe(answer, taken, want)
+            answer.add(taken, want)
             flag, queue_id = taken.source.flag, taken.source.queue_id
             answer.orders += order_items(flag, queue_id, taken.offsets, pop.counts)
         self._finish(asked, found, answer, PutStatus.PUT_OK)
 
-    def _describe(self, answer: Answer, taken: Taken, want: Want) -> None:
-        source = taken.source
-        answer.starts.append(start_item(source.flag, source.queue_id, taken.start_offset))
-        answer.offsets.append(offsets_item(source.flag, source.queue_id, taken.offsets))
-        if source.flag == FLAG_NORMAL or self._options.pop_returns_retry_topic:
-            answer.records += taken.records
-            return
-        for record, offset in zip(taken.records, taken.offsets, strict=True):
-            handle = Handle(
-                taken.start_offset,
-                answer.pop_time_ms,
-                want.invisible_ms,
-                answer.revive_queue_id,
-                source.flag,
-                self._options.broker_name,
-                source.queue_id,
-                offset,
-            )
-            answer.records.append(with_handle(record, want.topic, handle))
+    def _new_answer(self, pop_time_ms: int, revive_queue_id: int) -> Answer:
+        return Answer(
+            pop_time_ms,
+            revive_queue_id,
+            self._options.broker_name,
+            tells_retry_topic=self._options.pop_returns_retry_topic,
+        )
 
     def _finish(self, asked: Asked, found: Found, answer: Answer, status: PutStatus) -> None:
         channel, command = asked.channel, asked.command

@@ -29,7 +29,7 @@ from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import NOT_STORED, PutStatus
 
-PUSH_SECONDS_MAX = 10.0
+PUSH_TIMEOUT_S = 10.0
 
 
 class ReplyHandlers:
@@ -86,7 +86,7 @@ class ReplyHandlers:
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._push_header(header, record), body=command.body
         )
         try:
-            requester.start_request(question, on_answer, PUSH_SECONDS_MAX)
+            requester.start_request(question, on_answer, PUSH_TIMEOUT_S)
         except TandemError as error:
             on_answer(error)
 
