@@ -6,17 +6,24 @@ and directories of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from spark_cluster import Cluster, start_cluster
+from typer.testing import CliRunner
 
+import tandemmq.spark.pipelines.sessions
 from tandemmq.errors import ConfigError
+from tandemmq.spark.command import app
 from tandemmq.spark.java import find_java
 from tandemmq.spark.pipelines.sessions import register_formats
 from tandemmq.spark.session import build_session
+
+SECONDS_MAX = 900
+"""For one test on a machine that is slow and busy: most take ten seconds, none a minute."""
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
@@ -30,7 +37,7 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
         if Path(__file__).parent not in item.path.parents:
             continue
         item.add_marker(pytest.mark.spark)
-        item.add_marker(pytest.mark.timeout(300))
+        item.add_marker(pytest.mark.timeout(SECONDS_MAX))
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
 
@@ -43,7 +50,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     log = tmp_path_factory.mktemp("spark") / "spark.log"
-    session = build_session("tests", "local[2]", log_file=log)
+    session = build_session("tests", "local[2]", shuffle_partitions=2, log_file=log)
     yield session
     session.stop()
 
@@ -53,3 +60,39 @@ def lake_spark(spark: Any) -> Any:
     """The session with every format of ours registered, as the pipelines do it."""
     register_formats(spark)
     return spark
+
+
+@pytest.fixture(autouse=True)
+def _quick_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each Java that a test starts lives for seconds: what its better compiler needs never pays."""
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A cluster whose processes a test may kill."""
+    yield from start_cluster(tmp_path)
+
+
+@pytest.fixture
+def run_command(lake_spark: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Runs `tandemmq pipeline ...` in the session that is there, and returns what it wrote."""
+    monkeypatch.setattr(tandemmq.spark.pipelines.sessions, "build_session", lambda *args, **more: lake_spark)
+    monkeypatch.setattr(type(lake_spark), "stop", lambda self: None)
+
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, (arguments, result.output)
+        return result.output
+
+    return run
+
+
+@pytest.fixture
+def run_pipeline(run_command: Callable[..., str]) -> Callable[..., list[dict[str, Any]]]:
+    """The same; the events that it told."""
+
+    def run(*arguments: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in run_command(*arguments, "--progress", "json").splitlines()]
+
+    return run

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from spark_cluster import Cluster
 
-from tandemmq.client import BlockingConsumer, BlockingProducer, ConsumerOptions, StartFrom
+from tandemmq.client import BlockingConsumer, BlockingProducer, ConsumerOptions, ReceivedMessage, StartFrom
 from tandemmq.protocol.message import Message
+from waits import until_blocking
+
+WAIT_S = 300.0
 
 
 def make_dead_letters(cluster: Cluster, group: str, topic: str, count: int, *, key: str = "k{}") -> None:
@@ -17,11 +20,15 @@ def make_dead_letters(cluster: Cluster, group: str, topic: str, count: int, *, k
             producer.send(
                 Message(topic=topic, body=body, keys=(key.format(n),), tags="t", properties=properties)
             )
-    left = count
     options = ConsumerOptions(start_from=StartFrom.FIRST, auto_ack=False)
     with BlockingConsumer(group, cluster.namesrv, options=options) as consumer:
         consumer.subscribe(topic)
-        while left:
+        given_up: list[ReceivedMessage] = []
+
+        def give_up() -> bool:
             for message in consumer.poll():
                 consumer.retry_later(message, delay_level=-1)
-                left -= 1
+                given_up.append(message)
+            return len(given_up) == count
+
+        until_blocking(give_up, f"{count} messages of {topic} given up", WAIT_S)

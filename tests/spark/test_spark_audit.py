@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from pipeline_recorder import Recorder
+from spark_lakes import follow_topic, land
 
-from tandemmq.spark.lake.sink import LakeSink
 from tandemmq.spark.pipelines.audit import Audit, AuditOptions
 from tandemmq.spark.pipelines.audit_events import AuditStarted, Difference, RepeatedKeys, SideJudged
 from tandemmq.spark.pipelines.landing import DEFAULT_COLUMNS
@@ -19,37 +20,13 @@ from tandemmq.spark.pipelines.runner import StopFlag
 TOPIC = "Audited"
 
 
-class Recorder:
-    """Keeps what is told."""
-
-    def __init__(self) -> None:
-        self.events: list[Any] = []
-
-    def report(self, event: Any) -> None:
-        self.events.append(event)
-
-    def close(self) -> None: ...
-
-    def of(self, kind: type) -> list[Any]:
-        return [event for event in self.events if isinstance(event, kind)]
-
-
 def _land(spark: Any, cluster: Any, out: Path) -> None:
-    spark.dataSource.register(LakeSink)
-    query = (
-        spark.readStream.format("tandemmq")
-        .options(nameServer=cluster.namesrv, topic=TOPIC, startingOffsets="earliest")
-        .option("columns", ",".join(DEFAULT_COLUMNS))
-        .load()
-        .writeStream.format("tandemmq_lake")
-        .option("checkpointLocation", str(out / "_checkpoint"))
-        .trigger(availableNow=True)
-        .start(str(out))
-    )
-    query.awaitTermination()
+    land(follow_topic(spark, cluster.namesrv, TOPIC, columns=",".join(DEFAULT_COLUMNS)), out)
 
 
-def _audit(spark: Any, cluster: Any, *lakes: Path, stores: tuple[Path, ...] = ()) -> tuple[bool, Recorder]:
+def _audit(
+    spark: Any, cluster: Any, *lakes: Path, stores: tuple[Path, ...] = (), has_keys: bool = True
+) -> tuple[bool, Recorder]:
     recorder = Recorder()
     options = AuditOptions(
         topic=TOPIC,
@@ -57,6 +34,7 @@ def _audit(spark: Any, cluster: Any, *lakes: Path, stores: tuple[Path, ...] = ()
         lakes=lakes,
         stores=tuple(("b", store) for store in stores),
         piece_size=100,
+        count_repeated_keys=has_keys,
     )
     return Audit(spark, options, recorder, StopFlag()).run(), recorder
 
@@ -84,12 +62,12 @@ def _write_byte(path: Path, at: int, value: int) -> None:
 
 
 def test_healthy_copies_are_equal_and_planted_faults_are_named(
-    spark: Any, cluster: Any, tmp_path: Path
+    lake_spark: Any, cluster: Any, tmp_path: Path
 ) -> None:
     cluster.send(TOPIC, 1000)
     lake = tmp_path / "lake"
-    _land(spark, cluster, lake)
-    is_equal, told = _audit(spark, cluster, lake, stores=(cluster.directory / "slave",))
+    _land(lake_spark, cluster, lake)
+    is_equal, told = _audit(lake_spark, cluster, lake, stores=(cluster.directory / "slave",))
     assert is_equal, told.events
     assert len(told.of(SideJudged)) == 4
     assert told.of(AuditStarted)[0].messages == 1000
@@ -100,7 +78,7 @@ def test_healthy_copies_are_equal_and_planted_faults_are_named(
     shutil.copytree(cluster.directory / "slave" / "commitlog", behind / "commitlog")
     cut, doubled = tmp_path / "cut", tmp_path / "doubled"
     cluster.send(TOPIC, 50, first=1000)
-    _land(spark, cluster, cut)
+    _land(lake_spark, cluster, cut)
     shutil.copytree(cut, doubled)
     file = max(cut.glob("batch=*/*.parquet"), key=lambda path: path.stat().st_size)
     table = pq.ParquetFile(file).read()
@@ -111,7 +89,7 @@ def test_healthy_copies_are_equal_and_planted_faults_are_named(
     shutil.copy(file, file.with_name("part-00000-again.parquet"))
 
     with _flipped_bit(cluster.directory / "slave" / "commitlog", b'{"n":777}'):
-        is_equal, told = _audit(spark, cluster, cut, doubled, stores=(behind,))
+        is_equal, told = _audit(lake_spark, cluster, cut, doubled, stores=(behind,), has_keys=False)
     assert not is_equal
     verdicts = {event.side: event for event in told.of(SideJudged)}
     found = {name: [e for e in told.of(Difference) if e.side == name] for name in verdicts}

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import pytest
-from spark_cluster import Cluster, start_cluster
+from spark_cluster import Cluster
+from spark_lakes import count_offsets, follow_topic, forget_last_commit, read_topic
 
 from tandemmq.errors import TandemError
-from tandemmq.spark.metadata import Cluster as Brokers
-from tandemmq.spark.options import parse_options
+from waits import until_blocking
 
-WAIT_S = 120.0
+WAIT_S = 300.0
 
 COPY = """
 import sys
@@ -38,41 +36,25 @@ with open_session("copy", "local[2]", Path(checkpoint + ".log")) as (spark, _):
 """
 
 
-@pytest.fixture
-def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster whose processes a test may kill."""
-    yield from start_cluster(tmp_path)
-
-
-def count_offsets(cluster: Any, topic: str) -> int:
-    """What the brokers' queues say."""
-    raw = {"nameserver": cluster.namesrv, "topic": topic}
-    metadata = Brokers(parse_options(raw, is_streaming=False))
-    bounds = metadata.read_bounds(metadata.describe())
-    return sum(bound.end - bound.begin for bound in bounds.values())
-
-
 def check_copy(spark: Any, cluster: Any, topic: str, sent: list[bytes], scratch: Path) -> None:
     """Spark, pyarrow and the brokers' offsets agree: each body once."""
-    options = {"nameServer": cluster.namesrv, "topic": topic, "startingOffsets": "earliest"}
-    frame = spark.read.format("tandemmq").options(**options, columns="body,msgId").load()
+    frame = read_topic(spark, cluster.namesrv, topic, columns="body,msgId")
     frame.write.parquet(str(scratch))
     table = pq.read_table(scratch)
     assert sorted(table["body"].to_pylist()) == sorted(sent)
     assert pc.count_distinct(table["msgId"]).as_py() == len(sent)
-    assert frame.count() == table.num_rows == count_offsets(cluster, topic) == len(sent)
+    assert frame.count() == table.num_rows == count_offsets(cluster.namesrv, topic) == len(sent)
 
 
-def copy_stream(spark: Any, cluster: Any, checkpoint: Path, **options: str) -> Any:
-    stream = (
-        spark.readStream.format("tandemmq")
-        .options(nameServer=cluster.namesrv, topic="OnceFrom", startingOffsets="earliest", columns="body")
-        .options(maxOffsetsPerTrigger="300", maxRecordsPerPartition="80", packRecords="0")
-        .load()
-    )
+def copy_stream(
+    spark: Any, cluster: Cluster, topics: tuple[str, str], checkpoint: Path, **options: str
+) -> Any:
+    """The running query that copies one topic to another, some hundred messages at a time."""
+    cuts = {"maxOffsetsPerTrigger": "400", "maxRecordsPerPartition": "100", "packRecords": "0"}
+    stream = follow_topic(spark, cluster.namesrv, topics[0], columns="body", **cuts)
     return (
         stream.writeStream.format("tandemmq")
-        .options(nameServer=cluster.namesrv, topic="OnceTo", checkpointLocation=str(checkpoint))
+        .options(nameServer=cluster.namesrv, topic=topics[1], checkpointLocation=str(checkpoint))
         .options(mode="exactly-once", **options)
         .trigger(availableNow=True)
         .start()
@@ -81,15 +63,13 @@ def copy_stream(spark: Any, cluster: Any, checkpoint: Path, **options: str) -> A
 
 def test_batches_that_are_replayed_are_stored_once(spark: Any, cluster: Any, tmp_path: Path) -> None:
     sent = cluster.send("OnceFrom", 700)
-    copy_stream(spark, cluster, tmp_path / "c").awaitTermination()
-    assert count_offsets(cluster, "OnceTo") == 700
+    topics = ("OnceFrom", "OnceTo")
+    copy_stream(spark, cluster, topics, tmp_path / "c").awaitTermination()
+    assert count_offsets(cluster.namesrv, "OnceTo") == 700
     # As after a crash between the sends and Spark's own log of the batch; then with other cuts of the rows.
     for options in ({}, {"batchBytes": "700"}):
-        commits = tmp_path / "c" / "commits"
-        newest = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
-        for path in (commits / str(newest), commits / f".{newest}.crc"):
-            path.unlink(missing_ok=True)
-        copy_stream(spark, cluster, tmp_path / "c", **options).awaitTermination()
+        forget_last_commit(tmp_path / "c")
+        copy_stream(spark, cluster, topics, tmp_path / "c", **options).awaitTermination()
     check_copy(spark, cluster, "OnceTo", sent, tmp_path / "read")
 
 
@@ -101,40 +81,36 @@ def test_a_batch_write_that_is_repeated_is_stored_once(spark: Any, cluster: Any,
         writer = frame.write.format("tandemmq").options(nameServer=cluster.namesrv, mode="exactly-once")
         writer = writer.options(topics="OnceBatch", writeId="w1", stateDir=str(tmp_path / "state"))
         writer.mode("append").save()
-    deadline = time.monotonic() + WAIT_S
-    while count_offsets(cluster, "OnceBatch") < 500 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    # Five of them are delayed by a second.
+    until_blocking(lambda: count_offsets(cluster.namesrv, "OnceBatch") >= 500, timeout_s=WAIT_S)
     check_copy(spark, cluster, "OnceBatch", [b"n%d" % n for n in range(500)], tmp_path / "read")
 
 
 def test_kills_of_driver_and_master_double_and_lose_nothing(
     spark: Any, own_cluster: Cluster, tmp_path: Path
 ) -> None:
-    sent = own_cluster.send("From", 8000)
-    command = [sys.executable, "-c", COPY, own_cluster.namesrv, str(tmp_path / "c")]
-    driver = subprocess.Popen(command)
+    sent = own_cluster.send("From", 6000)
+    driver = subprocess.Popen([sys.executable, "-c", COPY, own_cluster.namesrv, str(tmp_path / "c")])
     try:
-        wait_until_copied(own_cluster, driver, 500)
-        driver.kill()
-        driver.wait()
-        driver = subprocess.Popen(command)
-        wait_until_copied(own_cluster, driver, 2500)
-        own_cluster.master.kill()
-        own_cluster.master.start()
-        assert driver.wait(WAIT_S) == 0
+        wait_until_copied(own_cluster, 500, lambda: driver.poll() is None)
     finally:
         driver.kill()
         driver.wait()
+    query = copy_stream(spark, own_cluster, ("From", "To"), tmp_path / "c", batchBytes="1k")
+    try:
+        wait_until_copied(own_cluster, 2500, lambda: query.isActive)
+        own_cluster.master.kill()
+        own_cluster.master.start()
+        assert query.awaitTermination(WAIT_S)
+    finally:
+        query.stop()
     check_copy(spark, own_cluster, "To", sent, tmp_path / "read")
 
 
-def wait_until_copied(cluster: Cluster, driver: subprocess.Popen[bytes], count: int) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline and driver.poll() is None:
-        try:
-            if count_offsets(cluster, "To") >= count:
-                return
-        except TandemError:  # the topic is made by the first send
-            time.sleep(0.2)
-        time.sleep(0.02)
-    raise AssertionError(f"not {count} messages in time; the driver's exit code is {driver.poll()}")
+def wait_until_copied(cluster: Cluster, count: int, is_copying: Callable[[], bool]) -> None:
+    def is_copied() -> bool:
+        assert is_copying(), f"it ended before there were {count} messages"
+        return count_offsets(cluster.namesrv, "To") >= count
+
+    # The topic is made by the first send.
+    until_blocking(is_copied, f"{count} messages copied", WAIT_S, not_yet=(TandemError,))

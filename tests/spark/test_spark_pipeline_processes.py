@@ -1,140 +1,76 @@
-"""A pipeline as a process: killed, started again, watched, stopped. Landings have a file of their own."""
+"""Pipelines that are killed or stopped go on where they were. The landing has a file of its own."""
 
 from __future__ import annotations
 
-import json
-import re
 import signal
-import subprocess
-import sys
-import threading
-import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dead_letter_maker import make_dead_letters
+from pipeline_process import is_batch, running_pipeline
+from pipeline_recorder import Recorder
 from spark_cluster import Cluster
+from spark_lakes import follow_topic, forget_last_commit, land, read_topic
 
+from tandemmq.spark.pipelines.events import BatchDone, Stopped
+from tandemmq.spark.pipelines.replay import Replay, ReplayOptions
+from tandemmq.spark.pipelines.replay_state import load_state
 from tandemmq.spark.pipelines.rollup_table import read_rollup
+from tandemmq.spark.pipelines.runner import StopFlag
 
-WAIT_S = 120.0
-
-
-class Pipeline:
-    """A running `tandemmq pipeline ...`; its events as they come."""
-
-    def __init__(self, name: str, *arguments: str) -> None:
-        command = [sys.executable, "-m", "tandemmq", "pipeline", name, *arguments]
-        command += ["--master", "local[2]", "--progress", "json"]
-        self.events: list[dict[str, Any]] = []
-        self.errors: list[str] = []
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self._followers = [
-            threading.Thread(target=self._follow, args=(self.process.stdout, self._take)),
-            threading.Thread(target=self._follow, args=(self.process.stderr, self.errors.append)),
-        ]
-        for follower in self._followers:
-            follower.start()
-
-    def _take(self, line: str) -> None:
-        self.events.append(json.loads(line))
-
-    def _follow(self, stream: Any, take: Callable[[str], None]) -> None:
-        for line in stream:
-            take(line)
-
-    def wait_for(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The first event that fits."""
-        deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline and self.process.poll() is None:
-            for event in list(self.events):
-                if condition(event):
-                    return event
-            time.sleep(0.02)
-        raise AssertionError(f"it did not come to that: {self.events} {self.errors}")
-
-    def end(self, number: signal.Signals | None = None) -> int:
-        """Its exit code, after a signal or by itself."""
-        if number is not None:
-            self.process.send_signal(number)
-        code = self.process.wait(WAIT_S)
-        for follower in self._followers:
-            follower.join()
-        for stream in (self.process.stdout, self.process.stderr):
-            assert stream is not None
-            stream.close()
-        return code
+RunPipeline = Callable[..., list[dict[str, Any]]]
 
 
-def _is_batch(event: dict[str, Any]) -> bool:
-    return bool(event["event"] == "batch")
+class StopsAtFirstBatch(Recorder):
+    """What a pipeline tells, and a signal for it as soon as it has told of a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flag = StopFlag()
+
+    def report(self, event: Any) -> None:
+        super().report(event)
+        if isinstance(event, BatchDone):
+            self.flag.on_signal(signal.SIGTERM, None)
 
 
-def test_a_replay_survives_a_kill_stops_in_order_and_is_watched(
-    lake_spark: Any, cluster: Cluster, tmp_path: Path
+def test_a_replay_survives_a_kill_and_stops_in_order(
+    lake_spark: Any, cluster: Cluster, tmp_path: Path, run_pipeline: RunPipeline
 ) -> None:
     sent = cluster.send("Watched", 1200)
     lake = tmp_path / "lake"
-    query = (
-        lake_spark.readStream.format("tandemmq")
-        .options(nameServer=cluster.namesrv, subscribe="Watched", startingOffsets="earliest")
-        .option("maxOffsetsPerTrigger", "200")
-        .load()
-        .writeStream.format("tandemmq_lake")
-        .option("checkpointLocation", str(lake / "_checkpoint"))
-        .trigger(availableNow=True)
-        .start(str(lake))
+    land(follow_topic(lake_spark, cluster.namesrv, "Watched", maxOffsetsPerTrigger="200"), lake)
+    command = ("replay", "--lake", str(lake), "--namesrv", cluster.namesrv, "--to", "WatchedAgain")
+    with running_pipeline(*command, "--continuous", "--rate", "400") as replay:
+        replay.wait_for(is_batch)
+        replay.end(signal.SIGKILL)
+
+    options = ReplayOptions(
+        lake=lake, name_servers=cluster.namesrv, to_topic="WatchedAgain", follow_every_s=0.1
     )
-    query.awaitTermination()
-    command = ("--lake", str(lake), "--namesrv", cluster.namesrv, "--to", "WatchedAgain", "--continuous")
-    replay = Pipeline("replay", *command, "--rate", "400")
-    replay.wait_for(_is_batch)
-    replay.end(signal.SIGKILL)
+    told, state = StopsAtFirstBatch(), load_state(options.state_path, options.plan())
+    before = len(state.done)
+    assert before >= 1
+    assert Replay(lake_spark, options, state, told, told.flag).run_all() == 0
+    assert told.of(Stopped)[0].reason == "signal"
+    assert len(load_state(options.state_path, options.plan()).done) == before + 1
 
-    report = tmp_path / "replay.html"
-    replay = Pipeline("replay", *command, "--report", str(report), "--metrics-port", "0")
-    replay.wait_for(lambda event: _is_batch(event) and event["rows_total"] == len(sent))
-    address = next(found[0] for line in replay.errors if (found := re.findall(r"http://\S+", line)))
-    text = urllib.request.urlopen(address, timeout=10).read().decode()
-    assert 'tandemmq_pipeline_rows_total{pipeline="replay"} 1200.0' in text
-    assert replay.end(signal.SIGTERM) == 0
-    assert replay.events[-1]["reason"] == "signal"
-    page = report.read_text()
-    assert page.count("<svg") == 4
-    assert "1,200" in page
-
-    source = lake_spark.read.format("tandemmq").options(nameServer=cluster.namesrv, topic="WatchedAgain")
-    rows = source.load().select("msgId", "body").collect()
+    events = run_pipeline(*command)
+    assert (events[-1]["reason"], events[-1]["rows_total"]) == ("done", len(sent))
+    rows = read_topic(lake_spark, cluster.namesrv, "WatchedAgain", columns="msgId,body").collect()
     # What was sent when the kill came is sent again with the same key; nothing else is there twice.
     assert sorted(body for _, body in {(row.msgId, bytes(row.body)) for row in rows}) == sorted(sent)
     assert len(sent) <= len(rows) <= len(sent) + 200
 
 
-def test_a_killed_rollup_goes_on_and_dead_letters_are_sent_by_commands(
-    cluster: Cluster, tmp_path: Path
+def test_a_rollup_goes_on_where_it_was_killed(
+    cluster: Cluster, tmp_path: Path, run_pipeline: RunPipeline
 ) -> None:
     cluster.send("Counted", 900)
-    make_dead_letters(cluster, "undertakers", "Undone", 4)
-    table = tmp_path / "rollup"
-    counting = (
-        "--namesrv",
-        cluster.namesrv,
-        "--topic",
-        "Counted",
-        "--out",
-        str(table),
-        "--batch-rows",
-        "300",
-    )
-    rollup = Pipeline("rollup", *counting, "--trigger-seconds", "0")
-    state = ("--resend", "--state", str(tmp_path / "state.json"))
-    letters = Pipeline("deadletters", "--namesrv", cluster.namesrv, "--group", "undertakers", *state)
-    rollup.wait_for(_is_batch)
-    rollup.end(signal.SIGKILL)
-    rollup = Pipeline("rollup", *counting, "--once")
-    assert letters.end() == 0
-    assert (letters.events[-1]["event"], letters.events[-1]["rows_total"]) == ("stopped", 4)
-    assert rollup.end() == 0
-    assert sum(row.messages for row in read_rollup(table, topic="Counted")) == 900
+    command = ("rollup", "--namesrv", cluster.namesrv, "--topic", "Counted", "--out", str(tmp_path))
+    command += ("--batch-rows", "600", "--once")
+    assert len([event for event in run_pipeline(*command) if is_batch(event)]) == 2
+    forget_last_commit(tmp_path / "_checkpoint")
+    cluster.send("Counted", 100, first=900)
+    assert run_pipeline(*command)[-1]["reason"] == "done"
+    assert sum(row.messages for row in read_rollup(tmp_path, topic="Counted")) == 1000

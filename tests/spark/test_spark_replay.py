@@ -6,37 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pipeline_recorder import Recorder
+from spark_lakes import follow_topic, land, read_topic
+
 from tandemmq.spark.lake.files import list_batches
-from tandemmq.spark.lake.sink import LakeSink
 from tandemmq.spark.pipelines.events import BatchDone, Stopped
 from tandemmq.spark.pipelines.replay import Replay, ReplayOptions
 from tandemmq.spark.pipelines.replay_state import load_state
 from tandemmq.spark.pipelines.runner import StopFlag
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.events: list[Any] = []
-
-    def report(self, event: Any) -> None:
-        self.events.append(event)
-
-    def close(self) -> None: ...
-
-
-def _land(spark: Any, cluster: Any, topic: str, out: Path) -> None:
-    spark.dataSource.register(LakeSink)
-    query = (
-        spark.readStream.format("tandemmq")
-        .options(nameServer=cluster.namesrv, topic=topic, startingOffsets="earliest")
-        .option("maxOffsetsPerTrigger", "500")
-        .load()
-        .writeStream.format("tandemmq_lake")
-        .option("checkpointLocation", str(out / "_checkpoint"))
-        .trigger(availableNow=True)
-        .start(str(out))
-    )
-    query.awaitTermination()
 
 
 def _replay(spark: Any, options: ReplayOptions) -> list[Any]:
@@ -47,9 +24,12 @@ def _replay(spark: Any, options: ReplayOptions) -> list[Any]:
     return recorder.events
 
 
-def test_a_replay_sends_once_and_repeats_with_the_same_keys(spark: Any, cluster: Any, tmp_path: Path) -> None:
+def test_a_replay_sends_once_and_repeats_with_the_same_keys(
+    lake_spark: Any, cluster: Any, tmp_path: Path
+) -> None:
+    spark = lake_spark
     bodies = cluster.send("ReplayFrom", 900)
-    _land(spark, cluster, "ReplayFrom", tmp_path)
+    land(follow_topic(spark, cluster.namesrv, "ReplayFrom", maxOffsetsPerTrigger="500"), tmp_path)
     options = ReplayOptions(
         lake=tmp_path,
         name_servers=cluster.namesrv,
@@ -69,13 +49,7 @@ def test_a_replay_sends_once_and_repeats_with_the_same_keys(spark: Any, cluster:
     del document["done"]["1"]
     options.state_path.write_text(json.dumps(document))
     (again,) = [event for event in _replay(spark, options) if isinstance(event, BatchDone)]
-    rows = (
-        spark.read.format("tandemmq")
-        .options(nameServer=cluster.namesrv, topic="ReplayTo")
-        .load()
-        .select("msgId", "body", "queueId", "tags", "queueOffset")
-        .collect()
-    )
+    rows = read_topic(spark, cluster.namesrv, "ReplayTo", columns="msgId,body,tags").collect()
     assert len(rows) == 450 + again.rows
     assert sorted({(row.msgId, bytes(row.body)) for row in rows}, key=lambda pair: pair[1]) == sorted(
         {row.msgId: (row.msgId, bytes(row.body)) for row in rows}.values(), key=lambda pair: pair[1]

@@ -9,33 +9,12 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-
-from tandemmq.spark.lake.sink import SINK_NAME, LakeSink
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _sink(spark: Any) -> None:
-    spark.dataSource.register(LakeSink)
+from spark_lakes import follow_topic, land
 
 
 def _read(spark: Any, cluster: Any, topic: str, **options: str) -> Any:
     # Not registered by hand: Spark finds the module pyspark_tandemmq by its name.
     return spark.read.format("tandemmq").options(nameServer=cluster.namesrv, topic=topic, **options)
-
-
-def _land(spark: Any, cluster: Any, topic: str, out: Path, **options: str) -> None:
-    stream = (
-        spark.readStream.format("tandemmq")
-        .options(nameServer=cluster.namesrv, topic=topic, startingOffsets="earliest", **options)
-        .load()
-    )
-    query = (
-        stream.writeStream.format(SINK_NAME)
-        .option("checkpointLocation", str(out / "_checkpoint"))
-        .trigger(availableNow=True)
-        .start(str(out))
-    )
-    query.awaitTermination()
 
 
 def test_a_topic_is_a_table(spark: Any, cluster: Any) -> None:
@@ -103,25 +82,27 @@ def test_a_misspelt_option_fails_with_the_right_name(spark: Any, cluster: Any) -
 
 
 def test_a_stream_lands_each_message_once_and_goes_on_where_it_was(
-    spark: Any, cluster: Any, tmp_path: Path
+    lake_spark: Any, cluster: Any, tmp_path: Path
 ) -> None:
-    out = tmp_path / "lake"
+    out, options = tmp_path / "lake", {"maxOffsetsPerTrigger": "400", "readFrom": "prefer-slave"}
+    stream = follow_topic(lake_spark, cluster.namesrv, "SparkStream", **options)
     first = cluster.send("SparkStream", 900)
-    _land(spark, cluster, "SparkStream", out, maxOffsetsPerTrigger="400", readFrom="prefer-slave")
+    land(stream, out)
     second = cluster.send("SparkStream", 100, first=900)
-    _land(spark, cluster, "SparkStream", out, maxOffsetsPerTrigger="400", readFrom="prefer-slave")
+    land(stream, out)
     by_arrow = pq.read_table(out)
     assert sorted(by_arrow["body"].to_pylist()) == sorted(first + second)
     assert sorted(pd.read_parquet(out)["queueOffset"]) == sorted(by_arrow["queueOffset"].to_pylist())
-    by_spark = spark.read.parquet(str(out))
+    by_spark = lake_spark.read.parquet(str(out))
     assert by_spark.count() == by_spark.select("queueId", "queueOffset").distinct().count() == 1000
     assert {row.batch for row in by_spark.select("batch").distinct().collect()} == {0, 1, 2, 3}
 
 
-def test_a_new_checkpoint_on_an_old_lake_is_refused(spark: Any, cluster: Any, tmp_path: Path) -> None:
+def test_a_new_checkpoint_on_an_old_lake_is_refused(lake_spark: Any, cluster: Any, tmp_path: Path) -> None:
     cluster.send("SparkOwner", 10)
-    _land(spark, cluster, "SparkOwner", tmp_path)
+    stream = follow_topic(lake_spark, cluster.namesrv, "SparkOwner")
+    land(stream, tmp_path)
     (tmp_path / "_checkpoint").rename(tmp_path / "_lost")
     with pytest.raises(Exception, match=r"Writing job failed|was written by query"):
-        _land(spark, cluster, "SparkOwner", tmp_path)
+        land(stream, tmp_path)
     assert pq.read_table(tmp_path).num_rows == 10

@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
+from pipeline_recorder import Recorder
+from spark_lakes import forget_last_commit, land
 
 from tandemmq.client import BlockingProducer
 from tandemmq.protocol.message import Message
-from tandemmq.spark.pipelines.history import FROM_COLUMN, history
+from tandemmq.spark.pipelines.events import Stopped
+from tandemmq.spark.pipelines.history import FROM_COLUMN, HistoryOptions, history, run_history
 from tandemmq.spark.pipelines.json_bodies import BAD_COLUMN, infer_schema, parse_bodies
 from tandemmq.spark.pipelines.rollup import make_stream
 from tandemmq.spark.pipelines.rollup_table import read_rollup
@@ -19,33 +23,15 @@ def _source(cluster: Any, topic: str, **more: str) -> dict[str, str]:
     return {"nameServer": cluster.namesrv, "subscribe": topic, "startingOffsets": "earliest", **more}
 
 
-def _land(stream: Any, out: Path, **options: str) -> None:
-    query = (
-        stream.writeStream.format("tandemmq_lake")
-        .option("checkpointLocation", str(out / "_checkpoint"))
-        .options(**options)
-        .trigger(availableNow=True)
-        .start(str(out))
-    )
-    query.awaitTermination()
-
-
-def _forget_commits(out: Path, *, keep: int) -> None:
-    """As if Spark had been killed behind batch `keep`: it repeats the next one."""
-    for path in (out / "_checkpoint" / "commits").iterdir():
-        if path.name.lstrip(".").split(".")[0].isdigit() and int(path.name.strip(".").split(".")[0]) > keep:
-            path.unlink()
-
-
 def test_a_rollup_counts_each_message_once_though_a_batch_is_repeated(
     lake_spark: Any, cluster: Any, tmp_path: Path
 ) -> None:
     bodies = cluster.send("Rolled", 900)
     source = _source(cluster, "Rolled", maxOffsetsPerTrigger="400")
-    _land(make_stream(lake_spark, source, live_since_ms=0), tmp_path)
-    _forget_commits(tmp_path, keep=0)
+    land(make_stream(lake_spark, source, live_since_ms=0), tmp_path)
+    forget_last_commit(tmp_path / "_checkpoint")
     bodies += cluster.send("Rolled", 100, first=900)
-    _land(make_stream(lake_spark, source, live_since_ms=None), tmp_path)
+    land(make_stream(lake_spark, source, live_since_ms=None), tmp_path)
     rows = read_rollup(tmp_path)
     assert {row.tag: 0 for row in rows} == {"a": 0, "b": 0}
     assert sum(row.messages for row in rows) == len(bodies)
@@ -61,6 +47,7 @@ def test_a_rollup_counts_each_message_once_though_a_batch_is_repeated(
     assert {row.minute_ms for row in read_rollup(tmp_path, begin_ms=newest)} == {newest}
 
 
+@pytest.mark.usefixtures("run_command")
 def test_history_has_no_gap_and_no_overlap(lake_spark: Any, cluster: Any, tmp_path: Path) -> None:
     bodies = cluster.send("Historic", 600)
     stream = lake_spark.readStream.format("tandemmq").options(**_source(cluster, "Historic"))
@@ -71,17 +58,23 @@ def test_history_has_no_gap_and_no_overlap(lake_spark: Any, cluster: Any, tmp_pa
         return history(lake_spark, lake=out, name_servers=cluster.namesrv, topic="Historic")
 
     assert read().count() == 600
-    _land(stream.option("columns", columns).option("maxOffsetsPerTrigger", "250").load(), out)
+    land(stream.option("columns", columns).option("maxOffsetsPerTrigger", "250").load(), out)
     bodies += cluster.send("Historic", 150, first=600)
     frame = read()
     assert frame.columns == [*columns.split(","), FROM_COLUMN]
     # Landed while the frame is in use: it reads neither less nor more.
-    _land(stream.option("columns", columns).load(), out)
+    land(stream.option("columns", columns).load(), out)
     cluster.send("Historic", 50, first=750)
     rows = frame.collect()
     assert sorted(bytes(row.body) for row in rows) == sorted(bodies)
     assert sum(row[FROM_COLUMN] for row in rows) == 600
     assert read().where(f"NOT {FROM_COLUMN}").count() == 50
+
+    told, target = Recorder(), tmp_path / "export"
+    options = HistoryOptions(lake=out, name_servers=cluster.namesrv, out=target, where="no_such_column = 1")
+    assert run_history(options, told) == 1
+    assert "no_such_column" in told.of(Stopped)[0].error
+    assert not target.exists()
 
 
 def test_bad_bodies_are_kept_apart_with_their_reason(lake_spark: Any, cluster: Any, tmp_path: Path) -> None:
@@ -95,9 +88,9 @@ def test_bad_bodies_are_kept_apart_with_their_reason(lake_spark: Any, cluster: A
     schema = infer_schema(lake_spark, _source(cluster, "PlainJson"))
     assert schema.simpleString() == "struct<n:bigint>"
     stream = lake_spark.readStream.format("tandemmq").options(**source, columns="queueId,queueOffset,body")
-    _land(parse_bodies(stream.load(), schema), tmp_path, badColumn=BAD_COLUMN)
-    _forget_commits(tmp_path, keep=0)
-    _land(parse_bodies(stream.load(), schema), tmp_path, badColumn=BAD_COLUMN)
+    land(parse_bodies(stream.load(), schema), tmp_path, badColumn=BAD_COLUMN)
+    forget_last_commit(tmp_path / "_checkpoint")
+    land(parse_bodies(stream.load(), schema), tmp_path, badColumn=BAD_COLUMN)
     good = pq.read_table(tmp_path)
     assert sorted(row["n"] for row in good["json"].to_pylist()) == list(range(300))
     assert BAD_COLUMN not in good.column_names
