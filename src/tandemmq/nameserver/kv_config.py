@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from tandemmq.errors import ConfigError, RequestRejected, TandemError
 from tandemmq.nameserver.kv_table import KvTable, decode_kv_file
@@ -23,8 +24,12 @@ from tandemmq.protocol.requests.route import (
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Disk
 from tandemmq.telemetry import events
+from tandemmq.units import MIB
 
 log = logging.getLogger(__name__)
+
+FILE_BYTES_MAX: Final = 8 * MIB
+"""Ours: a change that makes the file larger is refused. Each one writes all of it."""
 
 
 class KvConfig:
@@ -84,11 +89,14 @@ class KvConfig:
         return command.reply(body=encode_kv_table(table))
 
     async def _change(self, change: Callable[[KvTable], None]) -> None:
-        """One change at a time. Raises OSError, and then nothing changed."""
+        """One change at a time. Raises OSError or RequestRejected, and then nothing changed."""
         async with self._writing:
             changed = self.table.copy()
             change(changed)
-            write = partial(self._disk.write_atomically, self._path, changed.encode(), keep_backup=True)
+            data = changed.encode()
+            if len(data) > FILE_BYTES_MAX and len(data) > len(self.table.encode()):
+                raise RequestRejected(f"the KV configuration would have more than {FILE_BYTES_MAX} bytes")
+            write = partial(self._disk.write_atomically, self._path, data, keep_backup=True)
             await self._disk.offload(write)
             self.table.replace_all(changed)
 

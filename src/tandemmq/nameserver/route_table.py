@@ -43,10 +43,20 @@ class Smallest(NamedTuple):
 PERMISSION_ADDED: Final = Permission.READ | Permission.WRITE
 
 
-class RouteTable:
-    """Everything a name server knows of brokers and topics. Lists come in order of first registration."""
+BROKERS_MAX: Final = 16_384
+TOPICS_MAX: Final = 300_000
+"""Ours, as the other: a list of all of them still fits into a frame with names of fifty characters."""
 
-    def __init__(self) -> None:
+
+class RouteTable:
+    """Everything a name server knows of brokers and topics. Lists come in order of first registration.
+
+    At a bound: a new broker, or one that brings new topics, is refused.
+    """
+
+    def __init__(self, *, brokers_max: int = BROKERS_MAX, topics_max: int = TOPICS_MAX) -> None:
+        self._brokers_max = brokers_max
+        self._topics_max = topics_max
         self._clusters: dict[str, dict[str, None]] = {}
         self._replica_sets: dict[str, ReplicaSet] = {}
         self._queues: dict[str, dict[str, QueueData]] = {}  # topic -> broker name -> queues
@@ -60,8 +70,8 @@ class RouteTable:
     ) -> MasterAddresses | None:
         """Takes the registration in; a slave gets its master's addresses when the master lives.
 
-        Raises:  RequestRejected when the first registration of an id brings exactly one topic: it is an
-                 incremental one whose full one has not arrived.
+        Raises:  RequestRejected at a bound, and when the first registration of an id brings exactly one
+                 topic: it is an incremental one whose full one has not arrived.
         Source:  spec nameserver 3.2. Unlike Java, what is refused leaves no empty broker behind.
         """
         broker_id, address = registration.broker_id, registration.address
@@ -81,6 +91,7 @@ class RouteTable:
                 f"broker {registration.broker_name} id {broker_id} is not registered; "
                 "its first registration must bring all topics"
             )
+        self._require_room(registration)
         previous = self._live.get(registration.key)
         if previous is not None and previous.broker_name != registration.broker_name:
             self.unregister(previous.cluster, previous.broker_name, address)
@@ -99,6 +110,15 @@ class RouteTable:
             self._take_topics(registration, is_first=is_first)
         self._take_liveness(registration, now_s)
         return self._master_of(replica_set, registration)
+
+    def _require_room(self, registration: Registration) -> None:
+        if registration.key not in self._live and len(self._live) >= self._brokers_max:
+            raise RequestRejected(f"the name server knows {self._brokers_max} brokers, its bound")
+        new = sum(topic not in self._queues for topic in registration.topics)
+        if new and len(self._queues) + new > self._topics_max:
+            raise RequestRejected(
+                f"with {new} new topics the name server would know more than {self._topics_max}, its bound"
+            )
 
     def _is_older(self, registration: Registration, holder: str) -> bool:
         """Whether the living holder of the same id is of a newer master term."""
@@ -158,7 +178,10 @@ class RouteTable:
         """Replaces single brokers' queues of a topic; from the first unknown broker on, nothing is taken.
 
         A topic that is new stays unknown when any of its brokers is (spec nameserver 6, code 217).
+        Raises:  RequestRejected when it is new and the table is full.
         """
+        if topic not in self._queues and len(self._queues) >= self._topics_max:
+            raise RequestRejected(f"the name server knows {self._topics_max} topics, its bound")
         taken: dict[str, QueueData] = {}
         is_complete = True
         for data in queues:

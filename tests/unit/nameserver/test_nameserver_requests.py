@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tandemmq.errors import ConfigError, TandemError
+from tandemmq.nameserver import kv_config
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.bodies.data_version import DataVersion, decode_data_version, encode_data_version
@@ -394,6 +395,19 @@ async def test_kv_round_trip_and_file(harness: Harness) -> None:
     assert (await harness.call(219, headers.KvListRequest(namespace="M"))).code == 22
     assert (await harness.call(102, headers.DeleteKvRequest(namespace="M", key="k"))).code == 0
     assert (await harness.call(100, fields={"namespace": "N"})).code == 1
+
+
+async def test_kv_file_does_not_grow_beyond_its_bound(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await put(harness, "N", "k", "v" * 100)).code == 0
+    assert (await put(harness, "N", "j", "v" * 100)).code == 0
+    monkeypatch.setattr(kv_config, "FILE_BYTES_MAX", 150)
+    refused = await put(harness, "N", "another", "v")
+    assert (refused.code, refused.remark) == (1, "the KV configuration would have more than 150 bytes")
+    assert (await put(harness, "N", "k", "less")).code == 0
+    assert (await harness.call(102, headers.DeleteKvRequest(namespace="N", key="j"))).code == 0
+    assert (await put(harness, "N", "another", "v")).code == 0
 
 
 async def test_kv_survives_a_restart_and_falls_back_to_its_backup() -> None:

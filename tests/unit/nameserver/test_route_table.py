@@ -338,3 +338,21 @@ def test_zone_filter_drops_masters_of_other_zones(table: RouteTable) -> None:
     assert [data.broker_name for data in kept.queues] == ["broker-b", "broker-c"]
     nothing = select_zone(select_zone(route, "none"), "none")
     assert [data.broker_name for data in nothing.queues] == ["broker-c"]
+
+
+def test_what_would_be_too_much_is_refused_and_changes_nothing() -> None:
+    table = RouteTable(brokers_max=2, topics_max=3)
+    table.register(broker(), 0.0)
+    with pytest.raises(RequestRejected, match=r"2 new topics .* more than 3"):
+        table.register(broker(0, OTHER, broker_name="broker-b", topics=topics("T3", "T4")), 0.0)
+    assert (table.broker_names(), sorted(table.topics())) == (["broker-a"], ["T1", "T2"])
+    table.register(broker(0, OTHER, broker_name="broker-b", topics=topics("T1", "T3")), 0.0)
+    with pytest.raises(RequestRejected, match="3 topics"):
+        table.register_topic("T4", [QueueData(broker_name="broker-a")])
+    with pytest.raises(RequestRejected, match="2 brokers"):
+        table.register(broker(1, SLAVE), 0.0)
+    # Who is there may always register again, and a place that became free is taken.
+    table.register(broker(), 1.0)
+    table.unregister("C", "broker-b", OTHER)
+    table.register(broker(1, SLAVE), 1.0)
+    assert addresses(table) == {0: MASTER, 1: SLAVE}
