@@ -37,7 +37,7 @@ def frames(log: bytes, sizes: list[int]) -> bytes:
 
 @pytest.mark.parametrize("columns_bytes_min", [8, verifier.COLUMNS_BYTES_MIN])
 @given(
-    sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=5),
+    sizes=st.lists(st.integers(5, 3000), min_size=1, max_size=5),  # shorter ones are mostly heads, and slow
     reads=st.lists(st.integers(1, 3000), min_size=1, max_size=5),
     room=st.sampled_from([1, 40, 200, 8192]),
     is_limited=st.booleans(),
