@@ -326,6 +326,8 @@ def _register_other(name: str) -> None:
             _load_other(name)(args=context.args, prog_name=f"tandemmq {name}")
         except TandemError as error:
             _fail(str(error))
+        except OSError as error:
+            _fail(_sentence(error))
 
 
 for _name in _OTHERS:

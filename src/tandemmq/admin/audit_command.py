@@ -1,7 +1,7 @@
 """`tandemmq audit`: are master and slaves the same?
 
 Exit codes: 0 everything that both keep is equal, 1 a difference (or a slave that is ahead), 2 something could
-not be compared.
+not be compared, or not even be asked for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tandemmq.admin.audit import Comparison, Outcome, compare_logs
 from tandemmq.admin.command import AsJson, Cluster, NameServers, run
 from tandemmq.admin.render import Answer, Table
 from tandemmq.admin.targets import MASTER_ID, Target, Tools, find_targets
-from tandemmq.errors import BadRequest
+from tandemmq.errors import ConfigError, TandemError
 
 EXIT_DIFFERENT: Final = 1
 EXIT_UNKNOWN: Final = 2
@@ -39,7 +39,11 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Compare the CommitLogs of masters and their slaves by checksums, while they run."""
-    run(namesrv, lambda tools: audit_brokers(tools, broker, cluster, last_bytes), as_json=as_json)
+    try:
+        run(namesrv, lambda tools: audit_brokers(tools, broker, cluster, last_bytes), as_json=as_json)
+    except TandemError as error:
+        typer.echo(f"tandemmq: {error}", err=True)
+        raise typer.Exit(EXIT_UNKNOWN) from None
 
 
 async def audit_brokers(tools: Tools, broker_name: str, cluster: str, last_bytes: int | None) -> Answer:
@@ -49,7 +53,7 @@ async def audit_brokers(tools: Tools, broker_name: str, cluster: str, last_bytes
         if not broker_name or target.broker_name == broker_name:
             by_name.setdefault((target.cluster, target.broker_name), []).append(target)
     if not by_name:
-        raise BadRequest(f"no broker {broker_name!r} is registered")
+        raise ConfigError(f"no broker {broker_name!r} is registered")
     table = Table("replicas", _COLUMNS + _MORE)
     codes, notes = {0}, []
     for (_, name), targets in by_name.items():

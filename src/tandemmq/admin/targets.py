@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tandemmq.admin.security import tools_options
 from tandemmq.client.admin import Admin
-from tandemmq.errors import BadRequest
+from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.cluster import ClusterInfo
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.tls_door import make_client_tls
@@ -27,9 +27,9 @@ class Tools:
 
     @property
     def cluster_admin(self) -> Admin:
-        """Raises BadRequest when no name server is known."""
+        """Raises ConfigError when no name server is known."""
         if self.admin is None:
-            raise BadRequest("name the name servers: -n HOST:PORT, or NAMESRV_ADDR")
+            raise ConfigError("name the name servers: -n HOST:PORT, or NAMESRV_ADDR")
         return self.admin
 
 
@@ -69,20 +69,20 @@ async def find_targets(
 ) -> list[Target]:
     """The broker at `address`, else those of the cluster, else of all clusters; by cluster, name and id.
 
-    Raises:  BadRequest for an unknown cluster, or when there is none.
+    Raises:  ConfigError for an unknown cluster, or when no broker is registered.
     """
     if address:
         return [Target("", "", None, address)]
     targets = targets_of(await tools.cluster_admin.cluster_info(), cluster, masters_only=masters_only)
     if not targets:
-        raise BadRequest("no such broker is registered")
+        raise ConfigError("no broker is registered at the name servers")
     return targets
 
 
 def targets_of(info: ClusterInfo, cluster: str = "", *, masters_only: bool = False) -> list[Target]:
-    """The brokers of one cluster, or of all."""
+    """The brokers of one cluster, or of all. Raises ConfigError for an unknown cluster."""
     if cluster and cluster not in info.clusters:
-        raise BadRequest(f"cluster {cluster!r} is unknown; known are {', '.join(sorted(info.clusters))}")
+        raise ConfigError(f"cluster {cluster!r} is unknown; known are {', '.join(sorted(info.clusters))}")
     return sorted(
         Target(name, broker_name, broker_id, address)
         for name, broker_names in info.clusters.items()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import ssl
 from collections.abc import Callable, Mapping
 
@@ -133,8 +135,7 @@ class RemotingClient:
                 transport = await self._network.connect(host, port, make_channel, timeout_s)
                 channel = transport.get_protocol()
         except (OSError, ConfigError) as error:
-            reason = str(error) or type(error).__name__
-            return BrokerUnreachable(f"cannot connect to {address}: {reason}")
+            return BrokerUnreachable(f"cannot connect to {address}: {_reason(error)}")
         finally:
             self._connecting.pop(address, None)
         assert isinstance(channel, Channel)
@@ -201,3 +202,13 @@ class RemotingClient:
         if not self._alive:
             self._idle.stop()
             self._none_left.set()
+
+
+def _reason(error: Exception) -> str:
+    """In words, without the number and the address that the event loops put around them."""
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+        if error.errno is not None and error.errno in errno.errorcode:
+            return os.strerror(error.errno)
+        if error.strerror:
+            return error.strerror
+    return str(error) or type(error).__name__

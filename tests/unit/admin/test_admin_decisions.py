@@ -11,7 +11,7 @@ import typer
 from tandemmq.admin.command import parse_time
 from tandemmq.admin.render import Answer, Table, print_answer, render_time
 from tandemmq.admin.targets import Target, targets_of
-from tandemmq.errors import BadRequest
+from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.cluster import ClusterInfo
 from tandemmq.protocol.bodies.route import BrokerData
 
@@ -74,5 +74,5 @@ def test_targets_are_ordered_and_filtered() -> None:
         Target("C", "b", 1, "b:1"),
     ]
     assert [target.address for target in targets_of(info, masters_only=True)] == ["a:0", "b:0", "o:0"]
-    with pytest.raises(BadRequest, match="known are C, D"):
+    with pytest.raises(ConfigError, match="known are C, D"):
         targets_of(info, "E")
