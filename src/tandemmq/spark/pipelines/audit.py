@@ -163,32 +163,36 @@ class Audit:
         ranges = self._find_ranges(sides[0], frames)
         self._settle([side for side in sides if side.replica is not None], ranges)
         self._tell_start(sides, form, ranges)
-        digests: dict[str, Digests] = {}
-        is_equal = True
-        for side, read in zip(sides, self._read_all(sides, frames, ranges), strict=True):
-            if read is None:
-                is_equal = False
-            else:
-                digests[side.name] = read
-        reference = next((side for side in sides if side.name in digests), None)
-        if reference is None:
+        reads = zip(sides, self._read_all(sides, frames, ranges), strict=True)
+        digests: dict[str, Digests] = {side.name: read for side, read in reads if read is not None}
+        if not digests:
             return False
-        parts = cut_parts(ranges, options.piece_size)
-        expected = self._jobs.run(lambda: frames.expect(parts))
-        for side in sides:
-            if side.name in digests:
-                found = compare(digests[reference.name], digests[side.name], parts, expected, ranges)
-                self._tell_verdict(side, reference, found, frames)
-                is_equal &= found.is_equal
+        readable = [side for side in sides if side.name in digests]
+        is_equal = self._judge_sides(readable, digests, frames, ranges)
         bars = tuple((side, float(sum(d.rows for d in found.values()))) for side, found in digests.items())
         self._reporter.report(BarChart(title="Rows by side", unit="rows", bars=bars))
         if options.count_repeated_keys:
-            frame = frames.read(reference, ranges)
-            messages, keys, example = self._jobs.run(lambda: frames.repeated_keys(frame))
-            self._reporter.report(
-                RepeatedKeys(side=reference.name, messages=messages, keys=keys, example=example)
-            )
+            self._tell_repeated_keys(readable[0], frames, ranges)
+        return is_equal and len(readable) == len(sides)
+
+    def _judge_sides(
+        self, sides: Sequence[Side], digests: Mapping[str, Digests], frames: Frames, ranges: Ranges
+    ) -> bool:
+        """Compares all with the first one, and tells each verdict; True when all are equal."""
+        reference = sides[0]
+        parts = cut_parts(ranges, self._options.piece_size)
+        expected = self._jobs.run(lambda: frames.expect(parts))
+        is_equal = True
+        for side in sides:
+            found = compare(digests[reference.name], digests[side.name], parts, expected, ranges)
+            self._tell_verdict(side, reference, found, frames)
+            is_equal &= found.is_equal
         return is_equal
+
+    def _tell_repeated_keys(self, side: Side, frames: Frames, ranges: Ranges) -> None:
+        frame = frames.read(side, ranges)
+        messages, keys, example = self._jobs.run(lambda: frames.repeated_keys(frame))
+        self._reporter.report(RepeatedKeys(side=side.name, messages=messages, keys=keys, example=example))
 
     def _find_sides(self) -> list[Side]:
         """The reference first: the master, else what was named first."""

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tandemmq.errors import ConfigError
+from tandemmq.errors import ConfigError, TandemError
 from tandemmq.spark.columns import COLUMNS
 from tandemmq.spark.lake.files import batch_dir
 from tandemmq.spark.offsets import nest_positions
-from tandemmq.spark.options import SourceOptions, parse_options
+from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.events import Reporter, Started, Stopped, Totals, make_batch_done
 from tandemmq.spark.pipelines.exhibits import BarChart
 from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
@@ -103,7 +103,7 @@ def _read_live(
     parsed = parse_options(source, is_streaming=False)
     _, bounds = describe_all(Cluster(parsed), parsed, may_be_absent=bool(seam.batches))
     ends = {queue: max(limits.end, seam.positions.get(queue, 0)) for queue, limits in bounds.items()}
-    starts = {queue: at for queue, at in seam.positions.items() if queue.topic in _topics(parsed)}
+    starts = {queue: at for queue, at in seam.positions.items() if queue.topic in parsed.topics}
     types = dict(landed.dtypes) if landed is not None else {name: _TYPES[name][0] for name in columns}
     given = {"startingOffsets": json.dumps(nest_positions(starts))} if starts else {}
     return (
@@ -113,10 +113,6 @@ def _read_live(
         .load()
         .selectExpr("*", f"false AS {FROM_COLUMN}")
     )
-
-
-def _topics(options: SourceOptions) -> tuple[str, ...]:
-    return options.topics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,18 +138,40 @@ def run_history(options: HistoryOptions, reporter: Reporter) -> int:
     if options.out.exists():
         raise ConfigError(f"{options.out} exists: an export is written as a whole, give another directory")
     with open_session(f"history {options.lake}", options.master) as (spark, stop):
-        reason, rows, size_bytes, error = _export(spark, options, reporter, stop)
-    reporter.report(Stopped(reason=reason, rows_total=rows, bytes_total=size_bytes, error=error))
-    return 1 if reason == "error" else 0
+        end = _export(spark, options, reporter, stop)
+    reporter.report(end)
+    return 1 if end.reason == "error" else 0
 
 
-def _export(
-    spark: SparkSession, options: HistoryOptions, reporter: Reporter, stop: StopFlag
-) -> tuple[str, int, int, str]:
+def _export(spark: SparkSession, options: HistoryOptions, reporter: Reporter, stop: StopFlag) -> Stopped:
+    """Writes the files beside `out` and renames them into place when all are there."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
     reporter.report(Started(topic=str(options.lake), out=str(options.out), rows_total=0, bytes_total=0))
+    seen, began = Observation(), time.monotonic()
+    staged = options.out.with_name(f"{options.out.name}.unfinished")
+    try:
+        frame = _choose_rows(spark, options)
+        counted = frame.observe(seen, f.count("*").alias("rows"), f.count_if(FROM_COLUMN).alias("landed"))
+        Jobs(spark, stop).run(lambda: counted.write.mode("overwrite").parquet(str(staged.absolute())))
+    except Interrupted:
+        return Stopped(reason="signal", rows_total=0, bytes_total=0)
+    except TandemError:
+        raise
+    except Exception as error:  # noqa: BLE001  (failures of Spark and py4j share no class)
+        return Stopped(reason="error", rows_total=0, bytes_total=0, error=explain_failure(str(error)))
+    staged.rename(options.out)
+    rows, landed = int(seen.get["rows"]), int(seen.get["landed"])
+    size_bytes = sum(path.stat().st_size for path in options.out.glob("*.parquet"))
+    total = Totals(rows=rows, size_bytes=size_bytes)
+    reporter.report(make_batch_done(0, total, total, lag=0, seconds=time.monotonic() - began))
+    bars = (("lake", float(landed)), ("brokers", float(rows - landed)))
+    reporter.report(BarChart(title="Where the rows come from", unit="rows", bars=bars))
+    return Stopped(reason="done", rows_total=rows, bytes_total=size_bytes)
+
+
+def _choose_rows(spark: SparkSession, options: HistoryOptions) -> DataFrame:
     frame = history(
         spark,
         lake=options.lake,
@@ -163,21 +181,4 @@ def _export(
         checkpoint=options.checkpoint,
         options=dict(options.source),
     )
-    frame = frame.where(options.where) if options.where else frame
-    seen, began = Observation(), time.monotonic()
-    counted = frame.observe(seen, f.count("*").alias("rows"), f.count_if(FROM_COLUMN).alias("landed"))
-    staged = options.out.with_name(f"{options.out.name}.unfinished")
-    try:
-        Jobs(spark, stop).run(lambda: counted.write.mode("overwrite").parquet(str(staged.absolute())))
-    except Interrupted:
-        return "signal", 0, 0, ""
-    except Exception as error:  # noqa: BLE001  (failures of Spark and py4j share no class)
-        return "error", 0, 0, explain_failure(str(error))
-    staged.rename(options.out)
-    rows, landed = int(seen.get["rows"]), int(seen.get["landed"])
-    size_bytes = sum(path.stat().st_size for path in options.out.glob("*.parquet"))
-    total = Totals(rows=rows, size_bytes=size_bytes)
-    reporter.report(make_batch_done(0, total, total, lag=0, seconds=time.monotonic() - began))
-    bars = (("lake", float(landed)), ("brokers", float(rows - landed)))
-    reporter.report(BarChart(title="Where the rows come from", unit="rows", bars=bars))
-    return "done", rows, size_bytes, ""
+    return frame.where(options.where) if options.where else frame
