@@ -2,7 +2,7 @@
 
 Invariants: a slave follows a master of ours only after the last bytes that both keep were equal; a RocketMQ
             master cannot be asked, so its slave follows uncompared and says so.
-Source:     spec replication 4.10; decisions 2, 4.
+Source:     spec replication 4.10; spec decisions 2, 4.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ Which of several doubtful connections the newcomer continues is not known either
 the one that holds most: whoever the newcomer is, no slave is counted twice then.
 What settles it: a connection that acknowledges a byte which was sent to it after the newcomer spoke is alive,
 so the newcomer is somebody else. Counting sockets instead would let one slave acknowledge twice.
+The name that a slave of ours tells (notice.py) settles nothing: it comes beside the connection, if at all,
+and no send may be confirmed because of it.
+Source: spec replication 4.1, 5; decision 005.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Invariants: a byte is stored once, at exactly the log's end, after it was verifi
             should undo.
 Knows not:  sockets, files. Times are monotonic milliseconds. The shell carries effects out in order; if one
             of them fails it drops the rest and calls `on_failed`.
-Source:     spec replication 4.2, 4.5 to 4.7, 4.10; decisions 2, 4, 9.
+Source:     spec replication 4.2, 4.5 to 4.7, 4.10; spec decisions 2, 4, 9.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Strategy:   all pieces of one read are joined once and looked at in place: many 
             the end, and where the columns find fault, one by one, which gives the reason. A record that is
             not complete waits as pieces and is not looked at again before it can be whole. Held at most: one
             record, bounded by the options.
-Source:     spec store 3, 3.2, 3.3; spec replication 4.9; decision 6.
+Source:     spec store 3, 3.2, 3.3; spec replication 4.9; decision 006.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ store.
 
 Owns: the listener, the connections, which replica each belongs to. One pump per loop turn serves all
       slaves, however often `appended` rose in it. Every broker listens, slaves too (spec replication 3).
-Source: spec replication 4, decision 2.
+Source: spec replication 4, spec decision 2.
 """
 
 from __future__ import annotations
