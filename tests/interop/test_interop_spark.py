@@ -18,6 +18,7 @@ from tandemmq.protocol.message import Message
 from tandemmq.spark.java import find_java
 from tandemmq.spark.security import Security
 from tandemmq.spark.session import build_session
+from waits import until_blocking
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -39,12 +40,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module", params=list(LINES))
 def java(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A Java cluster with the property filter on, and messages in two parts with a pause between them."""
+    """A Java cluster with the property filter on, and messages in two parts stored at different times."""
     line = LINES[request.param]
     with java_cluster(line, tmp_path_factory.mktemp(f"java-{line.name}")) as cluster:
         cluster.start_java(line, "broker-a", {"enablePropertyFilter": "true"})
         _send(cluster, 0, COUNT - 100)
-        time.sleep(0.3)
+        sent_by_ms = time.time() * 1000
+        until_blocking(
+            lambda: time.time() * 1000 > sent_by_ms + 2, "the clock has passed the last store time"
+        )
         _send(cluster, COUNT - 100, COUNT)
         yield cluster
 
