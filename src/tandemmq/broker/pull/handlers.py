@@ -134,7 +134,8 @@ class PullHandlers:
             header.topic,
             header.queue_id,
             offset,
-            count_max=count_max or self._count_max(header, is_bulk=is_bulk),
+            count_max=count_max
+            or (header.count_max if is_bulk else min(header.count_max, self._options.pull_message_count_max)),
             bytes_max=bytes_max if bytes_max is not None and bytes_max > 0 else GET_BYTES_MAX,
             tag_hashes=pull.admitted.tag_hashes,
             record_filter=None if sql is None else RecordFilter(sql.matches_record, SQL_WORK_MAX // sql.size),
@@ -146,9 +147,6 @@ class PullHandlers:
             result, offset, self.replica, normal_id=group.broker_id, slow_id=group.slow_read_broker_id
         )
         return result, plan
-
-    def _count_max(self, header: PullRequest, *, is_bulk: bool) -> int:
-        return header.count_max if is_bulk else min(header.count_max, self._options.pull_message_count_max)
 
     def _answer(self, pull: Pull, result: GetResult, plan: PullPlan) -> None:
         header = pull.header
