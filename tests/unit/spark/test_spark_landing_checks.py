@@ -65,17 +65,16 @@ def test_batches_without_an_owner_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_held_by_one_landing(tmp_path: Path) -> None:
+    hold = (
+        "import sys; from pathlib import Path; from tandemmq.spark.pipelines.lake_job import hold_directory\n"
+        "with hold_directory(Path(sys.argv[1])): print('held')"
+    )
+    command = [sys.executable, "-c", hold, str(tmp_path)]
     with hold_directory(tmp_path):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                with hold_directory(tmp_path):
-                    os._exit(1)
-            except ConfigError:
-                os._exit(0)
-        assert os.waitpid(pid, 0)[1] == 0
-    with hold_directory(tmp_path):
-        pass
+        other = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "another pipeline writes to" in other.stderr
+        assert other.stdout == ""
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "held\n"
 
 
 @pytest.mark.parametrize(

@@ -120,14 +120,14 @@ def test_metrics_are_served_while_the_pipeline_runs() -> None:
         metrics.report(Restarted(error="x", pause_seconds=1))
         metrics.report(SideJudged(side="slave 1", is_equal=False, missing=4, loss_seconds=1.5))
         url = f"http://127.0.0.1:{metrics.port}"
-        text = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
+        text = urllib.request.urlopen(f"{url}/metrics", timeout=60).read().decode()
         assert 'tandemmq_pipeline_rows_total{pipeline="landing"} 20.0' in text
         assert 'tandemmq_pipeline_batches_total{pipeline="landing"} 2.0' in text
         assert 'tandemmq_pipeline_lag_messages{pipeline="landing"} 3.0' in text
         assert 'tandemmq_pipeline_restarts_total{pipeline="landing"} 1.0' in text
         assert 'tandemmq_pipeline_audit_equal{pipeline="landing",side="slave 1"} 0.0' in text
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{url}/other", timeout=10)
+            urllib.request.urlopen(f"{url}/other", timeout=60)
         with pytest.raises(ConfigError, match="--metrics-port"):
             MetricsReporter("other", metrics.port, "127.0.0.1")
     finally:
