@@ -217,8 +217,12 @@ class Conversation:
         try:
             self._process.communicate(timeout=STOP_SECONDS_MAX)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends the program at once."""
+        self._process.kill()
+        self._process.communicate()
 
 
 class JavaServer:
