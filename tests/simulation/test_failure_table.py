@@ -19,7 +19,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.replication.core.effects import HaltReason
 from tandemmq.replication.core.progress import StartRule
 from tandemmq.replication.core.states import SlaveState
-from tandemmq.replication.shell.master import SlaveStatus
+from tandemmq.replication.shell.master_status import SlaveStatus
 from tandemmq.replication.shell.slave import ReplicationSlaveStatus
 from tandemmq.sim.cluster.nodes import BrokerNode
 from tandemmq.sim.cluster.settings import Settings

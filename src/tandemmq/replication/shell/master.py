@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
 
 from tandemmq.replication.core.admission import NONCE_BYTES, AllowedHosts, MasterHandshake
 from tandemmq.replication.core.master import MasterSession
-from tandemmq.replication.core.notice import SlaveName, SlaveNotice
+from tandemmq.replication.core.notice import SlaveNotice
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, TransferStart, is_in_sync
 from tandemmq.replication.core.replicas import ReplicaDirectory
@@ -23,6 +21,8 @@ from tandemmq.replication.core.states import MasterState
 from tandemmq.replication.shell.departed import DepartedSlave, DepartedSlaves
 from tandemmq.replication.shell.fault import FaultGuard, OnFatal
 from tandemmq.replication.shell.in_sync import InSyncLog
+from tandemmq.replication.shell.known_ahead import KnownAhead
+from tandemmq.replication.shell.master_status import MasterStatus, SlaveStatus
 from tandemmq.replication.shell.slave_connection import SlaveConnection
 from tandemmq.runtime.chance import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
@@ -31,47 +31,6 @@ from tandemmq.telemetry import events
 from tandemmq.units import ReplicaId
 
 log = logging.getLogger(__name__)
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
-KNOWN_AHEAD_MAX = 64
-"""How many hosts with diverged slaves are remembered, and ends per host; the oldest is forgotten."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlaveStatus:
-    """One connection. `replica` is None while its acknowledgements are not counted, `name` unless the slave
-    told it.
-    """
-
-    address: Address
-    name: SlaveName | None
-    replica: ReplicaId | None
-    state: MasterState
-    start: TransferStart | None
-    acknowledged: int
-    next_offset: int
-    lag_bytes: int
-    is_in_sync: bool
-    is_tandem: bool
-    bytes_per_second: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MasterStatus:
-    """`in_sync_count` counts slaves, not the master; one slave counts once, whatever its connections.
-
-    `departed`: slaves without a connection now; `now_ms` is the monotonic time of it all.
-    """
-
-    log_start: int
-    log_end: int
-    highest_acknowledged: int
-    in_sync_count: int
-    slaves: tuple[SlaveStatus, ...]
-    departed: tuple[DepartedSlave, ...]
-    now_ms: int
 
 
 class ReplicationMaster:
@@ -97,7 +56,7 @@ class ReplicationMaster:
         self._connections: list[SlaveConnection] = []
         self._directory = ReplicaDirectory()
         self._reported: dict[ReplicaId, int] = {}
-        self._known_ahead: dict[str, dict[int, int]] = {}
+        self._known_ahead = KnownAhead()
         self._departed = DepartedSlaves()
         self._in_sync = InSyncLog(options.in_sync_gap_bytes_max)
         self._is_pump_due = False
@@ -190,7 +149,7 @@ class ReplicationMaster:
             options=self._options,
             segment_bytes=self._segment_bytes,
             now_ms=now_ms,
-            known_ahead=self._known_ahead.get(host, {}),
+            known_ahead=self._known_ahead.ends_of(host),
         )
 
     def on_accepted(self, connection: SlaveConnection) -> bool:
@@ -215,10 +174,7 @@ class ReplicationMaster:
     def on_ahead(self, connection: SlaveConnection) -> None:
         start = connection.session.start
         assert start is not None
-        ends = self._known_ahead.setdefault(connection.peer[0], {})
-        ends[start.reported] = start.master_end
-        _drop_oldest(ends)
-        _drop_oldest(self._known_ahead)
+        self._known_ahead.note(connection.peer[0], start)
 
     def on_acknowledged(self, connection: SlaveConnection, log_offset: int) -> None:
         self._highest_acknowledged = max(self._highest_acknowledged, log_offset)
@@ -307,8 +263,3 @@ class ReplicationMaster:
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1000)
-
-
-def _drop_oldest(table: dict[Key, Value]) -> None:
-    if len(table) > KNOWN_AHEAD_MAX:
-        del table[next(iter(table))]

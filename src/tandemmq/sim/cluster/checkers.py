@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tandemmq.protocol.record import Record, decode_records
 from tandemmq.replication.core.states import MasterState, SlaveState
-from tandemmq.replication.shell.master import SlaveStatus
+from tandemmq.replication.shell.master_status import SlaveStatus
 from tandemmq.sim.cluster.ledger import Fate, Ledger, Place, Sent
 from tandemmq.sim.cluster.nodes import BrokerNode
 from tandemmq.sim.cluster.settings import TOPIC, Group
