@@ -19,6 +19,20 @@ from tandemmq.protocol.topic_names import NOT_SENDABLE_TOPICS, TOPIC_CHARS_MAX, 
 from tandemmq.units import MIB, EpochMs, QueueOffset
 
 MESSAGE_BYTES_MAX: Final = 4 * MIB
+FLAG_BOUND: Final = 2**31
+
+_BYTES: Final = (bytes, bytearray, memoryview)
+_FIELD_TYPES: Final[tuple[tuple[str, tuple[type, ...], str], ...]] = (
+    ("topic", (str,), "str"),
+    ("body", _BYTES, "bytes"),
+    ("tags", (str,), "str"),
+    ("keys", (str, Sequence), "str or a sequence of str"),
+    ("properties", (Mapping,), "a mapping of str to str"),
+    ("flag", (int,), "int"),
+    ("delay_level", (int,), "int"),
+    ("deliver_at_ms", (int, type(None)), "int or None"),
+    ("delay_ms", (int, type(None)), "int or None"),
+)
 
 
 class Message(msgspec.Struct):
@@ -79,27 +93,50 @@ def encode_wire_properties(message: Message, unique_key: str) -> bytes:
 
 
 def check_message(message: Message, *, bytes_max: int = MESSAGE_BYTES_MAX) -> None:
-    """Raises MessageIllegal if no broker would store the message (spec semantics 1.5)."""
-    fault = topic_fault(message.topic)
-    if fault:
-        raise MessageIllegal(fault)
-    if len(message.topic) > TOPIC_CHARS_MAX:
-        raise MessageIllegal(f"the topic has {len(message.topic)} characters, at most {TOPIC_CHARS_MAX} fit")
-    if message.topic in NOT_SENDABLE_TOPICS:
-        raise MessageIllegal(f"the topic {message.topic} is the broker's own and takes no messages")
-    if not message.body:
-        raise MessageIllegal("the body is empty")
-    if len(message.body) > bytes_max:
-        raise MessageIllegal(f"the body has {len(message.body)} bytes, at most {bytes_max} are allowed")
-    _check_delays(message)
-    for key in message.keys.split(" ") if isinstance(message.keys, str) and message.keys else message.keys:
-        if not key or " " in key:
-            raise MessageIllegal(f"the key {key!r} must be non-empty and without spaces")
-    for name, value in message.properties.items():
-        if is_reserved(name):
-            raise MessageIllegal(f"the property name {name!r} is reserved")
-        if not name.strip() or not value.strip():
-            raise MessageIllegal(f"the property {name!r} must have a name and a value that are not blank")
+    """Raises MessageIllegal if no broker would store the message (spec semantics 1.5), or if something in it
+    has the wrong type.
+    """
+    try:
+        fault = topic_fault(message.topic)
+        if fault:
+            raise MessageIllegal(fault)
+        if len(message.topic) > TOPIC_CHARS_MAX:
+            raise MessageIllegal(
+                f"the topic has {len(message.topic)} characters, at most {TOPIC_CHARS_MAX} fit"
+            )
+        if message.topic in NOT_SENDABLE_TOPICS:
+            raise MessageIllegal(f"the topic {message.topic} is the broker's own and takes no messages")
+        body = message.body
+        if type(body) is not bytes and not isinstance(body, _BYTES):
+            raise MessageIllegal(_type_fault(message))
+        if not body:
+            raise MessageIllegal("the body is empty")
+        if len(body) > bytes_max:
+            raise MessageIllegal(f"the body has {len(body)} bytes, at most {bytes_max} are allowed")
+        if message.flag and not -FLAG_BOUND <= message.flag < FLAG_BOUND:
+            raise MessageIllegal(f"the flag {message.flag} must fit into 32 bits, with a sign")
+        if message.delay_level or message.deliver_at_ms is not None or message.delay_ms is not None:
+            _check_delays(message)
+        keys = message.keys
+        for key in keys.split(" ") if isinstance(keys, str) and keys else keys:
+            if not key or " " in key:
+                raise MessageIllegal(f"the key {key!r} must be non-empty and without spaces")
+        for name, value in message.properties.items():
+            if is_reserved(name):
+                raise MessageIllegal(f"the property name {name!r} is reserved")
+            if not name.strip() or not value.strip():
+                raise MessageIllegal(f"the property {name!r} must have a name and a value that are not blank")
+    except (AttributeError, TypeError):
+        raise MessageIllegal(_type_fault(message)) from None
+
+
+def _type_fault(message: Message) -> str:
+    """Which field has a type that it must not have."""
+    for name, types, wanted in _FIELD_TYPES:
+        value = getattr(message, name)
+        if not isinstance(value, types):
+            return f"{name} must be {wanted}, not {type(value).__name__}"
+    return "keys, and the names and values of properties, must be str"
 
 
 def _check_delays(message: Message) -> None:

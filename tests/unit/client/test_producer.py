@@ -47,6 +47,20 @@ async def test_send_says_where_the_message_lies():
         }
 
 
+@pytest.mark.parametrize("linger_ms", [None, 0])
+async def test_wrong_types_cost_one_send_and_no_room(linger_ms: float | None):
+    async with (
+        running_cluster(T=2) as cluster,
+        Producer("g", cluster.namesrv, options=options(batch_linger_ms=linger_ms)) as producer,
+    ):
+        with pytest.raises(MessageIllegal, match="body must be bytes, not str"):
+            await producer.send(Message(topic="T", body="text"))  # type: ignore[arg-type]
+        with pytest.raises(ClientError, match="queue must be a MessageQueue, not 1"):
+            await producer.send(Message(topic="T", body=b"x"), queue=1)  # type: ignore[arg-type]
+        assert producer.in_flight == 0
+        assert (await producer.send(Message(topic="T", body=b"x"))).is_ok
+
+
 async def test_queues_take_turns():
     async with running_cluster(T=3) as cluster, Producer("g", cluster.namesrv) as producer:
         ids = [(await producer.send(Message(topic="T", body=b"x"))).queue.queue_id for _ in range(6)]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
 from tandemmq.errors import MessageIllegal, RemoteProtocolError
@@ -55,6 +58,28 @@ def test_too_many_properties_are_refused() -> None:
 def test_message_that_no_broker_would_store_is_refused(message: Message, reason: str) -> None:
     with pytest.raises(MessageIllegal, match=reason):
         check_message(message, bytes_max=4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fault"),
+    [
+        ({"topic": None}, "topic must be str, not NoneType"),
+        ({"body": "text"}, "body must be bytes, not str"),
+        ({"body": None}, "body must be bytes, not NoneType"),
+        ({"keys": 5}, "keys must be str or a sequence of str, not int"),
+        ({"keys": [5]}, "keys, and the names and values of properties, must be str"),
+        ({"properties": None}, "properties must be a mapping of str to str, not NoneType"),
+        ({"properties": {"price": 5}}, "keys, and the names and values of properties, must be str"),
+        ({"properties": {5: "price"}}, "keys, and the names and values of properties, must be str"),
+        ({"flag": "x"}, "flag must be int, not str"),
+        ({"flag": 2**31}, "the flag 2147483648 must fit into 32 bits, with a sign"),
+        ({"delay_level": "3"}, "delay_level must be int, not str"),
+        ({"delay_ms": "3"}, "delay_ms must be int or None, not str"),
+    ],
+)
+def test_a_wrong_type_is_named(wrong: dict[str, Any], fault: str) -> None:
+    with pytest.raises(MessageIllegal, match=re.escape(fault)):
+        check_message(Message(**{"topic": "t", "body": b"b", **wrong}))
 
 
 def test_good_message_is_accepted() -> None:

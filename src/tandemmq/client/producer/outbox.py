@@ -70,6 +70,8 @@ class Outbox:
         waiter: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         try:
             self.check_open()
+            if queue is not None:
+                _check_queue(queue)
             deadline_s = self._packer.deadline_s(timeout_s)
             if self._accumulator is not None and not must_travel_alone(message, self._options):
                 self._accumulator.add(message, queue, waiter, deadline_s)
@@ -117,6 +119,8 @@ class Outbox:
         await self.window.take(room)
         try:
             self.check_open()
+            if queue is not None:
+                _check_queue(queue)
             deadline_s = self._packer.deadline_s(timeout_s)
             if len(messages) == 1:
                 shipment = self._packer.pack_one(messages[0], queue=queue, deadline_s=deadline_s)
@@ -133,7 +137,9 @@ class Outbox:
 
     async def send_oneway(self, message: Message, queue: MessageQueue | None, view: RouteView) -> None:
         """Returns when the bytes are queued for the socket; takes no room, because nothing is waited for."""
-        target = self._sender.choose(view) if queue is None else queue
+        if queue is not None:
+            _check_queue(queue)
+        target = queue or self._sender.choose(view)
         address = view.master_address(target.broker_name)
         if address is None:
             raise NoRoute(f"broker {target.broker_name!r} has no master for topic {message.topic!r}")
@@ -149,3 +155,11 @@ class Outbox:
 
     def _settle(self, shipment: Shipment) -> None:
         self.window.give_back(shipment.room_bytes, shipment.room_count)
+
+
+def _check_queue(queue: object) -> None:
+    """Raises ClientError for a number, say, which names no broker."""
+    if not isinstance(queue, MessageQueue):
+        raise ClientError(
+            f"queue must be a MessageQueue, not {queue!r:.64}: Producer.queues gives those of a topic"
+        )
