@@ -55,7 +55,7 @@ spark: SEED ?= 1
 spark: AUDIT_ROWS ?= 0
 spark: setup-dev ## Kill the pipelines 20 times under load, count what arrived, audit it, plant faults (KILLS=n ROWS=n SEED=n AUDIT_ROWS=n)
 	@$(PY) -m pytest tests/unit/spark tests/spark
-	@$(PY) tests/spark_proof/prove_spark.py --kills $(KILLS) --rows $(ROWS) --seed $(SEED) --audit-rows $(AUDIT_ROWS) $(ARGS)
+	@PYTHONPATH=tests $(PY) tests/spark_proof/prove_spark.py --kills $(KILLS) --rows $(ROWS) --seed $(SEED) --audit-rows $(AUDIT_ROWS) $(ARGS)
 
 fuzz: FRAMES ?= 1000000
 fuzz: setup-dev ## Send a million mutated frames to a name server, a broker and its HA port (FRAMES=n, ARGS="--seed 7")

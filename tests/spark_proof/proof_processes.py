@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,9 +17,9 @@ from typing import Any
 import pyspark
 
 from tandemmq.spark.java import find_java
+from waits import until_blocking
 
 WAIT_S = 240.0
-POLL_S = 0.02
 _MASTER_AT = re.compile(r"Starting Spark master at (spark://\S+)")
 
 Event = dict[str, Any]
@@ -54,20 +53,30 @@ class Process:
         return found
 
     def kill_java(self, seconds: float = WAIT_S) -> None:
-        """Kills the Java of a driver, as soon as there is one."""
-        deadline = time.monotonic() + seconds
-        while not (pids := self.children("-Dlog4j2.configurationFile")) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+        """Kills the Java of a driver, as soon as there is one.
+
+        Raises:  AssertionError when there is none in time.
+        """
+        pids: list[int] = []
+        until_blocking(
+            lambda: pids.extend(self.children("-Dlog4j2.configurationFile")) or pids,
+            f"a Java of process {self.popen.pid}",
+            seconds,
+        )
         for pid in pids:
             kill(pid)
 
     def kill_all(self) -> None:
         """Nothing of the session is left afterwards."""
-        while pids := list_session(self.popen.pid):
+
+        def is_gone() -> bool:
+            pids = list_session(self.popen.pid)
             for pid in pids:
                 kill(pid)
             self.popen.poll()
-            time.sleep(POLL_S)
+            return not pids
+
+        until_blocking(is_gone, f"the end of session {self.popen.pid}", WAIT_S)
         self.popen.wait()
 
 
@@ -90,15 +99,16 @@ class Pipeline(Process):
 
     def wait_for(self, condition: Callable[[Event], bool], seconds: float = WAIT_S) -> Event | None:
         """The first event that fits; None when the process ended or the time is over before."""
-        deadline = time.monotonic() + seconds
-        while True:
-            is_over = time.monotonic() > deadline or not self._follower.is_alive()
-            for event in list(self.events):
-                if condition(event):
-                    return event
-            if is_over:
-                return None
-            time.sleep(POLL_S)
+        found: list[Event] = []
+
+        def is_settled() -> bool:
+            is_over = not self._follower.is_alive()
+            found.extend(event for event in list(self.events) if condition(event))
+            return is_over or bool(found)
+
+        with suppress(AssertionError):
+            until_blocking(is_settled, "an event", seconds)
+        return next(iter(found), None)
 
     def end(self, number: signal.Signals | None = None, seconds: float = WAIT_S) -> int | None:
         """Its exit code, after a signal or by itself; None when it had to be killed."""
@@ -144,12 +154,16 @@ class Standalone:
         return process
 
     def _wait_for_url(self) -> str:
-        deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline and self.master.popen.poll() is None:
-            if found := _MASTER_AT.search(self.master.log.read_text(errors="replace")):
-                return found[1]
-            time.sleep(POLL_S)
-        raise RuntimeError(f"Spark's master did not start (log: {self.master.log})")
+        found: list[str] = []
+
+        def is_told() -> bool:
+            is_over = self.master.popen.poll() is not None
+            found.extend(_MASTER_AT.findall(self.master.log.read_text(errors="replace")))
+            assert found or not is_over, f"Spark's master did not start (log: {self.master.log})"
+            return bool(found)
+
+        until_blocking(is_told, f"the address of Spark's master in {self.master.log}", WAIT_S)
+        return found[0]
 
 
 @contextmanager
