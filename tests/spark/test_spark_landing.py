@@ -1,63 +1,77 @@
-"""The landing: killed, started again, watched and stopped as a process; and replicas killed under it."""
+"""The landing: killed as a process and gone on with, while replicas are killed under it."""
 
 from __future__ import annotations
 
-import re
 import signal
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from pipeline_process import WAIT_S, has_rows, is_batch, running_pipeline
+import pytest
+from pipeline_process import is_batch, running_pipeline
+from pipeline_recorder import Recorder
 from spark_cluster import Cluster
 
-from waits import until_blocking
+from tandemmq.launcher import Server
+from tandemmq.spark.pipelines.events import BatchDone, Stopped
+from tandemmq.spark.pipelines.landing import LandingOptions, run_landing
+
+BATCH_ROWS = 250
 
 
+class KillsAtFirstBatch(Recorder):
+    """What a pipeline tells; a server is killed as soon as it has told of a batch."""
+
+    def __init__(self, victim: Server) -> None:
+        super().__init__()
+        self._victim = victim
+
+    def report(self, event: Any) -> None:
+        super().report(event)
+        if isinstance(event, BatchDone):
+            self._victim.kill()
+
+
+@pytest.mark.usefixtures("run_command")
 def test_kills_of_the_landing_and_of_the_slave_lose_and_double_nothing(
     own_cluster: Cluster, tmp_path: Path
 ) -> None:
-    out, report = tmp_path / "lake", tmp_path / "landing.html"
+    out = tmp_path / "lake"
     sent = own_cluster.send("Landed", 3000)
     command = ("landing", "--namesrv", own_cluster.namesrv, "--topic", "Landed", "--out", str(out))
-    command += ("--read-from", "prefer-slave", "--batch-rows", "500", "--trigger-seconds", "0.3")
-    with running_pipeline(*command) as landing:
+    more = ("--read-from", "prefer-slave", "--batch-rows", str(BATCH_ROWS), "--trigger-seconds", "0.3")
+    with running_pipeline(*command, *more) as landing:
         landing.wait_for(is_batch)
         landing.end(signal.SIGKILL)
-    assert pq.read_table(out).num_rows % 500 == 0
+    begun = pq.read_table(out).num_rows
+    assert begun > 0
+    assert begun % BATCH_ROWS == 0
 
-    with running_pipeline(*command, "--report", str(report), "--metrics-port", "0") as landing:
-        landing.wait_for(has_rows(3000))
-        own_cluster.slave.kill()
-        # Only the master is left, and it keeps what it has; the send itself would wait for the slave.
-        own_cluster.slave.start()
-        sent += own_cluster.send("Landed", 2000, first=3000)
-        own_cluster.slave.kill()
-        landing.wait_for(has_rows(len(sent)))
-        until_blocking(
-            lambda: 'tandemmq_pipeline_rows_total{pipeline="landing"} 5000.0' in scrape(landing.errors),
-            timeout_s=WAIT_S,
-        )
-        assert landing.end(signal.SIGTERM) == 0
-    assert landing.events[-1]["reason"] == "signal"
-    page = report.read_text()
-    assert page.count("<svg") == 4
-    assert "5,000" in page
+    options = LandingOptions(
+        name_servers=own_cluster.namesrv,
+        topic="Landed",
+        out=out,
+        is_continuous=False,
+        batch_records_max=BATCH_ROWS,
+        source=(("readFrom", "prefer-slave"),),
+    )
+    told = KillsAtFirstBatch(own_cluster.slave)
+    assert run_landing(options, told) == 0, told.events
+    assert told.of(Stopped)[0].rows_total == len(sent)
 
+    # The send waits for the slave. After that only the master is left, and it keeps what it has.
+    own_cluster.slave.kill()
+    own_cluster.slave.start()
+    sent += own_cluster.send("Landed", 500, first=3000)
+    own_cluster.slave.kill()
+    told = Recorder()
+    assert run_landing(options, told) == 0, told.events
     table = pq.read_table(out)
     places = set(zip(table["queueId"].to_pylist(), table["queueOffset"].to_pylist(), strict=True))
     assert len(places) == table.num_rows
     assert sorted(table["body"].to_pylist()) == sorted(sent)
-    assert landing.events[-1]["rows_total"] == table.num_rows
-
-
-def scrape(errors: list[str]) -> str:
-    """The metrics of a pipeline that wrote on standard error where they are."""
-    address = next(found[0] for line in errors if (found := re.findall(r"http://\S+", line)))
-    with urllib.request.urlopen(address, timeout=WAIT_S) as answer:
-        return str(answer.read().decode())
+    assert told.of(Stopped)[0].rows_total == table.num_rows
 
 
 def test_a_landing_that_runs_once_ends_by_itself(

@@ -1,70 +1,57 @@
-"""Pipelines that are killed or stopped go on where they were. The landing has a file of its own."""
+"""A pipeline as a process that is watched and stopped; others that go on where they were."""
 
 from __future__ import annotations
 
+import re
 import signal
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline_process import is_batch, running_pipeline
-from pipeline_recorder import Recorder
+from pipeline_process import WAIT_S, has_rows, is_batch, running_pipeline
 from spark_cluster import Cluster
 from spark_lakes import follow_topic, forget_last_commit, land, read_topic
 
-from tandemmq.spark.pipelines.events import BatchDone, Stopped
-from tandemmq.spark.pipelines.replay import Replay, ReplayOptions
-from tandemmq.spark.pipelines.replay_state import load_state
 from tandemmq.spark.pipelines.rollup_table import read_rollup
-from tandemmq.spark.pipelines.runner import StopFlag
-
-RunPipeline = Callable[..., list[dict[str, Any]]]
+from waits import until_blocking
 
 
-class StopsAtFirstBatch(Recorder):
-    """What a pipeline tells, and a signal for it as soon as it has told of a batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flag = StopFlag()
-
-    def report(self, event: Any) -> None:
-        super().report(event)
-        if isinstance(event, BatchDone):
-            self.flag.on_signal(signal.SIGTERM, None)
-
-
-def test_a_replay_survives_a_kill_and_stops_in_order(
-    lake_spark: Any, cluster: Cluster, tmp_path: Path, run_pipeline: RunPipeline
-) -> None:
-    sent = cluster.send("Watched", 1200)
-    lake = tmp_path / "lake"
-    land(follow_topic(lake_spark, cluster.namesrv, "Watched", maxOffsetsPerTrigger="200"), lake)
+def test_a_replay_is_watched_and_stops_in_order(lake_spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+    sent = cluster.send("Watched", 600)
+    lake, report = tmp_path / "lake", tmp_path / "replay.html"
+    stream = follow_topic(lake_spark, cluster.namesrv, "Watched", maxOffsetsPerTrigger="200")
+    land(stream, lake)
     command = ("replay", "--lake", str(lake), "--namesrv", cluster.namesrv, "--to", "WatchedAgain")
-    with running_pipeline(*command, "--continuous", "--rate", "400") as replay:
-        replay.wait_for(is_batch)
-        replay.end(signal.SIGKILL)
+    command += ("--continuous", "--every-seconds", "0.5", "--report", str(report), "--metrics-port", "0")
+    with running_pipeline(*command) as replay:
+        replay.wait_for(has_rows(len(sent)))
+        # What is landed meanwhile is sent, too.
+        sent += cluster.send("Watched", 100, first=600)
+        land(stream, lake)
+        replay.wait_for(has_rows(len(sent)))
+        until_blocking(
+            lambda: 'tandemmq_pipeline_rows_total{pipeline="replay"} 700.0' in scrape(replay.errors),
+            timeout_s=WAIT_S,
+        )
+        assert replay.end(signal.SIGTERM) == 0
+    assert replay.events[-1]["reason"] == "signal"
+    page = report.read_text()
+    assert page.count("<svg") == 4
+    assert "700" in page
+    rows = read_topic(lake_spark, cluster.namesrv, "WatchedAgain", columns="body").collect()
+    assert sorted(bytes(row.body) for row in rows) == sorted(sent)
 
-    options = ReplayOptions(
-        lake=lake, name_servers=cluster.namesrv, to_topic="WatchedAgain", follow_every_s=0.1
-    )
-    told, state = StopsAtFirstBatch(), load_state(options.state_path, options.plan())
-    before = len(state.done)
-    assert before >= 1
-    assert Replay(lake_spark, options, state, told, told.flag).run_all() == 0
-    assert told.of(Stopped)[0].reason == "signal"
-    assert len(load_state(options.state_path, options.plan()).done) == before + 1
 
-    events = run_pipeline(*command)
-    assert (events[-1]["reason"], events[-1]["rows_total"]) == ("done", len(sent))
-    rows = read_topic(lake_spark, cluster.namesrv, "WatchedAgain", columns="msgId,body").collect()
-    # What was sent when the kill came is sent again with the same key; nothing else is there twice.
-    assert sorted(body for _, body in {(row.msgId, bytes(row.body)) for row in rows}) == sorted(sent)
-    assert len(sent) <= len(rows) <= len(sent) + 200
+def scrape(errors: list[str]) -> str:
+    """The metrics of a pipeline that wrote on standard error where they are."""
+    address = next(found[0] for line in errors if (found := re.findall(r"http://\S+", line)))
+    with urllib.request.urlopen(address, timeout=WAIT_S) as answer:
+        return str(answer.read().decode())
 
 
 def test_a_rollup_goes_on_where_it_was_killed(
-    cluster: Cluster, tmp_path: Path, run_pipeline: RunPipeline
+    cluster: Cluster, tmp_path: Path, run_pipeline: Callable[..., list[dict[str, Any]]]
 ) -> None:
     cluster.send("Counted", 900)
     command = ("rollup", "--namesrv", cluster.namesrv, "--topic", "Counted", "--out", str(tmp_path))
