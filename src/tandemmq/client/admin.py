@@ -115,10 +115,14 @@ class Admin:
     ) -> None:
         """Create the topic on every master of the cluster, or change it; returns when its route is known.
 
-        Raises:  BadRequest for a bad name, or without `cluster` when there is not exactly one; NoRoute when
-                 the cluster has no master, or the route does not appear.
+        Raises:  BadRequest for a bad name or a count below 1, or without `cluster` when there is not exactly
+                 one; NoRoute when the cluster has no master, or the route does not appear.
         """
         check_topic(topic)
+        if queue_count < 1:
+            raise BadRequest(
+                f"queue_count {queue_count}: must be 1 or more, a topic without queues takes nothing"
+            )
         masters = await self._masters(cluster)
         config = TopicConfig(
             name=topic,

@@ -28,10 +28,17 @@ __all__ = [
 def _check(owner: object, *names: str, low: float, high: float) -> None:
     for name in names:
         value = getattr(owner, name)
-        if value is None:
-            continue
-        if not low <= value <= high:
+        if not isinstance(value, int | float) or not low <= value <= high:
             raise ConfigError(f"{type(owner).__name__}.{name} = {value!r}: must be from {low:g} to {high:g}")
+
+
+def _check_kind(owner: object, **kinds: type) -> None:
+    for name, kind in kinds.items():
+        value = getattr(owner, name)
+        if not isinstance(value, kind):
+            members = [f".{one.name}" for one in kind] if issubclass(kind, Enum) else [""]
+            wanted = " or ".join(kind.__name__ + member for member in members)
+            raise ConfigError(f"{type(owner).__name__}.{name} = {value!r}: must be {wanted}")
 
 
 class ReadFrom(Enum):
@@ -118,12 +125,14 @@ class ProducerOptions:
     default_topic_queue_count: int = 4
 
     def __post_init__(self) -> None:
+        _check_kind(self, client=ClientOptions)
         _check(self, "timeout_s", low=0.01, high=600)
         _check(self, "retry_count_max", low=0, high=100)
         _check(self, "compress_from_bytes", low=0, high=1 << 31)
         _check(self, "message_bytes_max", "batch_bytes_max", low=1, high=15 * MIB)
         _check(self, "in_flight_count_max", "in_flight_bytes_max", "batch_count_max", low=1, high=1 << 40)
-        _check(self, "batch_linger_ms", low=0, high=30_000)
+        if self.batch_linger_ms is not None:
+            _check(self, "batch_linger_ms", low=0, high=30_000)
         _check(self, "default_topic_queue_count", low=1, high=1024)
 
 
@@ -188,6 +197,7 @@ class ConsumerOptions:
     offsets_dir: str | None = None
 
     def __post_init__(self) -> None:
+        _check_kind(self, client=ClientOptions, model=MessageModel, start_from=StartFrom, read_from=ReadFrom)
         _check(self, "pull_count_max", low=1, high=1024)
         _check(self, "cached_count_max", low=1, high=1 << 20)
         _check(self, "cached_bytes_max", low=1, high=1 << 40)

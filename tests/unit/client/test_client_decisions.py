@@ -12,7 +12,7 @@ from tandemmq.client.consumer.rebalance import allocate_averagely, plan_change
 from tandemmq.client.consumer.replica_choice import Replica, choose_replica
 from tandemmq.client.consumer.subscription import parse_subscription
 from tandemmq.client.faulty_peers import AVOID_S_MAX, FaultyPeers
-from tandemmq.client.options import ProducerOptions, parse_name_servers
+from tandemmq.client.options import ConsumerOptions, ProducerOptions, parse_name_servers
 from tandemmq.client.producer.bulk import chunk_messages
 from tandemmq.client.producer.packer import must_travel_alone
 from tandemmq.client.producer.queue_choice import QueueChoice, queue_by_key
@@ -289,8 +289,25 @@ def test_name_servers_are_split():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"retry_count_max": -1}, {"timeout_s": 0}, {"batch_linger_ms": -1}, {"in_flight_count_max": 0}],
+    [
+        {"retry_count_max": -1},
+        {"timeout_s": 0},
+        {"timeout_s": None},
+        {"timeout_s": "5"},
+        {"batch_linger_ms": -1},
+        {"in_flight_count_max": 0},
+        {"client": None},
+    ],
 )
 def test_settings_out_of_range_are_named(settings: dict[str, object]):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         ProducerOptions(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"start_from": "first"}, {"read_from": "master"}, {"model": "BROADCASTING"}]
+)
+def test_a_text_is_none_of_the_choices(settings: dict[str, object]):
+    """Taken as it is it would be neither of them, and mean the last one that the code asks for."""
+    with pytest.raises(ConfigError, match=f"{next(iter(settings))} = .* must be [A-Za-z]+[.][A-Z]+ or"):
+        ConsumerOptions(**settings)  # type: ignore[arg-type]
