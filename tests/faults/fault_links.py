@@ -11,6 +11,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from waits import PATIENCE_S
+
 T = TypeVar("T")
 
 PIECE_BYTES = 16 * 1024
@@ -52,7 +54,7 @@ class Link:
         self._do(self._mend())
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     # In the links' thread
 
@@ -140,13 +142,13 @@ class Links:
     def add(self, near: tuple[str, int], far: tuple[str, int]) -> Link:
         """A link that is open now."""
         link = Link(self._loop, near, far)
-        asyncio.run_coroutine_threadsafe(link.open(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(link.open(), self._loop).result(PATIENCE_S)
         self._links.append(link)
         return link
 
     def close(self) -> None:
         for link in self._links:
-            asyncio.run_coroutine_threadsafe(link.close(), self._loop).result(10)
+            asyncio.run_coroutine_threadsafe(link.close(), self._loop).result(PATIENCE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from broker_rig import TIMEOUT_S, Peer, running_broker
 
-from tandemmq.protocol.codes import SERIALIZE_JSON, SERIALIZE_ROCKETMQ, RequestCode
+from tandemmq.protocol.codes import SERIALIZE_JSON, SERIALIZE_ROCKETMQ
 from tandemmq.protocol.command import Command
 
 WIRE_NAMES = [
@@ -141,8 +141,6 @@ BODIES = [
     b"\x00\x00\x00\x16" + b"\x00" * 18,
     b"\x7f\xff\xff\xff" + b"\x00" * 18,
 ]
-
-ONE_WAY_CODES = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED}
 
 
 @pytest.mark.parametrize("seed", range(4))

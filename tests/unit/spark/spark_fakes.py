@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -344,8 +343,3 @@ class FakeConnection:
 
     def request_all(self, commands: Sequence[Command], timeout_s: float) -> list[Command]:
         return [self.receive(number, 0.0) for number in self.send(commands)]
-
-
-def squeeze(text: str) -> str:
-    """`text` with runs of white space as one space."""
-    return re.sub(r"\s+", " ", text)

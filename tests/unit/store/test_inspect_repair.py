@@ -94,12 +94,6 @@ def add_foreign_queue(root: Path) -> None:
     shutil.copytree(root / "consumequeue" / "A" / "0", root / "consumequeue" / "ghost" / "0")
 
 
-def empty_index(root: Path) -> None:
-    for path in (root / "index").iterdir():
-        path.unlink()
-    # The files' names say when they were made, which nothing else tells.
-
-
 def flip_index(root: Path) -> None:
     flip(sorted((root / "index").iterdir())[0], 60)
 
