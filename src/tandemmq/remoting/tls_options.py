@@ -29,9 +29,13 @@ class ClientAuth(Enum):
 class TlsClientOptions:
     """How to speak TLS to a server.
 
-    trust_path      the certificates of who may have signed the server's; None: those of the system
-    verifies_peer   whether the server's certificate must be signed by one of them
-    checks_name     whether it must also be made out for the host that is dialled
+    trust_path        PEM file with the certificates of who may have signed the server's; None: those of the
+                      system
+    certificate_path  PEM file with the certificate that a server may ask for; None: there is none to show
+    key_path          PEM file with its key; None: it is in the certificate's file
+    key_password      of the key, when that is encrypted
+    verifies_peer     whether the server's certificate must be signed by one of those in trust_path
+    checks_name       whether it must also be made out for the host that is dialled
     """
 
     trust_path: Path | None = None
@@ -43,7 +47,7 @@ class TlsClientOptions:
 
     def __post_init__(self) -> None:
         if self.key_path is not None and self.certificate_path is None:
-            raise ConfigError("key_path needs certificate_path")
+            raise ConfigError("TlsClientOptions.key_path needs certificate_path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
