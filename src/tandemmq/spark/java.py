@@ -13,6 +13,8 @@ from tandemmq.errors import ConfigError
 
 JAVA_VERSION_MIN = 17
 """What Spark 4 is compiled for."""
+ANSWER_S_MAX = 120.0
+"""How long `java -version` may take: 0.1 s as a rule, over 30 s on a machine that is far too busy."""
 
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 
@@ -56,8 +58,10 @@ def parse_java_version(text: str) -> int:
 def _ask_version(program: str) -> str:
     try:
         result = subprocess.run(
-            [program, "-version"], capture_output=True, text=True, timeout=30, check=False
+            [program, "-version"], capture_output=True, text=True, timeout=ANSWER_S_MAX, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{program} -version did not answer within {ANSWER_S_MAX:g} s") from None
+    except OSError:
         return ""
     return result.stderr + result.stdout

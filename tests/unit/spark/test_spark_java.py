@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import tandemmq.spark.java
 from tandemmq.errors import ConfigError
 from tandemmq.spark.java import find_java, parse_java_version
 
@@ -58,4 +59,12 @@ def test_a_java_that_does_not_answer_is_refused(tmp_path: Path) -> None:
     home = _fake_java(tmp_path / "jdk", "17")
     (home / "bin" / "java").write_text("no program at all")
     with pytest.raises(ConfigError, match=r"is Java \?"):
+        find_java({"JAVA_HOME": str(home)})
+
+
+def test_a_java_that_hangs_is_not_called_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = _fake_java(tmp_path / "jdk", "17")
+    (home / "bin" / "java").write_text("#!/bin/sh\nexec sleep 600\n")
+    monkeypatch.setattr(tandemmq.spark.java, "ANSWER_S_MAX", 0.1)
+    with pytest.raises(ConfigError, match=r"bin/java -version did not answer within 0\.1 s"):
         find_java({"JAVA_HOME": str(home)})
