@@ -34,7 +34,6 @@ from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork
 from tandemmq.store import BrokerRole, StoreOptions
 from waits import PATIENCE_S
-from waits import until as until
 
 TIMEOUT_S = PATIENCE_S
 MESSAGE_BYTES_MAX = 32 * 1024

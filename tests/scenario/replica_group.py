@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from broker_rig import MESSAGE_BYTES_MAX, running_name_server, until
+from broker_rig import MESSAGE_BYTES_MAX, running_name_server
 
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import BrokerOptions
@@ -16,6 +16,7 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork
 from tandemmq.store import BrokerRole, StoreOptions
+from waits import until
 
 REPLICATION = ReplicationOptions(
     heartbeat_interval_ms=200, silence_ms_max=20_000, reconnect_delay_ms=20, config_sync_interval_ms=50

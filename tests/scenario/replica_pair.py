@@ -13,7 +13,7 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork
 from tandemmq.store import BrokerRole, MessageStore, PutStatus, StoreOptions
-from waits import until as until
+from waits import until
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 SEGMENT = 64 * 1024

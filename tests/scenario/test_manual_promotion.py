@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, records_of, until
+from broker_rig import Peer, records_of
 from replica_group import Group, rows_at, running_group
 from replica_pair import log_bytes
 
 from tandemmq.api.broker_offset import commit_offset
 from tandemmq.api.broker_topic import create_topic
 from tandemmq.protocol.bodies.topic import TopicConfig
+from waits import until
 
 
 @pytest.fixture

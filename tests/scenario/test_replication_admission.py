@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from replica_pair import FAST, Peers, new_record, send, until
+from replica_pair import FAST, Peers, new_record, send
 
 from tandemmq.config.load import Machine, load_broker, read_settings
 from tandemmq.errors import ConfigError
 from tandemmq.store import BrokerRole, PutStatus
 from tandemmq.units import ReplicaId
+from waits import until
 
 SYNC = BrokerRole.SYNC_MASTER
 MACHINE = Machine(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, pull_response, records_of, until
+from broker_rig import Peer, pull_response, records_of
 from replica_group import REPLICATION, Group, running_group
 from replica_pair import log_bytes, wait_for_slaves
 
@@ -22,6 +22,7 @@ from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.store import BrokerRole
+from waits import until
 
 
 @pytest.fixture

@@ -9,17 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from replica_pair import (
-    FAST,
-    SEGMENT,
-    Peers,
-    Proxy,
-    log_bytes,
-    open_store,
-    queue_contents,
-    send,
-    until,
-)
+from replica_pair import FAST, SEGMENT, Peers, Proxy, log_bytes, open_store, queue_contents, send
 
 from tandemmq.errors import DiskFull
 from tandemmq.replication.core.effects import HaltReason
@@ -28,6 +18,7 @@ from tandemmq.replication.core.progress import StartRule
 from tandemmq.replication.core.states import MasterState, SlaveState
 from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
 from tandemmq.store import BrokerRole
+from waits import until
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from replica_pair import Peers, send, until
+from replica_pair import Peers, send
 
 from tandemmq.broker.replica.ha_status import describe_master
 from tandemmq.replication.core.states import SlaveState
+from waits import until
 
 
 @pytest.fixture

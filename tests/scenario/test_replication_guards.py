@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from replica_pair import FAST, Peers, log_bytes, send, until
+from replica_pair import FAST, Peers, log_bytes, send
 
 from tandemmq.replication.core.frames import encode_report
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.store import BrokerRole, PutStatus
+from waits import until
 
 SECRET = replace(FAST, shared_secret="correct horse battery", connect_timeout_ms=300)
 OTHER = replace(SECRET, shared_secret="wrong horse battery staple")

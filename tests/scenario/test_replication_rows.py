@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, until
+from broker_rig import Peer
 from replica_group import Group, rows_at, running_group
 from replica_pair import log_bytes
 
@@ -17,6 +17,7 @@ from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.codes import LanguageCode, RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.replication.core.states import SlaveState
+from waits import until
 
 
 @pytest.fixture

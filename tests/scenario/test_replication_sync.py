@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from replica_pair import FAST, Peers, Proxy, log_bytes, new_record, send, until, wait_for_slaves
+from replica_pair import FAST, Peers, Proxy, log_bytes, new_record, send, wait_for_slaves
 
 from tandemmq.replication.core.frames import encode_report
 from tandemmq.replication.core.states import MasterState
 from tandemmq.store import BrokerRole, PutStatus
+from waits import until
 
 SYNC = BrokerRole.SYNC_MASTER
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from broker_rig import running_broker, until
+from broker_rig import running_broker
 from client_rig import running_rig
 from transaction_rig import COMMIT, FAST, ROLLBACK, TransactionPeer
 
 from tandemmq.broker.broker import Broker
 from tandemmq.protocol.topic_names import HALF_TOPIC, OP_HALF_TOPIC
+from waits import until
 
 
 def ends(broker: Broker) -> tuple[int, ...]:
