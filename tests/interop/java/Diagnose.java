@@ -3,6 +3,7 @@ import java.util.Map;
 import java.util.TreeMap;
 
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -13,6 +14,14 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 public final class Diagnose {
     public static void main(String[] arguments) {
         Check.main(() -> run(arguments[0], arguments[1]));
+    }
+
+    private static int count(DefaultMQAdminExt admin, String producers, String topic) throws Exception {
+        try {
+            return admin.examineProducerConnectionInfo(producers, topic).getConnectionSet().size();
+        } catch (MQBrokerException unknown) {
+            return 0;
+        }
     }
 
     private static void run(String nameServer, String topic) throws Exception {
@@ -48,8 +57,8 @@ public final class Diagnose {
         Check.same(client, connections.getConnectionSet().iterator().next().getClientId(), "client id");
         Check.same("tag || other", connections.getSubscriptionTable().get(topic).getSubString(), "subscription");
         Check.same("CONSUME_FROM_FIRST_OFFSET", connections.getConsumeFromWhere().name(), "where it began");
-        Check.same(1, admin.examineProducerConnectionInfo(producers, topic).getConnectionSet().size(),
-            "producers online");
+        // A producer tells of itself a second after its start at the earliest; until then its group is unknown.
+        Check.until(() -> count(admin, producers, topic) == 1, 60, () -> "the producer is online");
         Check.that(admin.queryTopicConsumeByWho(topic).getGroupList().contains(group), "groups of the topic");
 
         Map<String, Map<MessageQueue, Long>> status = new TreeMap<>(admin.getConsumeStatus(topic, group, ""));
