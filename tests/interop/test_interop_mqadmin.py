@@ -163,7 +163,7 @@ def test_command_that_reads(subject: Subject, case: tuple[str, ...]) -> None:
 def test_life_of_a_topic(subject: Subject) -> None:
     name = subject.words["new"] = f"{subject.topic}-new"
     subject.run_ok("updateTopic -c DefaultCluster -t {new} -r 5 -w 5", "create topic to {broker} success")
-    until_blocking(lambda: f"\n{name}\n" in subject.run("topicList"), "the new topic is listed")
+    until_blocking(lambda: name in subject.run("topicList").splitlines(), "the new topic is listed")
     subject.run_ok("topicRoute -t {new}", '"writeQueueNums": ?5', '"perm": ?6')
     subject.run_ok("updateTopicPerm -t {new} -p 4 -c DefaultCluster", "from 6 to 4|success")
     until_blocking(
@@ -182,7 +182,7 @@ def test_life_of_a_topic(subject: Subject) -> None:
     subject.run_ok(
         "deleteTopic -t {new} -c DefaultCluster", "delete topic \\[{new}\\] from cluster .* success"
     )
-    until_blocking(lambda: f"\n{name}\n" not in subject.run("topicList"), "the topic is gone")
+    until_blocking(lambda: name not in subject.run("topicList").splitlines(), "the topic is gone")
 
 
 def test_life_of_a_group(subject: Subject) -> None:
@@ -303,7 +303,7 @@ def test_lists_from_files(subject: Subject) -> None:
     )
     subject.words["file"] = str(topics)
     subject.run_ok("updateTopicList -b {broker} -f {file}", "success")
-    until_blocking(lambda: f"\n{name}-2\n" in subject.run("topicList"), "the topics are listed")
+    until_blocking(lambda: f"{name}-2" in subject.run("topicList").splitlines(), "the topics are listed")
     groups = subject.home / "groups.json"
     groups.write_text(json.dumps([{"groupName": f"{name}-g{n}", "retryMaxTimes": 5} for n in (1, 2)]))
     subject.words["file"] = str(groups)
