@@ -24,13 +24,18 @@ OnDone = Callable[[PutStatus], None]
 Answers = list[tuple[OnDone, PutStatus]]
 
 
+LATE_STARTS_MAX = 64
+"""More than a group has replicas, so with as many nothing is confirmed."""
+
+
 class AckTable:
     """The last offset that each replica acknowledged, by its name."""
 
-    __slots__ = ("_on_report", "_positions")
+    __slots__ = ("_late_starts", "_on_report", "_positions")
 
     def __init__(self, on_report: Callable[[], None] | None = None) -> None:
         self._positions: dict[ReplicaId, int] = {}
+        self._late_starts: list[int] = []
         self._on_report = on_report
 
     def report(self, replica: ReplicaId, offset: int) -> None:
@@ -38,6 +43,11 @@ class AckTable:
         self._positions[replica] = offset
         if self._on_report is not None:
             self._on_report()
+
+    def note_late_start(self, offset: int) -> None:
+        """An empty replica copies from `offset` on: its acknowledgements say nothing of what is before."""
+        self._late_starts.append(offset)
+        del self._late_starts[:-LATE_STARTS_MAX]
 
     def forget(self, replica: ReplicaId) -> None:
         """The replica is gone; it counts for nothing until it reports again."""
@@ -47,10 +57,27 @@ class AckTable:
         """Replica to acknowledged offset; a live view."""
         return MappingProxyType(self._positions)
 
-    def acknowledged(self, count: int, *, log_end: int) -> int:
-        """The offset below which at least `count` replicas hold everything; 0 when there are not so many."""
+    def acknowledged(self, count: int, *, log_end: int, oldest: int | None = None) -> int:
+        """The offset below which at least `count` replicas hold everything from `oldest` on; 0 when there are
+        not so many.
+
+        `oldest`: the end of the oldest send that waits; None for none. While it lies before a late start, one
+        acknowledgement more is asked for each such start: which replica began there may be in doubt, and it
+        may have come back on another connection.
+        """
+        if self._late_starts:
+            self._late_starts = [
+                start for start in self._late_starts if oldest is not None and oldest <= start
+            ]
+        if count > 0:
+            count += len(self._late_starts)
         valid = sorted((offset for offset in self._positions.values() if offset <= log_end), reverse=True)
         return valid[count - 1] if 0 < count <= len(valid) else 0
+
+    @property
+    def has_late_starts(self) -> bool:
+        """Sends waited for replicas that lack them, when last looked."""
+        return bool(self._late_starts)
 
     def in_sync_count(self, *, log_end: int, gap_bytes_max: int) -> int:
         """How many replicas are less than `gap_bytes_max` behind the end (spec replication 4.8)."""
@@ -109,6 +136,10 @@ class WaitLines:
     def ack_count(self) -> int:
         """How many of them wait for replicas; the others wait for the disk."""
         return len(self._acks) + len(self._both)
+
+    def oldest_unacknowledged(self) -> int | None:
+        """The end of the oldest send that waits for replicas; None when none does."""
+        return min((line[0].end for line in (self._acks, self._both) if line), default=None)
 
     def add(
         self, wait_for: WaitFor, end: int, on_done: OnDone, *, ack_deadline: float, flush_deadline: float

@@ -145,7 +145,9 @@ class Replies:
         if not self.lines and not recorder.ack_wait and not recorder.flush_wait:
             return
         flushed = self._flushed.value
-        acknowledged = self.acks.acknowledged(self._ack_count, log_end=self._appended.value)
+        acknowledged = self.acks.acknowledged(
+            self._ack_count, log_end=self._appended.value, oldest=self.lines.oldest_unacknowledged()
+        )
         now = self._clock.monotonic()
         recorder.flush_wait.reach(flushed, now)
         recorder.ack_wait.reach(acknowledged, now)
@@ -155,6 +157,8 @@ class Replies:
         recorder.outcomes[PutStatus.PUT_OK] += len(answers)
         self._after_change()
         self.tell(answers)
+        if answers and self.acks.has_late_starts:
+            self._release()  # the replicas may count for what is the oldest now
 
     def _count(self, answers: Answers) -> None:
         for _, status in answers:
@@ -166,6 +170,8 @@ class Replies:
         self._count(answers)
         self._after_change()
         self.tell(answers)
+        if self.acks.has_late_starts:
+            self._release()  # the replicas may count for what is the oldest now
 
     def _after_change(self) -> None:
         """Keep the bound on waiting sends, and the timer at the earliest deadline."""

@@ -66,6 +66,28 @@ def test_quorum_counts_replicas_and_not_reports() -> None:
     assert dict(acks.positions()) == {A: 60, B: 40}
 
 
+def test_a_replica_that_began_late_says_nothing_of_what_waited_before() -> None:
+    acks = AckTable()
+    acks.note_late_start(64)
+    acks.report(A, 80)
+    assert acks.acknowledged(1, log_end=100, oldest=60) == 0
+    assert acks.has_late_starts
+    acks.report(B, 70)  # whichever of the two began late, one of them holds it
+    assert acks.acknowledged(1, log_end=100, oldest=60) == 70
+    assert acks.acknowledged(2, log_end=100, oldest=60) == 0
+    assert acks.acknowledged(2, log_end=100, oldest=65) == 70
+    assert not acks.has_late_starts
+
+
+def test_late_starts_are_bounded_and_forgotten_when_nothing_waits() -> None:
+    acks = AckTable()
+    for _ in range(1_000):
+        acks.note_late_start(64)
+    acks.report(A, 80)
+    assert acks.acknowledged(1, log_end=100, oldest=60) == 0
+    assert acks.acknowledged(1, log_end=100) == 80
+
+
 def test_a_replica_ahead_of_the_log_counts_for_nothing() -> None:
     """spec replication 4.10."""
     acks = AckTable()

@@ -15,7 +15,7 @@ from tandemmq.replication.core.admission import NONCE_BYTES, AllowedHosts, Maste
 from tandemmq.replication.core.master import MasterSession
 from tandemmq.replication.core.notice import SlaveNotice
 from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.replication.core.progress import LogRange, TransferStart, is_in_sync
+from tandemmq.replication.core.progress import LogRange, StartRule, TransferStart, is_in_sync
 from tandemmq.replication.core.replicas import ReplicaDirectory
 from tandemmq.replication.core.states import MasterState
 from tandemmq.replication.shell.departed import DepartedSlave, DepartedSlaves
@@ -168,6 +168,9 @@ class ReplicationMaster:
         self._departed.take_back(connection.name, connection.peer[0], start.reported)
 
     def on_subscribed(self, connection: SlaveConnection) -> None:
+        start = connection.session.start
+        if start is not None and start.rule is StartRule.LAST_FILE:
+            self._store.acks.note_late_start(start.log_offset)
         self._directory.join(connection.record)
         self._report_all()
 
