@@ -27,6 +27,7 @@ _ADVICE = {
     Advice.NORMAL: (os.POSIX_FADV_NORMAL, mmap.MADV_NORMAL),
     Advice.RANDOM: (os.POSIX_FADV_RANDOM, mmap.MADV_RANDOM),
 }
+_BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 _LOCK_CONTENT = b"lock"  # what a RocketMQ broker writes (spec store 1)
 
 # POSIX record locks exclude other processes only, so this process remembers its own.
@@ -242,6 +243,12 @@ class RealDisk:
             raise
         _locked_here.add(key)
         return DiskLock(key, descriptor)
+
+    def boot_id(self) -> str:
+        try:
+            return _BOOT_ID_PATH.read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            return ""
 
     async def offload(self, fn: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(None, fn, *args)

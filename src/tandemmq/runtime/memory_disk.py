@@ -147,6 +147,7 @@ class MemoryDisk:
         self._nodes: dict[Path, _Node] = {}
         self._directories: set[Path] = set()
         self._locks: set[Path] = set()
+        self._boot_count = 1
 
     def open(self, path: Path) -> MemoryFile:
         return MemoryFile(path, self._node(path), self)
@@ -212,6 +213,9 @@ class MemoryDisk:
             self._nodes[path] = _Node(bytearray(b"lock"), is_entry_durable=True)
         return MemoryLock(path, self._locks)
 
+    def boot_id(self) -> str:
+        return f"boot-{self._boot_count}"
+
     async def offload(self, fn: Callable[..., T], *args: Any) -> T:
         await asyncio.sleep(0)  # a turn of the loop passes, as with a thread
         return fn(*args)
@@ -230,6 +234,7 @@ class MemoryDisk:
             if not node.is_entry_durable:
                 del self._nodes[path]
         self._locks.clear()
+        self._boot_count += 1
 
     def _node(self, path: Path) -> _Node:
         try:

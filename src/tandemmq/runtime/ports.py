@@ -143,6 +143,12 @@ class Disk(Protocol):
         it.
         """
 
+    def boot_id(self) -> str:
+        """Which start of the machine this is, "" when that cannot be told.
+
+        While it is the same, everything that was written can be read, synced or not.
+        """
+
     async def offload(self, fn: Callable[..., T], *args: Any) -> T:
         """Runs a blocking call off the loop. Cancelling the wait does not stop the call."""
 

@@ -273,6 +273,9 @@ class SimDisk:
             self.image.replace(path, b"lock")
         return SimLock(path, self._locks)
 
+    def boot_id(self) -> str:
+        return f"boot-{self.image.boot_count}"
+
     async def offload(self, fn: Callable[..., T], *args: Any) -> T:
         """As with a thread: other work happens meanwhile, and an fsync covers only what came before it."""
         limit = self.image.write_number

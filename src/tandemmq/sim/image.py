@@ -124,6 +124,7 @@ class Image:
         self.files: dict[Path, Node] = {}
         self.directories: set[Path] = set()
         self.write_number: WriteNumber = 0
+        self.boot_count = 1
         self._changes: dict[Path, list[Change]] = {}
 
     def clone(self) -> Image:
@@ -134,6 +135,7 @@ class Image:
         copy.files = {path: twins[id(node)] for path, node in self.files.items()}
         copy.directories = set(self.directories)
         copy.write_number = self.write_number
+        copy.boot_count = self.boot_count
         copy._changes = {
             directory: [Change(change.path, twins[id(change.node)], change.is_removal) for change in changes]
             for directory, changes in self._changes.items()
@@ -165,6 +167,7 @@ class Image:
 
     def power_cut(self, dice: Dice, tear: Tear) -> None:
         """Leave what survives on the platter; which part of the rest does, the dice say."""
+        self.boot_count += 1
         for directory in sorted(self._changes):
             self._cut_directory(self._changes[directory], dice, tear)
         self._changes.clear()

@@ -1,7 +1,9 @@
 """The two marks of a store that is in use: the lock against other processes, `abort` against forgetting a
 crash.
 
-Invariants: `abort` exists from before the first change that recovery makes until everything is on disk.
+Invariants: `abort` exists from before the first change that recovery makes until everything is on disk. It
+            names the machine's boot in which bytes were written that may not be on disk: until recovery has
+            synced what a former life left, that is still the boot of that life.
 Source:     spec store 1, 12.
 """
 
@@ -31,9 +33,30 @@ class StoreMarks:
         """True when the last run did not end cleanly."""
         return self._disk.exists(self._paths.abort)
 
+    @property
+    def same_boot(self) -> bool:
+        """True when the life that left `abort` wrote on the present boot of the machine, so that every byte
+        it wrote can be read; False also when that is not known.
+        """
+        boot_id = self._disk.boot_id()
+        return bool(boot_id) and self._told_boot_id() == boot_id
+
+    def keep_abort(self) -> None:
+        """From now on a crash is noticed. What is left of a former life stays: recovery has not synced it."""
+        if not self.has_abort:
+            self.write_abort()
+
     def write_abort(self) -> None:
-        """From now on a crash is noticed; the content is this process's id, as RocketMQ writes it."""
-        self._disk.write_atomically(self._paths.abort, str(os.getpid()).encode())
+        """What is not on disk was written on this boot; this process's id first, as RocketMQ writes it."""
+        content = f"{os.getpid()} {self._disk.boot_id()}".rstrip()
+        self._disk.write_atomically(self._paths.abort, content.encode())
+
+    def _told_boot_id(self) -> str:
+        """ "" in a file of RocketMQ, which holds the process's id only."""
+        if not self.has_abort:
+            return ""
+        words = self._disk.read_bytes(self._paths.abort).decode("ascii", "replace").split()
+        return words[1] if len(words) == 2 else ""
 
     def remove_abort(self) -> None:
         """Everything is on disk."""

@@ -150,7 +150,7 @@ class MessageStore:
     async def _start(self) -> None:
         self._marks.take()
         has_abort = self._marks.has_abort
-        self._marks.write_abort()
+        self._marks.keep_abort()
         self._log.log.load()
         self._checkpoint.load()
         stale_bytes_max = self.options.consume_queue_file_bytes if has_abort else 4096
@@ -179,6 +179,7 @@ class MessageStore:
         self._has_writers = True
         # Entries that the scan added are durable before anything relies on them.
         await self._writers.table_flusher.flush(is_thorough=True)
+        self._marks.write_abort()
         self._connect()
         self._is_open = True
         log.info(

@@ -259,6 +259,10 @@ def test_lock_is_the_one_that_other_processes_respect(tmp_path: Path) -> None:
     RealDisk().lock(path).release()
 
 
+def test_boot_id_stays_while_the_machine_runs(disk: Disk) -> None:
+    assert disk.boot_id() == disk.boot_id() != ""
+
+
 async def test_offload_gives_the_result_or_the_error(disk: Disk) -> None:
     assert await disk.offload(max, 1, 2) == 2
 

@@ -142,8 +142,9 @@ def test_short_checkpoint_is_damage_and_a_missing_one_a_note(root: Path) -> None
     assert "there is none" in notes(check(root))[0]
 
 
-def test_abort_is_a_note(root: Path) -> None:
-    (root / "abort").write_bytes(b"4711")
+@pytest.mark.parametrize("content", [b"4711", b"4711 0f3a-boot"])
+def test_abort_is_a_note(root: Path, content: bytes) -> None:
+    (root / "abort").write_bytes(content)
     assert notes(check(root)) == [
         "the store was not closed (by process 4711): the next start will recover it"
     ]

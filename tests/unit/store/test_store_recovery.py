@@ -7,11 +7,14 @@ import struct
 from pathlib import Path
 
 import pytest
-from store_rig import ROOT, Rig, bodies, record
+from store_rig import ROOT, Rig, bodies, options, record
 
-from tandemmq.errors import Corrupt, LogMissing, StoreLocked
+from tandemmq.errors import Corrupt, LogMissing, StoreError, StoreLocked
 from tandemmq.runtime.memory import MemoryDisk
+from tandemmq.runtime.memory_disk import NoFault
 from tandemmq.store import FlushMode, MessageStore
+from tandemmq.store.lock import StoreMarks
+from tandemmq.store.paths import StorePaths
 from tandemmq.store.recovery_plan import (
     TABLE,
     FileHead,
@@ -410,6 +413,47 @@ async def test_a_crash_during_recovery_is_noticed_by_the_next_one() -> None:
     store = await rig.open()
     assert numbers(store) == list(range(5))
     await store.close()
+
+
+def left_on_this_boot(rig: Rig) -> bool:
+    return StoreMarks(StorePaths(options()), rig.disk).same_boot
+
+
+async def test_the_abort_mark_tells_whether_the_machine_has_been_restarted_since() -> None:
+    rig = Rig()
+    await filled(rig, 3)
+    rig.kill()
+    assert left_on_this_boot(rig)
+    rig.power_cut()
+    assert not left_on_this_boot(rig)
+    store = await rig.open()
+    assert left_on_this_boot(rig)
+    await store.close()
+    assert not left_on_this_boot(rig)
+    rig.disk.write_atomically(ROOT / "abort", b"4711")  # as RocketMQ leaves it
+    assert not left_on_this_boot(rig)
+
+
+async def test_a_recovery_that_did_not_end_leaves_the_boot_of_the_life_before() -> None:
+    """Else the next start would take what a power cut left for all that had been written."""
+
+    class NoSync(NoFault):
+        def on_sync(self, path: Path) -> None:
+            if path.parent == LOG:
+                raise OSError(5, "input/output error")
+
+    rig = Rig()
+    await (await filled(rig, 3)).close()
+    await filled(rig, 3)
+    rig.power_cut()
+    works, rig.disk.fault = rig.disk.fault, NoSync()
+    with pytest.raises(StoreError, match="cannot be opened"):
+        await rig.open()
+    assert not left_on_this_boot(rig)
+    rig.kill()
+    rig.disk.fault = works
+    await rig.open()
+    assert left_on_this_boot(rig)
 
 
 async def test_a_store_is_open_only_once() -> None:

@@ -50,7 +50,8 @@ def check_abort(path: Path, findings: Findings) -> bool:
     if not path.exists():
         return False
     text = path.read_bytes()[:64].decode("latin-1").strip()
-    owner = f"process {text}" if text.isdigit() else "an unknown process"
+    process_id = text.partition(" ")[0]
+    owner = f"process {process_id}" if process_id.isdigit() else "an unknown process"
     findings.note(Part.MARKS, path, f"the store was not closed (by {owner}): the next start will recover it")
     return True
 
