@@ -16,10 +16,11 @@ from replica_pair import log_bytes, wait_for_slaves
 
 from tandemmq.api.broker_offset import commit_offset
 from tandemmq.api.broker_topic import create_topic
-from tandemmq.api.replica import HeldTable, fetch_ha_status, fetch_topics
+from tandemmq.api.replica import HeldTable, fetch_ha_status, fetch_topics, read_log
 from tandemmq.protocol.bodies.data_version import DataVersion
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.requests.replica import ReadLogRequest
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.store import BrokerRole
 from waits import until
@@ -192,6 +193,31 @@ async def test_topics_and_groups_are_pushed_without_waiting_for_a_round(group: G
             await until(lambda name=f"T{number}": slave._tables.topics.get(name) is not None, "topic")  # type: ignore[misc]  # default binds
         await to_master.pull("T0", consumer_group="made-by-use")
         await until(lambda: slave._tables.groups.get("made-by-use") is not None, "group")
+
+
+async def test_each_broker_gives_its_log_as_it_is(group: Group) -> None:
+    master, slave = await group.start(0), await group.start(1)
+    async with Peer(master) as to_master, Peer(slave) as to_slave:
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="T"))
+        for number in range(50):
+            await to_master.send_ok("T", bytes([number]) * 30_000)
+        await group.caught_up()
+        assert master.store is not None
+        whole, end = log_bytes(master.store), master.store.max_log_offset
+        for peer in (to_master, to_slave):
+            read = bytearray()
+            while len(read) < end:
+                part = await read_log(peer.client, peer.address, len(read), 64 << 20)
+                assert 0 < len(part.data) <= 1 << 20
+                assert (part.min_log_offset, part.max_log_offset) == (0, end)
+                read += part.data
+            assert read == whole
+            assert (await read_log(peer.client, peer.address, end - 7, 100)).data == whole[-7:]
+            for log_offset in (end, end + 1):
+                assert (await read_log(peer.client, peer.address, log_offset, 100)).data == b""
+        header = ReadLogRequest(log_offset=-1, size_bytes=5)
+        nowhere = await to_master.ask(RequestCode.TANDEM_READ_LOG, header)
+        assert nowhere.code != ResponseCode.SUCCESS
 
 
 async def test_codes_that_only_slaves_of_rocketmq_ask_have_whole_answers(group: Group) -> None:

@@ -33,6 +33,8 @@ from tandemmq.protocol.requests.replica import (
     AwaitTablesRequest,
     LogChecksumRequest,
     LogChecksumResponse,
+    ReadLogRequest,
+    ReadLogResponse,
     TellSlaveStateRequest,
 )
 from tandemmq.remoting.client import RemotingClient
@@ -207,6 +209,32 @@ async def read_log_checksum(
     code = RequestCode.TANDEM_READ_LOG_CHECKSUM
     answer = await call(client, address, code, header, timeout_s=timeout_s)
     return answer.decode(LogChecksumResponse)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPart:
+    """Bytes of a broker's log from the offset that was asked for on, and what its log held meanwhile."""
+
+    data: bytes
+    min_log_offset: int
+    max_log_offset: int
+
+
+async def read_log(
+    client: RemotingClient, address: str, log_offset: int, size_bytes: int, *, timeout_s: float = 10.0
+) -> LogPart:
+    """Raw bytes of the log of a broker of ours: fewer than asked for where its log ends or the range is
+    longer than one answer, none where it does not hold `log_offset`.
+
+    Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from any other broker; Busy when too many
+             ask; BrokerUnreachable, RequestTimeout; RemoteProtocolError for more than was asked for.
+    """
+    header = ReadLogRequest(log_offset=log_offset, size_bytes=size_bytes)
+    answer = await call(client, address, RequestCode.TANDEM_READ_LOG, header, timeout_s=timeout_s)
+    if len(answer.body) > size_bytes:
+        raise RemoteProtocolError(f"{len(answer.body)} bytes of a log came, {size_bytes} were asked for")
+    ends = answer.decode(ReadLogResponse)
+    return LogPart(data=bytes(answer.body), min_log_offset=ends.min_offset, max_log_offset=ends.max_offset)
 
 
 async def _fetch_table(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTable[T]:

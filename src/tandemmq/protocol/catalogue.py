@@ -113,6 +113,7 @@ _REPLICAS = _entries(
     (Code.TANDEM_READ_LOG_CHECKSUM, replica.LogChecksumRequest, replica.LogChecksumResponse),
     (Code.TANDEM_AWAIT_TABLES, replica.AwaitTablesRequest, None),
     (Code.TANDEM_TELL_SLAVE_STATE, replica.TellSlaveStateRequest, None),
+    (Code.TANDEM_READ_LOG, replica.ReadLogRequest, replica.ReadLogResponse),
 )
 
 _ADMIN = _entries(

@@ -192,6 +192,7 @@ class RequestCode(IntEnum):
     TANDEM_READ_LOG_CHECKSUM = 30101
     TANDEM_AWAIT_TABLES = 30102
     TANDEM_TELL_SLAVE_STATE = 30103
+    TANDEM_READ_LOG = 30104
 
 
 class ResponseCode(IntEnum):

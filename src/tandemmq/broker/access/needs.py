@@ -261,6 +261,8 @@ NEEDS: Final[dict[int, Rule]] = {
     Code.GET_TIMER_METRICS: _SHOW_CLUSTER,
     Code.GET_BROKER_HA_STATUS: _SHOW_CLUSTER,
     Code.TANDEM_READ_LOG_CHECKSUM: _SHOW_CLUSTER,
+    # Messages of every topic as they are: for replicas and administrators, whatever an account may see.
+    Code.TANDEM_READ_LOG: _CHANGE_CLUSTER,
     Code.TANDEM_AWAIT_TABLES: _SHOW_CLUSTER,
     # Of whoever copies: it is shown and never acted on, and comes too often for the audit of changes.
     Code.TANDEM_TELL_SLAVE_STATE: _SHOW_CLUSTER,

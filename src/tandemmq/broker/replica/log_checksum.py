@@ -1,19 +1,27 @@
-"""Checksums of the own CommitLog: answers TANDEM_READ_LOG_CHECKSUM, and gives the slave its own half.
+"""The own CommitLog told to replicas and tools: its bytes (TANDEM_READ_LOG) and checksums of them
+(TANDEM_READ_LOG_CHECKSUM), of which the slave also needs its own half.
 
 Strategy: off the loop, in slices, so that a range of cold pages blocks nobody; a bounded number at a time
-          and bytes per request, because anyone may ask. The range is cut to what the log holds.
+          and bytes per request, because others may ask at will. The range is cut to what the log holds.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
 from tandemmq.errors import BadRequest, Busy
 from tandemmq.protocol.checksum import crc32
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.replica import LogChecksumRequest, LogChecksumResponse
+from tandemmq.protocol.requests.replica import (
+    LogChecksumRequest,
+    LogChecksumResponse,
+    ReadLogRequest,
+    ReadLogResponse,
+)
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.runtime.ports import Disk
@@ -23,7 +31,10 @@ from tandemmq.units import MIB
 SLICE_BYTES: Final = 4 * MIB
 RANGE_BYTES_MAX: Final = 64 * MIB
 """A longer range is cut; the answer says where."""
+READ_BYTES_MAX: Final = 1 * MIB
+"""Of the log in one answer: a caller asks again behind what came."""
 WAITING_COUNT_MAX: Final = 16
+"""At the bound a request is answered SYSTEM_BUSY."""
 
 
 class Checksum(NamedTuple):
@@ -47,20 +58,16 @@ class LogChecksums:
         return self._store
 
     def routes(self) -> dict[int, Handler]:
-        return {RequestCode.TANDEM_READ_LOG_CHECKSUM: self.handle_checksum}
+        return {
+            RequestCode.TANDEM_READ_LOG_CHECKSUM: self.handle_checksum,
+            RequestCode.TANDEM_READ_LOG: self.handle_read,
+        }
 
     async def handle_checksum(self, _channel: Channel, command: Command) -> Command:
         asked = command.decode(LogChecksumRequest)
-        if asked.log_offset < 0 or asked.size_bytes < 0:
-            raise BadRequest(f"{asked.size_bytes} bytes from {asked.log_offset} on are no range of a log")
-        if self._waiting_count >= WAITING_COUNT_MAX:
-            raise Busy("[OVERLOAD]too many checksums are asked for")
-        self._waiting_count += 1
-        try:
-            async with self._turn:
-                found = await self.checksum(asked.log_offset, min(asked.size_bytes, RANGE_BYTES_MAX))
-        finally:
-            self._waiting_count -= 1
+        _check_range(asked.log_offset, asked.size_bytes)
+        async with self._in_turn():
+            found = await self.checksum(asked.log_offset, min(asked.size_bytes, RANGE_BYTES_MAX))
         header = LogChecksumResponse(
             min_offset=self._store.min_log_offset,
             max_offset=self._store.appended.value,
@@ -68,6 +75,27 @@ class LogChecksums:
             crc=found.crc,
         )
         return command.reply(header=header)
+
+    async def handle_read(self, _channel: Channel, command: Command) -> Command:
+        asked = command.decode(ReadLogRequest)
+        _check_range(asked.log_offset, asked.size_bytes)
+        end = self._store.confirmed.value
+        size = max(0, min(asked.size_bytes, READ_BYTES_MAX, end - asked.log_offset))
+        async with self._in_turn():
+            data = await self._disk.offload(b"".join, self._slice(asked.log_offset, size))
+        header = ReadLogResponse(min_offset=self._store.min_log_offset, max_offset=end)
+        return command.reply(header=header, body=data)
+
+    @asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        if self._waiting_count >= WAITING_COUNT_MAX:
+            raise Busy("[OVERLOAD]too many ranges of the log are asked for")
+        self._waiting_count += 1
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._waiting_count -= 1
 
     async def checksum(self, log_offset: int, size_bytes: int) -> Checksum:
         """Of [log_offset, log_offset + size_bytes), cut to what the log holds from `log_offset` on."""
@@ -89,6 +117,11 @@ class LogChecksums:
             log_offset += len(view)
             left -= len(view)
         return views
+
+
+def _check_range(log_offset: int, size_bytes: int) -> None:
+    if log_offset < 0 or size_bytes < 0:
+        raise BadRequest(f"{size_bytes} bytes from {log_offset} on are no range of a log")
 
 
 def _checksum_of(views: list[memoryview], crc: int) -> int:

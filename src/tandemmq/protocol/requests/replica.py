@@ -75,6 +75,20 @@ class LogChecksumResponse(Header, frozen=True, kw_only=True):
     crc: Int64 = field(name="crc32")
 
 
+class ReadLogRequest(Header, frozen=True, kw_only=True):
+    """TANDEM_READ_LOG: `size_bytes` bytes of the CommitLog from `log_offset` on, in the answer's body."""
+
+    log_offset: Int64 = field(name="logOffset")
+    size_bytes: Int64 = field(name="size")
+
+
+class ReadLogResponse(Header, frozen=True, kw_only=True):
+    """What the log held when it answered; bytes from `max_offset` on are in too few copies to be told."""
+
+    min_offset: Int64 = field(name="minOffset")
+    max_offset: Int64 = field(name="maxOffset")
+
+
 class AwaitTablesRequest(Header, frozen=True, kw_only=True):
     """TANDEM_AWAIT_TABLES: answer when a table's version is no longer the caller's, or the time is over.
 

@@ -40,6 +40,11 @@ def test_a_retry_topic_belongs_to_its_group() -> None:
     assert Need(TOPIC, "%RETRY%H", SUB) in needs(Code.PULL_MESSAGE, other)
 
 
+def test_the_log_as_it_is_is_read_by_administrators_only() -> None:
+    """Get is no hurdle: the 4.x rules give it to every account."""
+    assert needs(Code.TANDEM_READ_LOG) == {Need(CLUSTER, "cluster-a", UPDATE)}
+
+
 def test_needs_that_stand_in_bodies() -> None:
     heartbeat = {
         "clientID": "c",
