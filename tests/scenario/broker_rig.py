@@ -32,6 +32,7 @@ from tandemmq.runtime.chance import SeededRandom
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.ports import Disk
 from tandemmq.store import BrokerRole, StoreOptions
 from waits import PATIENCE_S
 
@@ -39,7 +40,9 @@ TIMEOUT_S = PATIENCE_S
 MESSAGE_BYTES_MAX = 32 * 1024
 
 
-def make_broker(root: Path, *, store: Mapping[str, object] | None = None, **changes: object) -> Broker:
+def make_broker(
+    root: Path, *, store: Mapping[str, object] | None = None, disk: Disk | None = None, **changes: object
+) -> Broker:
     settings: dict[str, object] = {"listen_host": "127.0.0.1", "listen_port": 0, **changes}
     is_slave = bool(settings.get("broker_id", 0))
     store_settings: dict[str, object] = {
@@ -55,7 +58,7 @@ def make_broker(root: Path, *, store: Mapping[str, object] | None = None, **chan
         BrokerOptions(**settings),  # type: ignore[arg-type]  # real fields
         StoreOptions(root=root, **store_settings),  # type: ignore[arg-type]  # the same
         network=TcpNetwork(),
-        disk=RealDisk(),
+        disk=disk or RealDisk(),
         clock=LoopClock(),
         chance=SeededRandom(7),
     )
@@ -63,9 +66,9 @@ def make_broker(root: Path, *, store: Mapping[str, object] | None = None, **chan
 
 @asynccontextmanager
 async def running_broker(
-    root: Path, *, store: Mapping[str, object] | None = None, **changes: object
+    root: Path, *, store: Mapping[str, object] | None = None, disk: Disk | None = None, **changes: object
 ) -> AsyncIterator[Broker]:
-    broker = make_broker(root, store=store, **changes)
+    broker = make_broker(root, store=store, disk=disk, **changes)
     try:
         await broker.start()
         yield broker

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.requests.admin import ResumeCheckRequest
 from tandemmq.protocol.topic_names import DISCARD_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from tandemmq.runtime.memory import MemoryDisk
+from tandemmq.runtime.ports import T
 from waits import until
 
 
@@ -179,6 +182,84 @@ async def test_undecided_message_survives_a_restart_and_ended_ones_are_not_asked
         await until(lambda: queue_max_of(broker, "T1", 2) == 3, "the new one is committed")
         assert {record.body for _, record in peer.asked} == {b"fresh"}
         assert fresh.queue_offset >= 4
+
+
+class FullDisk(MemoryDisk):
+    """Takes no record of the topic "T1" while `is_full`; what is offloaded meanwhile waits for room."""
+
+    def __init__(self) -> None:
+        super().__init__(tracks_unsynced=False)
+        self.fault = self
+        self.room = asyncio.Event()
+        self.room.set()
+        self.failed_count = 0
+
+    def on_create(self, path: Path, size: int) -> None:
+        return None
+
+    def on_write(self, path: Path, offset: int, size: int) -> int:
+        # The write of an end fails; that of the zeros behind it, which takes it back, arrives.
+        if self.room.is_set() or "commitlog" not in path.parts or self.failed_count:
+            return size
+        self.failed_count += 1
+        return 0
+
+    def on_sync(self, path: Path) -> None:
+        return None
+
+    async def offload(self, fn: Callable[..., T], *args: object) -> T:
+        await self.room.wait()
+        return await super().offload(fn, *args)
+
+
+@pytest.mark.parametrize("oneway", [False, True])
+@pytest.mark.parametrize("decision", [COMMIT, ROLLBACK])
+async def test_end_that_a_full_disk_did_not_store_is_asked_about(decision: int, oneway: bool) -> None:
+    disk = FullDisk()
+    async with (
+        running_broker(Path("/broker"), disk=disk, **FAST) as broker,
+        TransactionPeer(broker, decision) as peer,
+    ):
+        half = await peer.send_half()
+        disk.room.clear()
+        ending = asyncio.create_task(peer.end_oneway(half, decision) if oneway else peer.end(half, decision))
+        await until(lambda: disk.failed_count, "the end was not written")
+        assert broker.store is not None
+        checks = broker._duties._transactions._checks
+        assert checks is not None
+        await checks.run_round()  # while nobody knows how the write will end
+        disk.room.set()
+        answer = await ending
+        if answer is not None:
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert await peer.bodies() == []
+        await peer.heartbeat("c1", producers=("PG",))
+        await until(lambda: queue_max(broker, OP_HALF_TOPIC), "asked again, and its answer is stored")
+        assert len(peer.asked) >= 1
+        assert await peer.bodies() == ([b"pay"] if decision == COMMIT else [])
+
+
+async def test_copy_that_was_not_marked_gets_its_mark(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, transaction_timeout_ms=50) as broker, TransactionPeer(broker) as peer:
+        half = await peer.send_half()
+        for _ in range(2):  # each is one more copy, and only the newest is remembered
+            resume = ResumeCheckRequest(message_id=half.message_id)
+            assert (
+                await peer.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, resume)
+            ).code == ResponseCode.SUCCESS
+        assert (await peer.end(half, COMMIT)).code == ResponseCode.SUCCESS
+        assert queue_max(broker, OP_HALF_TOPIC) == 2
+        checks = broker._duties._transactions._checks
+        assert checks is not None
+        await checks.run_round()
+        await until(lambda: queue_max(broker, OP_HALF_TOPIC) == 3, "the one between is marked, too")
+        assert {op.body for op in await peer.read(OP_HALF_TOPIC, 0)} == {b"0", b"1", b"2"}
+    # What is done is in the log: a broker that remembers nothing asks about none of the three.
+    async with running_broker(tmp_path, **FAST) as broker, TransactionPeer(broker, COMMIT) as peer:
+        await peer.heartbeat("c1", producers=("PG",))
+        await peer.send_half(body=b"fresh")
+        await until(lambda: queue_max_of(broker, "T1", 2) == 2, "the new one is committed")
+        assert {record.body for _, record in peer.asked} == {b"fresh"}
 
 
 async def test_immunity_puts_the_question_off_and_a_late_decision_is_refused(tmp_path: Path) -> None:

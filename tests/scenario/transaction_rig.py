@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from tandemmq.broker.broker import Broker
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -37,6 +38,17 @@ class TransactionPeer(Peer):
         return answer.decode(SendResponse)
 
     async def end(self, half: SendResponse, decision: int, **changes: object) -> Command:
+        return await self.ask(RequestCode.END_TRANSACTION, self._end_of(half, decision, changes))
+
+    async def end_oneway(self, half: SendResponse, decision: int) -> None:
+        """As all Java producers say it: nobody answers."""
+        header = self._end_of(half, decision, {})
+        command = Command.request(RequestCode.END_TRANSACTION, header, oneway=True)
+        await self.client.send_oneway(self.address, command)
+
+    def _end_of(
+        self, half: SendResponse, decision: int, changes: Mapping[str, object]
+    ) -> EndTransactionRequest:
         values: dict[str, object] = {
             "producer_group": "PG",
             "half_queue_offset": half.queue_offset,
@@ -45,8 +57,7 @@ class TransactionPeer(Peer):
             "unique_key": half.transaction_id or "",
             **changes,
         }
-        header = EndTransactionRequest(**values)  # type: ignore[arg-type]  # real fields
-        return await self.ask(RequestCode.END_TRANSACTION, header)
+        return EndTransactionRequest(**values)  # type: ignore[arg-type]  # real fields
 
     async def bodies(self, topic: str = "T1", queue_id: int = 2) -> list[bytes]:
         return [record.body for record in await self.read(topic, queue_id)]

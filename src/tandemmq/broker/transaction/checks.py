@@ -3,8 +3,11 @@
 Owns:       how far the half topic is settled, and the op records that are needed from there on. Both are
             consumer offsets of the group CID_RMQ_SYS_TRANS, so they are saved and copied to slaves with all
             others, and a Java broker goes on from them.
-Invariants: everything before the progress is ended, discarded, or has a copy further on. The progress is told
-            only when the log is safe up to what it relies on (`Progress`), so no transaction is lost with it.
+Invariants: everything before the progress has its mark in the log, was discarded, or has a copy further on.
+            What memory says of a transaction (`Decided`) only spares the question: a half message whose end
+            is being stored holds the round up, and one whose end is stored without its mark gets the mark.
+            The progress is told only when the log is safe up to what it relies on (`Progress`), so no
+            transaction is lost with it.
 Strategy:   every transactionCheckInterval the half topic is walked from the progress to its end; half
             messages with a mark are passed over without being read. A round takes 60 s at most.
 Source:     spec semantics 17, store 14.
@@ -24,7 +27,14 @@ from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.broker.transaction.ask import Asker
 from tandemmq.broker.transaction.check_plan import CheckLimits, Verdict, check_times, plan_check
 from tandemmq.broker.transaction.decided import Decided
-from tandemmq.broker.transaction.half import ended_by, make_copy, make_discarded, root_of, text_of
+from tandemmq.broker.transaction.half import (
+    ended_by,
+    make_copy,
+    make_discarded,
+    make_ops,
+    root_of,
+    text_of,
+)
 from tandemmq.broker.transaction.op_log import OpLog
 from tandemmq.errors import MessageIllegal, RequestRejected
 from tandemmq.protocol import properties as names
@@ -159,33 +169,42 @@ class TransactionChecks:
                 await self._clock.sleep(0)
 
     async def _look_at(self, records: list[Record], end: int) -> bool:
-        """False when the round is over: the next half message is too young."""
+        """False when the round is over: the next half message is too young, or its end is being stored."""
         for half in records:
             if half.queue_offset >= end or self._is_stopping:
                 return False
-            if not (self._ops.is_done(half.queue_offset) or root_of(half) in self._decided):
-                verdict = plan_check(half, self._clock.now_ms(), self._limits)
-                if verdict is Verdict.WAIT:
-                    self._half_offset = half.queue_offset
-                    return False
-                await self._act(half, verdict)
+            if not self._ops.is_done(half.queue_offset) and not await self._settle_half(half):
+                self._half_offset = half.queue_offset
+                return False
             self._half_offset = half.queue_offset + 1
         return True
 
-    async def _act(self, half: Record, verdict: Verdict) -> None:
-        if verdict is Verdict.RENEW:
-            await self._append_copy(half, make_copy(half))
-            return
+    async def _settle_half(self, half: Record) -> bool:
+        """Do what lets the progress pass a half message without a mark; False when nothing does yet."""
         await self._read_ops()
         if self._ops.is_done(half.queue_offset):
-            return
-        if verdict is Verdict.DISCARD:
+            return True
+        root = root_of(half)
+        if self._decided.is_pending(root):
+            return False  # a failed end leaves it open: the next round sees
+        if root in self._decided:
+            # The end marked other copies of it.
+            [mark] = make_ops([half.queue_offset], self._store.store_host, self._clock.now_ms())
+            await self._append(mark, None)
+            return True
+        verdict = plan_check(half, self._clock.now_ms(), self._limits)
+        if verdict is Verdict.WAIT:
+            return False
+        if verdict is Verdict.RENEW:
+            await self._append_copy(half, make_copy(half))
+        elif verdict is Verdict.DISCARD:
             await self._discard(half)
-            return
-        copy = make_copy(half, check_times=check_times(half) + 1)
-        appended = await self._append_copy(half, copy)
-        if appended is not None and root_of(half) not in self._decided:
-            self._asker.ask(half, copy, appended)
+        else:
+            copy = make_copy(half, check_times=check_times(half) + 1)
+            appended = await self._append_copy(half, copy)
+            if appended is not None and root not in self._decided:
+                self._asker.ask(half, copy, appended)
+        return True
 
     async def _discard(self, half: Record) -> None:
         self._topics.add_missing([make_topic(DISCARD_TOPIC, 1)], self._clock.now_ms())
