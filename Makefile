@@ -4,7 +4,7 @@ PY := .venv/bin/python
 TANDEMMQ := .venv/bin/tandemmq
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help demo test interop lint types contracts check crash sim fuzz soak spark bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: help demo test interop lint types contracts check crash power sim fuzz soak spark bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,10 @@ contracts: setup-dev ## Check who may import whom
 crash: SEEDS ?= 1000
 crash: setup-dev ## Crash a simulated store in 1000 random lives and check what is left (SEEDS=n, ARGS="--seed 7 --trace")
 	@$(PY) -m tandemmq.sim.crash --seeds $(SEEDS) $(ARGS)
+
+power: CUTS ?= 100
+power: setup-dev ## Take the power from real brokers under load 100 times in each flush mode (CUTS=n; needs a C compiler)
+	@TANDEMMQ_POWER_CUTS=$(CUTS) $(PY) -m pytest -s tests/crash/test_power_cuts.py $(ARGS)
 
 sim: SEEDS ?= 500
 sim: setup-dev ## Run 500 simulated clusters through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
