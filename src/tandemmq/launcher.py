@@ -41,6 +41,8 @@ class Server:
     def __init__(self, name: str, command: list[str], log_path: Path) -> None:
         self.name = name
         self.address = ""
+        self.environment: Mapping[str, str] | None = None
+        """The variables of the next start; None: those of this process."""
         self._command = [sys.executable, "-m", "tandemmq", *command]
         self._log_path = log_path
         self._process: subprocess.Popen[bytes] | None = None
@@ -56,7 +58,9 @@ class Server:
         Raises:  ProcessFailed when it ends or says nothing within READY_SECONDS_MAX.
         """
         with self._log_path.open("ab") as log:
-            process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log)
+            process = subprocess.Popen(
+                self._command, stdout=subprocess.PIPE, stderr=log, env=self.environment
+            )
         self._process = process
         watchdog = threading.Timer(READY_SECONDS_MAX, process.kill)
         watchdog.start()

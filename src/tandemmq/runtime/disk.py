@@ -158,7 +158,7 @@ class RealDisk:
         return DiskFile(path, descriptor, os.fstat(descriptor).st_size)
 
     def create(self, path: Path, size: int, *, sparse: bool = False) -> DiskFile:
-        new_directories = list(itertools.takewhile(lambda parent: not parent.exists(), path.parents))
+        new_directories = _new_directories(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -193,13 +193,13 @@ class RealDisk:
             path.unlink()
 
     def make_dirs(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        _make_durable_directories(path)
 
     def read_bytes(self, path: Path) -> bytes:
         return path.read_bytes()
 
     def write_atomically(self, path: Path, data: Buffer, *, keep_backup: bool = False) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_durable_directories(path.parent)
         temporary = _sibling(path, ".tmp")
         try:
             with open(temporary, "wb") as file:
@@ -226,7 +226,7 @@ class RealDisk:
         return (used + state.f_bavail) * state.f_frsize, state.f_bavail * state.f_frsize
 
     def lock(self, path: Path) -> DiskLock:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_durable_directories(path.parent)
         key = os.path.realpath(path)
         if key in _locked_here:
             raise StoreLocked(f"{path} is locked by this process")
@@ -282,6 +282,19 @@ def _keep_backup(path: Path) -> None:
 
 def _sibling(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
+
+
+def _new_directories(path: Path) -> list[Path]:
+    """`path` and its parents, as far as they are missing; the innermost first."""
+    return list(itertools.takewhile(lambda directory: not directory.exists(), (path, *path.parents)))
+
+
+def _make_durable_directories(path: Path) -> None:
+    """Make `path`; a power cut takes none of the directories that were made."""
+    made = _new_directories(path)
+    path.mkdir(parents=True, exist_ok=True)
+    for directory in made:
+        _sync_directory(directory.parent)
 
 
 def _sync_directory(directory: Path) -> None:

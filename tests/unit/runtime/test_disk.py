@@ -302,6 +302,21 @@ def test_first_sync_covers_directories_that_were_made_for_the_file(
     assert sorted(synced) == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
 
 
+def test_a_power_cut_takes_no_directory_that_a_table_or_a_lock_was_put_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(disk_module, "_sync_directory", synced.append)
+    disk = RealDisk()
+    disk.lock(tmp_path / "store" / "lock").release()
+    assert synced == [tmp_path]
+    disk.write_atomically(tmp_path / "store" / "config" / "deep" / "t.json", b"{}")
+    assert sorted(synced[1:]) == [tmp_path / "store" / each for each in (".", "config", "config/deep")]
+    synced.clear()
+    disk.make_dirs(tmp_path / "store" / "config" / "deep")
+    assert synced == []
+
+
 class Faults:
     """Scripted faults: each attribute is what the next call does."""
 
