@@ -2,7 +2,8 @@
 
 Invariants: the tables hold afterwards what dispatching the records one by one would have put there.
 Strategy:   the records of one queue nearly always continue it, so they are one append; where they do not
-            (a gap, entries that are there already) the queue itself decides at each break.
+            (a gap, entries that are there already, a topic made again) the queue itself decides at each
+            break.
 Source:     spec store 5, 8.
 """
 
@@ -94,15 +95,13 @@ class BlockDispatch:
 
     def _put_rows(self, queue: ConsumeQueue, block: RecordBlock, rows: Ints) -> None:
         columns = block.columns
-        is_new = block.ends[rows] > queue.end_log_offset
-        rows = rows[is_new & (columns.queue_offset[rows] >= queue.max_offset)]
+        rows = rows[columns.log_offset[rows] >= queue.end_log_offset]
         if not len(rows):
             return
         tags = block.due_times(rows, self._delays_ms) if queue.is_schedule else block.tag_hash[rows]
         offsets, log_offsets, sizes = columns.queue_offset[rows], columns.log_offset[rows], columns.size[rows]
         breaks = ((offsets[1:] != offsets[:-1] + 1).nonzero()[0] + 1).tolist()
         for first, last in zip([0, *breaks], [*breaks, len(rows)], strict=True):
-            first += max(0, queue.max_offset - int(offsets[first]))
             while first < last:
                 place = (int(offsets[first]), int(log_offsets[first]), int(sizes[first]), int(tags[first]))
                 first += 1
@@ -128,8 +127,15 @@ class BlockDispatch:
 
 
 def note_gap(queue: ConsumeQueue, gap: int, queue_offset: int) -> None:
-    """Say that `gap` fillers were put before the entry at `queue_offset`, unless the queue began there."""
-    if gap and queue.min_offset != queue_offset:
+    """Say that `gap` fillers were put before the entry at `queue_offset`, unless the queue began there; or
+    that it began anew, when the gap is negative.
+    """
+    if gap < 0:
+        log.info(
+            events.QUEUE_BEGUN_ANEW,
+            extra={"topic": queue.key[0], "queue_id": queue.key[1], "queue_offset": queue_offset},
+        )
+    elif gap and queue.min_offset != queue_offset:
         log.warning(
             events.QUEUE_GAP_FILLED,
             extra={"topic": queue.key[0], "queue_id": queue.key[1], "entry_count": gap},

@@ -72,7 +72,7 @@ class ConsumeQueue:
         self.min_offset = 0
         self.max_offset = 0
         self.next_offset = 0
-        self.end_log_offset = -1  # where the record of the last entry ends; -1 before the first
+        self.end_log_offset = -1  # where the record of the last entry ends that is no filler; -1 without one
         self._log = SegmentedLog(directory, file_bytes, files, sparse=True)
         self._tail = bytearray()
         self._tail_start = 0
@@ -110,16 +110,19 @@ class ConsumeQueue:
             self._write_long_tail()
 
     def put_at(self, queue_offset: int, log_offset: int, size: int, tag_hash: int) -> int:
-        """Append the entry that a record names by itself; the number of fillers put before it.
+        """Append the entry that a record names by itself; the number of fillers put before it, negative when
+        the queue begins anew.
 
         A record that is here already changes nothing. One that leaves a gap is preceded by filler entries,
         so that no entry ever stands at a wrong place (spec store 5 step 2, 21.5); when the gap is longer than
-        a file, the queue starts anew behind it.
+        a file, the queue starts anew behind it. In the order of the log a queue offset falls only when the
+        topic was deleted and made again: then the queue starts anew, and its former entries are gone.
         """
-        if log_offset + size <= self.end_log_offset or queue_offset < self.max_offset:
+        if log_offset < self.end_log_offset or queue_offset < 0:
             return 0
         gap = queue_offset - self.max_offset
-        if gap and (self.max_offset == 0 or gap > self._log.segment_bytes // QUEUE_UNIT_BYTES):
+        is_far = gap > 0 and (self.max_offset == 0 or gap > self._log.segment_bytes // QUEUE_UNIT_BYTES)
+        if gap < 0 or is_far:
             self._start_at(queue_offset)
         elif gap:
             self._fill(gap)
@@ -133,7 +136,8 @@ class ConsumeQueue:
         self._log.remove_all()
         self._tail = bytearray()
         first = align_down(queue_offset, self._log.segment_bytes // QUEUE_UNIT_BYTES)
-        self._tail_start = self._written = self._synced = self.max_offset = first
+        self._tail_start = self._written = self._synced = self.max_offset = self.next_offset = first
+        self.end_log_offset = -1
         self._fill(queue_offset - first)
         self.min_offset = queue_offset
 
@@ -249,7 +253,7 @@ class ConsumeQueue:
                 break
         self._cut(end, stale_bytes_max)
         if last is not None:
-            self._note_last(last[0], last[1])
+            self._note_end()
         self.min_offset = segments[0].base // QUEUE_UNIT_BYTES if segments else self.max_offset
 
     def _cut(self, end_bytes: int, stale_bytes_max: int) -> None:
@@ -258,9 +262,6 @@ class ConsumeQueue:
         end = end_bytes // QUEUE_UNIT_BYTES
         self.max_offset = self.next_offset = self._written = self._synced = self._tail_start = end
         self._tail = bytearray()
-
-    def _note_last(self, log_offset: int, size: int) -> None:
-        self.end_log_offset = -1 if size == FILLER_SIZE else log_offset + size
 
     def truncate(self, log_end: int) -> int:
         """Drop entries whose records end behind `log_end`; how many. All must be in the files."""
@@ -301,11 +302,16 @@ class ConsumeQueue:
             self._has_stale = True
 
     def _note_end(self) -> None:
+        """Find the last entry that is no filler. All must be in the files."""
         first = self._log.segments[0].base // QUEUE_UNIT_BYTES if self._log.segments else self.max_offset
-        last = self.entry(self.max_offset - 1) if self.max_offset > first else None
+        end = self.max_offset
         self.end_log_offset = -1
-        if last is not None:
-            self._note_last(last[0], last[1])
+        while end > first:
+            entry = self.entry(end - 1)
+            if entry is not None and entry[1] != FILLER_SIZE:
+                self.end_log_offset = entry[0] + entry[1]
+                break
+            end -= 1
 
     def raise_min(self, log_begin: int) -> None:
         """Let `min_offset` be the first entry whose record is still kept (spec store 5, correctMinOffset)."""

@@ -14,8 +14,11 @@ QUEUES = [(topic, queue_id) for topic in ("A", "B") for queue_id in range(2)]
 
 
 def fill(rig: Rig, store: MessageStore, seed: int) -> None:
+    """Random records of two topics, one of which is deleted twice and made again."""
     dice = Random(seed)
     for number in range(120):
+        if number in (50, 80):
+            store.drop_topic("A")
         topic, queue_id = dice.choice(QUEUES)
         item = record(
             bytes([number]) * dice.choice((0, 10, 500)),

@@ -171,8 +171,39 @@ def test_records_that_are_there_already_are_skipped() -> None:
     assert queue.put_at(0, 0, 10, 0) == 0
     assert queue.put_at(0, 0, 10, 0) == 0
     assert queue.put_at(1, 10, 10, 0) == 0
-    assert queue.put_at(0, 20, 10, 0) == 0
+    assert queue.put_at(0, 0, 10, 0) == queue.put_at(1, 10, 10, 0) == queue.put_at(-1, 20, 10, 0) == 0
     assert (queue.max_offset, queue.next_offset) == (2, 2)
+
+
+@pytest.mark.parametrize("first", [0, 3, 23])
+def test_a_queue_offset_that_falls_begins_the_queue_anew(first: int) -> None:
+    disk = MemoryDisk()
+    queue = queue_on(disk)
+    for n in range(40):
+        queue.put_at(n, n * 10, 10, n)
+    queue.write()
+    assert queue.put_at(first, 400, 10, 100) == first - 40
+    assert queue.put_at(first + 1, 410, 10, 101) == 0
+    assert (queue.min_offset, queue.max_offset, queue.next_offset) == (first, first + 2, first + 2)
+    queue.write()
+    loaded = queue_on(disk)
+    loaded.load(stale_bytes_max=1000)
+    loaded.raise_min(0)
+    assert (loaded.min_offset, loaded.max_offset, loaded.end_log_offset) == (first, first + 2, 420)
+    assert [loaded.entry(first + n) for n in range(2)] == [(400, 10, 100), (410, 10, 101)]
+
+
+def test_fillers_at_the_end_do_not_hide_which_records_are_there() -> None:
+    disk = MemoryDisk()
+    queue = queue_on(disk)
+    queue.put_at(0, 0, 10, 7)
+    queue.put_at(1, 10, 10, 8)
+    queue.put_at(5, 20, 10, 9)
+    queue.write()
+    queue.truncate(20)
+    assert (queue.max_offset, queue.end_log_offset) == (5, 20)
+    assert queue.put_at(1, 10, 10, 8) == queue.put_at(5, 20, 10, 9) == 0
+    assert queue.entry(1) == (10, 10, 8)
 
 
 def test_a_queue_that_begins_late_is_filled_from_the_start_of_its_file() -> None:

@@ -12,7 +12,7 @@ from store_rig import ROOT, Rig, bodies, options, record
 from tandemmq.errors import Corrupt, LogMissing, StoreError, StoreLocked
 from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.runtime.memory_disk import NoFault
-from tandemmq.store import FlushMode, MessageStore
+from tandemmq.store import FlushMode, MessageStore, PutStatus
 from tandemmq.store.lock import StoreMarks
 from tandemmq.store.paths import StorePaths
 from tandemmq.store.recovery_plan import (
@@ -252,6 +252,32 @@ async def test_missing_queue_directories_are_built_again(is_clean: bool) -> None
     store = await rig.open()
     assert numbers(store) == list(range(40))
     await store.close()
+
+
+@pytest.mark.parametrize("count", [3, 12, 40])
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_topic_made_again_keeps_its_new_messages_after_a_crash(is_cut: bool, count: int) -> None:
+    rig = Rig(flush_mode=FlushMode.SYNC_FLUSH)
+    store = await filled(rig, 25)
+    await rig.clock.pass_time(120)
+    store.drop_topic("T")
+    new = [b"new%02d" % number for number in range(count)]
+    answers = rig.put(store, *(record(body) for body in new))
+    await rig.clock.pass_time(0.1)
+    assert answers == [PutStatus.PUT_OK] * count
+    if is_cut:
+        rig.power_cut()
+    else:
+        rig.kill()
+    again = await rig.open()
+    assert (bodies(again), again.queue_min("T", 0), again.queue_max("T", 0)) == (new, 0, count)
+    rig.put(again, record(b"next"))
+    await rig.clock.pass_time(0.1)
+    assert bodies(again) == [*new, b"next"]
+    await again.close()
+    third = await rig.open()
+    assert bodies(third) == [*new, b"next"]
+    await third.close()
 
 
 @pytest.mark.parametrize("is_clean", [True, False])

@@ -54,11 +54,9 @@ class QueueBuilder:
         ):
             if not is_good or queue_offset < 0:
                 continue
-            if queue_offset == 0 and queue.max_offset:
+            if queue_offset < queue.max_offset:
                 # The topic was deleted and made again: only its new life has messages that can be reached.
                 self.restarted.append(rows.key)
-                self.queues.table.pop(rows.key).remove()
-                queue = self.queues.get_or_create(rows.key)
             queue.put_at(queue_offset, log_offset, size, tag_hash)
 
     def keep(self, old: QueueFiles, log_begin: int) -> bool:
