@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from fault_cluster import FaultCluster
-from fault_waits import NOT_YET, create_topic, ha_status, traffic, until_in_sync, until_more
+from fault_waits import NOT_YET, asking, create_topic, ha_status, traffic, until_in_sync, until_more
 from outside_lists import OutsideLists, sending
 
+from tandemmq.api.replica import HeldTable, fetch_topics
 from tandemmq.errors import TandemError
+from tandemmq.protocol.bodies.data_version import DataVersion
 from waits import until
 
 pytestmark = pytest.mark.process
@@ -72,6 +74,11 @@ async def test_a_lost_slave_and_a_slave_that_is_ahead_stay_visible(tmp_path: Pat
             return [(one.state, one.halt_reason) for one in told if one.slave] == [("AHEAD", "SLAVE_AHEAD")]
 
         await until(is_told, "its master tells why", not_yet=NOT_YET)
+        # Its tables are not those of an empty master: at the promotion they are all that is left.
+        async with asking() as client:
+            held = HeldTable(data_version=DataVersion(), entry_count=0)
+            assert "T" in (await fetch_topics(client, cluster.slave_address, held)).entries
+            assert "T" not in (await fetch_topics(client, cluster.master_address, held)).entries
         code, tables = await ha_command(cluster, "-n", cluster.namesrv.address)
         assert code == 1
         (copy,) = tables["copies"]

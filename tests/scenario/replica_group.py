@@ -11,7 +11,7 @@ from broker_rig import MESSAGE_BYTES_MAX, running_name_server
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.runtime.chance import SeededRandom
+from tandemmq.runtime.chance import SystemRandom
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork
@@ -38,6 +38,7 @@ class Group:
         *,
         ports: tuple[int, int] = (0, 0),
         directory: str | None = None,
+        broker: dict[str, object] | None = None,
         **store: object,
     ) -> Broker:
         """A broker of this id; its store is in a directory of the same name, or in another's."""
@@ -50,27 +51,29 @@ class Group:
             "role": BrokerRole.SLAVE if broker_id else BrokerRole.ASYNC_MASTER,
             **store,
         }
-        broker = Broker(
-            BrokerOptions(
-                broker_name="group",
-                broker_id=broker_id,
-                listen_host="127.0.0.1",
-                listen_port=ports[0],
-                ha_listen_port=ports[1],
-                fast_listen=False,
-                name_servers=(self.name_server,),
-                slave_read_enable=True,
-            ),
+        of_broker: dict[str, object] = {
+            "broker_name": "group",
+            "broker_id": broker_id,
+            "listen_host": "127.0.0.1",
+            "listen_port": ports[0],
+            "ha_listen_port": ports[1],
+            "fast_listen": False,
+            "name_servers": (self.name_server,),
+            "slave_read_enable": True,
+            **(broker or {}),
+        }
+        one = Broker(
+            BrokerOptions(**of_broker),  # type: ignore[arg-type]  # real fields
             StoreOptions(root=self.root / (directory or str(broker_id)), **settings),  # type: ignore[arg-type]  # real fields
             self.replication,
             network=TcpNetwork(),
             disk=RealDisk(),
             clock=LoopClock(),
-            chance=SeededRandom(broker_id),
+            chance=SystemRandom(),
         )
-        self.brokers[broker_id] = broker
-        await broker.start()
-        return broker
+        self.brokers[broker_id] = one
+        await one.start()
+        return one
 
     async def stop(self, broker_id: int) -> None:
         await self.brokers.pop(broker_id).stop()

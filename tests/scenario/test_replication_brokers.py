@@ -14,14 +14,19 @@ from broker_rig import Peer, pull_response, records_of
 from replica_group import REPLICATION, Group, running_group
 from replica_pair import log_bytes, wait_for_slaves
 
+from ports import free_port
 from tandemmq.api.broker_offset import commit_offset
 from tandemmq.api.broker_topic import create_topic
 from tandemmq.api.replica import HeldTable, fetch_ha_status, fetch_topics, read_log
+from tandemmq.broker.broker import Broker
 from tandemmq.protocol.bodies.data_version import DataVersion
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.replica import ReadLogRequest
+from tandemmq.replication.core.effects import HaltReason
 from tandemmq.replication.core.states import SlaveState
+from tandemmq.replication.core.tail import TailOutcome
+from tandemmq.replication.shell import ReplicationSlaveStatus
 from tandemmq.store import BrokerRole
 from waits import until
 
@@ -228,3 +233,104 @@ async def test_codes_that_only_slaves_of_rocketmq_ask_have_whole_answers(group: 
         metrics = await to_master.ask(RequestCode.GET_TIMER_METRICS)
         assert metrics.code == ResponseCode.SUCCESS
         assert bytes(metrics.body).startswith(b'{"timingCount":{},"dataVersion":{')
+
+
+def state_of(slave: Broker) -> ReplicationSlaveStatus:
+    assert slave._replica is not None
+    return slave._replica.slave.status()
+
+
+async def halted(slave: Broker) -> HaltReason:
+    await until(lambda: state_of(slave).halt is not None, "halted")
+    halt = state_of(slave).halt
+    assert halt is not None
+    return halt.reason
+
+
+async def test_master_with_a_lost_disk_takes_no_tables_with_it(group: Group) -> None:
+    """The slave refuses its log; so it must not take its topics, groups and progress for the truth."""
+    master, slave = await group.start(0), await group.start(1)
+    ports = master.address[1], master.ha_address[1]
+    async with Peer(master) as to_master:
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="Orders"))
+        await to_master.send_ok("Orders", b"kept")
+        await to_master.pull("Orders", consumer_group="billing")
+        await commit_offset(to_master.client, to_master.address, "billing", "Orders", 0, 1)
+    await group.caught_up()
+    tables = slave._tables
+    await until(lambda: tables.offsets.committed("billing", "Orders", 0) == 1, "tables")
+    await until(lambda: tables.groups.get("billing") is not None, "group")
+    await group.stop(0)
+    master = await group.start(0, ports=ports, directory="empty")
+    assert await halted(slave) is HaltReason.SLAVE_AHEAD
+    async with Peer(master) as to_master:
+        assert "Orders" not in await held_topics(to_master)
+        assert slave._replica is not None
+        assert not await slave._replica.config_sync.sync_once(to_master.address)
+    assert tables.topics.get("Orders") is not None
+    assert tables.groups.get("billing") is not None
+    assert tables.offsets.committed("billing", "Orders", 0) == 1
+
+
+async def test_topics_of_an_empty_log_stay_when_the_master_comes_back_without_them(group: Group) -> None:
+    master, slave = await group.start(0), await group.start(1)
+    ports = master.address[1], master.ha_address[1]
+    async with Peer(master) as to_master:
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="Orders"))
+    await until(lambda: slave._tables.topics.get("Orders") is not None, "topic")
+    await group.stop(0)
+    master = await group.start(0, ports=ports, directory="empty")
+    async with Peer(master) as to_master:
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="Later"))
+    await until(lambda: slave._tables.topics.get("Later") is not None, "topic of the new life")
+    assert slave._tables.topics.get("Orders") is not None
+
+
+async def other_history(group: Group, ports: tuple[int, int]) -> Broker:
+    """A master and a slave of a name server's, both stopped; then a master with another log at the ports."""
+    master = await group.start(0, ports=ports)
+    slave = await group.start(1)
+    async with Peer(master) as to_master:
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="T"))
+        for number in range(3):
+            await to_master.send_ok("T", b"tail %d" % number)
+    await group.caught_up()
+    assert slave.store is not None
+    await group.stop(1)
+    await group.stop(0)
+    master = await group.start(0, ports=ports, directory="other")
+    async with Peer(master) as to_master:
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="T"))
+        for number in range(6):
+            await to_master.send_ok("T", b"news %d" % number)
+    return master
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+async def test_slave_without_name_server_compares_before_it_follows(group: Group, is_named: bool) -> None:
+    """Its master is asked where a setting says, or beside its port for slaves."""
+    port = free_port(neighbours=(1, 2))
+    ports = (port, port + 2) if is_named else (port, port + 1)
+    master = await other_history(group, ports)
+    alone = {"name_servers": (), "ha_master_address": f"127.0.0.1:{ports[1]}"}
+    if is_named:
+        alone["ha_master_remoting_address"] = f"127.0.0.1:{port}"
+    slave = await group.start(1, broker=alone)
+    assert await halted(slave) is HaltReason.DIVERGED
+    assert master.store is not None
+    assert master.store.acks.positions() == {}
+
+
+async def test_slave_that_cannot_ask_reports_nothing(group: Group) -> None:
+    port = free_port(neighbours=(1, 2))
+    master = await other_history(group, (port, port + 2))
+    slave = await group.start(1, broker={"name_servers": (), "ha_master_address": f"127.0.0.1:{port + 2}"})
+
+    def has_failed() -> bool:
+        tail = state_of(slave).tail
+        return tail is not None and tail.outcome is TailOutcome.FAILED
+
+    await until(has_failed, "asked in vain")
+    assert state_of(slave).state in (SlaveState.PAUSED, SlaveState.DIALING, SlaveState.CHECKING)
+    assert master.store is not None
+    assert master.store.acks.positions() == {}

@@ -184,9 +184,11 @@ def test_master_disk_lost_and_restarted_empty() -> None:
     async def script(scene: Scene) -> None:
         scene.cluster.has_operator = False
         await scene.acknowledges(100)
+        await scene.consumes(50)
         await scene.level()
+        await scene.until(lambda: scene.committed(scene.slave) > 0, "progress is copied")
         scene.master.cut_power()
-        end = log_end(scene.slave)
+        end, committed = log_end(scene.slave), scene.committed(scene.slave)
         scene.cluster.lose_disk(scene.master)
         scene.master.start()
         await scene.until(lambda: copy_of(scene.slave).halt, "the slave halts")
@@ -195,6 +197,10 @@ def test_master_disk_lost_and_restarted_empty() -> None:
         assert halt.reason is HaltReason.SLAVE_AHEAD
         await scene.pass_time(20.0)
         assert log_end(scene.slave) == end
+        assert scene.slave.broker is not None
+        assert scene.slave.broker._tables.topics.get("Orders") is not None
+        assert scene.slave.broker._tables.groups.get("all") is not None
+        assert scene.committed(scene.slave) >= committed
         scene.master.kill()
         scene.cluster.has_operator = True
         await scene.cluster.promote()

@@ -210,10 +210,12 @@ class Broker:
             network=self._network,
             disk=self._disk,
             clock=self._clock,
+            chance=self._chance,
             is_slave=self.options.is_slave,
             name=SlaveName(self.options.broker_name, self.options.broker_id),
             own_address=self._advertised_address,
             fixed_ha_address=self.options.ha_master_address,
+            fixed_address=self.options.ha_master_remoting_address,
             on_fatal=self._on_fatal,
         )
 

@@ -21,6 +21,7 @@ from tandemmq.protocol.bodies.ha import HaStatus
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.codes import LanguageCode, RequestCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.replica import LogChecksumResponse
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import ServerOptions
@@ -54,9 +55,16 @@ class Master:
     broken: set[int] = field(default_factory=set)
     on_topics: Callable[[], None] = lambda: None
     address: str = ""
+    life: str = "first"
+    log_end: int = 1_000
 
     def handle(self, channel: Channel, command: Command) -> Command:
         self.seen.append(command)
+        if command.code == RequestCode.TANDEM_READ_LOG_CHECKSUM:
+            told = LogChecksumResponse(
+                min_offset=0, max_offset=self.log_end, size_bytes=0, crc=0, life=self.life
+            )
+            return command.reply(header=told)
         if command.code in self.broken:
             return command.reply(1, remark="broken")
         handlers = ReplicaHandlers(self.tables, HaStatus)
@@ -79,7 +87,7 @@ async def master() -> AsyncIterator[Master]:
     subject = Master()
     codes = ReplicaHandlers(subject.tables, HaStatus).routes()
     server = RemotingServer(
-        dict.fromkeys(codes, subject.handle),
+        dict.fromkeys([*codes, RequestCode.TANDEM_READ_LOG_CHECKSUM], subject.handle),
         network=TcpNetwork(),
         clock=LoopClock(),
         options=ServerOptions(),
@@ -97,13 +105,17 @@ async def client() -> AsyncIterator[RemotingClient]:
     await subject.close()
 
 
-def make_sync(tables: ReplicaTables, client: RemotingClient, own: str = "me:1") -> ConfigSync:
+def make_sync(
+    tables: ReplicaTables, client: RemotingClient, own: str = "me:1", life: str | None = ""
+) -> ConfigSync:
     return ConfigSync(
         tables,
         client=client,
         clock=LoopClock(),
         options=ReplicationOptions(config_sync_interval_ms=20),
         own_address=lambda: own,
+        followed=lambda: life,
+        queue_end=lambda _topic, _queue_id: 100,
     )
 
 
@@ -284,6 +296,65 @@ async def test_version_without_any_change_is_never_taken_for_equal(
         assert tables.topics.names == ["a"]
 
 
+async def test_nothing_is_asked_of_a_master_whose_log_is_not_copied(
+    master: Master, client: RemotingClient
+) -> None:
+    master.put_topics(1)
+    assert not await make_sync(make_tables(), client, life=None).sync_once(master.address)
+    assert master.seen == []
+
+
+async def test_what_another_life_of_the_master_told_is_not_taken(
+    master: Master, client: RemotingClient
+) -> None:
+    """It may have come up with an empty disk while the connection to its old life still seemed to stand."""
+    tables = make_tables()
+    sync = make_sync(tables, client, life="first")
+    master.put_topics(2)
+    assert await sync.sync_once(master.address)
+    master.tables.topics.remove("topic-00000", 5)
+    master.tables.consumer_offsets.commit("g", "topic-00001", 0, 17, 3)
+    master.life = "second"
+    assert not await sync.sync_once(master.address)
+    assert len(tables.topics) == 2
+    assert tables.consumer_offsets.committed("g", "topic-00001", 0) is None
+    master.life = "first"
+    assert await sync.sync_once(master.address)
+    assert same(tables, master.tables)
+
+
+async def test_progress_ahead_of_the_own_queue_is_not_taken(master: Master, client: RemotingClient) -> None:
+    tables = make_tables()
+    sync = make_sync(tables, client)
+    for told, expected in [(99, 99), (150, 100), (60, 60), (101, 100)]:
+        master.tables.consumer_offsets.commit("g", "t", 0, told, 3)
+        master.tables.delay_offsets.update(2, told, 4)
+        assert await sync.sync_once(master.address)
+        assert tables.consumer_offsets.committed("g", "t", 0) == expected
+        assert tables.delay_offsets.get(2) == expected
+    # Held already, from when the own queue was longer: nothing is gained by going back.
+    tables.consumer_offsets.commit("g", "t", 0, 120, 3)
+    master.tables.consumer_offsets.commit("g", "t", 0, 130, 3)
+    assert await sync.sync_once(master.address)
+    assert tables.consumer_offsets.committed("g", "t", 0) == 120
+
+
+async def test_a_master_with_an_empty_log_removes_nothing(master: Master, client: RemotingClient) -> None:
+    tables = make_tables()
+    tables.topics.put(TopicConfig(name="only-here"), 6)
+    tables.groups.put(SubscriptionGroupConfig(name="only-here"), 6)
+    sync = make_sync(tables, client, life="first")
+    master.put_topics(1)
+    master.log_end = 0
+    for _ in range(2):
+        assert await sync.sync_once(master.address)
+        assert tables.topics.names == ["only-here", "topic-00000"]
+        assert tables.groups.get("only-here") is not None
+    master.log_end = 1
+    assert await sync.sync_once(master.address)
+    assert same(tables, master.tables)
+
+
 @pytest.mark.parametrize(("is_whole", "pause_s"), [(False, 1), (True, 10)])
 async def test_round_that_took_long_is_repeated_soon(
     client: RemotingClient, monkeypatch: pytest.MonkeyPatch, *, is_whole: bool, pause_s: int
@@ -291,7 +362,15 @@ async def test_round_that_took_long_is_repeated_soon(
     """Cluster simulation, seeds 11 and 902: minutes passed because a request had hung in the network."""
     clock, begun = ManualClock(), list[float]()
     options = ReplicationOptions(config_sync_interval_ms=1_000)
-    sync = ConfigSync(make_tables(), client=client, clock=clock, options=options, own_address=lambda: "me:1")
+    sync = ConfigSync(
+        make_tables(),
+        client=client,
+        clock=clock,
+        options=options,
+        own_address=lambda: "me:1",
+        followed=lambda: "",
+        queue_end=lambda _topic, _queue_id: 100,
+    )
 
     async def wait_in_vain(_master: str) -> bool:
         begun.append(clock.monotonic())

@@ -151,6 +151,7 @@ def render_settings(options: BrokerOptions, store_options: StoreOptions) -> dict
         "listenPort": options.listen_port,
         "haListenPort": options.ha_listen_port,
         "haMasterAddress": options.ha_master_address,
+        "haMasterRemotingAddress": options.ha_master_remoting_address,
         "namesrvAddr": ";".join(options.name_servers),
         "registerNameServerPeriod": options.register_period_ms,
         "metricsExporterType": options.metrics_exporter.value,

@@ -4,7 +4,11 @@ Strategy:   the first round as soon as a master is known, then every second, bec
             before a master dies matters; a round that takes long is followed by a longer pause, so that
             large tables cost at most a tenth of the time. An item that fails does not stop the next one; a
             round that failed has mostly waited for a master that is gone, and the next one comes soon.
-Invariants: a table is replaced at once and only when it differs; its version is then the master's.
+Invariants: tables follow the log: they are taken from the master only whose log this slave copies, in the
+            life in which the logs were compared. All items of a round are fetched first; then the master
+            says whether it still lives that life, and what it told is taken over together.
+            A table is replaced at once and only when it differs; its version is then the master's.
+            No progress is taken over that is ahead of the own copy of the queue.
 Source:     spec replication 6 (D3: the period is visible only as freshness).
 """
 
@@ -12,10 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 from tandemmq.api.replica import (
+    FetchedTable,
     HeldTable,
     fetch_consumer_offsets,
     fetch_delay_offsets,
@@ -23,10 +29,14 @@ from tandemmq.api.replica import (
     fetch_request_modes,
     fetch_timer_check,
     fetch_topics,
+    read_log_checksum,
 )
 from tandemmq.broker.delay.timer_check import decode_timer_answer
+from tandemmq.broker.delay.timer_rule import TIMER_TOPIC
 from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.errors import TandemError
+from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.ports import Clock
@@ -34,9 +44,22 @@ from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 PAUSE_PER_WORK: Final = 10
 PAUSE_S_MAX: Final = 10.0
 """RocketMQ's period: a round may also have taken long because the network held it up."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the master said of itself after everything was fetched. `is_empty`: its log holds nothing."""
+
+    is_empty: bool
+
+
+_TakeOver = Callable[[_Told], None]
+"""Takes over one item that was fetched."""
 
 
 class ConfigSync:
@@ -50,12 +73,19 @@ class ConfigSync:
         clock: Clock,
         options: ReplicationOptions,
         own_address: Callable[[], str],
+        followed: Callable[[], str | None],
+        queue_end: Callable[[str, int], int],
     ) -> None:
+        """`followed`: the life of the master whose log is copied now, "" when it cannot tell one, None while
+        none is copied. `queue_end`: where the own copy of a queue ends.
+        """
         self._tables = tables
         self._client = client
         self._clock = clock
         self._options = options
         self._own_address = own_address
+        self._followed = followed
+        self._queue_end = queue_end
         self._master: str | None = None
         self._is_changed = asyncio.Event()
         self._failing: set[str] = set()
@@ -92,80 +122,153 @@ class ConfigSync:
             await self._pause(self._clock.monotonic() - begun_at if is_whole else 0.0)
 
     async def sync_once(self, master: str) -> bool:
-        """One round; True when every item arrived."""
-        items: tuple[tuple[str, Callable[[str], Awaitable[None]]], ...] = (
-            ("topics", self._sync_topics),
-            ("consumer_offsets", self._sync_consumer_offsets),
-            ("delay_offsets", self._sync_delay_offsets),
-            ("groups", self._sync_groups),
-            ("request_modes", self._sync_request_modes),
-            ("timer_check", self._sync_timer_check),
+        """One round; True when every item arrived and was taken over."""
+        life = self._followed()
+        if life is None:
+            return False
+        items: tuple[tuple[str, Callable[[str], Awaitable[_TakeOver]]], ...] = (
+            ("topics", self._fetch_topics),
+            ("consumer_offsets", self._fetch_consumer_offsets),
+            ("delay_offsets", self._fetch_delay_offsets),
+            ("groups", self._fetch_groups),
+            ("request_modes", self._fetch_request_modes),
+            ("timer_check", self._fetch_timer_check),
         )
-        for name, sync in items:
+        fetched: list[_TakeOver] = []
+        for name, fetch in items:
             try:
-                await sync(master)
+                fetched.append(await fetch(master))
             except TandemError as error:
                 self._note_failure(name, master, error)
             else:
                 self._note_success(name, master)
+        told = await self._ask_again(master, life)
+        if told is None:
+            return False
+        for take_over in fetched:
+            take_over(told)
         if self._failing:
             return False
         self.round_count += 1
         self.synced_at = self._clock.monotonic()
         return True
 
-    async def _sync_topics(self, master: str) -> None:
+    async def _ask_again(self, master: str, life: str) -> _Told | None:
+        """What the master says once everything was fetched; None when that may be another life's, or of a
+        master that is no longer followed.
+        """
+        if not life:
+            return _Told(is_empty=False) if self._followed() == life else None
+        try:
+            ends = await read_log_checksum(self._client, master, 0, 0)
+        except TandemError:
+            return None  # the items of the next round tell of it
+        is_followed = ends.life == life == self._followed()
+        return _Told(is_empty=ends.max_offset == 0) if is_followed else None
+
+    async def _fetch_topics(self, master: str) -> _TakeOver:
         table = self._tables.topics
         held = HeldTable(
             data_version=table.data_version, entry_count=len(table), can_skip=self._can_skip_topics
         )
         fetched = await fetch_topics(self._client, master, held)
-        self._can_skip_topics = fetched.can_skip
-        if not fetched.is_unchanged:
-            table.replace_all(fetched.entries, fetched.data_version)
 
-    async def _sync_groups(self, master: str) -> None:
+        def take_over(told: _Told) -> None:
+            self._can_skip_topics = fetched.can_skip
+            kept = _to_keep(table.snapshot().topics, fetched, told)
+            if kept is not None:
+                table.replace_all(*kept)
+
+        return take_over
+
+    async def _fetch_groups(self, master: str) -> _TakeOver:
         table = self._tables.groups
         held = HeldTable(
             data_version=table.data_version, entry_count=len(table), can_skip=self._can_skip_groups
         )
         fetched = await fetch_groups(self._client, master, held)
-        self._can_skip_groups = fetched.can_skip
-        if not fetched.is_unchanged:
-            table.replace_all(fetched.entries, fetched.data_version)
 
-    async def _sync_consumer_offsets(self, master: str) -> None:
-        fetched = await fetch_consumer_offsets(
-            self._client, master, timeout_s=self._options.config_sync_timeout_ms / 1000
-        )
-        held = self._tables.consumer_offsets.snapshot()
-        changed = {key: queues for key, queues in fetched.offsets.items() if held.offsets.get(key) != queues}
-        if changed or fetched.data_version != held.data_version:
-            self._tables.consumer_offsets.replace_from_master(changed, fetched.data_version)
+        def take_over(told: _Told) -> None:
+            self._can_skip_groups = fetched.can_skip
+            kept = _to_keep(table.snapshot().groups, fetched, told)
+            if kept is not None:
+                table.replace_all(*kept)
 
-    async def _sync_delay_offsets(self, master: str) -> None:
-        fetched = await fetch_delay_offsets(
-            self._client, master, timeout_s=self._options.config_sync_timeout_ms / 1000
-        )
-        held = self._tables.delay_offsets.snapshot()
-        if fetched != held:
-            self._tables.delay_offsets.replace_all(fetched.offsets, fetched.data_version)
+        return take_over
 
-    async def _sync_request_modes(self, master: str) -> None:
+    async def _fetch_consumer_offsets(self, master: str) -> _TakeOver:
+        table = self._tables.consumer_offsets
+        timeout_s = self._options.config_sync_timeout_ms / 1000
+        fetched = await fetch_consumer_offsets(self._client, master, timeout_s=timeout_s)
+
+        def take_over(_told: _Told) -> None:
+            held = table.snapshot()
+            changed = {}
+            for key, queues in fetched.offsets.items():
+                old = held.offsets.get(key, {})
+                if old == queues and key in held.offsets:
+                    continue
+                topic = key.partition("@")[0]
+                new = {
+                    queue: self._not_ahead(topic, queue, told, old.get(queue, 0))
+                    for queue, told in queues.items()
+                }
+                if new != old or key not in held.offsets:
+                    changed[key] = new
+            if changed or fetched.data_version != held.data_version:
+                table.replace_from_master(changed, fetched.data_version)
+
+        return take_over
+
+    async def _fetch_delay_offsets(self, master: str) -> _TakeOver:
+        table = self._tables.delay_offsets
+        timeout_s = self._options.config_sync_timeout_ms / 1000
+        fetched = await fetch_delay_offsets(self._client, master, timeout_s=timeout_s)
+
+        def take_over(_told: _Told) -> None:
+            held = table.snapshot()
+            offsets = {
+                level: self._not_ahead(SCHEDULE_TOPIC, level - 1, told, held.offsets.get(level, 0))
+                for level, told in fetched.offsets.items()
+            }
+            if offsets != held.offsets or fetched.data_version != held.data_version:
+                table.replace_all(offsets, fetched.data_version)
+
+        return take_over
+
+    async def _fetch_request_modes(self, master: str) -> _TakeOver:
         timeout_s = self._options.config_sync_timeout_ms / 1000
         fetched = await fetch_request_modes(self._client, master, timeout_s=timeout_s)
         table = self._tables.request_modes
-        if fetched is not None and fetched != table.snapshot():
-            table.replace_all(fetched.modes)
 
-    async def _sync_timer_check(self, master: str) -> None:
+        def take_over(_told: _Told) -> None:
+            if fetched is not None and fetched != table.snapshot():
+                table.replace_all(fetched.modes)
+
+        return take_over
+
+    async def _fetch_timer_check(self, master: str) -> _TakeOver:
         progress = self._tables.timer_progress
         if progress is None:
-            return
+            return lambda _told: None
         timeout_s = self._options.config_sync_timeout_ms / 1000
         body = await fetch_timer_check(self._client, master, timeout_s=timeout_s)
-        if body is not None:
-            progress.replace(decode_timer_answer(body), self._clock.now_ms())
+        check = None if body is None else decode_timer_answer(body)
+
+        def take_over(_told: _Told) -> None:
+            if check is not None:
+                held = progress.check.read_offset
+                read_offset = self._not_ahead(TIMER_TOPIC, 0, check.read_offset, held)
+                progress.replace(replace(check, read_offset=read_offset), self._clock.now_ms())
+
+        return take_over
+
+    def _not_ahead(self, topic: str, queue_id: int, told: int, held: int) -> int:
+        """The master's offset, or the end of the own copy of the queue while that is below it: promoted as it
+        is, this broker gives the offsets behind its end to other messages. What is held already stays,
+        unless the master goes back itself.
+        """
+        return min(told, max(held, self._queue_end(topic, queue_id)))
 
     async def _pause(self, worked_s: float) -> None:
         delay_s = max(
@@ -188,3 +291,19 @@ class ConfigSync:
         if item in self._failing:
             self._failing.discard(item)
             log.info(events.CONFIG_SYNC_RESUMED, extra={"item": item, "master": master})
+
+
+def _to_keep(
+    held: Mapping[str, T], fetched: FetchedTable[T], told: _Told
+) -> tuple[dict[str, T], DataVersion] | None:
+    """The table to have from now on, and its version; None when it is as it should be.
+
+    A master with an empty log may have lost its disk before anything was copied: nothing is removed for its
+    sake, and the table goes on without a version until the log holds something.
+    """
+    if fetched.is_unchanged:
+        return None
+    if not told.is_empty or held.keys() <= fetched.entries.keys():
+        return fetched.entries, fetched.data_version
+    merged = {**held, **fetched.entries}
+    return None if merged == held else (merged, DataVersion())

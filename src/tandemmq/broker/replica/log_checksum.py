@@ -47,8 +47,9 @@ class Checksum(NamedTuple):
 class LogChecksums:
     """One at a time; the others wait in line, and beyond the bound are told so."""
 
-    def __init__(self, store: MessageStore, *, disk: Disk) -> None:
+    def __init__(self, store: MessageStore, *, disk: Disk, life: str) -> None:
         self._store = store
+        self._life = life
         self._disk = disk
         self._turn = asyncio.Lock()
         self._waiting_count = 0
@@ -66,13 +67,16 @@ class LogChecksums:
     async def handle_checksum(self, _channel: Channel, command: Command) -> Command:
         asked = command.decode(LogChecksumRequest)
         _check_range(asked.log_offset, asked.size_bytes)
-        async with self._in_turn():
-            found = await self.checksum(asked.log_offset, min(asked.size_bytes, RANGE_BYTES_MAX))
+        found = Checksum(0, 0)  # who asks for the ends only waits for nobody
+        if asked.size_bytes:
+            async with self._in_turn():
+                found = await self.checksum(asked.log_offset, min(asked.size_bytes, RANGE_BYTES_MAX))
         header = LogChecksumResponse(
             min_offset=self._store.min_log_offset,
             max_offset=self._store.appended.value,
             size_bytes=found.size_bytes,
             crc=found.crc,
+            life=self._life,
         )
         return command.reply(header=header)
 

@@ -20,6 +20,7 @@ from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.broker.replica.tail_check import TailCheck
 from tandemmq.broker.replica.told_states import ToldStates
 from tandemmq.protocol.bodies.ha import HaStatus
+from tandemmq.remoting.address import parse_address, render_address
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.replication.core.notice import SlaveName
@@ -27,7 +28,7 @@ from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.replication.core.tail import TailVerdict
 from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
-from tandemmq.runtime.ports import Address, Clock, Disk, Network
+from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
 
@@ -48,10 +49,12 @@ class ReplicaRole:
         network: Network,
         disk: Disk,
         clock: Clock,
+        chance: Random,
         is_slave: bool,
         name: SlaveName,
         own_address: Callable[[], str],
         fixed_ha_address: str = "",
+        fixed_address: str = "",
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._is_slave = is_slave
@@ -59,9 +62,11 @@ class ReplicaRole:
         self._clock = clock
         self._fixed_ha_address = fixed_ha_address if len(fixed_ha_address) >= FIXED_ADDRESS_CHARS_MIN else ""
         self._scope = TaskScope("replica", None if on_fatal is None else lambda _name, error: on_fatal(error))
+        self._fixed_address = fixed_address or None
         self.master = ReplicationMaster(store, options, network=network, clock=clock, on_fatal=on_fatal)
-        self._checksums = LogChecksums(store, disk=disk)
-        self._check_tail = TailCheck(self._checksums, client=client, master=lambda: self.config_sync.master)
+        life = f"{clock.now_ms():x}-{chance.token_bytes(8).hex()}"
+        self._checksums = LogChecksums(store, disk=disk, life=life)
+        self._check_tail = TailCheck(self._checksums, client=client, master=self._master_address)
         self.slave = ReplicationSlave(
             store,
             options,
@@ -71,8 +76,15 @@ class ReplicaRole:
             check_tail=self._introduce_and_check,
         )
         self.config_sync = ConfigSync(
-            tables, client=client, clock=clock, options=options, own_address=own_address
+            tables,
+            client=client,
+            clock=clock,
+            options=options,
+            own_address=own_address,
+            followed=self._followed_life,
+            queue_end=store.queue_max,
         )
+        self.slave.on_following = self.config_sync.wake
         self._table_waits = TableWaits(tables, clock=clock)
         self._table_watch = TableWatch(tables, self.config_sync, client=client, clock=clock)
         self._told_states = ToldStates(self.master)
@@ -108,6 +120,7 @@ class ReplicaRole:
         if self._is_slave:
             if self._fixed_ha_address:
                 self.slave.set_master(self._fixed_ha_address)
+            self.config_sync.set_master(self._fixed_address)
             await self.slave.start()
             self._scope.start("config_sync", self.config_sync.run())
             self._scope.start("table_watch", self._table_watch.run())
@@ -130,7 +143,7 @@ class ReplicaRole:
             return
         self.is_master_known = bool(master_address)
         was_unknown = self.config_sync.master is None
-        self.config_sync.set_master(master_address or None)
+        self.config_sync.set_master(master_address or self._fixed_address)
         if was_unknown and self.config_sync.master is not None:
             self.slave.check_again()
         if ha_address and not self._fixed_ha_address:
@@ -145,6 +158,27 @@ class ReplicaRole:
         """The verdict on the own end; the master learns first who has connected."""
         await self._state_teller.tell()
         return await self._check_tail(log_end)
+
+    def _master_address(self) -> str | None:
+        """Where the master can be asked: as it was told, or else beside the port for slaves, where brokers
+        listen unless they are told otherwise (spec decision 1).
+        """
+        if self.config_sync.master is not None:
+            return self.config_sync.master
+        ha_address = self.slave.status().master_address
+        if ha_address is None:
+            return None
+        host, port = parse_address(ha_address)
+        return render_address((host, port - 1)) if port > 1 else None
+
+    def _followed_life(self) -> str | None:
+        """Which start of its master this slave copies the log of, "" of one that cannot tell; None while it
+        copies nothing.
+        """
+        status = self.slave.status()
+        if status.state is not SlaveState.TRANSFERRING or status.tail is None:
+            return None
+        return status.tail.life
 
     def status(self) -> HaStatus:
         if self._is_slave:

@@ -1,7 +1,8 @@
 """A slave's comparison of its log's end with its master's, over the remoting port, before it follows.
 
-Invariants: a slave follows a master of ours only after the last bytes that both keep were equal; a RocketMQ
-            master cannot be asked, so its slave follows uncompared and says so.
+Invariants: a slave that holds anything follows a master of ours only after the last bytes that both keep
+            were equal; a RocketMQ master says that it cannot be asked, so its slave follows uncompared and
+            says so. Whoever does not answer is not followed: nothing says that its log is the same.
 Source:     spec replication 4.10; spec decisions 2, 4.
 """
 
@@ -36,21 +37,22 @@ class TailCheck:
         """What may be said of the own log below `log_end`; TailOutcome.FAILED when it must be tried again."""
         address = self._master()
         if address is None:
-            detail = "the master's remoting address is not known"
-            return TailVerdict(outcome=TailOutcome.NOT_COMPARED, log_offset=log_end, detail=detail)
+            detail = "the master's remoting address is not known (haMasterRemotingAddress)"
+            outcome = TailOutcome.FAILED if log_end else TailOutcome.NOT_COMPARED
+            return TailVerdict(outcome=outcome, log_offset=log_end, detail=detail)
         try:
             return await self._compare(address, log_end)
         except RequestRejected as error:
             if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                return _failed(log_end, error)
+                return _failed(log_end, address, error)
             detail = "the master cannot tell checksums: it is not one of ours"
             return TailVerdict(outcome=TailOutcome.NOT_COMPARED, log_offset=log_end, detail=detail)
         except TandemError as error:
-            return _failed(log_end, error)
+            return _failed(log_end, address, error)
 
     async def _compare(self, address: str, log_end: int) -> TailVerdict:
         ends = await read_log_checksum(self._client, address, log_end, 0)
-        low, high = ends.min_offset, ends.max_offset
+        low, high, life = ends.min_offset, ends.max_offset, ends.life or ""
         if log_end and log_end > high:
             detail = f"the master's log ends at {high}, ours at {log_end}"
             return TailVerdict(outcome=TailOutcome.SLAVE_AHEAD, log_offset=high, detail=detail)
@@ -63,7 +65,9 @@ class TailCheck:
         if start >= log_end:
             detail = "" if log_end == 0 else "no byte is kept by both"
             outcome = TailOutcome.NOT_COMPARED if detail else TailOutcome.SAME
-            return TailVerdict(outcome=outcome, log_offset=log_end, detail=detail, master_start=low)
+            return TailVerdict(
+                outcome=outcome, log_offset=log_end, detail=detail, master_start=low, life=life
+            )
 
         async def theirs(log_offset: int, size_bytes: int) -> int:
             told = await read_log_checksum(self._client, address, log_offset, size_bytes)
@@ -76,11 +80,11 @@ class TailCheck:
 
         different_at = await find_difference(ours, theirs, start, log_end)
         if different_at is None:
-            return TailVerdict(outcome=TailOutcome.SAME, log_offset=log_end, master_start=low)
+            return TailVerdict(outcome=TailOutcome.SAME, log_offset=log_end, master_start=low, life=life)
         detail = f"ours and the master's log differ from {different_at} on; ours ends at {log_end}"
         return TailVerdict(outcome=TailOutcome.DIFFERENT, log_offset=different_at, detail=detail)
 
 
-def _failed(log_end: int, error: TandemError) -> TailVerdict:
-    detail = f"the ends of the logs could not be compared: {error}"
+def _failed(log_end: int, address: str, error: TandemError) -> TailVerdict:
+    detail = f"the end of the log could not be compared with that at {address}: {error}"
     return TailVerdict(outcome=TailOutcome.FAILED, log_offset=log_end, detail=detail)

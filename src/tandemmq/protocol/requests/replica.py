@@ -66,13 +66,15 @@ class LogChecksumRequest(Header, frozen=True, kw_only=True):
 
 class LogChecksumResponse(Header, frozen=True, kw_only=True):
     """`crc` is the CRC-32 of the first `size_bytes` bytes of the range: fewer than asked for, or none, where
-    the log does not hold them. The ends are those of the log when it answered.
+    the log does not hold them. The ends are those of the log when it answered. `life`: another one each time
+    the broker is started.
     """
 
     min_offset: Int64 = field(name="minOffset")
     max_offset: Int64 = field(name="maxOffset")
     size_bytes: Int64 = field(name="size")
     crc: Int64 = field(name="crc32")
+    life: str | None = field(name="life", default=None)
 
 
 class ReadLogRequest(Header, frozen=True, kw_only=True):

@@ -30,13 +30,15 @@ class TailOutcome(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailVerdict:
     """`log_offset`: the first difference, the master's end or its start, as the outcome says; else the own
-    end. `master_start`: where the master's log begins, None when it was not told.
+    end. `master_start`: where the master's log begins, None when it was not told. `life`: which start of the
+    master was asked, "" when it could not tell.
     """
 
     outcome: TailOutcome
     log_offset: int
     detail: str = ""
     master_start: int | None = None
+    life: str = ""
 
 
 async def find_difference(ours: ChecksumOf, theirs: ChecksumOf, start: int, end: int) -> int | None:

@@ -103,6 +103,8 @@ class ReplicationSlave:
         """Called when a working connection has ended, or the master could not be reached at all."""
         self.on_halted: Callable[[], None] | None = None
         """Called when a person must act; `status` says why."""
+        self.on_following: Callable[[], None] | None = None
+        """Called when the comparison has ended and the log is copied from now on."""
 
     def set_master(self, address: str | None) -> None:
         """Where the master listens for slaves ("host:port"); a working connection is kept when it changes."""
@@ -249,6 +251,8 @@ class ReplicationSlave:
     def _on_verdict(self, verdict: TailVerdict) -> None:
         log_verdict(self._session.address, self._session.tail, verdict)
         self._perform(self._session.on_checked(verdict, self._now_ms()))
+        if self._session.state is SlaveState.TRANSFERRING and self.on_following is not None:
+            self.on_following()
 
     def _cancel_check(self) -> None:
         if self._tail_task is not None:
