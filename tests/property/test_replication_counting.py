@@ -1,4 +1,6 @@
-"""However slaves on one host come and go, none is counted twice, and in the end each is counted once."""
+"""However slaves on one host come and go, none is counted twice or for a message before its copy, and in the
+end each is counted once.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tandemmq.replication.core.replicas import Connection, ReplicaDirectory
+from tandemmq.store.confirm import AckTable
+from tandemmq.units import ReplicaId, align_down
+
+FILE_BYTES = 20
+"""Of two messages."""
 
 
 class Follower:
     """A slave as it is: one living connection, and old ones whose last reports may still arrive."""
 
     def __init__(self) -> None:
+        self.start: int | None = None  # where its copy begins
         self.held = 0
         self.living: Connection | None = None
         self.dying: list[tuple[Connection, int]] = []  # what its last report says
@@ -77,6 +85,63 @@ def test_no_slave_is_counted_twice(steps: list[tuple[str, int]]) -> None:
             connection.sent = end
             directory.acknowledge(connection, end)
     assert sorted(directory.positions().values()) == [end] * len(alive)
+
+
+LATE_ONE_COMES_BACK = [("send", 0), ("send", 0), ("send", 0), ("redial", 3), ("copy", 0), ("redial", 0)]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["send", "copy", "redial", "hang up", "late", "close"]), st.integers(0, 5)),
+        max_size=60,
+    ),
+    st.booleans(),
+)
+@example(LATE_ONE_COMES_BACK, True)
+@example([*LATE_ONE_COMES_BACK[:-1], ("hang up", 0), ("close", 0), ("redial", 0)], True)
+def test_no_slave_is_counted_for_what_it_never_had(steps: list[tuple[str, int]], one_host: bool) -> None:
+    """Beside it the naive count: how many slaves have this message."""
+    directory = ReplicaDirectory()
+    followers = [Follower() for _ in range(3)]
+    end = 0
+    for act, number in steps:
+        follower = followers[number % 3]
+        if act == "send":
+            end += 10
+            for connection in [c for f in followers for c in _connections(f)]:
+                connection.sent = end
+        elif act == "copy" and follower.living is not None:
+            follower.held = follower.living.sent
+            directory.acknowledge(follower.living, follower.held)
+        elif act in ("redial", "hang up"):
+            if follower.living is not None:
+                follower.dying.append((follower.living, follower.held))
+                follower.living = None
+            if act == "redial":
+                _dial(directory, follower, f"host{0 if one_host else number % 3}", end, is_late=number >= 3)
+        elif act == "late" and follower.dying:
+            directory.acknowledge(*follower.dying[0])
+        elif act == "close" and follower.dying:
+            directory.leave(follower.dying.pop(0)[0])
+        acks = AckTable()
+        for replica, position in directory.positions().items():
+            acks.report(replica, position, start=directory.start(ReplicaId(replica)))
+        for message_end in range(10, end + 1, 10):
+            having = sum(f.start is not None and f.start < message_end <= f.held for f in followers)
+            counted = sum(
+                acks.acknowledged(count, log_end=end, since=message_end) >= message_end for count in (1, 2, 3)
+            )
+            assert counted <= having, (message_end, directory.positions())
+
+
+def _dial(directory: ReplicaDirectory, follower: Follower, host: str, end: int, *, is_late: bool) -> None:
+    living = follower.living = Connection(host)
+    begins_at = None
+    if follower.start is None:
+        begins_at = follower.start = align_down(end, FILE_BYTES) if is_late else 0
+    living.sent = max(follower.held, follower.start)
+    directory.join(living, begins_at=begins_at)
+    directory.acknowledge(living, follower.held)
 
 
 def _connections(follower: Follower) -> list[Connection]:

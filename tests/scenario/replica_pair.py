@@ -23,7 +23,10 @@ PATIENT_MS = 60_000
 
 
 async def open_store(
-    root: Path, role: BrokerRole = BrokerRole.ASYNC_MASTER, **changes: object
+    root: Path,
+    role: BrokerRole = BrokerRole.ASYNC_MASTER,
+    disk: RealDisk | None = None,
+    **changes: object,
 ) -> MessageStore:
     settings: dict[str, object] = {
         "commit_log_file_bytes": SEGMENT,
@@ -33,7 +36,7 @@ async def open_store(
         **changes,
     }
     options = StoreOptions(root=root, role=role, **settings)  # type: ignore[arg-type]  # real fields
-    return await MessageStore.open(options, disk=RealDisk(), clock=LoopClock())
+    return await MessageStore.open(options, disk=disk or RealDisk(), clock=LoopClock())
 
 
 def wait_for_slaves(store: MessageStore, timeout_ms: int = PATIENT_MS) -> None:
@@ -100,10 +103,11 @@ class Peers:
         self,
         role: BrokerRole = BrokerRole.ASYNC_MASTER,
         options: ReplicationOptions = FAST,
+        disk: RealDisk | None = None,
         **changes: object,
     ) -> MessageStore:
         port = int(self.address.rpartition(":")[2] or 0)
-        self.master_store = await open_store(self.root / "master", role, **changes)
+        self.master_store = await open_store(self.root / "master", role, disk, **changes)
         self.master = ReplicationMaster(self.master_store, options, network=self.network, clock=self.clock)
         host, port = await self.master.start("127.0.0.1", port)
         self.address = f"{host}:{port}"

@@ -6,19 +6,34 @@ import asyncio
 import gc
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from replica_pair import FAST, Peers, Proxy, log_bytes, new_record, send, wait_for_slaves
 
 from tandemmq.replication.core.frames import encode_report
 from tandemmq.replication.core.states import MasterState
-from tandemmq.store import BrokerRole, PutStatus
+from tandemmq.runtime.disk import RealDisk
+from tandemmq.store import BrokerRole, FlushMode, PutStatus
 from waits import until
 
 SYNC = BrokerRole.SYNC_MASTER
+
+
+class HeldDisk(RealDisk):
+    """Syncs only while it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_sync = asyncio.Event()
+        self.may_sync.set()
+
+    async def offload(self, fn: Callable[..., Any], *args: Any) -> Any:
+        await self.may_sync.wait()
+        return await super().offload(fn, *args)
 
 
 @pytest.fixture
@@ -50,6 +65,30 @@ async def test_pipelined_sends_are_confirmed_together(peers: Peers) -> None:
     statuses = await send(master, *[b"x" * 500] * 300)
     assert set(statuses) == {PutStatus.PUT_OK}
     assert log_bytes(slave) == log_bytes(master)
+
+
+async def test_a_slave_gets_nothing_that_its_master_has_not_flushed(peers: Peers) -> None:
+    """A power cut of the master would leave it with messages that were never there."""
+    disk = HeldDisk()
+    master = await peers.start_master(SYNC, in_sync_replicas=2, disk=disk, flush_mode=FlushMode.SYNC_FLUSH)
+    slave = await peers.start_slave(flush_mode=FlushMode.SYNC_FLUSH)
+    await subscribed(peers)
+    assert await send(master, b"flushed") == [PutStatus.PUT_OK]
+    flushed = master.appended.value
+    disk.may_sync.clear()
+    sending = asyncio.ensure_future(send(master, b"only written"))
+    await until(lambda: master.appended.value > flushed)
+    # A byte that was sent at the write would overtake what a new slave is sent.
+    other = await peers.start_slave("other")
+    await subscribed(peers, 2)
+    await until(lambda: other.appended.value == flushed, "all that is flushed is copied")
+    assert slave.appended.value == flushed
+    assert peers.master is not None
+    assert peers.master.status().log_end == flushed
+    disk.may_sync.set()
+    assert await sending == [PutStatus.PUT_OK]
+    await peers.caught_up()
+    await peers.caught_up("other")
 
 
 async def test_send_without_a_slave_times_out_and_is_stored(peers: Peers) -> None:

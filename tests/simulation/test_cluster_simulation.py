@@ -17,8 +17,10 @@ from tandemmq.protocol.bodies.data_version import DataVersion
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.replication.core.effects import Send, SlaveEffect
 from tandemmq.replication.core.frames import TransferHead
+from tandemmq.replication.core.progress import LogRange
 from tandemmq.replication.core.slave import SlaveSession
 from tandemmq.replication.core.tail import TailOutcome, TailVerdict
+from tandemmq.replication.shell.master import ReplicationMaster
 from tandemmq.replication.shell.slave import ReplicationSlave
 from tandemmq.sim.cluster.run import Summary
 from tandemmq.sim.cluster.settings import Settings
@@ -89,8 +91,11 @@ def test_finds_a_slave_that_does_not_check_offsets(monkeypatch: pytest.MonkeyPat
     async def compare_nothing(self: TailCheck, log_end: int) -> TailVerdict:
         return TailVerdict(outcome=TailOutcome.SAME, log_offset=log_end)
 
+    def send_unflushed(self: ReplicationMaster) -> LogRange:
+        return LogRange(self._store.min_log_offset, self._store.appended.value)
+
     def with_power_cuts(settings: Settings) -> Settings:
-        """Only where a master loses its unflushed tail a slave may hold what its master has not."""
+        """A slave holds what its master has not only where that sent what it has not flushed, and lost it."""
         return replace(
             settings,
             role=BrokerRole.SYNC_MASTER,
@@ -99,6 +104,7 @@ def test_finds_a_slave_that_does_not_check_offsets(monkeypatch: pytest.MonkeyPat
             fault_names=("lose master",),
         )
 
+    monkeypatch.setattr(ReplicationMaster, "log_range", send_unflushed)
     monkeypatch.setattr(SlaveSession, "_refuse_head", trust)
     monkeypatch.setattr(TailCheck, "__call__", compare_nothing)
     assert seeds_until_found(range(10), "slave", with_power_cuts) <= 10

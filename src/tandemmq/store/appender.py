@@ -114,10 +114,13 @@ class Appender:
     def store_host(self, value: bytes) -> None:
         self._maker.store_host = value
 
-    def restart(self, tail: LogTail) -> None:
-        """Go on at the end of `tail`: the store opens, or a slave became master."""
+    def restart(self, tail: LogTail, stored_at_ms: int) -> None:
+        """Go on at the end of `tail`, whose newest record was stored at `stored_at_ms`: the store opens, or a
+        slave became master."""
         assert not self._units
         self._tail = tail
+        self.stored_at_ms = max(self.stored_at_ms, stored_at_ms)
+        self.written_at_ms = self.stored_at_ms
         self._forget_stage()
 
     def append(self, records: Sequence[NewRecord], on_done: OnDone) -> Appended:

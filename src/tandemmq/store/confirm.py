@@ -2,10 +2,13 @@
 
 Owns: the acknowledgements of the replicas, the quorum over them, and the sends that wait for disk or
       replicas.
-Invariants: positions are kept by ReplicaId, so two sockets of one replica count once; a position beyond the
-            log's end is a diverged replica and counts as nothing (spec replication 4.10).
-Strategy:   everything waits first in, first out. A line is ordered by end offset and by deadline alike,
-            because both only grow; so a release and an expiry look at heads only, and no wait has a timer.
+Invariants: positions are kept by ReplicaId, so two sockets of one replica count once; an acknowledgement
+            counts for a range, from where the replica began to its position, and not for what is before; a
+            position beyond the log's end is a diverged replica and counts as nothing (spec replication
+            4.10).
+Strategy:   sends wait first in, first out. A line is ordered by end offset and by deadline alike: ends only
+            grow, and a send is given up no earlier than the one before it, also when a time limit was
+            lowered meanwhile. So a release and an expiry look at heads only, and no wait has a timer.
 Knows not:  files, sockets, the clock: times come in as arguments.
 Source:     spec store 6, replication 5.
 """
@@ -24,60 +27,56 @@ OnDone = Callable[[PutStatus], None]
 Answers = list[tuple[OnDone, PutStatus]]
 
 
-LATE_STARTS_MAX = 64
-"""More than a group has replicas, so with as many nothing is confirmed."""
-
-
 class AckTable:
-    """The last offset that each replica acknowledged, by its name."""
+    """The range of the log that each replica acknowledged, by its name."""
 
-    __slots__ = ("_late_starts", "_on_report", "_positions")
+    __slots__ = ("_on_report", "_positions", "_starts")
 
     def __init__(self, on_report: Callable[[], None] | None = None) -> None:
         self._positions: dict[ReplicaId, int] = {}
-        self._late_starts: list[int] = []
+        self._starts: dict[ReplicaId, int] = {}  # of those that did not begin at 0
         self._on_report = on_report
 
-    def report(self, replica: ReplicaId, offset: int) -> None:
-        """A replica holds everything below `offset`; a reconnected one may report less than before."""
+    def report(self, replica: ReplicaId, offset: int, *, start: int = 0) -> None:
+        """A replica holds everything from `start` to `offset`; a reconnected one may report less than
+        before.
+
+        `start`: where a file begins, so it never parts a send.
+        """
         self._positions[replica] = offset
+        if start:
+            self._starts[replica] = start
+        else:
+            self._starts.pop(replica, None)
         if self._on_report is not None:
             self._on_report()
-
-    def note_late_start(self, offset: int) -> None:
-        """An empty replica copies from `offset` on: its acknowledgements say nothing of what is before."""
-        self._late_starts.append(offset)
-        del self._late_starts[:-LATE_STARTS_MAX]
 
     def forget(self, replica: ReplicaId) -> None:
         """The replica is gone; it counts for nothing until it reports again."""
         self._positions.pop(replica, None)
+        self._starts.pop(replica, None)
 
     def positions(self) -> Mapping[ReplicaId, int]:
         """Replica to acknowledged offset; a live view."""
         return MappingProxyType(self._positions)
 
-    def acknowledged(self, count: int, *, log_end: int, oldest: int | None = None) -> int:
-        """The offset below which at least `count` replicas hold everything from `oldest` on; 0 when there are
-        not so many.
+    def acknowledged(self, count: int, *, log_end: int, since: int | None = None) -> int:
+        """The offset below which `count` replicas hold everything; 0 when there are not so many.
 
-        `oldest`: the end of the oldest send that waits; None for none. While it lies before a late start, one
-        acknowledgement more is asked for each such start: which replica began there may be in doubt, and it
-        may have come back on another connection.
+        `since`: only replicas that began below this offset are counted; None for all.
         """
-        if self._late_starts:
-            self._late_starts = [
-                start for start in self._late_starts if oldest is not None and oldest <= start
+        valid = [offset for offset in self._positions.values() if offset <= log_end]
+        if self._starts and since is not None:
+            starts = self._starts
+            valid = [
+                offset
+                for replica, offset in self._positions.items()
+                if offset <= log_end and starts.get(replica, 0) < since
             ]
-        if count > 0:
-            count += len(self._late_starts)
-        valid = sorted((offset for offset in self._positions.values() if offset <= log_end), reverse=True)
-        return valid[count - 1] if 0 < count <= len(valid) else 0
-
-    @property
-    def has_late_starts(self) -> bool:
-        """Sends waited for replicas that lack them, when last looked."""
-        return bool(self._late_starts)
+        if not 0 < count <= len(valid):
+            return 0
+        valid.sort(reverse=True)
+        return valid[count - 1]
 
     def in_sync_count(self, *, log_end: int, gap_bytes_max: int) -> int:
         """How many replicas are less than `gap_bytes_max` behind the end (spec replication 4.8)."""
@@ -103,90 +102,132 @@ def plan_wait(*, waits: bool, sync_flush: bool, ack_count: int) -> WaitFor:
 
 
 class _Wait:
-    """One send: `end` of its last record, when it stops waiting, whom to tell."""
+    """One send: `end` of its last record, when it stops waiting, whom to tell.
 
-    __slots__ = ("ack_deadline", "end", "flush_deadline", "on_done")
+    `since`: a replica holds what is waited for only if it began below this offset. That is `end`, or less for
+    a repeat, which waits at the log's end for a message that lies before it.
+    """
 
-    def __init__(self, end: int, on_done: OnDone, ack_deadline: float, flush_deadline: float) -> None:
+    __slots__ = ("ack_deadline", "end", "flush_deadline", "on_done", "since")
+
+    def __init__(
+        self, end: int, since: int, on_done: OnDone, ack_deadline: float, flush_deadline: float
+    ) -> None:
         self.end = end
+        self.since = since
         self.on_done = on_done
         self.ack_deadline = ack_deadline
         self.flush_deadline = flush_deadline
 
 
 class WaitLines:
-    """The sends that wait, in four lines: flush; acks; acks then flush, before and after the acks came.
+    """The sends that wait, in four lines: flush; flush then acks, before and after the flush; repeats that
+    wait for acks.
 
-    A send that waits for both leaves the third line by its acks and stands in the fourth until it is flushed.
-    Late acks answer FLUSH_SLAVE_TIMEOUT whatever the flush does, so that line never waits for the disk.
+    Where a send waits for both, replicas are sent only what is flushed: acks come last, and their time begins
+    with the flush. Repeats have a line of their own, because a replica may hold what comes behind a message
+    and not the message: they keep nobody else waiting, and all of them are looked at each time.
     """
 
-    __slots__ = ("_acked", "_acks", "_both", "_flush")
+    __slots__ = ("_acks", "_both", "_flush", "_repeats")
 
     def __init__(self) -> None:
         self._flush: deque[_Wait] = deque()
-        self._acks: deque[_Wait] = deque()
         self._both: deque[_Wait] = deque()
-        self._acked: deque[_Wait] = deque()
+        self._acks: deque[_Wait] = deque()
+        self._repeats: deque[_Wait] = deque()
 
     def __len__(self) -> int:
-        return len(self._flush) + len(self._acks) + len(self._both) + len(self._acked)
+        return len(self._flush) + len(self._both) + len(self._acks) + len(self._repeats)
 
     @property
     def ack_count(self) -> int:
         """How many of them wait for replicas; the others wait for the disk."""
-        return len(self._acks) + len(self._both)
+        return len(self._acks) + len(self._repeats)
 
     def oldest_unacknowledged(self) -> int | None:
         """The end of the oldest send that waits for replicas; None when none does."""
         return min((line[0].end for line in (self._acks, self._both) if line), default=None)
 
     def add(
-        self, wait_for: WaitFor, end: int, on_done: OnDone, *, ack_deadline: float, flush_deadline: float
+        self,
+        wait_for: WaitFor,
+        end: int,
+        on_done: OnDone,
+        *,
+        ack_deadline: float,
+        flush_deadline: float,
+        since: int | None = None,
     ) -> None:
-        """Line up a send; `end` and the deadlines are not below those of the one before in its line."""
-        wait = _Wait(end, on_done, ack_deadline, flush_deadline)
-        if wait_for is WaitFor.FLUSH:
-            self._flush.append(wait)
-        elif wait_for is WaitFor.ACKS:
-            self._acks.append(wait)
-        else:
-            assert wait_for is WaitFor.ACKS_AND_FLUSH
-            self._both.append(wait)
+        """Line up a send; `end` is not below that of the one before in its line.
 
-    def release(self, *, flushed: int, acknowledged: int) -> Answers:
-        """The sends whose wishes are met, oldest first within each line."""
+        `since`: for a repeat, an offset within the message that it waits for.
+        """
+        wait = _Wait(end, end if since is None else since, on_done, ack_deadline, flush_deadline)
+        if wait_for is WaitFor.ACKS:
+            self._await_acks(wait, ack_deadline)
+            return
+        line = self._flush if wait_for is WaitFor.FLUSH else self._both
+        if line and line[-1].flush_deadline > flush_deadline:
+            wait.flush_deadline = line[-1].flush_deadline  # the time limit was lowered since
+        line.append(wait)
+
+    def _await_acks(self, wait: _Wait, ack_deadline: float) -> None:
+        line = self._acks if wait.since == wait.end else self._repeats
+        if line and line[-1].ack_deadline > ack_deadline:
+            ack_deadline = line[-1].ack_deadline  # the time limit was lowered since
+        wait.ack_deadline = ack_deadline
+        line.append(wait)
+
+    def release(self, *, flushed: int, acknowledged: Callable[[int], int], ack_deadline: float) -> Answers:
+        """The sends whose wishes are met, oldest first within each line.
+
+        `acknowledged`: the mark of the replicas that began below an offset; it rises with the offset.
+        `ack_deadline`: of those that begin to wait for replicas now.
+        """
         ok = PutStatus.PUT_OK
         answers: Answers = []
+        line = self._flush
+        while line and line[0].end <= flushed:
+            answers.append((line.popleft().on_done, ok))
         line = self._both
-        while line and line[0].end <= acknowledged:
-            self._acked.append(line.popleft())
-        for line, mark in ((self._flush, flushed), (self._acks, acknowledged), (self._acked, flushed)):
+        while line and line[0].end <= flushed:
+            self._await_acks(line.popleft(), ack_deadline)
+        line = self._acks
+        while line and line[0].end <= (mark := acknowledged(line[0].since)):
             while line and line[0].end <= mark:
                 answers.append((line.popleft().on_done, ok))
+        if self._repeats:
+            left: deque[_Wait] = deque()
+            for wait in self._repeats:
+                if wait.end <= acknowledged(wait.since):
+                    answers.append((wait.on_done, ok))
+                else:
+                    left.append(wait)
+            self._repeats = left
         return answers
 
     def expire(self, now: float) -> Answers:
-        """The sends whose time is up; the replicas' failure wins over the disk's (spec replication 5.4)."""
+        """The sends whose time is up, with who was late."""
         answers: Answers = []
-        for line in (self._acks, self._both):
+        for line in (self._acks, self._repeats):
             while line and line[0].ack_deadline <= now:
                 answers.append((line.popleft().on_done, PutStatus.FLUSH_SLAVE_TIMEOUT))
-        for line in (self._flush, self._acked):
+        for line in (self._flush, self._both):
             while line and line[0].flush_deadline <= now:
                 answers.append((line.popleft().on_done, PutStatus.FLUSH_DISK_TIMEOUT))
         return answers
 
     def next_deadline(self) -> float | None:
         """When the next send's time is up; None when nobody waits."""
-        heads = [line[0].ack_deadline for line in (self._acks, self._both) if line]
-        heads += [line[0].flush_deadline for line in (self._flush, self._acked) if line]
+        heads = [line[0].ack_deadline for line in (self._acks, self._repeats) if line]
+        heads += [line[0].flush_deadline for line in (self._flush, self._both) if line]
         return min(heads, default=None)
 
     def fail_all(self, status: PutStatus) -> Answers:
         """Every send that waits, with one status: the store can confirm nothing any more."""
         answers: Answers = []
-        for line in (self._flush, self._acks, self._both, self._acked):
+        for line in (self._flush, self._both, self._acks, self._repeats):
             answers += ((wait.on_done, status) for wait in line)
             line.clear()
         return answers

@@ -355,7 +355,7 @@ class MessageStore:
             self._admission.unblock(_ROLE)
             if self._pool is not None:
                 self._pool.restart()
-            self._writers.appender.restart(self._pool or self._log)
+            self._writers.appender.restart(self._pool or self._log, self._dispatcher.stored_at_ms)
         options = self.options
         waits_for_nobody = options.in_sync_replicas <= 1 and not options.sync_master_compat4
         if role is BrokerRole.SYNC_MASTER and waits_for_nobody:
@@ -371,11 +371,14 @@ class MessageStore:
         """
         return self._writers.appender.append(records, on_done)
 
-    def confirm(self, on_done: OnDone) -> None:
+    def confirm(self, log_offset: int, on_done: OnDone) -> None:
         """`on_done(status)` is called once, when all that was appended so far is as safe as an append that
         waits; with the same outcomes and limits of time.
+
+        `log_offset`: of the message that is to be confirmed; a slave whose copy begins behind it counts for
+        nothing.
         """
-        self._replies.written([(self.accepted_log_offset, on_done, True)])
+        self._replies.confirm(log_offset, self.accepted_log_offset, on_done)
 
     def append_raw(self, log_offset: int, data: Buffer, columns: RecordColumns | None = None) -> None:
         """Write a master's bytes at the end of the log, which must be `log_offset`.

@@ -79,10 +79,9 @@ class Replies:
             return
         now = self._clock.monotonic()
         self._watch(sends[-1][0], now)
-        ack_deadline = now + self._options.slave_timeout_ms / 1000
-        flush_deadline = now + self._options.sync_flush_timeout_ms / 1000
+        ack_deadline, flush_deadline = self._deadlines(now)
         add = self.lines.add
-        has_slave = not self._asks_slave or self._is_slave_near()
+        has_slave = self._has_slave()
         at_once: Answers = []
         for end, on_done, waits in sends:
             if not waits:
@@ -94,6 +93,29 @@ class Replies:
         self._release()
         self._count(at_once)
         self.tell(at_once)
+
+    def confirm(self, log_offset: int, end: int, on_done: OnDone) -> None:
+        """A repeat: told when everything below `end` is as safe as a send that waits, and when the replicas
+        that count hold the message at `log_offset`, too.
+        """
+        if self._failed is not None or self._wait_for is WaitFor.NOTHING or not self._has_slave():
+            self.written([(end, on_done, True)])
+            return
+        ack_deadline, flush_deadline = self._deadlines(self._clock.monotonic())
+        self.lines.add(
+            self._wait_for,
+            end,
+            on_done,
+            ack_deadline=ack_deadline,
+            flush_deadline=flush_deadline,
+            since=log_offset + 1,
+        )
+        self._release()
+
+    def _deadlines(self, now: float) -> tuple[float, float]:
+        """Until when what waits from now on waits for replicas, and for the disk."""
+        options = self._options
+        return now + options.slave_timeout_ms / 1000, now + options.sync_flush_timeout_ms / 1000
 
     def end_all(self, sends: Sends, status: PutStatus) -> None:
         """Tell all of them the same."""
@@ -126,7 +148,10 @@ class Replies:
         if failed is not None:
             raise failed
 
-    def _is_slave_near(self) -> bool:
+    def _has_slave(self) -> bool:
+        """Whether a send may wait for replicas at all."""
+        if not self._asks_slave:
+            return True
         gap = self._options.replica_gap_bytes_max
         return self.acks.in_sync_count(log_end=self._appended.value, gap_bytes_max=gap) > 0
 
@@ -145,20 +170,22 @@ class Replies:
         if not self.lines and not recorder.ack_wait and not recorder.flush_wait:
             return
         flushed = self._flushed.value
-        acknowledged = self.acks.acknowledged(
-            self._ack_count, log_end=self._appended.value, oldest=self.lines.oldest_unacknowledged()
-        )
         now = self._clock.monotonic()
         recorder.flush_wait.reach(flushed, now)
-        recorder.ack_wait.reach(acknowledged, now)
-        answers = self.lines.release(flushed=flushed, acknowledged=acknowledged)
+        recorder.ack_wait.reach(self._acknowledged(self.lines.oldest_unacknowledged()), now)
+        answers = self.lines.release(
+            flushed=flushed,
+            acknowledged=self._acknowledged,
+            ack_deadline=self._deadlines(now)[0],
+        )
         if not answers and not self.lines:
             return  # only what timed out before was reached
         recorder.outcomes[PutStatus.PUT_OK] += len(answers)
         self._after_change()
         self.tell(answers)
-        if answers and self.acks.has_late_starts:
-            self._release()  # the replicas may count for what is the oldest now
+
+    def _acknowledged(self, since: int | None) -> int:
+        return self.acks.acknowledged(self._ack_count, log_end=self._appended.value, since=since)
 
     def _count(self, answers: Answers) -> None:
         for _, status in answers:
@@ -170,8 +197,7 @@ class Replies:
         self._count(answers)
         self._after_change()
         self.tell(answers)
-        if self.acks.has_late_starts:
-            self._release()  # the replicas may count for what is the oldest now
+        self._release()  # a replica that began late may hold what is the oldest now
 
     def _after_change(self) -> None:
         """Keep the bound on waiting sends, and the timer at the earliest deadline."""

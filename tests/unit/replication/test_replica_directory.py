@@ -1,4 +1,4 @@
-from tandemmq.replication.core.replicas import Connection, ReplicaDirectory
+from tandemmq.replication.core.replicas import LATE_HOSTS_MAX, Connection, ReplicaDirectory
 
 
 def connect(directory: ReplicaDirectory, host: str = "h", *, sent: int = 0) -> Connection:
@@ -90,3 +90,38 @@ def test_leaving_twice_or_without_joining_changes_nothing() -> None:
     directory.leave(connection)
     directory.leave(connection)
     assert directory.positions() == {}
+
+
+def test_where_the_copies_of_a_host_begin_is_kept_while_the_log_has_what_they_lack() -> None:
+    directory = ReplicaDirectory()
+    late = Connection("h")
+    directory.join(late, begins_at=4096)
+    assert directory.start("h") == 4096  # type: ignore[arg-type]
+    directory.leave(late)
+    again = Connection("h")
+    directory.join(again)
+    other = Connection("other")
+    directory.join(other, begins_at=0)
+    assert [directory.start(c.id or "") for c in (again, other)] == [4096, 0]  # type: ignore[arg-type]
+    directory.join(Connection("h"), begins_at=0)  # its neighbour on the host may still have the late copy
+    assert directory.start("h") == 4096  # type: ignore[arg-type]
+    directory.join(Connection("third"), log_begin=4096)
+    assert directory.start("h") == 0  # type: ignore[arg-type]
+
+
+def test_a_slave_that_was_emptied_and_copies_all_holds_all() -> None:
+    directory = ReplicaDirectory()
+    late = Connection("h")
+    directory.join(late, begins_at=4096)
+    directory.leave(late)
+    directory.join(Connection("h"), begins_at=0)
+    assert directory.start("h") == 0  # type: ignore[arg-type]
+
+
+def test_of_too_many_hosts_that_began_late_the_oldest_counts_for_all() -> None:
+    directory = ReplicaDirectory()
+    for number in range(LATE_HOSTS_MAX + 1):
+        directory.join(Connection(f"h{number}"), begins_at=4096 * (number + 1))
+    directory.join(Connection("whole"))
+    assert directory.start("h1") == 4096 * 2  # type: ignore[arg-type]
+    assert directory.start("h0") == directory.start("whole") == 4096  # type: ignore[arg-type]

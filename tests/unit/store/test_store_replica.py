@@ -205,3 +205,19 @@ async def test_a_promoted_slave_drops_a_record_that_it_has_only_in_part(mode: Fl
     assert bodies(slave) == expected
     await slave.close()
     await master.close()
+
+
+async def test_store_times_do_not_fall_when_a_slave_becomes_master() -> None:
+    """Search by time and the checkpoint rely on it; the new master's clock may be behind the old one's."""
+    master_rig, slave_rig = Rig(), Rig(**SLAVE)
+    await master_rig.clock.pass_time(3600)
+    master = await master_with(master_rig, 3)
+    slave = await slave_rig.open()
+    copy(master, slave)
+    newest_ms = slave.stored_at("T", 2, 0)
+    assert newest_ms > slave_rig.clock.now_ms()
+    slave.set_role(BrokerRole.ASYNC_MASTER)
+    slave_rig.put(slave, record(b"new", queue_id=2))
+    assert slave.stored_at("T", 2, 1) == newest_ms
+    await master.close()
+    await slave.close()

@@ -140,6 +140,31 @@ async def test_sync_master_waits_for_a_slave_and_shows_the_message_before() -> N
     await store.close()
 
 
+async def test_a_repeat_is_not_confirmed_by_a_slave_that_began_behind_its_message() -> None:
+    rig = Rig(role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)
+    store = await rig.open()
+    first = rig.put(store, record(b"a" * 3000))
+    await rig.clock.pass_time(3.1)
+    assert first == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+    repeats: list[PutStatus] = []
+    later = rig.put(store, record(b"b" * 3000))
+    store.acks.report(SLAVE, store.appended.value, start=4096)
+    assert later == [OK]
+    store.confirm(0, repeats.append)
+    assert repeats == []
+    assert rig.put(store, record(b"c")) == []
+    store.acks.report(SLAVE, store.appended.value, start=4096)
+    assert repeats == []
+    await rig.clock.pass_time(3.1)
+    assert repeats == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+    store.confirm(4096, repeats.append)
+    assert repeats[1:] == [OK]
+    store.acks.report(ReplicaId("whole"), store.appended.value)
+    store.confirm(0, repeats.append)
+    assert repeats[2:] == [OK]
+    await store.close()
+
+
 async def test_sync_master_without_a_slave_answers_flush_slave_timeout() -> None:
     """spec replication 16, I9: the message is stored all the same."""
     rig = Rig(role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)

@@ -5,7 +5,8 @@ Strategy:   what a producer's last send to a queue was is remembered while it is
             log, by the unique keys in the key index, which slaves build too. So nothing is lost that the log
             has, and nothing is written but the messages.
 Invariants: a producer's messages get into one queue in the order of their numbers, without gaps; a repeat is
-            answered when everything stored so far is as safe as a first answer promises.
+            answered when everything stored so far is as safe as a first answer promises, its own messages
+            included.
 At a bound: the place that was not used for longest is forgotten, unless its messages are not in the index
             yet: then the send is refused as Busy.
 Source:     decision 010.
@@ -14,7 +15,7 @@ Source:     decision 010.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -87,12 +88,26 @@ class NumberedSends:
         else:
             count = bisect_right(keys, last.key) if keys[0][:20] == last.key[:20] else 0
             _check_continuation(last.key, claim.after, keys, count)
+        if count == 0:
+            self._append(place, claim.epoch, records, reply, reply.done)
+            return True
+        stored = self._stored_place(topics, keys[0])
+        confirm = partial(self._confirm, stored, reply)
         if count == len(keys):
-            reply.appended = self._stored_place(topics, keys[0])
-            self._store.confirm(reply.done)
+            reply.appended = stored
+            confirm(PutStatus.PUT_OK)
             return False
-        self._append(place, claim.epoch, records[count:], reply)
+        # What is new may lie in a copy that lacks what is not.
+        self._append(place, claim.epoch, records[count:], reply, confirm)
         return True
+
+    def _confirm(self, stored: Appended, reply: SendReply, status: PutStatus) -> None:
+        """Answer a send of which the messages from `stored` on are repeats, once they are safe."""
+        if status is not PutStatus.PUT_OK:
+            reply.done(status)
+            return
+        kept = stored.log_offsets[0] if stored.log_offsets else self._store.min_log_offset
+        self._store.confirm(kept, reply.done)
 
     def _recall(self, place: Place, claim: Claim) -> _Last | None:
         """What is remembered of this producer's epoch."""
@@ -105,19 +120,26 @@ class NumberedSends:
             raise _refusal(f"a send of epoch {claim.epoch} is late: its producer is at epoch {last.epoch}")
         return last if claim.epoch == last.epoch else None
 
-    def _append(self, place: Place, epoch: int, records: Sequence[NewRecord], reply: SendReply) -> None:
+    def _append(
+        self,
+        place: Place,
+        epoch: int,
+        records: Sequence[NewRecord],
+        reply: SendReply,
+        on_done: Callable[[PutStatus], None],
+    ) -> None:
         self._make_room(place)
         key = records[-1].unique_key
-        done = partial(self._done, place, reply)
+        done = partial(self._done, place, on_done)
         appended = reply.appended = self._store.append(records, done)
         self._last.pop(place, None)  # the newest stand last
         self._last[place] = _Last(epoch, key, appended.end_offset, is_under_way=True)
 
-    def _done(self, place: Place, reply: SendReply, status: PutStatus) -> None:
+    def _done(self, place: Place, on_done: Callable[[PutStatus], None], status: PutStatus) -> None:
         last = self._last.pop(place)
         if status not in NOT_STORED:
             self._last[place] = last._replace(is_under_way=False)
-        reply.done(status)
+        on_done(status)
 
     def _make_room(self, place: Place) -> None:
         if place in self._last or len(self._last) < self._places_max:

@@ -28,8 +28,9 @@ _MAGIC_AT = 4  # behind the record's size
 
 
 def lag_seconds(store: MessageStore, acknowledged: int, now_ms: int) -> float | None:
-    """0 at the log's end; None when no record's time can be found, as for a place that is not kept."""
-    if acknowledged >= store.appended.value:
+    """0 for who has all that a slave can get; None when no record's time can be found, as for a place that is
+    not kept."""
+    if acknowledged >= store.confirmed.value:
         return 0.0
     stored_at_ms = _stored_at(store, max(acknowledged, store.min_log_offset))
     return None if stored_at_ms is None else max(0, now_ms - stored_at_ms) / 1000

@@ -73,7 +73,7 @@ class LogChecksums:
                 found = await self.checksum(asked.log_offset, min(asked.size_bytes, RANGE_BYTES_MAX))
         header = LogChecksumResponse(
             min_offset=self._store.min_log_offset,
-            max_offset=self._store.appended.value,
+            max_offset=self._store.confirmed.value,
             size_bytes=found.size_bytes,
             crc=found.crc,
             life=self._life,

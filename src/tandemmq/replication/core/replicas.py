@@ -8,6 +8,10 @@ Which of several doubtful connections the newcomer continues is not known either
 the one that holds most: whoever the newcomer is, no slave is counted twice then.
 What settles it: a connection that acknowledges a byte which was sent to it after the newcomer spoke is alive,
 so the newcomer is somebody else. Counting sockets instead would let one slave acknowledge twice.
+A copy need not begin where the log begins: a slave that was empty may have been given only the last file. The
+protocol does not tell it again when the slave comes back, so where the copies of a host begin is kept, for as
+long as the log still has what they lack. The latest begin counts for all slaves of the host; this, too, can
+only delay a send.
 The name that a slave of ours tells (notice.py) settles nothing: it comes beside the connection, if at all,
 and no send may be confirmed because of it.
 Source: spec replication 4.1, 5; decision 005.
@@ -16,6 +20,9 @@ Source: spec replication 4.1, 5; decision 005.
 from __future__ import annotations
 
 from tandemmq.units import ReplicaId
+
+LATE_HOSTS_MAX = 64
+"""Hosts whose copies begin late. Beyond it the oldest is forgotten, and its begin counts for every host."""
 
 
 class Connection:
@@ -37,13 +44,20 @@ class Connection:
 
 
 class ReplicaDirectory:
-    """The connections that have reported, and the position of every replica."""
+    """The connections that have reported, and what every replica holds: from its start to its position."""
 
     def __init__(self) -> None:
         self._connections: list[Connection] = []  # oldest first
+        self._late_hosts: dict[str, int] = {}  # where the copies of a host begin
+        self._start_of_others = 0
 
-    def join(self, connection: Connection) -> None:
-        """A connection made its first report."""
+    def join(self, connection: Connection, *, begins_at: int | None = None, log_begin: int = 0) -> None:
+        """A connection made its first report.
+
+        `begins_at`: where its copy begins, 0 for at the log's begin; None when it goes on with an older one.
+        `log_begin`: below it nothing is kept.
+        """
+        self._note_begin(connection.host, begins_at, log_begin)
         for other in self._connections:
             if other.host == connection.host:
                 other.alive_above = other.sent
@@ -89,6 +103,28 @@ class ReplicaDirectory:
 
     def position(self, replica: ReplicaId) -> int:
         return self.positions().get(replica, 0)
+
+    def start(self, replica: ReplicaId) -> int:
+        """Where what the replica holds begins, at the latest; 0 for with the log."""
+        for connection in self._connections:
+            if connection.id == replica:
+                return self._late_hosts.get(connection.host, self._start_of_others)
+        return 0
+
+    def _note_begin(self, host: str, begins_at: int | None, log_begin: int) -> None:
+        late = self._late_hosts
+        for other in [other for other, start in late.items() if start <= log_begin]:
+            del late[other]
+        if self._start_of_others <= log_begin:
+            self._start_of_others = 0
+        if begins_at is None:
+            return
+        if begins_at > log_begin:
+            late[host] = max(begins_at, late.pop(host, 0))  # the newest stand last
+            if len(late) > LATE_HOSTS_MAX:
+                self._start_of_others = max(self._start_of_others, late.pop(next(iter(late))))
+        elif not any(other.host == host for other in self._connections):
+            late.pop(host, None)  # all of the host begins anew
 
     def _candidates(self, connection: Connection) -> list[Connection]:
         """The older connections with ids of their own of which one may be the same slave."""

@@ -1,8 +1,10 @@
-"""The master's end of replication: listens for slaves, follows `appended`, reports acknowledgements to the
+"""The master's end of replication: listens for slaves, follows `confirmed`, reports acknowledgements to the
 store.
 
 Owns: the listener, the connections, which replica each belongs to. One pump per loop turn serves all
-      slaves, however often `appended` rose in it. Every broker listens, slaves too (spec replication 3).
+      slaves, however often `confirmed` rose in it. Every broker listens, slaves too (spec replication 3).
+Invariants: a slave is sent nothing that a power cut could still take from us when sends wait for the disk:
+      it would serve, and have acknowledged, records that we never had.
 Source: spec replication 4, spec decision 2.
 """
 
@@ -55,7 +57,7 @@ class ReplicationMaster:
         self._listener: Listener | None = None
         self._connections: list[SlaveConnection] = []
         self._directory = ReplicaDirectory()
-        self._reported: dict[ReplicaId, int] = {}
+        self._reported: dict[ReplicaId, LogRange] = {}
         self._known_ahead = KnownAhead()
         self._departed = DepartedSlaves()
         self._in_sync = InSyncLog(options.in_sync_gap_bytes_max)
@@ -66,7 +68,7 @@ class ReplicationMaster:
 
     async def start(self, host: str, port: int) -> Address:
         """The address that slaves dial. Port 0 picks a free one."""
-        self._unfollow = self._store.appended.follow(self._on_appended)
+        self._unfollow = self._store.confirmed.follow(self._on_confirmed)
         self._listener = await self._network.listen(
             host,
             port,
@@ -135,7 +137,8 @@ class ReplicationMaster:
     # What connections ask and tell.
 
     def log_range(self) -> LogRange:
-        return LogRange(self._store.min_log_offset, self._store.appended.value)
+        """What a slave can get."""
+        return LogRange(self._store.min_log_offset, self._store.confirmed.value)
 
     def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
         return self._store.log_view(log_offset, bytes_max)
@@ -169,9 +172,10 @@ class ReplicationMaster:
 
     def on_subscribed(self, connection: SlaveConnection) -> None:
         start = connection.session.start
-        if start is not None and start.rule is StartRule.LAST_FILE:
-            self._store.acks.note_late_start(start.log_offset)
-        self._directory.join(connection.record)
+        assert start is not None
+        self._directory.join(
+            connection.record, begins_at=_begin_of(start), log_begin=self._store.min_log_offset
+        )
         self._report_all()
 
     def on_ahead(self, connection: SlaveConnection) -> None:
@@ -186,8 +190,8 @@ class ReplicationMaster:
         if self._directory.acknowledge(record, log_offset):
             self._report_all()
         else:
-            self._report(record.id, self._directory.position(record.id))
-        self._in_sync.note_report(record.id, self._reported[record.id], self.log_range())
+            self._report(record.id, self._range_of(record.id, self._directory.position(record.id)))
+        self._in_sync.note_report(record.id, self._reported[record.id].end, self.log_range())
 
     def on_fell_behind(self, connection: SlaveConnection) -> None:
         self._directory.leave(connection.record)
@@ -236,7 +240,7 @@ class ReplicationMaster:
         )
         self._departed.note(slave)
 
-    def _on_appended(self, _end: int) -> None:
+    def _on_confirmed(self, _end: int) -> None:
         if not self._is_pump_due and self._connections:
             self._is_pump_due = True
             self._clock.call_soon(self._guard.run, self._pump_all)
@@ -246,9 +250,12 @@ class ReplicationMaster:
         for connection in list(self._connections):
             connection.pump()
 
-    def _report(self, replica: ReplicaId, log_offset: int) -> None:
-        self._reported[replica] = log_offset
-        self._store.acks.report(replica, log_offset)
+    def _range_of(self, replica: ReplicaId, position: int) -> LogRange:
+        return LogRange(self._directory.start(replica), position)
+
+    def _report(self, replica: ReplicaId, held: LogRange) -> None:
+        self._reported[replica] = held
+        self._store.acks.report(replica, held.end, start=held.start)
 
     def _report_all(self) -> None:
         """Bring the store's table in line after ids may have changed."""
@@ -256,13 +263,23 @@ class ReplicationMaster:
         for replica in [replica for replica in self._reported if replica not in positions]:
             del self._reported[replica]
             self._store.acks.forget(replica)
-        changes = [
-            (held - self._reported.get(replica, 0), replica, held) for replica, held in positions.items()
-        ]
-        # Falls before rises: no moment in between may count a position twice and confirm a send.
-        for change, replica, held in sorted(changes):
-            if change or replica not in self._reported:
+        ranges = {replica: self._range_of(replica, held) for replica, held in positions.items()}
+        # Less before more: no moment in between may count a byte twice and confirm a send.
+        for replica, before in list(self._reported.items()):
+            held = ranges[replica]
+            less = LogRange(max(held.start, before.start), min(held.end, before.end))
+            if less != before:
+                self._report(replica, less)
+        for replica, held in sorted(ranges.items()):
+            if self._reported.get(replica) != held:
                 self._report(replica, held)
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1000)
+
+
+def _begin_of(start: TransferStart) -> int | None:
+    """Where the slave's copy begins, 0 for at the log's begin; None when it had one before."""
+    if start.rule is StartRule.LAST_FILE:
+        return start.log_offset
+    return 0 if start.rule is StartRule.FIRST_FILE else None
