@@ -23,8 +23,9 @@ from tandemmq.replication.core.tail import TailOutcome, TailVerdict
 from tandemmq.replication.shell.master import ReplicationMaster
 from tandemmq.replication.shell.slave import ReplicationSlave
 from tandemmq.sim.cluster.run import Summary
-from tandemmq.sim.cluster.settings import Settings
+from tandemmq.sim.cluster.settings import WORK_NAMES, Settings
 from tandemmq.sim.cluster.simulation import Adjust, run_seed
+from tandemmq.sim.cluster.work.kinds import KINDS
 from tandemmq.store import BrokerRole, FlushMode
 
 SMOKE_SEEDS = range(900, 910)
@@ -47,6 +48,10 @@ def test_seeds_break_no_promise() -> None:
     assert verdict == f"SIM OK {counts}", "\n".join(lines)
     assert summary.acknowledged_count > 1_000
     assert summary.counts["kills of the master"] + summary.counts["losses of slaves"] > 3
+
+
+def test_every_kind_of_work_can_be_drawn() -> None:
+    assert set(KINDS) == set(WORK_NAMES)
 
 
 def test_seed_repeats_exactly_whatever_the_hash_seed() -> None:

@@ -15,6 +15,7 @@ from tandemmq.sim.cluster.nodes import HA_PORT, BrokerNode, NameServerNode, Node
 from tandemmq.sim.cluster.settings import TOPIC
 from tandemmq.sim.cluster.watch import Watch
 from tandemmq.sim.cluster.wire import ReplicationWire
+from tandemmq.sim.cluster.work.kinds import make_workers
 from tandemmq.sim.cluster.world import World
 
 START_TIMEOUT_S = 60.0
@@ -71,6 +72,7 @@ class Cluster:
             for group in settings.groups
             for n in range(group.member_count)
         ]
+        self.workers = make_workers(settings.work, *shared)
         self.has_operator = True
         """Somebody replaces slaves that halt."""
         self._was_power_cut: dict[BrokerNode, bool] = {}
@@ -82,7 +84,7 @@ class Cluster:
 
     @property
     def nodes(self) -> list[Node]:
-        return [*self.name_servers, *self.brokers, *self.producers, *self.consumers]
+        return [*self.name_servers, *self.brokers, *self.producers, *self.consumers, *self.workers]
 
     # The beginning.
 
@@ -98,7 +100,7 @@ class Cluster:
         await self._expect(lambda: self.admin.is_done, START_TIMEOUT_S, "the topic is not created")
         await self._expect(self.is_level, START_TIMEOUT_S, "the slaves do not get level")
         await self.admin.end_in_order()
-        for client in (*self.producers, *self.consumers):
+        for client in (*self.producers, *self.consumers, *self.workers):
             client.start()
         self.world.trouble()
 
@@ -216,7 +218,10 @@ class Cluster:
                 node.start()
         for producer in self.producers:
             producer.is_ending = True
+        for worker in self.workers:
+            worker.rest()
         await self._expect(lambda: all(p.is_done for p in self.producers), 60.0, "producers do not end")
+        await self._expect(lambda: all(w.is_load_over for w in self.workers), 60.0, "work does not end")
         if not await self._expect(self.is_level, SETTLE_TIMEOUT_S, "the slaves do not get level"):
             return
         await world.until(lambda: not self._unfinished(), SETTLE_TIMEOUT_S, 0.5)
@@ -246,7 +251,7 @@ class Cluster:
             f"{group} gave back {self.ledger.sent[number]} at {at_s:.3f} and never got it again"
             for (group, number), at_s in self.ledger.owed.items()
         ]
-        return missing + owed
+        return [*missing, *owed, *(text for worker in self.workers for text in worker.missing(self.master))]
 
     async def check(self) -> None:
         """What must hold of a cluster at rest."""
@@ -262,10 +267,19 @@ class Cluster:
             for place, held in theirs.items():
                 if held != queues[place][len(queues[place]) - len(held) :]:
                     self.world.findings.broken.append(f"{slave.life} has another queue {place}")
+        for worker in self.workers:
+            worker.check(self.master)
 
     async def stop(self) -> None:
         """All in order; whatever is left is a leak."""
-        for node in (*self.consumers, *self.producers, *self.slaves, self.master, *self.name_servers):
+        for node in (
+            *self.workers,
+            *self.consumers,
+            *self.producers,
+            *self.slaves,
+            self.master,
+            *self.name_servers,
+        ):
             await node.end_in_order()
 
     async def restart_alone(self) -> None:

@@ -147,7 +147,7 @@ class Trouble:
         await self._lose(self._dice.pick(self._cluster.consumers))
 
     async def _lose_producer(self) -> None:
-        await self._lose(self._dice.pick(self._cluster.producers))
+        await self._lose(self._dice.pick([*self._cluster.producers, *self._cluster.workers]))
 
     async def _lose(self, node: Node) -> None:
         how = self._dice.pick_weighted(((2, "kill"), (1, "power"), (2, "stop")))

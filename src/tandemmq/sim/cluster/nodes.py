@@ -291,6 +291,11 @@ class BrokerNode(Node):
             channel_expired_ms=8_000,
             client_scan_period_ms=1_000,
             consumer_offset_flush_ms=1_000,
+            delay_offset_flush_ms=2_000,
+            transaction_timeout_ms=2_000,
+            transaction_check_period_ms=3_000,
+            transaction_check_count_max=1_000,
+            property_filter_enable=True,
         )
 
     def _replication_options(self) -> ReplicationOptions:

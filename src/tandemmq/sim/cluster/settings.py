@@ -11,6 +11,9 @@ from tandemmq.store import BrokerRole, FlushMode
 BROKER_NAME = "sim"
 TOPIC = "Orders"
 TAGS = ("red", "blue", "")
+WORK_NAMES = ("timed", "transaction", "filter")
+"""The kinds of work in `work/kinds.py`."""
+WORK_COUNT_MAX = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,8 @@ class Settings:
     pause_ms: tuple[int, int]
     fault_names: tuple[str, ...] = ()
     """Only these go wrong; empty: everything may."""
+    work: tuple[str, ...] = ()
+    """What applications do besides sending and pulling."""
 
     @property
     def is_sync_double_write(self) -> bool:
@@ -72,6 +77,7 @@ class Settings:
             f"{self.slave_count} slaves ({self.first_transfer.value}), files of "
             f"{self.commit_log_file_bytes} bytes, {self.queue_count} queues, {self.producer_count} producers "
             f"x {self.worker_count}, {members}, {self.latency_ms[0]:g}..{self.latency_ms[1]:g} ms"
+            f"{', work: ' + ' '.join(self.work) if self.work else ''}"
         )
 
 
@@ -112,4 +118,11 @@ def draw_settings(dice: Dice) -> Settings:
         slave_read_enable=dice.happens(70),
         load_s=float(dice.between(15, 45)),
         pause_ms=dice.pick(((0, 200), (20, 400), (50, 800))),
+        work=_draw_work(dice),
     )
+
+
+def _draw_work(dice: Dice) -> tuple[str, ...]:
+    """Few kinds at a time: each then is done often, and in more surroundings."""
+    names = list(WORK_NAMES)
+    return tuple(names.pop(dice.below(len(names))) for _ in range(dice.between(0, WORK_COUNT_MAX)))

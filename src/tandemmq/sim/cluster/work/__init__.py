@@ -1,0 +1,5 @@
+"""What applications do with a simulated cluster besides plain sends and pulls, each kind with its own ledger.
+
+A seed draws some kinds. Each kind is a process that uses the client library, or sends the requests of other
+clients, on topics of its own; `WorkNode` is what they share, `kinds` is the list.
+"""
