@@ -10,6 +10,7 @@ from delay_machine import ROOT, Machine
 from tandemmq.errors import Busy
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord
+from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.store import FlushMode
 from tandemmq.units import ReplicaId
 
@@ -272,4 +273,18 @@ async def test_levels_are_those_of_the_store() -> None:
     assert machine.names() == []
     await machine.clock.pass_time(2)
     assert machine.names() == ["cut"]
+    await machine.stop()
+
+
+async def test_a_damaged_message_is_lost_alone() -> None:
+    machine = Machine()
+    await machine.start()
+    for name in "abcd":
+        machine.delay(name, 2)
+    assert machine.store is not None
+    [_, (log_offset, _, _), *_] = machine.store.queue_entries(SCHEDULE_TOPIC, 1, 0, 4)
+    [name] = machine.disk.list(ROOT / "commitlog")
+    machine.disk.open(ROOT / "commitlog" / name).pwrite(log_offset, [bytes(50)])
+    await machine.clock.pass_time(6)
+    assert machine.names() == ["a", "c", "d"]
     await machine.stop()

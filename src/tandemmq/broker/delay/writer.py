@@ -17,6 +17,7 @@ from tandemmq.protocol.record import NewRecord, Record, RecordError, decode_reco
 from tandemmq.runtime.ports import Clock
 from tandemmq.store import MessageStore, PutStatus
 from tandemmq.store.outcomes import GetStatus
+from tandemmq.store.queue_entries import FILLER_SIZE
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -67,15 +68,31 @@ class Writer:
             while position < len(view):
                 try:
                     record = decode_record(view, position, check_crc=False)
-                except RecordError as error:
-                    log.error(
-                        events.DELAYED_MESSAGE_LOST,
-                        extra={"topic": topic, "queue_id": queue_id, "reason": str(error)},
-                    )
-                    break
+                except RecordError:
+                    return self._read_singly(topic, queue_id, queue_offset, got.next_offset), got.next_offset
                 records.append(record)
                 position += record.size
         return records, got.next_offset
+
+    def _read_singly(self, topic: str, queue_id: int, begin: int, end: int) -> list[Record]:
+        """The same messages, each from where the queue has it: one is damaged, and what it says of its size
+        with it. Only that one is lost."""
+        store = self._store
+        records: list[Record] = []
+        for number, entry in enumerate(store.queue_entries(topic, queue_id, begin, end - begin), begin):
+            log_offset, size, _ = entry
+            if size == FILLER_SIZE or log_offset < store.min_log_offset:
+                continue
+            try:
+                record = decode_record(
+                    store.log_view(log_offset, size), check_crc=False, log_offset=log_offset
+                )
+            except RecordError as error:
+                facts = {"topic": topic, "queue_id": queue_id, "queue_offset": number, "reason": str(error)}
+                log.error(events.DELAYED_MESSAGE_LOST, extra=facts)
+            else:
+                records.append(record)
+        return records
 
     async def append(self, records: Sequence[NewRecord]) -> int:
         """Where the log ends behind these records; they are readable or soon will be.
