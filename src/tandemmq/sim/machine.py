@@ -102,7 +102,7 @@ class Machine:
         lost_by = self.disk.lost_by
         if lost_by is not None and lost_by.is_power_cut:
             self.after_power_cut = True
-        pause_ms = self._dice.pick_weighted(((19, self._dice.between(1, 5000)), (1, 2 * HOUR_MS)))
+        pause_ms = self._dice.pick_weighted(((19, self._dice.between(1, 5000)), (1, 4 * HOUR_MS)))
         self._now_ms = self.clock.now_ms() + pause_ms
         self._power_on(self.disk.image if self.disk.left is None else self.disk.left)
 

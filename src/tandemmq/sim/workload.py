@@ -50,7 +50,7 @@ def _random_files(dice: Dice) -> StoreOptions:
         flush_thorough_interval_ms=dice.pick((1_000, 10_000)),
         queue_flush_least_pages=dice.pick((0, 2)),
         queue_flush_thorough_interval_ms=dice.pick((1_000, 5_000, 60_000)),
-        file_reserved_hours=1,
+        file_reserved_hours=3,
         delete_at_hours=tuple(range(24)),  # whatever the time zone of the machine that runs this
         clean_first_delay_ms=10 * 24 * 3_600_000,  # cleaning only when a run asks for it
     )

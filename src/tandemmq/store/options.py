@@ -121,6 +121,13 @@ class StoreOptions:
             raise ConfigError("store_host: must be a packed address of 8 or 20 bytes")
         if not self.delay_levels_ms:
             raise ConfigError("delay_levels_ms: at least one level is needed")
+        for level, delay_ms in enumerate(self.delay_levels_ms, 1):
+            if delay_ms >= self.file_reserved_hours * 3_600_000:
+                # Retention would delete what waits there before its time comes.
+                raise ConfigError(
+                    f"delay_levels_ms (messageDelayLevel): level {level} waits {delay_ms // 1000} s, which must be less than"
+                    f" the log is kept (fileReservedTime={self.file_reserved_hours} h)"
+                )
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if not low <= value <= high:

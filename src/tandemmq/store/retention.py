@@ -40,6 +40,8 @@ class CleaningPlan:
 
     delete_count: int
     is_disk_full: bool
+    early_count: int = 0
+    """Of these the last ones are younger than fileReservedTime: the disk forces them out."""
 
 
 def plan_cleaning(
@@ -58,14 +60,17 @@ def plan_cleaning(
     is_forced = used_percent > options.disk_forcible_percent
     is_short = used_percent > options.disk_used_percent_max or used_percent == USE_UNKNOWN
     is_due = at_any_hour or hour in options.delete_at_hours or is_short
-    count = 0
+    count = early_count = 0
     if is_forced or is_due:
         oldest_kept_ms = now_ms - options.file_reserved_hours * HOUR_MS
         for left_ms in left_at_ms[: options.delete_file_count_max]:
-            if left_ms > oldest_kept_ms and not (is_forced and options.clean_forcibly_enable):
-                break
+            if left_ms > oldest_kept_ms:
+                if not (is_forced and options.clean_forcibly_enable):
+                    break
+                early_count += 1
             count += 1
-    return CleaningPlan(delete_count=count, is_disk_full=used_percent > options.disk_warning_percent)
+    is_full = used_percent > options.disk_warning_percent
+    return CleaningPlan(delete_count=count, is_disk_full=is_full, early_count=early_count)
 
 
 class Cleaner:
@@ -129,7 +134,15 @@ class Cleaner:
             for _ in range(plan.delete_count):
                 segment = self._log.log.drop_oldest()
                 deleted += 1
-                log.info(events.SEGMENT_DELETED, extra={"path": str(segment.path)})
+                if deleted > plan.delete_count - plan.early_count:
+                    # What waits in it (delayed and timer messages, open transactions) is lost as well.
+                    hours = self._options.file_reserved_hours
+                    log.error(
+                        events.SEGMENT_DELETED_EARLY,
+                        extra={"path": str(segment.path), "reserved_hours": hours},
+                    )
+                else:
+                    log.info(events.SEGMENT_DELETED, extra={"path": str(segment.path)})
             if deleted:
                 self.cut_tables()
         except OSError as error:

@@ -143,7 +143,7 @@ class Machine:
         """Every message of one of the topic's queues."""
         assert self.store is not None
         found: list[Record] = []
-        at = 0
+        at = self.store.queue_min(topic, queue_id)
         while True:
             got = self.store.get(topic, queue_id, at, count_max=32)
             if got.status is not GetStatus.FOUND:

@@ -234,7 +234,7 @@ def test_message_that_waits_long_is_rolled_first() -> None:
 
 
 def test_timer_file_is_read_back() -> None:
-    check = TimerCheck(TimerKey(17_000, 5), 40, 12)
+    check = TimerCheck(TimerKey(17_000, 5), 40, 12, 3_600_000)
     data = encode_timer_file(check, DataVersion(counter=3, timestamp_ms=9))
     assert len(data) == FILE_BYTES
     assert struct.unpack_from(">7q", data) == (17_000, 0, 12, 12, 0, 9, 3)
@@ -251,10 +251,12 @@ def test_timer_file_of_rocketmq_is_read() -> None:
 def test_timer_answer_says_nothing_that_is_not_done() -> None:
     check = TimerCheck(TimerKey(17_000, 5), 40, 12)
     body = encode_timer_answer(check, DataVersion())
-    assert len(body) == 56
+    assert struct.unpack_from(">7q", body)[:4] == (17_000, 0, 40, 40)
     heard = decode_timer_answer(body)
     assert heard == TimerCheck(TimerKey(17_000, 0), 40, 0)
-    assert decode_timer_answer(body[:32]) == heard
+    assert decode_timer_answer(body[:32]) == decode_timer_answer(body[:56]) == heard
+    rolled = TimerCheck(TimerKey(17_000, 0), 40, 0, 3_600_000)
+    assert decode_timer_answer(encode_timer_answer(rolled, DataVersion())) == rolled
     with pytest.raises(RemoteProtocolError):
         decode_timer_answer(body[:31])
 

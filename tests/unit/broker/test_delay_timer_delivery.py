@@ -123,10 +123,57 @@ async def test_message_that_waits_long_is_stored_anew_and_comes_once() -> None:
     assert machine.names() == []
     stored = machine.delivered(TIMER_TOPIC)
     rolls = [decode_properties(record.raw_properties).get("TIMER_ROLL_TIMES") for record in stored]
-    assert rolls.count("3") == 2
+    assert rolls.count("3") == 3  # the cancellation, too
     await machine.stop()
     await machine.start()
     await machine.clock.pass_time(10)
+    assert machine.names() == ["far"]
+    await machine.stop()
+
+
+async def pass_hour(machine: Machine) -> None:
+    """An hour of the wall clock, in which the log grows by some files and retention looks at all of them."""
+    machine.clock.skew_ms += 3_590_000
+    await machine.clock.pass_time(10)
+    for number in range(20):
+        machine.time(f"{number}", {"TIMER_DELAY_MS": "0"}, topic="Other")
+    assert machine.store is not None
+    machine.store.clean(at_any_hour=True)
+
+
+@pytest.mark.parametrize("reserved_hours", [3, 24])
+async def test_message_that_waits_longer_than_the_log_is_kept_comes(reserved_hours: int) -> None:
+    machine = Machine(file_reserved_hours=reserved_hours, commit_log_file_bytes=4_096)
+    await machine.start()
+    for hours in (40, 72):
+        when = at(machine, hours * 3600)
+        machine.time(f"{hours}", when)
+        machine.time(f"gone {hours}", when)
+        machine.time(f"x{hours}", {**when, "TIMER_DEL_UNIQKEY": f"T+gone {hours}"})
+    came: list[str] = []
+    for hour in range(1, 75):
+        await pass_hour(machine)
+        if hour % 20 == 0:
+            await machine.stop()
+            await machine.start()
+        came += [name for name in machine.names() if name not in came]
+        assert set(came) <= {f"{due}" for due in (40, 72) if due <= hour}
+    assert came == ["40", "72"]
+    assert machine.store is not None
+    assert machine.store.min_log_offset > 10 * 4_096  # retention had something to do
+    await machine.stop()
+
+
+async def test_retention_that_is_shortened_holds_for_what_waits() -> None:
+    machine = Machine(file_reserved_hours=72, commit_log_file_bytes=4_096)
+    await machine.start()
+    machine.time("far", at(machine, 60 * 3600))
+    for hour in range(60):
+        assert machine.names() == []
+        assert machine.store is not None
+        if hour == 20:
+            object.__setattr__(machine.store.options, "file_reserved_hours", 22)
+        await pass_hour(machine)
     assert machine.names() == ["far"]
     await machine.stop()
 
@@ -204,6 +251,7 @@ async def test_random_lives_lose_nothing_and_repeat_only_after_a_death(seed: int
             for name in set(wanted) - kept - safe_names:
                 del wanted[name]
             await machine.power_cut()
+        machine.roll_after_ms = dice.choice([2_000, 8_000, 10**9])  # another fileReservedTime
         await machine.start()
     await machine.clock.pass_time(60)
     records = machine.delivered()

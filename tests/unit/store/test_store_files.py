@@ -267,6 +267,7 @@ def test_entries_behind_the_log_are_cut() -> None:
         ("store_host", b"123"),
         ("delete_at_hours", (24,)),
         ("delay_levels_ms", ()),
+        ("delay_levels_ms", (1_000, 72 * 3_600_000)),  # as long as the log is kept
         ("disk_used_percent_max", 5),
     ],
 )

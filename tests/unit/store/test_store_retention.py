@@ -42,6 +42,19 @@ def test_plan(used: int, hour: int, ages_h: list[int], count: int, is_full: bool
     assert (plan.delete_count, plan.is_disk_full) == (count, is_full)
 
 
+def test_plan_tells_which_files_go_before_their_time() -> None:
+    """A disk above 85 % forces out what is younger than fileReservedTime, and that is not silent."""
+    ages_h = (80, 73, 71, 3)
+    plan = plan_cleaning(
+        options(),
+        used_percent=86,
+        hour=5,
+        now_ms=10**12,
+        left_at_ms=[10**12 - age * HOUR_MS for age in ages_h],
+    )
+    assert (plan.delete_count, plan.early_count) == (4, 2)
+
+
 def test_forced_cleaning_can_be_switched_off() -> None:
     plan = plan_cleaning(
         options(clean_forcibly_enable=False), used_percent=95, hour=5, now_ms=10**12, left_at_ms=[10**12]

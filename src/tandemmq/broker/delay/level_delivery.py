@@ -11,6 +11,7 @@ Source:     spec store 15, semantics 18.1.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from tandemmq.broker.delay.level_plan import Arrivals, Waiting, plan_level
@@ -22,6 +23,9 @@ from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.runtime.ports import Clock
 from tandemmq.store import MessageStore
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 
@@ -132,6 +136,12 @@ class LevelDelivery:
             if plan.wait_ms is not None:
                 return min(plan.wait_ms / 1000, TICK_S)
         records, next_offset = self._writer.read(SCHEDULE_TOPIC, level.queue_id, level.offset)
+        if level.offset < (low := self._store.queue_min(SCHEDULE_TOPIC, level.queue_id)):
+            facts = {"topic": SCHEDULE_TOPIC, "queue_id": level.queue_id, "queue_offset": level.offset}
+            log.error(
+                events.DELAYED_MESSAGE_LOST,
+                extra={**facts, "count": low - level.offset, "reason": "they were deleted"},
+            )
         waiting = [Waiting(record.queue_offset, record.stored_at_ms) for record in records]
         plan = plan_level(
             waiting, level.arrivals, delay_ms=level.delay_ms, now_ms=now_ms, steady_ms=steady_ms

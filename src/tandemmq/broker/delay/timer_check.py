@@ -11,13 +11,15 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tandemmq.broker.delay.timer_rule import ROLL_AFTER_MS
 from tandemmq.broker.delay.timer_wheel import TimerKey
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.bodies.data_version import DataVersion
 
 FILE_BYTES = 4096
 _COMMON = struct.Struct(">7q")  # next slot, timerlog position, two queue offsets, version
-_OWN = struct.Struct(">8sqq")  # mark, read offset, rank of the next message within its slot
+_OWN = struct.Struct(">8sqqq")  # mark, read offset, rank of the next message within its slot, roll window
+_OWN_ANSWER = struct.Struct(">8sq")  # mark, roll window
 _MARK = b"TandemMQ"
 _FIRST_KEY = TimerKey(0, 0)
 SHORT_BYTES = 32
@@ -26,11 +28,16 @@ SHORT_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class TimerCheck:
-    """Of the messages below `read_offset` those before `next_key` are done; below `low_offset` all are."""
+    """Of the messages below `read_offset` those before `next_key` are done; below `low_offset` all are.
+
+    Keys are those under this `roll_after_ms`: under another, a message that was stored anew could look
+    pending, or a pending one done.
+    """
 
     next_key: TimerKey = _FIRST_KEY
     read_offset: int = 0
     low_offset: int = 0
+    roll_after_ms: int = ROLL_AFTER_MS
 
     def is_done(self, key: TimerKey) -> bool:
         """True for a message that was delivered, rolled or taken back already."""
@@ -41,7 +48,7 @@ def encode_timer_file(check: TimerCheck, version: DataVersion) -> bytes:
     """The content of config/timercheck."""
     slot_ms, rank = check.next_key
     common = _COMMON.pack(slot_ms, 0, check.low_offset, check.low_offset, *_version(version))
-    return (common + _OWN.pack(_MARK, check.read_offset, rank)).ljust(FILE_BYTES, b"\0")
+    return (common + _OWN.pack(_MARK, check.read_offset, rank, check.roll_after_ms)).ljust(FILE_BYTES, b"\0")
 
 
 def decode_timer_file(data: bytes) -> TimerCheck:
@@ -52,16 +59,21 @@ def decode_timer_file(data: bytes) -> TimerCheck:
     if len(data) < _COMMON.size + _OWN.size:
         raise RemoteProtocolError(f"timercheck has {len(data)} bytes, {FILE_BYTES} are expected")
     slot_ms, _, queue_offset, _, *_ = _COMMON.unpack_from(data)
-    mark, read_offset, rank = _OWN.unpack_from(data, _COMMON.size)
+    mark, read_offset, rank, roll_after_ms = _OWN.unpack_from(data, _COMMON.size)
     if mark != _MARK:
         # RocketMQ's: pending messages may lie anywhere below its offset.
         return TimerCheck(TimerKey(max(0, slot_ms), 0), max(0, queue_offset), 0)
-    return TimerCheck(TimerKey(slot_ms, rank), read_offset, queue_offset)
+    return TimerCheck(TimerKey(slot_ms, rank), read_offset, queue_offset, _window(roll_after_ms))
 
 
 def encode_timer_answer(check: TimerCheck, version: DataVersion) -> bytes:
-    """The body that slaves of either kind ask for: done before the slot, of what lies below the offsets."""
-    return _COMMON.pack(check.next_key.slot_ms, 0, check.read_offset, check.read_offset, *_version(version))
+    """The body that slaves of either kind ask for: done before the slot, of what lies below the offsets.
+
+    RocketMQ reads no further than its seven numbers.
+    """
+    slot_ms, read_offset = check.next_key.slot_ms, check.read_offset
+    common = _COMMON.pack(slot_ms, 0, read_offset, read_offset, *_version(version))
+    return common + _OWN_ANSWER.pack(_MARK, check.roll_after_ms)
 
 
 def decode_timer_answer(body: bytes) -> TimerCheck:
@@ -74,7 +86,16 @@ def decode_timer_answer(body: bytes) -> TimerCheck:
             f"the timer checkpoint has {len(body)} bytes, at least {SHORT_BYTES} belong"
         )
     slot_ms, _, _, read_offset = struct.unpack_from(">4q", body)
-    return TimerCheck(TimerKey(max(0, slot_ms), 0), max(0, read_offset), 0)
+    roll_after_ms = 0
+    if len(body) >= _COMMON.size + _OWN_ANSWER.size:
+        mark, number = _OWN_ANSWER.unpack_from(body, _COMMON.size)
+        roll_after_ms = number if mark == _MARK else 0
+    return TimerCheck(TimerKey(max(0, slot_ms), 0), max(0, read_offset), 0, _window(roll_after_ms))
+
+
+def _window(number: int) -> int:
+    """RocketMQ, and brokers that did not write it yet, roll after two days."""
+    return number if 0 < number < ROLL_AFTER_MS else ROLL_AFTER_MS
 
 
 def _version(version: DataVersion) -> tuple[int, int, int]:

@@ -10,6 +10,9 @@ Strategy:   the timer topic is the only store of messages. Reading alternates wi
             goes first. When the wheel had to forget far messages and has run empty, or at the start, the
             topic is read again from the first pending offset, and nothing is delivered meanwhile: one pass
             over the pending messages per `COUNT_MAX` deliveries.
+            What waits longer than the roll window is stored anew, cancellations too, so that retention does
+            not reach it. The window follows fileReservedTime: a shorter one holds at once, by reading again;
+            a longer one when nothing is pending, because what was stored anew would look pending under it.
 Source:     spec store 16, semantics 18.2. RocketMQ's timerlog and timerwheel files are not written.
 """
 
@@ -27,6 +30,7 @@ from tandemmq.broker.delay.timer_rule import (
     Timed,
     cancel_name,
     read_timer,
+    roll_window_ms,
     slots_over,
 )
 from tandemmq.broker.delay.timer_wheel import COUNT_MAX, TimerKey, TimerWheel
@@ -63,22 +67,45 @@ class TimerDelivery:
         self._writer = writer
         self._clock = clock
         self._count_max = count_max
-        self._roll_after_ms = roll_after_ms
+        self._roll_after_ms_max = roll_after_ms
         self._progress: Progress[TimerCheck] = Progress()
         self._wake = Wake(clock)
         self._is_stopping = False
         self._low_at_s = 0.0
         self._begin(progress.check)
-        first = self._base.next_key
+        first = progress.check.next_key
         self._front = TimerKey(first.slot_ms, first.rank - 1)  # nothing delivered lies behind it
 
     def _begin(self, check: TimerCheck) -> None:
-        """Read the topic from the first pending message on, leaving out what `check` calls done."""
+        """Go on behind what `check` calls done."""
         queue_end = self._store.queue_max(TIMER_TOPIC, 0)
         read_offset = min(check.read_offset, queue_end)  # a log cut short gives its offsets again
-        self._base = TimerCheck(check.next_key, read_offset, min(check.low_offset, read_offset))
+        low_offset = min(check.low_offset, read_offset)
+        begin = self._store.queue_min(TIMER_TOPIC, 0)
+        if 0 < low_offset < begin:
+            # The first pending message at least.
+            facts = {"topic": TIMER_TOPIC, "queue_offset": low_offset, "reason": "retention deleted it"}
+            log.error(events.DELAYED_MESSAGE_LOST, extra=facts)
+        self._roll_after_ms = min(self._wanted_window_ms(), check.roll_after_ms)
+        # A shorter window moves pending messages ahead of what was done under the longer one. Until they are
+        # handled, being done is no comparison of keys.
+        is_shorter = self._roll_after_ms < check.roll_after_ms
+        self._earlier = (
+            TimerCheck(check.next_key, read_offset, 0, check.roll_after_ms) if is_shorter else None
+        )
+        next_key = TimerKey(0, 0) if is_shorter else check.next_key
+        self._read_again(TimerCheck(next_key, read_offset, low_offset, self._roll_after_ms))
+
+    def _read_again(self, base: TimerCheck) -> None:
+        """Read the topic from the first pending message on, leaving out what `base` calls done."""
+        self._base = base
         self._wheel = TimerWheel(self._count_max)
-        self._scan_offset = max(self._base.low_offset, self._store.queue_min(TIMER_TOPIC, 0))
+        self._scan_offset = max(base.low_offset, self._store.queue_min(TIMER_TOPIC, 0))
+        # What takes a message back may lie behind what was read before.
+        self._scan_end = self._store.queue_max(TIMER_TOPIC, 0)
+
+    def _wanted_window_ms(self) -> int:
+        return min(self._roll_after_ms_max, roll_window_ms(self._store.options.file_reserved_hours))
 
     def wake(self) -> None:
         """A message became readable in the timer topic."""
@@ -97,13 +124,18 @@ class TimerDelivery:
 
     async def run(self) -> None:
         """Returns after `stop`."""
-        while not (self._is_stopping and (self._is_scanning or self._is_exact)):
+        while not (self._is_stopping and (self._is_exact or (self._is_scanning and self._earlier is None))):
             self._wake.clear()
             has_worked = await self._work()
             if self._is_stopping and not has_worked:
                 return
+            if not self._is_scanning:
+                self._end_shift()
             if self._is_exact and not self._is_scanning:
                 self._note_progress()
+                if self._wanted_window_ms() < self._roll_after_ms and not self._is_stopping:
+                    self._begin(self._base)
+                    has_worked = True
             self.settle(self._writer.safe_end())
             await self._wake.wait(0.0 if has_worked else self._wait_s())
 
@@ -113,34 +145,50 @@ class TimerDelivery:
             return False
         if not self._is_scanning and await self._deliver_batch():
             return True
-        if self._is_stopping:
+        if self._is_stopping and self._earlier is None:
             return False
         if not self._is_scanning and self._wheel.wants_refill:
             assert self._wheel.horizon is not None
-            self._begin(TimerCheck(self._wheel.horizon, self._scan_offset, self._base.low_offset))
+            self._read_again(
+                TimerCheck(self._wheel.horizon, self._scan_offset, self._base.low_offset, self._roll_after_ms)
+            )
             return True
         return self._read_on()
 
     @property
     def _is_scanning(self) -> bool:
         """Not everything that was known before is known again."""
-        return self._scan_offset < self._base.read_offset
+        return self._scan_offset < self._scan_end
 
     @property
     def _is_exact(self) -> bool:
         """Everything before the last delivered message is done."""
         first = self._wheel.next_key()
-        return first is None or first > self._front
+        return self._earlier is None and (first is None or first > self._front)
+
+    def _end_shift(self) -> None:
+        """Forget the longer window once all that it moved ahead is handled."""
+        if self._earlier is not None:
+            pending = self._wheel.next_key() or self._wheel.horizon
+            if pending is None or pending >= self._earlier.next_key:
+                self._earlier = None
+
+    def _is_done(self, record: Record, key: TimerKey) -> bool:
+        if self._base.is_done(key):
+            return True
+        earlier = self._earlier
+        before = None if earlier is None else read_timer(record, earlier.roll_after_ms)
+        return earlier is not None and before is not None and earlier.is_done(before.key)
 
     def _read_on(self) -> bool:
         """Take up the next messages of the topic; False at its end."""
         records, next_offset = self._writer.read(TIMER_TOPIC, 0, self._scan_offset)
         for record in records:
             timed = read_timer(record, self._roll_after_ms)
-            if timed is None or self._base.is_done(timed.key):
+            if timed is None or self._is_done(record, timed.key):
                 continue
             if timed.cancels:
-                self._wheel.cancel(timed.key.slot_ms, timed.cancels)
+                self._wheel.cancel(timed.slot_ms, timed.cancels)
             self._wheel.add(timed.key)
         has_moved = next_offset > self._scan_offset
         self._scan_offset = next_offset
@@ -184,12 +232,12 @@ class TimerDelivery:
         return batch, used
 
     def _make(self, record: Record, timed: Timed) -> NewRecord | None:
-        """The message to append; None for a cancellation and for what it takes back."""
-        if timed.cancels:
-            return None
+        """The message to append; None for a cancellation whose time has come and for what it takes back."""
         now_ms = self._clock.now_ms()
         if timed.is_roll:
             return roll_timer(record, now_ms)
+        if timed.cancels:
+            return None
         if self._wheel.has_cancelled:
             topic = record.properties.get(REAL_TOPIC, "")
             if self._wheel.is_cancelled(timed.key.slot_ms, cancel_name(topic, record.unique_key)):
@@ -208,12 +256,14 @@ class TimerDelivery:
             self._low_at_s = steady_s + LOW_PERIOD_S
             first = self._wheel.first_offset()
             low = self._scan_offset if first is None else first
+            if first is None:
+                self._roll_after_ms = self._wanted_window_ms()
         # Close behind what was delivered: were it far ahead, whatever is sent next would count as late.
         next_key = TimerKey(self._front.slot_ms + PRECISION_MS, 0)
         pending = self._wheel.next_key() or self._wheel.horizon
         if pending is not None:
             next_key = min(next_key, pending)
-        check = TimerCheck(next_key, self._scan_offset, low)
+        check = TimerCheck(next_key, self._scan_offset, low, self._roll_after_ms)
         if check != self._base:
             self._base = check
             self._progress.add(self._writer.log_end, check, replaces=True)

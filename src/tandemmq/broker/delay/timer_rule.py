@@ -28,7 +28,8 @@ WISHES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 """In the order in which they count."""
 
 PRECISION_MS: Final = 1_000
-ROLL_AFTER_MS: Final = 2 * 24 * 3_600_000
+_HOUR_MS: Final = 3_600_000
+ROLL_AFTER_MS: Final = 2 * 24 * _HOUR_MS
 """RocketMQ's timerRollWindowSlot: a message that waits longer is stored anew, or retention would reach it."""
 _DIGITS_MAX: Final = 18
 
@@ -99,13 +100,24 @@ def cancel_name(topic: str, unique_key: str) -> str:
 class Timed:
     """What the delivering side must know of a stored timer message.
 
-    `key`: when it is to be handled; then it is delivered, or stored anew when `is_roll`. `cancels`: the name
-    of the message that it takes back; it is never delivered itself.
+    `key`: when it is to be handled; then it is delivered, or stored anew when `is_roll`. `slot_ms`: the slot
+    of its time. `cancels`: the name of the message that it takes back; it is never delivered itself.
     """
 
     key: TimerKey
-    is_roll: bool
+    slot_ms: int
     cancels: str
+
+    @property
+    def is_roll(self) -> bool:
+        return self.key.slot_ms < self.slot_ms
+
+
+def roll_window_ms(file_reserved_hours: int) -> int:
+    """How long a message may wait in one place: half of what the log is kept (fileReservedTime) at most, so
+    that the other half is left for a broker that was down when it had to store the message anew.
+    """
+    return min(ROLL_AFTER_MS, file_reserved_hours * _HOUR_MS // 2)
 
 
 def read_timer(record: Record, roll_after_ms: int = ROLL_AFTER_MS) -> Timed | None:
@@ -114,13 +126,12 @@ def read_timer(record: Record, roll_after_ms: int = ROLL_AFTER_MS) -> Timed | No
     if raw is None or not raw.isdigit() or len(raw) > _DIGITS_MAX:
         return None
     slot_ms = int(raw)
+    handled_ms = min(slot_ms, slot_of(record.stored_at_ms + roll_after_ms))
     cancels = find_property(record.raw_properties, TIMER_DEL_UNIQKEY.encode())
     if cancels is not None:
-        key = TimerKey(slot_ms, CANCELLING + record.queue_offset)
-        return Timed(key, False, str(cancels, "utf-8", "replace"))
-    roll_slot_ms = slot_of(record.stored_at_ms + roll_after_ms)
-    is_roll = roll_slot_ms < slot_ms
-    return Timed(TimerKey(min(slot_ms, roll_slot_ms), record.queue_offset), is_roll, "")
+        key = TimerKey(handled_ms, CANCELLING + record.queue_offset)
+        return Timed(key, slot_ms, str(cancels, "utf-8", "replace"))
+    return Timed(TimerKey(handled_ms, record.queue_offset), slot_ms, "")
 
 
 def _number(name: str, value: str) -> int:
