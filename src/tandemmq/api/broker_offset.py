@@ -56,11 +56,22 @@ async def commit_offset(
     queue_id: int,
     offset: int,
     *,
+    client_id: str | None = None,
+    seen: str | None = None,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> None:
-    """Store where the group goes on; returns when the broker has it."""
+    """Store where the group goes on; returns when the broker has it.
+
+    `client_id` and `seen` (`SeenRecord.render`) let a broker of ours judge whether the offset is one of its
+    log; others pass over them.
+    """
     header = UpdateOffsetRequest(
-        consumer_group=group, topic=topic, queue_id=queue_id, committed_offset=offset
+        consumer_group=group,
+        topic=topic,
+        queue_id=queue_id,
+        committed_offset=offset,
+        client_id=client_id,
+        seen=seen,
     )
     await call(client, address, RequestCode.UPDATE_CONSUMER_OFFSET, header, timeout_s=timeout_s)
 

@@ -125,6 +125,8 @@ class Broker:
         self._tables.load(delay_level_count=len(self._store_options.delay_levels_ms))
         self._access.load()
         self._tls.load()
+        if not options.is_slave:
+            self._tables.begin_life(store)
         store.store_host = self._packed_host(options.listen_port)
         parts = self._parts = Parts(
             options,

@@ -25,6 +25,7 @@ from tandemmq.broker.clients.queue_locks import QueueLocks
 from tandemmq.broker.clients.relay_handlers import RelayHandlers
 from tandemmq.broker.delay.recall import RecallHandlers
 from tandemmq.broker.delay.timer_rule import TimerLimits
+from tandemmq.broker.offsets.claims import Claims
 from tandemmq.broker.offsets.group_tools import GroupTools
 from tandemmq.broker.offsets.handlers import OffsetHandlers
 from tandemmq.broker.offsets.reset import ResetHandlers
@@ -133,6 +134,7 @@ class Parts:
         self.transactions = TransactionHandlers(
             options, store=store, decided=self.decided, delay=delay, clock=clock
         )
+        claims = Claims(store=store, offsets=offsets, consumers=consumers, is_slave=options.is_slave)
         self.cold_reads = ColdReads(options, clock)
         self.cold_settings = ColdHandlers(self.cold_reads)
         self.pulls = PullHandlers(
@@ -140,6 +142,7 @@ class Parts:
             store=store,
             admission=PullAdmission(options, topics=topics, groups=groups, consumers=consumers),
             offsets=offsets,
+            claims=claims,
             long_polls=self.long_polls,
             stats=self.stats,
             clock=clock,
@@ -169,7 +172,9 @@ class Parts:
             saver=tables.saver,
             file=tables.mode_file,
         )
-        self.offsets = OffsetHandlers(store=store, offsets=offsets, topics=topics, groups=groups, clock=clock)
+        self.offsets = OffsetHandlers(
+            store=store, offsets=offsets, claims=claims, topics=topics, groups=groups, clock=clock
+        )
         self.resets = ResetHandlers(
             options,
             store=store,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from tandemmq.broker.assignment.mode_table import ModeTable
 from tandemmq.broker.delay.timer_check import TimerProgress
+from tandemmq.broker.delay.timer_rule import TIMER_TOPIC
 from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
@@ -17,7 +19,12 @@ from tandemmq.broker.table_file import TableFile, TableSaver, load_table
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.system_topics import SYSTEM_GROUPS_AT_START, system_topics
 from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.runtime.ports import Clock, Disk
+from tandemmq.store.message_store import MessageStore
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
 
 SAVE_SOON_MS = 100
 """Topics and groups change rarely and matter much: they are saved as soon as a burst of changes is over."""
@@ -90,6 +97,25 @@ class Tables:
             now_ms = self._clock.now_ms()
             self.topics.add_missing(system_topics(self._options, delay_level_count=delay_level_count), now_ms)
             self.groups.add_missing(SYSTEM_GROUPS_AT_START, now_ms)
+
+    def begin_life(self, store: MessageStore) -> None:
+        """A master takes up its log: no progress may lie behind the ends of the queues, because what comes
+        there next was consumed by nobody. A log that lost its end, or a slave's that was shorter, is such.
+        """
+        store.begin_life()
+        now_ms = self._clock.now_ms()
+        queue_end = store.queue_next
+        for file, count in (
+            (self._offset_file, self.offsets.clamp(queue_end, now_ms)),
+            (
+                self._delay_file,
+                self.delay_offsets.clamp(lambda level: queue_end(SCHEDULE_TOPIC, level - 1), now_ms),
+            ),
+            (self._timer_file, self.timer_progress.clamp(queue_end(TIMER_TOPIC, 0), now_ms)),
+            (self._order_file, self.orders.drop_behind(queue_end)),
+        ):
+            if count:
+                log.warning(events.PROGRESS_CLAMPED, extra={"file": file.path.name, "count": count})
 
     @property
     def replicated(self) -> ReplicaTables:

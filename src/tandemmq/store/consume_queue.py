@@ -58,6 +58,7 @@ class ConsumeQueue:
         "is_dropped",
         "is_schedule",
         "key",
+        "life_start",
         "max_offset",
         "min_offset",
         "next_offset",
@@ -72,6 +73,7 @@ class ConsumeQueue:
         self.min_offset = 0
         self.max_offset = 0
         self.next_offset = 0
+        self.life_start = 0  # where the queue ended when this process took up its log as a master
         self.end_log_offset = -1  # where the record of the last entry ends that is no filler; -1 without one
         self._log = SegmentedLog(directory, file_bytes, files, sparse=True)
         self._tail = bytearray()

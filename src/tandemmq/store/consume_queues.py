@@ -80,6 +80,11 @@ class ConsumeQueues:
         """Drop entries behind the end of the log, in every queue; how many."""
         return sum(queue.truncate(log_end) for queue in self)
 
+    def begin_life(self) -> None:
+        """What the queues have now is what the log kept of an earlier life."""
+        for queue in self:
+            queue.life_start = queue.next_offset
+
     def raise_min(self, log_begin: int) -> None:
         """Let every queue begin at the first entry whose record is still kept."""
         for queue in self:

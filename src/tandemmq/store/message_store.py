@@ -487,6 +487,26 @@ class MessageStore:
         queue = self._queues.table.get((topic, queue_id))
         return 0 if queue is None else queue.max_offset
 
+    def queue_next(self, topic: str, queue_id: int) -> int:
+        """The queue offset that the next record gets: at least `queue_max`."""
+        queue = self._queues.table.get((topic, queue_id))
+        return 0 if queue is None else queue.next_offset
+
+    def queue_life_start(self, topic: str, queue_id: int) -> int:
+        """Where the queue ended at the last `begin_life`; 0 for one that is younger."""
+        queue = self._queues.table.get((topic, queue_id))
+        return 0 if queue is None else queue.life_start
+
+    def begin_life(self) -> None:
+        """From here on this process gives out queue offsets: what it has is what earlier ones left."""
+        self._queues.begin_life()
+
+    def has_record(
+        self, topic: str, queue_id: int, queue_offset: int, log_offset: int, stored_at_ms: int
+    ) -> bool:
+        """Whether the record at a queue offset lies there in the log and was stored then."""
+        return self._reader.has_record(topic, queue_id, queue_offset, log_offset, stored_at_ms)
+
     def is_far(self, topic: str, queue_id: int, offset: int) -> bool:
         """Whether the record at a queue offset is probably on disk only; False when there is none."""
         return self._reader.is_far(topic, queue_id, offset)

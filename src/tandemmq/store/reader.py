@@ -240,6 +240,17 @@ class Reader:
         queue = self._queues.table.get((topic, queue_id))
         return -1 if queue is None else self._stored_at(queue, offset)
 
+    def has_record(
+        self, topic: str, queue_id: int, queue_offset: int, log_offset: int, stored_at_ms: int
+    ) -> bool:
+        queue = self._queues.table.get((topic, queue_id))
+        if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
+            return False
+        entry = queue.entry(queue_offset)
+        if entry is None or entry[1] == FILLER_SIZE or entry[0] != log_offset:
+            return False
+        return self._log.stored_at(log_offset) == stored_at_ms
+
     def earliest_stored_at(self, topic: str, queue_id: int) -> int:
         """When the first record that is kept was stored; -1 for an empty queue."""
         queue = self._queues.table.get((topic, queue_id))

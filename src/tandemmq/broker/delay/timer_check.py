@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandemmq.broker.delay.timer_rule import ROLL_AFTER_MS
 from tandemmq.broker.delay.timer_wheel import TimerKey
@@ -118,6 +118,21 @@ class TimerProgress:
         self.data_version = self.data_version.next(now_ms)
         for callback in self.on_change:
             callback()
+
+    def clamp(self, queue_end: int, now_ms: int) -> int:
+        """Lower what lies behind the end of the timer topic to that end; 1 when something did, else 0."""
+        check = self.check
+        if max(check.read_offset, check.low_offset) <= queue_end:
+            return 0
+        self.replace(
+            replace(
+                check,
+                read_offset=min(check.read_offset, queue_end),
+                low_offset=min(check.low_offset, queue_end),
+            ),
+            now_ms,
+        )
+        return 1
 
     def encode(self) -> bytes:
         """The content of config/timercheck."""

@@ -31,6 +31,15 @@ class DelayOffsetTable:
         """None for a level of which nothing was delivered yet."""
         return self._offsets.get(level)
 
+    def clamp(self, queue_end: Callable[[int], int], now_ms: int) -> int:
+        """Lower every level that lies behind its queue's end to that end; how many."""
+        ahead = {level: end for level, at in self._offsets.items() if at > (end := queue_end(level))}
+        if ahead:
+            self._offsets.update(ahead)
+            self.data_version = self.data_version.next(now_ms)
+            self._after_change()
+        return len(ahead)
+
     def replace_all(self, offsets: Mapping[int, int], data_version: DataVersion) -> None:
         """Become the master's table, version included."""
         self._offsets = dict(offsets)

@@ -7,6 +7,7 @@ Source: spec semantics 11.2, 11.4 and 19; remoting 9.5.
 from __future__ import annotations
 
 from tandemmq.broker.guards import invalid, require_group, require_queue, require_topic
+from tandemmq.broker.offsets.claims import Claims
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
@@ -39,12 +40,14 @@ class OffsetHandlers:
         *,
         store: MessageStore,
         offsets: OffsetTable,
+        claims: Claims,
         topics: TopicTable,
         groups: GroupTable,
         clock: Clock,
     ) -> None:
         self._store = store
         self._offsets = offsets
+        self._claims = claims
         self._topics = topics
         self._groups = groups
         self._clock = clock
@@ -56,6 +59,8 @@ class OffsetHandlers:
         offset = self._offsets.committed(header.consumer_group, topic, queue_id)
         if offset is None:
             self._check_queue(topic, queue_id)
+        self._claims.note_asked(channel, header)
+        if offset is None:
             if header.zero_if_missing is False or not self._starts_at_zero(topic, queue_id):
                 raise RequestRejected(
                     f"the group {header.consumer_group[:160]} has no offset for queue {queue_id} of {topic}",
@@ -74,7 +79,8 @@ class OffsetHandlers:
         if header.committed_offset < 0:
             raise invalid(f"commitOffset {header.committed_offset} must not be negative")
         if not self._offsets.has_reset(group, topic, queue_id):
-            self._offsets.commit(group, topic, queue_id, header.committed_offset, now_ms)
+            offset = self._claims.judge_commit(channel, header, is_tool=not command.is_oneway)
+            self._offsets.commit(group, topic, queue_id, offset, now_ms)
         return command.reply()
 
     def handle_max(self, channel: Channel, command: Command) -> Command:

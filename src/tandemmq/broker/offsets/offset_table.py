@@ -27,6 +27,7 @@ class OffsetTable:
     def __init__(self, *, version_step: int = 500, key_count_max: int = 1_000_000) -> None:
         self.data_version = DataVersion()
         self.on_change: list[Callable[[], None]] = []
+        self.on_topic_dropped: list[Callable[[str], None]] = []
         self._version_step = version_step
         self._key_count_max = key_count_max
         self._commits = 0
@@ -107,9 +108,26 @@ class OffsetTable:
 
     def drop_topic(self, topic: str) -> None:
         self._drop([key for key in self._keys() if key.startswith(topic + "@")])
+        for callback in self.on_topic_dropped:
+            callback(topic)
 
     def drop_group(self, group: str) -> None:
         self._drop([key for key in self._keys() if key.endswith("@" + group)])
+
+    def clamp(self, queue_end: Callable[[str, int], int], now_ms: int) -> int:
+        """Lower every committed offset that lies behind its queue's end to that end; how many."""
+        count = 0
+        for key, offsets in self._committed.items():
+            topic, _, _ = _split(key)
+            for queue_id, offset in offsets.items():
+                end = queue_end(topic, queue_id)
+                if offset > end:
+                    offsets[queue_id] = end
+                    count += 1
+        if count:
+            self.data_version = self.data_version.next(now_ms)
+            self._after_change()
+        return count
 
     def replace_from_master(
         self, offsets: Mapping[str, Mapping[int, int]], data_version: DataVersion | None

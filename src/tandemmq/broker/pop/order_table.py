@@ -119,6 +119,19 @@ class OrderTable:
         if self._pops.pop(key, None) is not None:
             self._after_change()
 
+    def drop_behind(self, queue_end: Callable[[str, int], int]) -> int:
+        """Forget the pops of messages that their queue does not have; how many."""
+        gone = [
+            key
+            for key, pop in self._pops.items()
+            if max(pop.offsets, default=-1) >= queue_end(key[0], key[2])
+        ]
+        for key in gone:
+            del self._pops[key]
+        if gone:
+            self._after_change()
+        return len(gone)
+
     def encode(self) -> bytes:
         """The content of consumerOrderInfo.json; what is long unused is forgotten."""
         newest = max((pop.seen_at_ms for pop in self._pops.values()), default=0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
+from tandemmq.broker.offsets.claims import Claims
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pull.admission import Admitted, PullAdmission, PullForbidden
@@ -40,7 +41,10 @@ COLD_HOLD_UNASKED_S = 1.0
 """The same for who did not ask to be held, and so may not wait so long for an answer: the Spark source."""
 COLD_QUEUE = ("", 0)
 """Where it waits: no topic has this name, so nothing but time wakes it."""
+CLAIM_REFUSED = "OFFSET_NOT_OF_THIS_LOG"
+"""The remark for who is ahead of what this log had when the broker began."""
 _SUCCESS = int(ResponseCode.SUCCESS)
+_MOVED = int(ResponseCode.PULL_OFFSET_MOVED)
 
 
 class Pull(NamedTuple):
@@ -62,6 +66,7 @@ class PullHandlers:
         store: MessageStore,
         admission: PullAdmission,
         offsets: OffsetTable,
+        claims: Claims,
         long_polls: LongPolls,
         stats: BrokerStats,
         clock: Clock,
@@ -72,6 +77,7 @@ class PullHandlers:
         self._store = store
         self._admission = admission
         self._offsets = offsets
+        self._claims = claims
         self._long_polls = long_polls
         self._stats = stats
         self._clock = clock
@@ -111,17 +117,24 @@ class PullHandlers:
         pull = Pull(channel, command, header, admitted)
         reset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if reset is not None:
-            return self._answer_reset(pull, reset)
+            self._claims.note_reset(channel, header)
+            return self._answer_moved(pull, reset, "OFFSET_RESET")
+        safe = self._claims.judge_pull(channel, header)
+        if safe is not None:
+            return self._answer_moved(pull, safe, CLAIM_REFUSED)
         if header.sys_flag & PULL_COMMIT_OFFSET and header.committed_offset >= 0:
-            self._offsets.commit(
-                header.consumer_group, header.topic, header.queue_id, header.committed_offset, now_ms
-            )
+            offset = self._claims.judge_commit(channel, header)
+            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, offset, now_ms)
         if self._options.cold_control_enable and self._cold.is_over(header):
             self._slow_down(pull)
             return None
         result, plan = self._read(pull, header.queue_offset)
         if plan.can_hold and header.sys_flag & PULL_SUSPEND and self._hold(pull, plan):
             return None
+        if plan.code == _MOVED and plan.next_offset < header.queue_offset:
+            safe = self._claims.judge_overflow(channel, header)
+            if safe is not None:
+                return self._answer_moved(pull, safe, CLAIM_REFUSED)
         self._answer(pull, result, plan)
         return None
 
@@ -176,8 +189,10 @@ class PullHandlers:
         slices = [*result.slices, memoryview(sizes)] if sizes else result.slices
         pull.channel.send_frame(encode_frame_head(reply, result.bytes + len(sizes)), *slices)
 
-    def _answer_reset(self, pull: Pull, offset: int) -> Command:
-        """The group was reset by an operator: the client is sent to the new offset (spec semantics 8.2)."""
+    def _answer_moved(self, pull: Pull, offset: int, remark: str) -> Command:
+        """The client is sent to another offset: the group was reset by an operator (spec semantics 8.2), or
+        what the client claims is not of this log.
+        """
         header = pull.header
         self._stats.note_pull_ending(ResponseCode.PULL_OFFSET_MOVED)
         response = PullResponse(
@@ -186,7 +201,7 @@ class PullHandlers:
             min_offset=self._store.queue_min(header.topic, header.queue_id),
             max_offset=self._store.queue_max(header.topic, header.queue_id),
         )
-        return pull.command.reply(ResponseCode.PULL_OFFSET_MOVED, response, remark="OFFSET_RESET")
+        return pull.command.reply(ResponseCode.PULL_OFFSET_MOVED, response, remark=remark)
 
     def _hold(self, pull: Pull, plan: PullPlan) -> bool:
         options, header = self._options, pull.header

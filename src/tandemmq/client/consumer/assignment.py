@@ -322,7 +322,7 @@ class Assignment:
         await self._give_up(list(self.readers))
 
     async def _write(self, queue: MessageQueue, reader: QueueReader) -> None:
-        await self._offsets.write(queue, reader.committed_offset)
+        await self._offsets.write(queue, reader.committed_offset, reader.seen)
 
     def _log_commit_failure(self, queue: MessageQueue, error: TandemError) -> None:
         log.warning(

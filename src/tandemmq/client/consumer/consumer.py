@@ -243,7 +243,7 @@ class Consumer:
         for message in messages:
             reader = readers.get(queue_of(message))
             if reader is not None:
-                reader.finish(message.queue_offset)
+                reader.finish(message)
 
     async def commit(self) -> bool:
         """Commit now what is finished; False when a broker could not take it (the next commit makes up for
@@ -355,7 +355,7 @@ class Consumer:
     def _finish_handed_out(self) -> None:
         if self._handed_out:
             for delivery in self._handed_out:
-                delivery.source.finish(delivery.message.queue_offset)
+                delivery.source.finish(delivery.message)
             self._handed_out = []
 
     def _make_offsets(self) -> OffsetStore:

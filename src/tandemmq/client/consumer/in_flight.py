@@ -16,17 +16,17 @@ class InFlight:
     __slots__ = ("_sizes", "bytes", "next_offset")
 
     def __init__(self, start_offset: int) -> None:
-        self._sizes: OrderedDict[int, int] = OrderedDict()
+        self._sizes: OrderedDict[int, tuple[int, object]] = OrderedDict()
         self.bytes = 0
         self.next_offset = start_offset
 
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def add(self, offset: int, size_bytes: int) -> None:
+    def add(self, offset: int, size_bytes: int, message: object = None) -> None:
         """One more message was pulled; offsets come in rising order."""
         assert offset >= self.next_offset, f"offset {offset} was pulled twice, next is {self.next_offset}"
-        self._sizes[offset] = size_bytes
+        self._sizes[offset] = size_bytes, message
         self.bytes += size_bytes
         self.next_offset = offset + 1
 
@@ -35,12 +35,17 @@ class InFlight:
         if next_offset > self.next_offset:
             self.next_offset = next_offset
 
+    def is_other(self, offset: int, message: object) -> bool:
+        """Another message is unfinished here: we were moved, and the broker's log has something else now."""
+        unfinished = self._sizes.get(offset)
+        return unfinished is not None and unfinished[1] is not message
+
     def finish(self, offset: int) -> bool:
         """The application is done with the message; False when it was not (or no longer) unfinished."""
-        size_bytes = self._sizes.pop(offset, None)
-        if size_bytes is None:
+        unfinished = self._sizes.pop(offset, None)
+        if unfinished is None:
             return False
-        self.bytes -= size_bytes
+        self.bytes -= unfinished[0]
         return True
 
     @property

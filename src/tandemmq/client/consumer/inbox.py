@@ -19,7 +19,7 @@ from tandemmq.protocol.message import ReceivedMessage
 class Source(Protocol):
     """Who pulled a message and wants to know when it is finished."""
 
-    def finish(self, queue_offset: int) -> None: ...
+    def finish(self, message: ReceivedMessage) -> None: ...
 
 
 class Delivery(NamedTuple):

@@ -23,8 +23,8 @@ class OffsetStore(Protocol):
     async def read(self, queue: MessageQueue) -> int | None:
         """Where the group goes on; None when it has never committed."""
 
-    async def write(self, queue: MessageQueue, offset: int) -> None:
-        """Keep where the group goes on; lowering is allowed."""
+    async def write(self, queue: MessageQueue, offset: int, seen: str | None = None) -> None:
+        """Keep where the group goes on; lowering is allowed. `seen`: the last record that was read."""
 
     async def flush(self) -> None:
         """Returns when what was written is safe."""
@@ -55,7 +55,7 @@ class BrokerOffsets:
             timeout_s=self._instance.options.call_timeout_s,
         )
 
-    async def write(self, queue: MessageQueue, offset: int) -> None:
+    async def write(self, queue: MessageQueue, offset: int, seen: str | None = None) -> None:
         address = self._address(queue)
         try:
             await broker_offset.commit_offset(
@@ -65,6 +65,8 @@ class BrokerOffsets:
                 queue.topic,
                 queue.queue_id,
                 offset,
+                client_id=self._instance.client_id,
+                seen=seen,
                 timeout_s=self._instance.options.call_timeout_s,
             )
         except (BrokerUnreachable, RequestTimeout):
@@ -98,7 +100,7 @@ class LocalOffsets:
             self._offsets = await self._disk.offload(self._load)
         return self._offsets.get(queue)
 
-    async def write(self, queue: MessageQueue, offset: int) -> None:
+    async def write(self, queue: MessageQueue, offset: int, seen: str | None = None) -> None:
         if self._offsets is None:
             self._offsets = await self._disk.offload(self._load)
         if self._offsets.get(queue) != offset:

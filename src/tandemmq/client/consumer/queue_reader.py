@@ -33,7 +33,7 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.record import decode_records
-from tandemmq.protocol.requests.pull import PullRequest
+from tandemmq.protocol.requests.pull import PullRequest, SeenRecord
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.telemetry import events
@@ -71,6 +71,7 @@ class QueueReader:
         self.subscription = subscription
         self.in_flight = InFlight(start_offset)
         self.last_pull_at_ms = 0
+        self._seen: SeenRecord | None = None
         self._seams = seams
         self._policy = ReadPolicy(
             seams.options.read_from,
@@ -89,8 +90,16 @@ class QueueReader:
         """Where the group goes on: everything below is finished."""
         return self.in_flight.committed_offset
 
-    def finish(self, queue_offset: int) -> None:
-        """The application is done with a message."""
+    @property
+    def seen(self) -> str | None:
+        """The last record that was pulled, as a proof that our offsets are those of its log."""
+        return None if self._seen is None else self._seen.render()
+
+    def finish(self, message: ReceivedMessage) -> None:
+        """The application is done with a message; one from before we were moved finishes no other."""
+        queue_offset = message.queue_offset
+        if self.in_flight.is_other(queue_offset, message):
+            return
         if self.gate is not None and not self.gate.finish(queue_offset):
             return
         before = self.in_flight.bytes
@@ -102,6 +111,7 @@ class QueueReader:
         tracked.
         """
         self._forget()
+        self._seen = None
         self.in_flight = InFlight(offset)
 
     def drop(self) -> None:
@@ -201,6 +211,8 @@ class QueueReader:
             subscription=self.subscription.expression,
             expression_type=self.subscription.expression_type,
             broker_name=self.queue.broker_name,
+            client_id=seams.instance.client_id,
+            seen=self.seen,
         )
         self.last_pull_at_ms = seams.instance.clock.now_ms()
         return await broker_pull.pull(
@@ -267,6 +279,7 @@ class QueueReader:
         in_flight, subscription = self.in_flight, self.subscription
         before = in_flight.bytes
         deliveries: list[Delivery] = []
+        record = None
         try:
             for record in decode_records(pulled.body):
                 offset = record.queue_offset
@@ -276,9 +289,11 @@ class QueueReader:
                 if is_retry_topic(record.topic):
                     topic = record.properties.get(names.RETRY_TOPIC)
                 message = ReceivedMessage(record, topic=topic, broker_name=self.queue.broker_name)
-                in_flight.add(offset, record.size)
+                in_flight.add(offset, record.size, message)
                 deliveries.append(Delivery(self, message))
         finally:
+            if record is not None:
+                self._seen = SeenRecord(record.queue_offset, record.log_offset, record.stored_at_ms)
             if deliveries:
                 outlet = self._seams.inbox if self.gate is None else self.gate
                 outlet.put(deliveries, in_flight.bytes - before)

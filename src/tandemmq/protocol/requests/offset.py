@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import field
 
 from tandemmq.protocol.header_codec import Header, Int32, Int64
+from tandemmq.protocol.requests.pull import SeenRecord, parse_seen
 
 
 class QueryOffsetRequest(Header, frozen=True, kw_only=True):
@@ -31,6 +32,12 @@ class UpdateOffsetRequest(Header, frozen=True, kw_only=True):
     queue_id: Int32 = field(name="queueId")
     committed_offset: Int64 = field(name="commitOffset")
     broker_name: str | None = field(name="bname", default=None)
+    # Ours: as in PullRequest.
+    client_id: str | None = field(name="tandemClientId", default=None)
+    seen: str | None = field(name="tandemSeen", default=None)
+
+    def seen_record(self) -> SeenRecord | None:
+        return parse_seen(self.seen)
 
 
 class SearchOffsetRequest(Header, frozen=True, kw_only=True):

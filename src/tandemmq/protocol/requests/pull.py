@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec import field
 
 from tandemmq.protocol.header_codec import Header, Int32, Int64
@@ -12,6 +14,26 @@ PULL_HAS_SUBSCRIPTION = 4
 PULL_CLASS_FILTER = 8
 PULL_LITE = 16
 """Bits of PullRequest.sys_flag."""
+
+
+class SeenRecord(NamedTuple):
+    """The last record that a consumer got from a queue: what it claims is progress in a log that has it."""
+
+    queue_offset: int
+    log_offset: int
+    stored_at_ms: int
+
+    def render(self) -> str:
+        """As it stands in a header."""
+        return f"{self.queue_offset},{self.log_offset},{self.stored_at_ms}"
+
+
+def parse_seen(text: str | None) -> SeenRecord | None:
+    """What `SeenRecord.render` made; None for anything else."""
+    parts = (text or "").split(",", 3)
+    if len(parts) != 3 or not all(part.isdecimal() and len(part) < 20 for part in parts):
+        return None
+    return SeenRecord(*map(int, parts))
 
 
 class PullRequest(Header, frozen=True, kw_only=True):
@@ -37,6 +59,12 @@ class PullRequest(Header, frozen=True, kw_only=True):
     bulk_bytes: Int32 | None = field(name="tandemBulkBytes", default=None)
     # Ours: with the above, the sizes of the records shall follow them in the answer's body.
     wants_sizes: bool | None = field(name="tandemSizes", default=None)
+    # Ours: who claims this offset, and the last record it has got of the queue (`SeenRecord.render`).
+    client_id: str | None = field(name="tandemClientId", default=None)
+    seen: str | None = field(name="tandemSeen", default=None)
+
+    def seen_record(self) -> SeenRecord | None:
+        return parse_seen(self.seen)
 
     @property
     def commits_offset(self) -> bool:

@@ -1,0 +1,226 @@
+"""Whether the progress that a consumer claims is progress in this log.
+
+Consumers keep their progress in memory. A master that comes back without the end of its log, or a slave that
+was shorter and takes its place, gives the queue offsets of what was lost to other messages: who goes on at
+the old number skips them, and nobody notices once the queue has grown past it.
+
+Invariants: each queue remembers where it ended when this life of the broker began (its life start). A client
+            of a group is believed in a queue once this life has told it where it is: it asked for the group's
+            offset, pulled at or below the life start, was reset, or showed a record that is in this log. A
+            client that is not believed and claims more than the group's safe offset is moved there once.
+            What the master keeps as committed is never a claim that was not believed.
+Strategy:   duplicates rather than gaps. One look into a dict for each pull; commits at or below the life
+            start cost a comparison.
+At a bound: after `count_max` believed queues of clients every other client is believed, too.
+Knows not:  slaves. They judge nobody, because they may only be behind; their master does.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TypeAlias
+
+from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE, BROADCASTING, ConsumerTable
+from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.requests.offset import QueryOffsetRequest, UpdateOffsetRequest
+from tandemmq.protocol.requests.pull import PullRequest, SeenRecord
+from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
+from tandemmq.remoting.channel import Channel
+from tandemmq.store.message_store import MessageStore
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+BELIEVED_COUNT_MAX = 262_144
+
+QueueName = tuple[str, int]
+Who: TypeAlias = str | Channel
+"""The id of a client, or its connection while no heartbeat has told the id."""
+
+
+class Claims:
+    """Judges what members of groups say about themselves; on a slave it believes everything."""
+
+    def __init__(
+        self,
+        *,
+        store: MessageStore,
+        offsets: OffsetTable,
+        consumers: ConsumerTable,
+        is_slave: bool,
+        count_max: int = BELIEVED_COUNT_MAX,
+    ) -> None:
+        self._store = store
+        self._offsets = offsets
+        self._consumers = consumers
+        self._is_slave = is_slave
+        self._count_max = count_max
+        self._count = 0
+        self._believed: dict[tuple[str, Who], set[QueueName]] = {}
+        self._hosts: dict[tuple[str, str], set[QueueName]] = {}  # where believed clients have come from
+        self._moved: set[tuple[str, Who, QueueName]] = set()
+        offsets.on_topic_dropped.append(self._forget_topic)
+
+    def judge_pull(self, channel: Channel, header: PullRequest) -> int | None:
+        """None when the pull may go on where it asks, else the offset that it is to go on from.
+
+        Raises:  RequestRejected for a consumer whose heartbeat has to come first.
+        """
+        if self._is_slave:
+            return None
+        queue = (header.topic, header.queue_id)
+        who = self._who(channel, header.consumer_group, header.client_id)
+        believed = self._believed.get((header.consumer_group, who))
+        if believed is not None and queue in believed:
+            return None
+        return self._judge_first(channel, who, header, queue)
+
+    def judge_overflow(self, channel: Channel, header: PullRequest) -> int | None:
+        """The same for a pull behind the queue's end, which cannot be of this log whoever asks."""
+        who = self._who(channel, header.consumer_group, header.client_id)
+        if self._is_slave or not isinstance(who, str):
+            return None
+        queue = (header.topic, header.queue_id)
+        key = (header.consumer_group, who, queue)
+        if key in self._moved:
+            return None
+        return self._move(key, header.queue_offset, self._safe_offset(header.consumer_group, queue))
+
+    def judge_commit(
+        self, channel: Channel, header: UpdateOffsetRequest | PullRequest, *, is_tool: bool = False
+    ) -> int:
+        """What is to be kept of a commit; `is_tool`: somebody who is no member waits for the answer."""
+        offset = header.committed_offset
+        queue = (header.topic, header.queue_id)
+        if self._is_slave or offset <= self._store.queue_life_start(*queue):
+            return offset
+        group = header.consumer_group
+        who = self._who(channel, group, header.client_id)
+        queue_end = self._store.queue_next(*queue)
+        if not isinstance(who, str) and is_tool:
+            return min(offset, queue_end)
+        if not self._is_believed(channel, group, who, queue):
+            seen = header.seen_record()
+            if seen is not None and offset <= seen.queue_offset + 1 and self._has(queue, seen):
+                self._believe(channel, group, who, queue)
+            else:
+                return min(offset, self._safe_offset(group, queue))
+        if offset > queue_end:
+            return min(offset, self._safe_offset(group, queue))
+        return offset
+
+    def note_asked(self, channel: Channel, header: QueryOffsetRequest) -> None:
+        """A client has been told where its group is, or that it begins anew."""
+        who = self._who(channel, header.consumer_group, None)
+        self._believe(channel, header.consumer_group, who, (header.topic, header.queue_id))
+
+    def note_reset(self, channel: Channel, header: PullRequest) -> None:
+        """A client has been told where an operator has set its group."""
+        who = self._who(channel, header.consumer_group, header.client_id)
+        self._believe(channel, header.consumer_group, who, (header.topic, header.queue_id))
+
+    def _judge_first(self, channel: Channel, who: Who, header: PullRequest, queue: QueueName) -> int | None:
+        group, offset = header.consumer_group, header.queue_offset
+        if offset > self._store.queue_life_start(*queue) and not self._is_believed(
+            channel, group, who, queue
+        ):
+            if not isinstance(who, str):
+                if _needs_heartbeat(header):
+                    raise RequestRejected(
+                        f"the group {group} has to say by a heartbeat of this connection who pulls queue"
+                        f" {header.queue_id} of {header.topic} at {offset}",
+                        code=ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                    )
+                return None
+            safe = self._safe_offset(group, queue)
+            seen = header.seen_record()
+            if seen is not None and safe <= seen.queue_offset < offset and self._has(queue, seen):
+                safe = seen.queue_offset + 1
+            key = (group, who, queue)
+            if offset > safe and key not in self._moved and self._count < self._count_max:
+                return self._move(key, offset, safe)
+        if isinstance(who, str) or _needs_heartbeat(header):
+            self._believe(channel, group, who, queue)
+        return None
+
+    def _move(self, key: tuple[str, Who, QueueName], claimed: int, safe: int) -> int:
+        """Until it comes from there, or insists, its commits stay at what is safe."""
+        group, who, (topic, queue_id) = key
+        self._moved.add(key)
+        believed = self._believed.get((group, who))
+        if believed is not None and (topic, queue_id) in believed:
+            believed.discard((topic, queue_id))
+            self._count -= 1
+        log.warning(
+            events.CLAIM_REFUSED,
+            extra={
+                "group": group,
+                "client": who,
+                "topic": topic,
+                "queue_id": queue_id,
+                "claimed_offset": claimed,
+                "safe_offset": safe,
+                "life_start": self._store.queue_life_start(topic, queue_id),
+            },
+        )
+        return safe
+
+    def _safe_offset(self, group: str, queue: QueueName) -> int:
+        """Everything below is finished, or was there when this life began."""
+        safe = self._store.queue_life_start(*queue)
+        online = self._consumers.get(group)
+        if online is None or online.consumption.message_model != BROADCASTING:
+            safe = max(safe, self._offsets.committed(group, *queue) or 0)
+        if online is not None and online.consumption.consume_type == ACTIVE_TYPE:
+            # Who keeps progress of its own begins wherever this life has led the group.
+            safe = max(safe, self._offsets.pulled(group, *queue) or 0)
+        return min(safe, self._store.queue_next(*queue))
+
+    def _has(self, queue: QueueName, seen: SeenRecord) -> bool:
+        return self._store.has_record(*queue, seen.queue_offset, seen.log_offset, seen.stored_at_ms)
+
+    def _who(self, channel: Channel, group: str, client_id: str | None) -> Who:
+        if client_id:
+            return client_id
+        member = self._consumers.member(group, channel)
+        return channel if member is None else member.client_id
+
+    def _is_believed(self, channel: Channel, group: str, who: Who, queue: QueueName) -> bool:
+        """Also by what it was told over this connection, or its host was, before a heartbeat named it."""
+        if queue in self._believed.get((group, who), ()) or queue in self._believed.get((group, channel), ()):
+            return True
+        return not isinstance(who, str) and queue in self._hosts.get((group, channel.peer[0]), ())
+
+    def _believe(self, channel: Channel, group: str, who: Who, queue: QueueName) -> None:
+        self._moved.discard((group, who, queue))
+        if self._is_slave or self._count >= self._count_max:
+            return
+        key = (group, who)
+        believed = self._believed.get(key)
+        if believed is None:
+            believed = self._believed[key] = set()
+            if not isinstance(who, str) and self._drop_channel not in channel.on_close:
+                channel.on_close.append(self._drop_channel)
+        if queue not in believed:
+            believed.add(queue)
+            self._count += 1
+        if isinstance(who, str):
+            self._hosts.setdefault((group, channel.peer[0]), set()).add(queue)
+
+    def _drop_channel(self, channel: Channel) -> None:
+        for key in [key for key in self._believed if key[1] is channel]:
+            self._count -= len(self._believed.pop(key))
+
+    def _forget_topic(self, topic: str) -> None:
+        """Its queues begin anew: nobody is anywhere in them."""
+        for believed in (*self._believed.values(), *self._hosts.values()):
+            believed.difference_update([queue for queue in believed if queue[0] == topic])
+        self._moved = {key for key in self._moved if key[2][0] != topic}
+        self._count = sum(map(len, self._believed.values()))
+
+
+def _needs_heartbeat(header: PullRequest) -> bool:
+    """A pull as push consumers make it: it waits for messages and relies on a registered subscription."""
+    return bool(header.sys_flag & PULL_SUSPEND) and not header.sys_flag & PULL_SUBSCRIPTION

@@ -1,0 +1,254 @@
+"""Progress that is not of this log: tables at the start of a master, and what consumers claim from memory."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from broker_rig import Peer, consumer, pull_header, pull_response, records_of, running_broker
+
+from tandemmq.api.broker_offset import query_max_offset
+from tandemmq.broker.broker import Broker
+from tandemmq.broker.delay.timer_check import TimerCheck
+from tandemmq.broker.delay.timer_wheel import TimerKey
+from tandemmq.protocol.bodies.heartbeat import ConsumeType, MessageModel
+from tandemmq.protocol.bodies.offset import decode_delay_offsets
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.offset import QueryOffsetRequest, UpdateOffsetRequest
+from tandemmq.protocol.requests.pull import SeenRecord
+from tandemmq.protocol.requests.topic import DeleteTopicRequest
+
+MOVED = ResponseCode.PULL_OFFSET_MOVED
+LIFE_START = 3
+"""Where queue 0 of T ended when the second life of the broker began; it has 23 messages by now."""
+CLAIM = 12
+PUSH = 0x2
+"""A pull that may wait, by the subscription that the group has registered."""
+
+
+async def send(peer: Peer, count: int) -> None:
+    for number in range(count):
+        await peer.send_ok("T", b"%d" % number)
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    """In its second life."""
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        await send(peer, LIFE_START)
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        await send(peer, 20)
+        yield broker
+
+
+@pytest.fixture
+async def peer(broker: Broker) -> AsyncIterator[Peer]:
+    async with Peer(broker) as peer:
+        yield peer
+
+
+def committed(broker: Broker) -> int | None:
+    return broker._tables.offsets.committed("CG", "T", 0)
+
+
+async def pull(peer: Peer, offset: int, **changes: object) -> Command:
+    header = pull_header("T", queue_offset=offset, **{"sys_flag": PUSH, **changes})
+    return await peer.ask(RequestCode.PULL_MESSAGE, header)
+
+
+async def commit_oneway(peer: Peer, offset: int) -> None:
+    """As Java consumers commit; returns when the broker has handled it."""
+    header = UpdateOffsetRequest(consumer_group="CG", topic="T", queue_id=0, committed_offset=offset)
+    command = Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, header, oneway=True)
+    await peer.client.send_oneway(peer.address, command)
+    await query_max_offset(peer.client, peer.address, "T", 0)
+
+
+async def test_a_master_lowers_all_progress_to_what_its_log_has(tmp_path: Path) -> None:
+    root, before = tmp_path / "store", tmp_path / "before"
+    async with running_broker(root) as broker, Peer(broker) as peer:
+        await send(peer, 3)
+    shutil.copytree(root, before)
+    async with running_broker(root) as broker, Peer(broker) as peer:
+        await send(peer, 10)
+        tables = broker._tables
+        tables.offsets.commit("CG", "T", 0, 13, 0)
+        tables.offsets.commit("behind", "T", 0, 2, 0)
+        tables.offsets.commit("CG", "Unknown", 0, 7, 0)
+        tables.delay_offsets.update(2, 40, 0)
+        tables.timer_progress.replace(TimerCheck(TimerKey(5, 0), 30, 20), 0)
+    shutil.copytree(root / "config", before / "config", dirs_exist_ok=True)
+
+    async with running_broker(before) as broker:
+        tables = broker._tables
+        assert committed(broker) == 3
+        assert tables.offsets.committed("behind", "T", 0) == 2
+        assert tables.offsets.committed("CG", "Unknown", 0) == 0
+        assert tables.delay_offsets.get(2) == 0
+        assert tables.timer_progress.check == TimerCheck(TimerKey(5, 0), 0, 0)
+    # The next start must find it so, when the queues have grown past what was claimed.
+    assert decode_delay_offsets((before / "config" / "delayOffset.json").read_bytes()).offsets[2] == 0
+    async with running_broker(before) as broker, Peer(broker) as peer:
+        await send(peer, 20)
+        assert committed(broker) == 3
+
+
+async def test_a_member_that_claims_more_is_moved_once(broker: Broker, peer: Peer) -> None:
+    await peer.heartbeat("c1", consumer("CG", "T"))
+    await commit_oneway(peer, CLAIM)
+    assert committed(broker) == LIFE_START
+    answer = await pull(peer, CLAIM, sys_flag=PUSH | 1, committed_offset=CLAIM)
+    assert (answer.code, pull_response(answer).next_offset) == (MOVED, LIFE_START)
+    await commit_oneway(peer, CLAIM)  # Java goes on with its old number for ten seconds
+    assert committed(broker) == LIFE_START
+
+    records = records_of(await pull(peer, LIFE_START))
+    assert [record.queue_offset for record in records] == [*range(LIFE_START, 23)]
+    await commit_oneway(peer, 20)
+    assert committed(broker) == 20
+    await commit_oneway(peer, 900)
+    assert committed(broker) == 20
+    async with Peer(broker) as again:
+        await again.heartbeat("c1", consumer("CG", "T"))
+        assert len(records_of(await pull(again, CLAIM))) == 11
+
+
+async def test_who_insists_is_believed(peer: Peer) -> None:
+    await peer.heartbeat("c1", consumer("CG", "T"))
+    assert (await pull(peer, CLAIM)).code == MOVED
+    assert len(records_of(await pull(peer, CLAIM))) == 11
+
+
+async def test_a_claim_behind_the_end_is_moved_to_what_is_safe(broker: Broker, peer: Peer) -> None:
+    """Also of a member that was believed; who is no member goes to the end, as with RocketMQ."""
+    await peer.heartbeat("c1", consumer("CG", "T"))
+    assert len(records_of(await pull(peer, 0))) == 23
+    answer = await pull(peer, 900)
+    assert (answer.code, pull_response(answer).next_offset) == (MOVED, LIFE_START)
+    async with Peer(broker) as reader:
+        answer = await pull(reader, 900, sys_flag=0x4)
+        assert (answer.code, pull_response(answer).next_offset) == (MOVED, 23)
+
+
+async def test_who_has_been_told_where_it_is_is_believed(broker: Broker, peer: Peer) -> None:
+    """By its group's offset, by an operator's reset, or by a pull at what was there before."""
+    await peer.heartbeat("c1", consumer("CG", "T"))
+    question = QueryOffsetRequest(consumer_group="CG", topic="T", queue_id=0, zero_if_missing=False)
+    answer = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, question)
+    assert answer.code == ResponseCode.QUERY_NOT_FOUND
+    assert len(records_of(await pull(peer, CLAIM))) == 11
+
+    async with Peer(broker) as second:
+        await second.heartbeat("c2", consumer("CG", "T"))
+        broker._tables.offsets.reset("CG", "T", 0, CLAIM, 0)
+        assert pull_response(await pull(second, 0)).next_offset == CLAIM
+        assert len(records_of(await pull(second, CLAIM))) == 11
+    async with Peer(broker) as third:
+        await third.heartbeat("c3", consumer("CG", "T"))
+        await pull(third, LIFE_START)
+        assert len(records_of(await pull(third, 22))) == 1
+
+
+async def test_what_the_group_has_finished_in_this_life_is_safe(broker: Broker, peer: Peer) -> None:
+    await peer.heartbeat("c1", consumer("CG", "T"))
+    await pull(peer, 0)
+    await commit_oneway(peer, 10)
+    async with Peer(broker) as second:
+        await second.heartbeat("c2", consumer("CG", "T"))
+        assert pull_response(await pull(second, CLAIM)).next_offset == 10
+
+
+async def test_a_record_that_is_in_the_log_proves_a_claim(broker: Broker, peer: Peer) -> None:
+    """Our own client tells who it is and the last record that it has got, before any heartbeat."""
+    record = records_of(await pull(peer, CLAIM - 1, sys_flag=0x4))[0]
+    real = SeenRecord(CLAIM - 1, record.log_offset, record.stored_at_ms)
+    other = real._replace(stored_at_ms=record.stored_at_ms - 1)
+    for client, seen, expected in (("c1", other, MOVED), ("c2", real, ResponseCode.SUCCESS)):
+        values = {"sys_flag": PUSH | 0x4, "client_id": client, "seen": seen.render()}
+        assert (await pull(peer, CLAIM, **values)).code == expected
+
+    def commit(client: str, seen: SeenRecord) -> Command:
+        header = UpdateOffsetRequest(
+            consumer_group="CG",
+            topic="T",
+            queue_id=0,
+            committed_offset=CLAIM,
+            client_id=client,
+            seen=seen.render(),
+        )
+        return Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+    await peer.client.request(peer.address, commit("c3", other), 5.0)
+    assert committed(broker) == LIFE_START
+    await peer.client.request(peer.address, commit("c3", real), 5.0)
+    assert committed(broker) == CLAIM
+
+
+async def test_a_consumer_says_who_it_is_before_it_is_believed(broker: Broker, peer: Peer) -> None:
+    """A Java consumer pulls and commits over a new connection before its next heartbeat."""
+    async with Peer(broker) as early:
+        await peer.heartbeat("c1", consumer("CG", "T"))
+        answer = await pull(early, CLAIM)
+        assert answer.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+        await commit_oneway(early, CLAIM)
+        assert committed(broker) == LIFE_START
+        await early.heartbeat("c2", consumer("CG", "T"))
+        assert (await pull(early, CLAIM)).code == MOVED
+        assert len(records_of(await pull(early, LIFE_START))) == 20
+    async with Peer(broker) as again:  # its host is known: a broken connection costs it nothing
+        assert len(records_of(await pull(again, CLAIM))) == 11
+
+
+async def test_readers_and_tools_are_not_judged(broker: Broker, peer: Peer) -> None:
+    async with Peer(broker) as tool:
+        await peer.heartbeat("c1", consumer("CG", "T"))
+        assert len(records_of(await pull(tool, CLAIM, sys_flag=0x4))) == 11
+        for offset, kept in ((CLAIM, CLAIM), (900, 23)):
+            header = UpdateOffsetRequest(consumer_group="CG", topic="T", queue_id=0, committed_offset=offset)
+            await tool.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+            assert committed(broker) == kept
+
+
+async def test_a_group_that_keeps_progress_itself_goes_on_where_it_was_led(
+    broker: Broker, peer: Peer
+) -> None:
+    active = consumer("CG", "T", consume_type=ConsumeType.ACTIVELY)
+    await peer.heartbeat("c1", active)
+    await pull(peer, 0, count_max=CLAIM)
+    async with Peer(broker) as second:
+        await second.heartbeat("c2", active)
+        assert len(records_of(await pull(second, CLAIM))) == 11
+
+
+async def test_each_broadcasting_client_speaks_for_itself(broker: Broker, peer: Peer) -> None:
+    kind = consumer("CG", "T", message_model=MessageModel.BROADCASTING)
+    await peer.heartbeat("c1", kind)
+    await pull(peer, 0)
+    broker._tables.offsets.commit("CG", "T", 0, 20, 0)
+    async with Peer(broker) as second:
+        await second.heartbeat("c2", kind)
+        assert pull_response(await pull(second, CLAIM)).next_offset == LIFE_START
+
+
+async def test_a_topic_that_is_made_anew_is_begun_anew(peer: Peer) -> None:
+    """Who was in the middle of the deleted one skips nothing of the new one."""
+    await peer.heartbeat("c1", consumer("CG", "T"))
+    await pull(peer, 0)
+    assert (await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(topic="T"))).code == 0
+    await send(peer, 20)
+    answer = await pull(peer, CLAIM)
+    assert (answer.code, pull_response(answer).next_offset) == (MOVED, 0)
+
+
+async def test_at_the_bound_everybody_is_believed(broker: Broker, peer: Peer) -> None:
+    assert broker._parts is not None
+    broker._parts.pulls._claims._count_max = 1
+    for client in ("c1", "c2"):
+        async with Peer(broker) as other:
+            await other.heartbeat(client, consumer("CG", "T"))
+            assert len(records_of(await pull(other, 0))) == 23
+    await peer.heartbeat("c3", consumer("CG", "T"))
+    assert len(records_of(await pull(peer, CLAIM))) == 11

@@ -1,0 +1,119 @@
+"""Progress that is ahead of the log: a log that lost its end gives those queue offsets to other messages.
+
+Every message that is stored after the loss is handed out, though the group's memory had been further. Tables:
+tests/scenario/test_progress_clamped.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scripted_cluster import ASYNC_COPY, Scene, play
+
+from tandemmq.client import ReceivedMessage
+from tandemmq.sim.cluster.checkers import read_queue
+from tandemmq.sim.cluster.loop import Life
+from tandemmq.sim.cluster.settings import TOPIC, Group
+from tandemmq.sim.image import Tear
+
+ALONE = replace(ASYNC_COPY, slave_count=0, wait_percent=0)
+"""One broker that flushes twice a second; nothing that a power cut takes was promised."""
+PAIR = replace(ASYNC_COPY, wait_percent=0)
+
+
+def twice_given(scene: Scene) -> int:
+    return scene.counts["offsets given twice"]
+
+
+def watch_hand_outs(scene: Scene) -> set[int]:
+    """The numbers of the messages that the group is handed from now on."""
+    handed: set[int] = set()
+    ledger, watch = scene.cluster.ledger, scene.cluster.watch
+    on_handed_out = watch.on_handed_out
+
+    def note(group: Group, life: Life, session: object | None, message: ReceivedMessage) -> None:
+        sent = ledger.find(message.body)
+        assert sent is not None
+        handed.add(sent.number)
+        on_handed_out(group, life, session, message)
+
+    watch.on_handed_out = note  # type: ignore[method-assign]  # to look on
+    return handed
+
+
+def never_handed_out(scene: Scene, handed: set[int]) -> list[str]:
+    """What the master's queues hold and the group never got."""
+    store, ledger = scene.master.store, scene.cluster.ledger
+    assert store is not None
+    return [
+        f"{place}:{record.queue_offset}"
+        for place in store.queue_keys()
+        if place[0] == TOPIC
+        for record in read_queue(store, place)
+        if (sent := ledger.find(record.content)) is not None and sent.number not in handed
+    ]
+
+
+async def gets_everything(scene: Scene, handed: set[int]) -> None:
+    """The group has been handed every message that is there; sending goes on meanwhile."""
+    missing = set(never_handed_out(scene, handed))
+    await scene.until(
+        lambda: not missing.intersection(never_handed_out(scene, handed)),
+        f"every message is handed out, of {sorted(missing)}",
+    )
+
+
+async def lose_the_end(scene: Scene) -> None:
+    """The only broker loses power, and with it the end of the log that the group has consumed."""
+    for _ in range(20):
+        await scene.acknowledges(200)
+        await scene.consumes(20)
+        before = twice_given(scene)
+        scene.master.cut_power(Tear.NOTHING)
+        scene.master.start()
+        await scene.until(lambda: scene.master.is_open, "the broker is back")
+        if twice_given(scene) > before:
+            return
+    raise AssertionError("no power cut took anything")
+
+
+def test_a_running_group_skips_nothing_after_a_power_cut() -> None:
+    """It is in memory where the log does not reach any more, and the queues soon grow past that."""
+
+    async def script(scene: Scene) -> None:
+        handed = watch_hand_outs(scene)
+        await lose_the_end(scene)
+        await scene.acknowledges(300)
+        await gets_everything(scene, handed)
+
+    play(script, ALONE)
+
+
+def test_a_running_group_skips_nothing_after_a_shorter_slave_is_promoted() -> None:
+    """The log was not copied any more when the master was lost. The group comes back when the queues of the
+    new master have grown past where it was.
+    """
+
+    async def script(scene: Scene) -> None:
+        handed = watch_hand_outs(scene)
+        scene.cluster.has_operator = False
+        await scene.acknowledges(100)
+        await scene.level()
+        scene.block(scene.master, scene.slave)
+        await scene.acknowledges(300)
+        await scene.consumes(100)
+        brokers = scene.master, scene.slave
+        for broker in brokers:
+            scene.block(scene.consumer, broker)
+        scene.master.cut_power()
+        scene.unblock(*brokers)
+        scene.cluster.has_operator = True
+        await scene.cluster.promote()
+        assert twice_given(scene)
+        scene.cluster.ledger.owed.clear()  # what was handed back may have been lost with the log
+        await scene.acknowledges(600)
+        for broker in brokers:
+            scene.unblock(scene.consumer, broker)
+        await gets_everything(scene, handed)
+
+    play(script, PAIR)
