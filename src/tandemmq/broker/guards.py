@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
-from tandemmq.errors import BadRequest, GroupNotFound, RemoteProtocolError, TopicNotFound
+from tandemmq.errors import (
+    BadRequest,
+    GroupNotFound,
+    RemoteProtocolError,
+    RequestRejected,
+    TopicNotFound,
+)
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Buffer
 from tandemmq.protocol.topic_names import group_fault
+from tandemmq.store.message_store import MessageStore
 
 T = TypeVar("T")
 
@@ -46,6 +53,16 @@ def require_queue(config: TopicConfig, queue_id: int, *, queue_count: int) -> No
     """Raises BadRequest when the queue id is outside the topic's queues."""
     if not 0 <= queue_id < queue_count:
         raise invalid(f"queueId {queue_id} is outside 0..{queue_count - 1} of the topic {config.name}")
+
+
+async def drop_or_reject(store: MessageStore, topics: Collection[str]) -> None:
+    """Delete the queues of topics. Raises RequestRejected when that cannot be written: nothing is changed."""
+    try:
+        await store.drop_topics(topics)
+    except OSError as error:
+        raise RequestRejected(
+            f"the deletion cannot be written: {error.strerror or error}", code=ResponseCode.SYSTEM_ERROR
+        ) from error
 
 
 def read_body(decode: Callable[[Buffer], T], body: Buffer) -> T:

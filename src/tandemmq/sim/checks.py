@@ -63,7 +63,7 @@ class StoreCheck:
         self._check_tail()
         # Files that were deleted on purpose may be back; the tables need not know them any more.
         records = [record for record in records if record.log_offset >= self.ledger.begin]
-        self._check_queues(records)
+        self._check_queues(self._without_deleted(records, kept))
         self._check_index(records)
         return kept
 
@@ -121,6 +121,15 @@ class StoreCheck:
         return {
             path: bytes(node.data) for path, node in self.disk.image.files.items() if path.parent == directory
         }
+
+    def _without_deleted(self, records: list[Record], kept: list[Send]) -> list[Record]:
+        """What the queues must have. A deletion that the machine was lost in is done, or not at all."""
+        deleted = self.store.deleted_topics
+        for send in kept:
+            if send.is_deleted is None:
+                send.is_deleted = send.log_offset < deleted.get(send.record.topic, 0)
+        gone = {send.log_offset for send in kept if send.is_deleted}
+        return [record for record in records if record.log_offset not in gone]
 
     def _check_queues(self, records: list[Record]) -> None:
         store = self.store

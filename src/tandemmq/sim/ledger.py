@@ -36,6 +36,8 @@ class Send:
     data: bytes
     at_s: float = 0.0  # when it was accepted, by the machine's clock
     fate: Fate = Fate.PENDING
+    is_deleted: bool | None = False
+    """With its topic; None while nobody knows, because the machine or the store failed on the way."""
 
     @property
     def end(self) -> int:
@@ -133,6 +135,19 @@ class Ledger:
     def candidates(self, log_offset: int) -> list[Send]:
         """The sends that may lie at an offset: refused ones never come back."""
         return [send for send in self.by_offset.get(log_offset, ()) if send.fate is not Fate.REFUSED]
+
+    def begin_deletion(self, topic: str) -> list[Send]:
+        """All that was sent to the topic so far may be gone from its queues from now on."""
+        sends = [send for send in self._all() if send.record.topic == topic and not send.is_deleted]
+        for send in sends:
+            send.is_deleted = None
+        return sends
+
+    def end_deletion(self, sends: list[Send]) -> None:
+        """The store says that they are. One that was not confirmed may yet be found, as if sent later."""
+        if not self.is_frozen:
+            for send in sends:
+                send.is_deleted = None if send.fate is Fate.UNKNOWN else True
 
     def freeze(self) -> None:
         """The machine is lost: nobody hears the store any more."""

@@ -73,7 +73,7 @@ class Machine:
         disk = self.disk
         opening = self._open_store(self.options, disk=disk, clock=self.clock, on_fatal=self.fatal.append)
         try:
-            store = await self._drive(opening)
+            store = await self.drive(opening)
         except (StoreError, OSError) as error:
             if not (disk.failed_paths or disk.sync_failed or disk.is_lost):
                 raise
@@ -88,7 +88,7 @@ class Machine:
     async def stop(self) -> bool:
         """Close the store in order; True when it says that it left nothing to recover."""
         assert self.store is not None
-        await self._drive(self.store.close())
+        await self.drive(self.store.close())
         return not self.disk.exists(self.options.root / "abort")
 
     def lose(self, *, is_power_cut: bool, tear: Tear) -> None:
@@ -110,7 +110,8 @@ class Machine:
         """Let timers and tasks run."""
         await self.clock.pass_time(seconds)
 
-    async def _drive(self, coro: Coroutine[Any, Any, T]) -> T:
+    async def drive(self, coro: Coroutine[Any, Any, T]) -> T:
+        """What the store's coroutine returns, or raises; meanwhile time passes."""
         task: asyncio.Task[T] = self._scope.start("drive", _wrap(coro))
         for _ in range(STEPS_MAX):
             if task.done():

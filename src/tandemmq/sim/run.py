@@ -90,6 +90,7 @@ class CrashRun:
             (8, self._read),
             (2, self._query),
             (1, self._clean),
+            (3, self._delete_topic),
             (3, self._restart),
             (2, self._kill),
             (2, self._cut_power),
@@ -377,6 +378,18 @@ class CrashRun:
     async def _query(self) -> None:
         now_ms = self.machine.clock.now_ms()
         self._store.query_keys(self.dice.pick(TOPICS), f"order{self.dice.below(20)}", 32, 0, now_ms)
+
+    async def _delete_topic(self) -> None:
+        """All that was sent to it is gone from its queues; the next send makes it again."""
+        topic = self.dice.pick(TOPICS)
+        doomed = self.ledger.begin_deletion(topic)
+        self._note(f"delete {topic}: {len(doomed)} messages")
+        try:
+            await self.machine.drive(self._store.drop_topics([topic]))
+        except RequestRejected as error:
+            self._note(f"  refused: {error.remark}")
+        else:
+            self.ledger.end_deletion(doomed)
 
     async def _clean(self) -> None:
         """Delete log files that are an hour old."""

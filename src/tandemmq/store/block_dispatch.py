@@ -61,7 +61,13 @@ class BlockDispatch:
         columns = block.columns
         touched = []
         new = []
-        for key, rows in block.queues(begin, end):
+        deleted = self._queues.deletions.ends
+        for key, found in block.queues(begin, end):
+            rows = found
+            if deleted and key[0] in deleted:
+                rows = found[columns.log_offset[found] >= deleted[key[0]]]
+                if not len(rows):
+                    continue
             queue = self._queues.get_or_create(key)
             touched.append(queue)
             if int(block.ends[rows[-1]]) > queue.end_log_offset:

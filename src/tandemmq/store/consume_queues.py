@@ -1,17 +1,19 @@
 """All ConsumeQueues of a store: find, create, load, drop.
 
 Invariants: `table` holds each queue once, in the order of loading (by name) and then of creation, so every
-walk over it is the same in each run.
+            walk over it is the same in each run. What is built from the log has no entries of deleted
+            records.
 Knows not:  the log; who appends or reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from tandemmq.runtime.ports import Disk
 from tandemmq.store.consume_queue import ConsumeQueue
+from tandemmq.store.deletions import Deletions
 from tandemmq.store.options import StoreOptions
 from tandemmq.store.paths import StorePaths, parse_queue_id
 from tandemmq.store.segment import OpenFiles
@@ -24,13 +26,14 @@ QueueKey = tuple[str, int]
 class ConsumeQueues:
     """The queues by (topic, queue_id)."""
 
-    __slots__ = ("_disk", "_files", "_options", "_paths", "table")
+    __slots__ = ("_disk", "_files", "_options", "_paths", "deletions", "table")
 
     def __init__(self, options: StoreOptions, paths: StorePaths, disk: Disk, files: OpenFiles) -> None:
         self._options = options
         self._paths = paths
         self._disk = disk
         self._files = files
+        self.deletions = Deletions(paths.deletions, disk)
         self.table: dict[QueueKey, ConsumeQueue] = {}
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
@@ -87,8 +90,31 @@ class ConsumeQueues:
 
     def raise_min(self, log_begin: int) -> None:
         """Let every queue begin at the first entry whose record is still kept."""
+        ends = self.deletions.ends
         for queue in self:
-            queue.raise_min(log_begin)
+            queue.raise_min(max(log_begin, ends.get(queue.key[0], 0)))
+
+    def is_deleted(self, topic: str, log_offset: int) -> bool:
+        """True when the record at `log_offset` belongs to a former life of its topic, or to none."""
+        ends = self.deletions.ends
+        return bool(ends) and log_offset < ends.get(topic, 0)
+
+    def next_offsets(self, topics: Collection[str]) -> dict[QueueKey, int]:
+        """What the next append to each queue of these topics gets."""
+        return {key: queue.next_offset for key, queue in self.table.items() if key[0] in topics}
+
+    def drop_deleted(self) -> None:
+        """Delete the queues that hold entries of deleted records only, and hide such entries of others."""
+        ends = self.deletions.ends
+        topics = dict.fromkeys(key[0] for key in self.table if key[0] in ends)
+        for topic in topics:
+            end = ends[topic]
+            for key in [key for key in self.table if key[0] == topic]:
+                if self.table[key].end_log_offset <= end:
+                    self.table.pop(key).remove()
+                else:
+                    self.table[key].raise_min(end)
+            self._remove_empty(topic)
 
     def drop_topic(self, topic: str) -> int:
         """Delete every queue of a topic; how many. Its records stay in the log (spec store 19)."""

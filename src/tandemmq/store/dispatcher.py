@@ -222,10 +222,13 @@ class Dispatcher:
             self.stored_at_ms = int(block.columns.stored_at_ms[end - 1])
         return self._blocks.put(block, begin, end)
 
-    @staticmethod
-    def is_queued(checked: RecordCheck) -> bool:
-        """False for prepared and rolled back transactions, which get no entry (spec store 5)."""
-        return not checked.sys_flag & _UNQUEUED
+    def is_queued(self, checked: RecordCheck) -> bool:
+        """False for what gets no entry: prepared and rolled back transactions (spec store 5), deleted
+        messages.
+        """
+        if checked.sys_flag & _UNQUEUED:
+            return False
+        return not self._queues.is_deleted(checked.topic, checked.log_offset)
 
     def put_checked(self, queue: ConsumeQueue, checked: RecordCheck, view: memoryview, at: int) -> None:
         """Append the entry of a record that lies at `at` of `view` and names its own queue offset."""

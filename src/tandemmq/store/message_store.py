@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tandemmq.errors import LogMissing, ServiceNotAvailable, StoreError
 from tandemmq.protocol.record import NewRecord
@@ -45,6 +45,8 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 OnFatal = Callable[[BaseException], None]
+
+DELETION_ROUNDS_MAX = 3
 
 _CLOSED = "closed"
 _FAILED = "failed"
@@ -153,6 +155,7 @@ class MessageStore:
         self._marks.keep_abort()
         self._log.log.load()
         self._checkpoint.load()
+        self._queues.deletions.load()
         stale_bytes_max = self.options.consume_queue_file_bytes if has_abort else 4096
         self._queues.load(stale_bytes_max=stale_bytes_max)
         if self._indexes is not None:
@@ -173,6 +176,8 @@ class MessageStore:
             raise
         if self._indexes is not None:
             self._indexes.cut(self._log.end)
+        if self.role is not BrokerRole.SLAVE or not self._log.log.segments:
+            self._queues.deletions.cut(self._log.end)
         self._files.release_pages()  # recovery read whole files
         self._restore(recovered)
         self._writers = self._build_writers(recovered.stored_at_ms)
@@ -340,6 +345,7 @@ class MessageStore:
                     mark.truncate_to(end)
             # Queue offsets are assigned behind all that is here, flushed or not.
             self._dispatcher.advance(end)
+            self._queues.deletions.cut(end)
         if self.role is not BrokerRole.SLAVE and role is BrokerRole.SLAVE:
             writers = self._writers
             writers.appender.write_staged()
@@ -556,9 +562,55 @@ class MessageStore:
         """`callback({(topic, queue_id): max_offset})` is called after each batch that became readable."""
         self._dispatcher.on_dispatch(callback)
 
-    def drop_topic(self, topic: str) -> None:
-        """Delete the topic's queues; its records stay in the log until they expire."""
-        self._queues.drop_topic(topic)
+    async def drop_topics(self, topics: Collection[str]) -> None:
+        """Delete the queues of these topics, all that was sent to them so far; no start and no slave of ours
+        builds them again. Their records stay in the log until they expire.
+
+        Strategy: the deletion is on disk before a queue is touched. What was sent meanwhile needs it written
+                  once more; under a stream of sends the last of them may come back after a restart.
+        Raises:   OSError when it cannot be written: then nothing is dropped. ServiceNotAvailable of a store
+                  that is closed or fails: then it may be found done when the store is opened again.
+        """
+        self._require_working()
+        for number in range(DELETION_ROUNDS_MAX):
+            self._writers.appender.write_staged()
+            before, end = self._queues.next_offsets(topics), self.accepted_log_offset
+            ends = dict.fromkeys((topic for topic, _ in before), end)
+            try:
+                if ends:
+                    await self._queues.deletions.record(ends, log_begin=self._log.begin)
+            except OSError:
+                if number == 0:
+                    raise
+                break
+            self._require_working()
+            if self._queues.next_offsets(topics) == before:
+                break
+        for topic in topics:
+            self._queues.drop_topic(topic)
+
+    @property
+    def deleted_topics(self) -> Mapping[str, int]:
+        """Topic -> log offset: records of the topic below it were deleted with it."""
+        return self._queues.deletions.ends
+
+    async def take_deletions(self, deleted: Mapping[str, int]) -> list[str]:
+        """On a slave: drop what its master has deleted; the topics of which that was not known yet.
+
+        Raises:  OSError when it cannot be written, ServiceNotAvailable: then nothing is dropped.
+        """
+        self._require_working()
+        known, begin = self.deleted_topics, self._log.begin
+        new = {topic: end for topic, end in deleted.items() if end > max(begin, known.get(topic, 0))}
+        if new:
+            await self._queues.deletions.record(new, log_begin=begin)
+            self._require_working()
+            self._queues.drop_deleted()
+        return list(new)
+
+    def _require_working(self) -> None:
+        if not self._is_open or self._admission.is_blocked(_FAILED):
+            raise ServiceNotAvailable("the store is closed or has failed")
 
     def clean(self, *, at_any_hour: bool = False) -> int:
         """Delete expired log files now instead of at the next round; how many (spec store 19).

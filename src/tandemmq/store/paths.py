@@ -30,10 +30,24 @@ def parse_queue_id(name: str) -> int | None:
     return None
 
 
+def deletions_path(root: Path) -> Path:
+    """The file of deleted topics, beside the tables of the broker."""
+    return root / "config" / "deletedTopics.json"
+
+
 class StorePaths:
     """Where each part of one store lies."""
 
-    __slots__ = ("abort", "checkpoint", "commit_log", "consume_queues", "key_indexes", "lock", "root")
+    __slots__ = (
+        "abort",
+        "checkpoint",
+        "commit_log",
+        "consume_queues",
+        "deletions",
+        "key_indexes",
+        "lock",
+        "root",
+    )
 
     def __init__(self, options: StoreOptions) -> None:
         root = options.root
@@ -42,6 +56,7 @@ class StorePaths:
         self.consume_queues = root / "consumequeue"
         self.key_indexes = root / "index"
         self.checkpoint = root / "checkpoint"
+        self.deletions = deletions_path(root)
         self.abort = root / "abort"
         self.lock = root / "lock"
 

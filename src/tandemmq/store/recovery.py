@@ -100,6 +100,7 @@ class Recovery:
         )
         if plan.drops_queues:
             self._queues.remove_all()
+        self._queues.drop_deleted()
         lost_bytes = 0
         if plan.scan_from is not ScanFrom.NOWHERE:
             start = choose_start(

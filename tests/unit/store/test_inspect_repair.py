@@ -300,13 +300,18 @@ def test_topic_that_was_made_again_gets_its_newest_life(tmp_path: Path) -> None:
         store = await MessageStore.open(StoreOptions(root=tmp_path, **SIZES), disk=RealDisk(), clock=clock)
         for number in range(9):
             if number == 5:
-                store.drop_topic("T")
+                await store.drop_topics(["T"])
             store.append([record(b"%d" % number)], lambda _: None)
             clock.run_soon()
         await store.close()
 
     asyncio.run(run())
     before = content(tmp_path / "consumequeue")
+    remove_queues(tmp_path)
+    assert repair(tmp_path, queue_file_bytes=QUEUE_FILE_BYTES).warnings == []
+    assert content(tmp_path / "consumequeue") == before
+    # RocketMQ keeps no such file.
+    (tmp_path / "config" / "deletedTopics.json").unlink()
     remove_queues(tmp_path)
     report = repair(tmp_path, queue_file_bytes=QUEUE_FILE_BYTES)
     assert report.warnings == ["T/0: begins anew after its topic was deleted"]

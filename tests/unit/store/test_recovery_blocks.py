@@ -13,12 +13,12 @@ from tandemmq.store import BrokerRole, MessageStore, dispatcher, recovery_scan
 QUEUES = [(topic, queue_id) for topic in ("A", "B") for queue_id in range(2)]
 
 
-def fill(rig: Rig, store: MessageStore, seed: int) -> None:
+async def fill(rig: Rig, store: MessageStore, seed: int) -> None:
     """Random records of two topics, one of which is deleted twice and made again."""
     dice = Random(seed)
     for number in range(120):
         if number in (50, 80):
-            store.drop_topic("A")
+            await store.drop_topics(["A"])
         topic, queue_id = dice.choice(QUEUES)
         item = record(
             bytes([number]) * dice.choice((0, 10, 500)),
@@ -47,7 +47,7 @@ async def test_blocks_of_any_size_recover_the_same(
 ) -> None:
     rig = Rig()
     store = await rig.open()
-    fill(rig, store, block_bytes)
+    await fill(rig, store, block_bytes)
     await rig.clock.pass_time(2)
     expected = content(store)
     if is_cut:
@@ -70,7 +70,7 @@ async def test_slave_makes_the_same_tables_from_blocks(
     monkeypatch.setattr(dispatcher, "BLOCK_BYTES_MIN", block_bytes_min)
     master_rig, slave_rig = Rig(), Rig(role=BrokerRole.SLAVE)
     master, slave = await master_rig.open(), await slave_rig.open()
-    fill(master_rig, master, 7)
+    await fill(master_rig, master, 7)
     changes: list[dict[tuple[str, int], int]] = []
     slave.on_dispatch(lambda changed: changes.append(dict(changed)))
     dice = Random(block_bytes_min)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import struct
 from pathlib import Path
@@ -260,7 +261,7 @@ async def test_a_topic_made_again_keeps_its_new_messages_after_a_crash(is_cut: b
     rig = Rig(flush_mode=FlushMode.SYNC_FLUSH)
     store = await filled(rig, 25)
     await rig.clock.pass_time(120)
-    store.drop_topic("T")
+    await store.drop_topics(["T"])
     new = [b"new%02d" % number for number in range(count)]
     answers = rig.put(store, *(record(body) for body in new))
     await rig.clock.pass_time(0.1)
@@ -278,6 +279,94 @@ async def test_a_topic_made_again_keeps_its_new_messages_after_a_crash(is_cut: b
     third = await rig.open()
     assert bodies(third) == [*new, b"next"]
     await third.close()
+
+
+@pytest.mark.parametrize("ending", ["stop", "kill", "power cut", "without queues"])
+async def test_messages_of_a_deleted_topic_do_not_come_back(ending: str) -> None:
+    rig = Rig(flush_mode=FlushMode.SYNC_FLUSH)
+    store = await filled(rig, 25)
+    rig.put(store, record(b"kept", topic="Other"))
+    await rig.clock.pass_time(120)
+    await store.drop_topics(["T"])
+    assert store.queue_keys() == (("Other", 0),)
+    if ending in ("stop", "without queues"):
+        await store.close()
+    elif ending == "kill":
+        rig.kill()
+    else:
+        rig.power_cut()
+    if ending == "without queues":
+        for path in [path for path in rig.disk._nodes if "consumequeue" in path.parts]:
+            rig.disk.remove(path)
+    for _ in range(2):
+        again = await rig.open()
+        assert again.queue_keys() == (("Other", 0),)
+        assert bodies(again, "Other") == [b"kept"]
+        await again.close()
+
+
+async def test_a_log_that_was_cut_below_a_deletion_goes_on_with_messages_that_stay() -> None:
+    rig = Rig(flush_mode=FlushMode.ASYNC_FLUSH)
+    store = await filled(rig, 3)
+    await rig.clock.pass_time(120)
+    rig.put(store, *(record(b"never on disk" + b"x" * 300) for _ in range(5)))
+    await store.drop_topics(["T"])
+    rig.power_cut()
+    again = await rig.open(flush_mode=FlushMode.SYNC_FLUSH)
+    assert again.queue_keys() == ()
+    rig.put(again, record(b"new"))
+    await rig.clock.pass_time(0.1)
+    rig.kill()
+    third = await rig.open()
+    assert bodies(third) == [b"new"]
+    await third.close()
+
+
+async def test_what_is_sent_while_a_deletion_is_written_goes_with_the_topic() -> None:
+    rig = Rig()
+    store = await filled(rig, 3)
+    deletion = asyncio.ensure_future(store.drop_topics(["T"]))
+    await asyncio.sleep(0)  # it is being written
+    rig.put(store, record(b"meanwhile"))
+    assert store.queue_max("T", 0) == 4
+    await deletion
+    assert store.queue_keys() == ()
+    rig.kill()
+    again = await rig.open()
+    assert again.queue_keys() == ()
+    await again.close()
+
+
+class TablesUnwritable(NoFault):
+    def on_write(self, path: Path, offset: int, size: int) -> int:
+        return 0 if "config" in path.parts else size
+
+
+async def test_a_deletion_that_cannot_be_written_changes_nothing() -> None:
+    rig = Rig()
+    store = await filled(rig, 3)
+    rig.disk.fault = TablesUnwritable()
+    with pytest.raises(OSError, match="no room"):
+        await store.drop_topics(["T"])
+    assert numbers(store) == [0, 1, 2]
+    assert store.deleted_topics == {}
+    await store.close()
+
+
+async def test_a_deletion_is_forgotten_once_its_messages_have_expired() -> None:
+    rig = Rig(file_reserved_hours=1)
+    store = await filled(rig, 60)
+    await store.drop_topics(["T"])
+    rig.put(store, *(record(b"x" * 1000, topic="U") for _ in range(20)))
+    await rig.clock.pass_time(1)
+    assert list(store.deleted_topics) == ["T"]
+    await rig.clock.pass_time(4 * 3600)
+    rig.put(store, record(b"x", topic="U"))
+    await rig.clock.pass_time(1)
+    assert store.clean(at_any_hour=True) or store.min_log_offset > 0
+    await store.drop_topics(["U"])
+    assert list(store.deleted_topics) == ["U"]
+    await store.close()
 
 
 @pytest.mark.parametrize("is_clean", [True, False])

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 
+from tandemmq.broker.guards import drop_or_reject
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
 from tandemmq.remoting.channel import Channel
 from tandemmq.store.message_store import MessageStore
+from tandemmq.store.options import BrokerRole
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -39,15 +41,19 @@ class CleaningHandlers:
         log.info(events.CLEANED_BY_HAND, extra=extra)
         return command.reply()
 
-    def handle_topics(self, channel: Channel, command: Command) -> Command:
-        """CLEAN_UNUSED_TOPIC (316): queues that no topic of the table has; retry and system topics stay."""
+    async def handle_topics(self, channel: Channel, command: Command) -> Command:
+        """CLEAN_UNUSED_TOPIC (316): queues that no topic of the table has; retry and system topics stay.
+
+        A slave's table may lack a topic that its log has already: there the master says what is gone.
+        """
         unused = {topic for topic, _ in self._store.queue_keys() if self._is_unused(topic)}
-        for topic in sorted(unused):
-            self._store.drop_topic(topic)
+        await drop_or_reject(self._store, sorted(unused))
         extra = {"what": "queues of deleted topics", "count": len(unused), "peer": channel.peer}
         log.info(events.CLEANED_BY_HAND, extra=extra)
         return command.reply()
 
     def _is_unused(self, topic: str) -> bool:
+        if self._store.role is BrokerRole.SLAVE:
+            return False
         is_kept = is_system_topic(topic) or is_retry_topic(topic) or is_dlq_topic(topic)
         return not is_kept and self._topics.get(topic) is None

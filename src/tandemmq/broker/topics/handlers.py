@@ -9,7 +9,7 @@ import logging
 
 import msgspec
 
-from tandemmq.broker.guards import invalid, read_body, require_topic
+from tandemmq.broker.guards import drop_or_reject, invalid, read_body, require_topic
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import PERMISSION_MAX, BrokerOptions
 from tandemmq.broker.pop.receipts import pop_retry_v1, pop_retry_v2
@@ -130,19 +130,19 @@ class TopicHandlers:
             for group in self._offsets.groups_of(topic)
             for name in (pop_retry_v1(group, topic), pop_retry_v2(group, topic))
         }
-        if self._delete(topic, channel.peer):
-            for name in sorted(retries):
+        if self._topics.get(topic) is not None:
+            names = [topic, *sorted(name for name in retries if self._topics.get(name) is not None)]
+            await drop_or_reject(self._store, names)
+            for name in names:
                 self._delete(name, channel.peer)
             await save_or_reject(self._saver, self._file)
         return command.reply()
 
-    def _delete(self, topic: str, peer: Address) -> bool:
-        if not self._topics.remove(topic, self._clock.now_ms()):
-            return False
+    def _delete(self, topic: str, peer: Address) -> None:
+        """Its queues are gone already."""
+        self._topics.remove(topic, self._clock.now_ms())
         self._offsets.drop_topic(topic)
-        self._store.drop_topic(topic)
         log.info(events.TOPIC_DELETED, extra={"topic": topic, "peer": peer})
-        return True
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
         """GET_TOPIC_CONFIG (351)."""

@@ -31,6 +31,7 @@ from tandemmq.store.inspect.state_check import (
     check_checkpoint,
     check_config,
     check_consumer_offsets,
+    deleted_topics,
     known_topics,
 )
 from tandemmq.store.key_index import ENTRY_BYTES, HEADER
@@ -100,11 +101,13 @@ class _Check:
         self._findings = Findings()
         self._report = StoreReport(findings=self._findings)
         self._log: OffsetFiles = list_offset_files(options.log_dir)
+        self._deleted: dict[str, int] = {}
 
     def run(self) -> StoreReport:
         root, findings = self._options.root, self._findings
         has_abort = check_abort(root / "abort", findings)
         config = check_config(root / "config", findings)
+        self._deleted = deleted_topics(config)
         self._check_names()
         queues = list_queues(root / "consumequeue")
         self._check_queue_files(queues)
@@ -144,7 +147,7 @@ class _Check:
             check_crc=self._options.check_crc,
             on_progress=advance,
         )
-        entries = EntryReader(topics.names, self._options.delays_ms)
+        entries = EntryReader(topics.names, self._options.delays_ms, deleted=self._deleted)
         for run in walk.runs():
             for rows in entries.read(run):
                 queue_check.take(rows)

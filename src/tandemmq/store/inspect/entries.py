@@ -5,8 +5,9 @@ Source: spec store 5, 5.2, 15.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,11 +49,20 @@ class QueueRows:
 
 
 class EntryReader:
-    """Makes entries of runs. `delays_ms`: the broker's delay levels."""
+    """Makes entries of runs. `delays_ms`: the broker's delay levels; `deleted`: where the log ended when a
+    topic was deleted.
+    """
 
-    def __init__(self, names: Sequence[str], delays_ms: Sequence[int] = DELAY_LEVELS_MS) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        delays_ms: Sequence[int] = DELAY_LEVELS_MS,
+        *,
+        deleted: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self._names = names
         self._delays_ms = delays_ms
+        self._deleted = deleted
         self.inner_batch_count = 0
 
     def read(self, run: Run) -> Iterator[QueueRows]:
@@ -75,7 +85,7 @@ class EntryReader:
             tag = tags[group]
             if key[0] == SCHEDULE_TOPIC:
                 tag = self._due_times(run, rows[group], tag)
-            yield QueueRows(
+            queue_rows = QueueRows(
                 key=key,
                 queue_offset=columns.queue_offset[group],
                 log_offset=columns.log_offset[group],
@@ -83,6 +93,10 @@ class EntryReader:
                 tag_hash=tag,
                 is_intact=run.is_intact[rows[group]],
             )
+            # A queue's records stand in the order of the log.
+            gone = int(queue_rows.log_offset.searchsorted(self._deleted.get(key[0], 0)))
+            if gone < len(group):
+                yield queue_rows.part(gone, len(group))
 
     def _due_times(self, run: Run, rows: Ints, tags: Ints) -> Ints:
         """In place of the tag a delayed message's entry says when it is due."""

@@ -16,6 +16,7 @@ from tandemmq.errors import StoreError
 from tandemmq.runtime.exchange import beside, remove_tree, replace, restore, sync_tree
 from tandemmq.runtime.ports import Disk
 from tandemmq.store.checkpoint import CheckpointTimes, encode_checkpoint
+from tandemmq.store.deletions import read_deletions
 from tandemmq.store.inspect.changes import compare_indexes, compare_queues
 from tandemmq.store.inspect.check import InspectOptions, Progress, no_progress, report_log_damage
 from tandemmq.store.inspect.entries import EntryReader
@@ -26,6 +27,7 @@ from tandemmq.store.inspect.log_walk import LogWalk
 from tandemmq.store.inspect.queue_files import list_queues
 from tandemmq.store.inspect.rebuild import IndexBuilder, QueueBuilder
 from tandemmq.store.options import QUEUE_UNIT_BYTES
+from tandemmq.store.paths import deletions_path
 from tandemmq.store.topic_numbers import TopicNumbers
 
 QUEUE_FILE_BYTES = 6_000_000
@@ -92,6 +94,7 @@ class _Repair:
         for path in (self._queue_dir, self._index_dir):
             restore(path)
         self._queues = list_queues(self._queue_dir)
+        self._deleted = read_deletions(deletions_path(root), disk)
         self._topics = TopicNumbers()
         self._walk = LogWalk(
             self._log.files, topics=self._topics, findings=self._findings, on_progress=self._advance
@@ -175,7 +178,7 @@ class _Repair:
         self._on_progress("building from the CommitLog", self._done, sum(f.size for f in self._log.files))
 
     def _build(self, queues: QueueBuilder, index: IndexBuilder | None) -> None:
-        entries = EntryReader(self._topics.names, self._options.inspect.delays_ms)
+        entries = EntryReader(self._topics.names, self._options.inspect.delays_ms, deleted=self._deleted)
         for run in self._walk.runs():
             for rows in entries.read(run):
                 queues.add(rows)
@@ -200,7 +203,8 @@ class _Repair:
 
     def _keep_empty(self, queues: QueueBuilder) -> None:
         for key, old in self._queues.items():
-            if key not in queues.queues.table:
+            is_deleted = self._deleted.get(key[0], 0) > self._walk.begin
+            if key not in queues.queues.table and not is_deleted:
                 queues.keep(old, self._walk.begin)
 
     def _finish(self, queues: QueueBuilder, index: IndexBuilder | None) -> int:

@@ -96,6 +96,13 @@ def known_topics(config: Mapping[str, Any]) -> frozenset[str] | None:
     return frozenset(table) if isinstance(table, dict) else None
 
 
+def deleted_topics(config: Mapping[str, Any]) -> dict[str, int]:
+    """Topic -> log offset below which its records are deleted, by `deletedTopics.json`."""
+    table = config.get("deletedTopics.json", {}).get("deletedTopicTable")
+    items = table.items() if isinstance(table, dict) else ()
+    return {topic: end for topic, end in items if isinstance(end, int)}
+
+
 def check_consumer_offsets(
     directory: Path, config: Mapping[str, Any], ends: Mapping[tuple[str, int], int], findings: Findings
 ) -> None:

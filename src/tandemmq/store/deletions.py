@@ -1,0 +1,96 @@
+"""Which topics were deleted, and where the log ended then: what is below belongs to no topic any more.
+
+The records of a deleted topic stay in the log until they expire. Whoever builds queue entries from the log,
+a recovery, a slave, a repair, asks here first, so that deleted messages do not come back.
+Invariants: a deletion is on disk before a queue is touched. It is forgotten once the log begins behind it.
+            No record that is appended here lies below one: a recovery that ends the log earlier lowers it.
+At a bound: the deletion that expires next is forgotten; if the queues of its topic are then built anew, they
+            hold the deleted messages, until the topic is made again.
+Knows not:  topics, groups: a name is a name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tandemmq.errors import Corrupt
+from tandemmq.runtime.ports import Disk
+
+DELETIONS_MAX: Final = 10_000
+
+Ends = dict[str, int]
+"""Topic -> log offset."""
+
+
+class _File(msgspec.Struct, frozen=True):
+    """The content of the file, a JSON object."""
+
+    topics: dict[str, int] = msgspec.field(name="deletedTopicTable", default_factory=dict)
+
+
+def read_deletions(path: Path, disk: Disk) -> Ends:
+    """What a store's file says; nothing when there is none.
+
+    Raises:  Corrupt: to go on without it would bring deleted messages back, which an operator must decide.
+    """
+    if not disk.exists(path):
+        return {}
+    try:
+        return msgspec.json.decode(disk.read_bytes(path), type=_File).topics
+    except msgspec.MsgspecError as error:
+        raise Corrupt(path, 0, f"the deleted topics cannot be read: {error}") from error
+
+
+class Deletions:
+    """The deletions of one store; `ends` is only read by others."""
+
+    __slots__ = ("_disk", "_lock", "_path", "ends")
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self._path = path
+        self._disk = disk
+        self._lock = asyncio.Lock()
+        self.ends: Ends = {}
+
+    def load(self) -> None:
+        """Raises Corrupt."""
+        self.ends = read_deletions(self._path, self._disk)
+
+    async def record(self, ends: Mapping[str, int], *, log_begin: int) -> None:
+        """Take these over and have them on disk; what expired is forgotten.
+
+        Raises:  OSError when they cannot be written; nothing has changed then.
+        """
+        async with self._lock:
+            before, self.ends = self.ends, _merge(self.ends, ends, log_begin)
+            try:
+                await self._disk.offload(self._writer())
+            except OSError:
+                self.ends = before
+                raise
+
+    def cut(self, log_end: int) -> None:
+        """The log goes on at `log_end` with records of its own: none of them is deleted. Blocks.
+
+        Raises:  OSError when the change cannot be written.
+        """
+        lowered = {topic: min(end, log_end) for topic, end in self.ends.items() if log_end}
+        if lowered != self.ends:
+            self.ends = lowered
+            self._writer()()
+
+    def _writer(self) -> partial[None]:
+        return partial(self._disk.write_atomically, self._path, msgspec.json.encode(_File(topics=self.ends)))
+
+
+def _merge(old: Ends, new: Mapping[str, int], log_begin: int) -> Ends:
+    ends = old | {topic: max(end, old.get(topic, 0)) for topic, end in new.items()}
+    kept = {topic: end for topic, end in ends.items() if end > log_begin}
+    return dict(heapq.nlargest(DELETIONS_MAX, kept.items(), key=lambda item: item[1]))
