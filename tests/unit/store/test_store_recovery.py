@@ -354,7 +354,7 @@ async def test_a_deletion_that_cannot_be_written_changes_nothing() -> None:
 
 
 async def test_a_deletion_is_forgotten_once_its_messages_have_expired() -> None:
-    rig = Rig(file_reserved_hours=1)
+    rig = Rig(file_reserved_hours=3)
     store = await filled(rig, 60)
     await store.drop_topics(["T"])
     rig.put(store, *(record(b"x" * 1000, topic="U") for _ in range(20)))
