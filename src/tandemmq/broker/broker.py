@@ -124,6 +124,7 @@ class Broker:
         )
         self._tables.load(delay_level_count=len(self._store_options.delay_levels_ms))
         self._access.load()
+        self._access.bind(store.read_record)
         self._tls.load()
         if not options.is_slave:
             self._tables.begin_life(store)
