@@ -27,6 +27,7 @@ from tandemmq.broker.tables import Tables
 from tandemmq.errors import ConfigError, LocalProtocolError
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.remoting.address import render_address
+from tandemmq.remoting.channel import FrameBudget
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.server import RemotingServer
@@ -106,6 +107,7 @@ class Broker:
             network=network, clock=clock, signer=self._access.signer, tls=make_client_tls(tls.dialling)
         )
         self._servers: list[RemotingServer] = []
+        self._frame_budget = FrameBudget(options.frame_bytes_held_max)
         self.store: MessageStore | None = None
         self._parts: Parts | None = None
         self._replica: ReplicaRole | None = None
@@ -242,6 +244,7 @@ class Broker:
             on_fatal=self._on_fatal,
             guard=self._access.check,
             tls=self._tls,
+            budget=self._frame_budget,
         )
         try:
             address = await server.start(self.options.listen_host, port)

@@ -75,11 +75,14 @@ class Guard:
         Raises:  NotPermitted telling the peer why not; RemoteProtocolError for what cannot be read.
         """
         host = channel.peer[0]
+        is_known = True
         try:
             if self._options.acl_enable:
                 self._check_plain(channel, command, host)
             if self._options.authentication_enabled:
-                self._check_user(channel, command, host)
+                is_known = self._check_user(channel, command, host)
+            if is_known:
+                channel.make_known()
         except Exception as error:
             # A request that cannot be read has no resource yet; whoever may tell, it was refused.
             if not isinstance(error, _Denied):
@@ -121,9 +124,10 @@ class Guard:
 
     # Users and policies
 
-    def _check_user(self, channel: Channel, command: Command, host: str) -> None:
+    def _check_user(self, channel: Channel, command: Command, host: str) -> bool:
+        """False for a request that anybody may send: it does not say who it is."""
         if command.code in self._options.authentication_white_codes:
-            return
+            return False
         name = command.fields.get(ACCESS_KEY)
         if not name:
             raise _Denied(f"the request is not signed: {ACCESS_KEY} is missing")
@@ -136,12 +140,13 @@ class Guard:
         if not is_signed_with(command, user.password.encode()):
             raise _Denied(f"the signature of {name} is wrong")
         if not self._options.authorization_enabled or command.code in self._options.authorization_white_codes:
-            return
+            return True
         policies = self._users.policies(name)
         is_super = user.is_super
         self._check_needs(
             channel, command, host, name, lambda need: is_super or decide(policies, need, host), 5
         )
+        return True
 
     def _stored_needs(self, command: Command) -> Needs:
         """Nothing when nothing is stored there: the handler says so."""
