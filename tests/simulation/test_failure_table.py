@@ -209,6 +209,47 @@ def test_master_disk_lost_and_restarted_empty() -> None:
     play(script)
 
 
+@pytest.mark.parametrize("has_slave", [True, False])
+def test_master_back_after_a_power_cut_with_what_only_its_slave_holds(has_slave: bool) -> None:
+    """It serves nothing until it has taken over what its slave holds: nothing acknowledged is lost."""
+
+    async def script(scene: Scene) -> None:
+        await scene.acknowledges(100)
+        await scene.level()
+        if not has_slave:
+            scene.slave.kill()
+        scene.master.cut_power(Tear.NOTHING)
+        await scene.pass_time(3.0)
+        scene.master.start()
+        if not has_slave:
+            await scene.acknowledges_nothing()
+            assert scene.master.is_running
+            assert not scene.master.is_open
+            scene.slave.start()
+        await scene.acknowledges(50)
+        await scene.level()
+        assert copy_of(scene.slave).halt is None
+
+    play(script)
+
+
+def test_master_back_after_a_kill_serves_at_once() -> None:
+    """The page cache has kept what was written: there is nothing to wait for."""
+
+    async def script(scene: Scene) -> None:
+        await scene.acknowledges(100)
+        scene.slave.kill()
+        scene.master.kill()
+        scene.master.start()
+        await scene.until(lambda: scene.master.store, "it is open")
+        assert scene.master.store is not None
+        assert not scene.master.store.tail_doubt
+        scene.slave.start()
+        await scene.acknowledges()
+
+    play(script)
+
+
 def test_master_back() -> None:
     """Produce: yes. Consume: back to the master. Offsets: running consumers bring them along."""
 

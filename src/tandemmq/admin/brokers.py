@@ -6,7 +6,7 @@ from typing import Final
 
 from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import Target, Tools, find_targets
-from tandemmq.api import broker_admin
+from tandemmq.api import broker_admin, replica
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.ha import HaClient, HaStatus
 from tandemmq.protocol.properties_file import parse_properties
@@ -14,7 +14,7 @@ from tandemmq.protocol.properties_file import parse_properties
 _REFUSED: Final = ("AHEAD", "TOO_OLD", "HALTED")
 """States of a slave, as its master sees it, that end by an operator's hand only."""
 _REPLICATION_TABLES: Final = (
-    ("masters", ("broker", "log_end", "in_sync_slaves", "connections")),
+    ("masters", ("broker", "log_end", "in_sync_slaves", "connections", "waiting")),
     (
         "slaves_of_masters",
         (
@@ -92,15 +92,17 @@ async def show_config(tools: Tools, address: str, cluster: str) -> Answer:
 async def show_replication(tools: Tools, address: str, cluster: str) -> Answer:
     """How far every slave is, as masters and as slaves see it.
 
-    Exit code 1 when a slave has halted, or its master can give it nothing.
+    Exit code 1 when a slave has halted, or its master can give it nothing, or a master waits for slaves.
     """
     masters, slaves, copies = (Table(name, columns) for name, columns in _REPLICATION_TABLES)
-    has_halted = False
+    has_halted = is_waiting = False
     for target in await find_targets(tools, address=address, cluster=cluster):
         status = await broker_admin.query_ha_status(tools.remoting, target.address)
         if status.is_master:
             count = sum(one.away_ms is None for one in status.connections)
-            masters.rows.append((target.address, status.max_log_offset, status.in_sync_count, count))
+            in_sync = status.in_sync_count
+            masters.rows.append((target.address, status.max_log_offset, in_sync, count, status.waiting))
+            is_waiting |= status.waiting is not None
             slaves.rows += _slave_rows(target, status)
             has_halted |= any(one.state in _REFUSED for one in status.connections)
             continue
@@ -109,7 +111,14 @@ async def show_replication(tools: Tools, address: str, cluster: str) -> Answer:
         copies.rows.append(_copy_row(target, one))
     tables = [table for table in (masters, slaves, copies) if table.rows]
     notes = ["a slave has halted: see docs/operations.md"] if has_halted else []
-    return Answer(tables, notes, exit_code=1 if has_halted else 0)
+    if is_waiting:
+        notes.append("a master serves nothing until its slaves have shown what they hold, or acceptLog")
+    return Answer(tables, notes, exit_code=1 if has_halted or is_waiting else 0)
+
+
+async def accept_log(tools: Tools, address: str) -> Answer:
+    """A master that waits for its slaves serves its log as it is."""
+    return Answer([], [await replica.accept_log(tools.remoting, address)])
 
 
 def _copy_row(target: Target, one: HaClient) -> Row:

@@ -90,6 +90,12 @@ def ha_status(
     )
 
 
+@app.command("acceptLog")
+def accept_log(broker: Address, as_json: AsJson = False) -> None:
+    """Let a master that waits for its slaves serve its log as it is: what only they hold is given up."""
+    run("", lambda tools: brokers.accept_log(tools, broker), as_json=as_json, needs_names=False)
+
+
 @app.command("getBrokerConfig")
 def get_broker_config(
     namesrv: NameServers = "", broker: Address = "", cluster: Cluster = "", as_json: AsJson = False

@@ -237,6 +237,15 @@ async def read_log(
     return LogPart(data=bytes(answer.body), min_log_offset=ends.min_offset, max_log_offset=ends.max_offset)
 
 
+async def accept_log(client: RemotingClient, address: str) -> str:
+    """A master that waits for its slaves uses its log as it is; what it says to that.
+
+    Raises:  BadRequest when it does not wait; as `read_log` does.
+    """
+    answer = await call(client, address, RequestCode.TANDEM_ACCEPT_LOG)
+    return answer.remark or ""
+
+
 async def _fetch_table(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTable[T]:
     try:
         async with asyncio.timeout(TABLE_TIMEOUT_S):

@@ -1,17 +1,19 @@
 """Broker: builds its parts in order, starts them, stops them; it has no behaviour of its own.
 
 Order of start: tables, store, listeners, replication, a master's duties, registration. A start that fails
-part way leaves the rest to `stop`, which may always be called.
+part way leaves the rest to `stop`, which may always be called. A master whose log may lack acknowledged
+messages serves none at first; it does the last two once it has them.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from tandemmq.api.nameserver import BrokerIdentity, Registered
+from tandemmq.api.nameserver import BrokerIdentity, Registered, query_cluster_info, unregister_broker
 from tandemmq.broker.access.options import OPEN, AccessOptions
 from tandemmq.broker.access.service import AccessService
 from tandemmq.broker.admin.ha_handlers import HaHandlers
@@ -20,14 +22,13 @@ from tandemmq.broker.master_duties import MasterDuties
 from tandemmq.broker.options import BrokerOptions, MetricsExporter
 from tandemmq.broker.parts import Parts
 from tandemmq.broker.registration import Registration
-from tandemmq.broker.replica import ReplicaRole
+from tandemmq.broker.replica import ReplicaRole, closed_routes
 from tandemmq.broker.routes import build_routes, fast_routes
 from tandemmq.broker.stats import SAMPLE_PERIOD_S
 from tandemmq.broker.tables import Tables
-from tandemmq.errors import ConfigError, LocalProtocolError
+from tandemmq.errors import ConfigError, LocalProtocolError, TandemError
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.remoting.address import render_address
-from tandemmq.remoting.channel import FrameBudget
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.server import RemotingServer
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FAST_PORT_DISTANCE = 2
+ASK_TIMEOUT_S = 3.0
+"""For a name server, while the master waits for its slaves."""
 FORGET_EVERY = 360
 """Samples of the statistics, of 10 s each, until what is gone is dropped from them."""
 
@@ -91,6 +94,7 @@ class Broker:
         self._chance = chance
         self._on_fatal = on_fatal or _raise_fatal
         self._scope = TaskScope("broker", lambda _name, error: self._on_fatal(error))
+        self._waiting = TaskScope("broker", lambda _name, error: self._on_fatal(error))
         self._tables = Tables(options, store_options.root / "config", disk=disk, clock=clock)
         self._access = AccessService(
             access,
@@ -107,7 +111,6 @@ class Broker:
             network=network, clock=clock, signer=self._access.signer, tls=make_client_tls(tls.dialling)
         )
         self._servers: list[RemotingServer] = []
-        self._frame_budget = FrameBudget(options.frame_bytes_held_max)
         self.store: MessageStore | None = None
         self._parts: Parts | None = None
         self._replica: ReplicaRole | None = None
@@ -126,9 +129,8 @@ class Broker:
         )
         self._tables.load(delay_level_count=len(self._store_options.delay_levels_ms))
         self._access.load()
-        self._access.bind(store.read_record)
         self._tls.load()
-        if not options.is_slave:
+        if not options.is_slave and not store.tail_doubt:
             self._tables.begin_life(store)
         store.store_host = self._packed_host(options.listen_port)
         parts = self._parts = Parts(
@@ -143,25 +145,68 @@ class Broker:
         )
         replica = self._replica = self._make_replica(store)
         own = build_routes(parts) | self._access.routes()
-        routes = own | replica.routes() | self._ha_handlers(store).routes()
+        of_replicas = replica.routes() | self._ha_handlers(store).routes()
+        routes = own | of_replicas
         self.served_codes = frozenset(routes)
-        self.address = await self._listen(routes, options.listen_port)
+        served, fast = dict(routes), dict[int, Handler]()
+        if store.tail_doubt:
+            kept = of_replicas | self._access.routes()
+            served |= closed_routes(routes, kept, lambda: replica.tail_wait.reason)
+        self.address = await self._listen(served, options.listen_port)
         store.store_host = self._packed_host(self.address[1])
         parts.reply_form.bind(store.store_host)
         if options.fast_listen and options.listen_port > FAST_PORT_DISTANCE:
-            await self._listen(fast_routes(routes), options.listen_port - FAST_PORT_DISTANCE)
+            fast = fast_routes(served)
+            await self._listen(fast, options.listen_port - FAST_PORT_DISTANCE)
         self.ha_address = await replica.start(options.listen_host, self._ha_port())
         self._start_tasks(parts)
-        if not options.is_slave:
-            self._duties = self._make_duties(store, parts)
-            self._duties.start()
         if options.metrics_exporter is MetricsExporter.PROM:
             self.metrics_address = await self._serve_metrics(store, parts, replica)
-        await self._register(parts, replica)
+        if store.tail_doubt:
+
+            def reopen() -> None:
+                served.update(routes)
+                fast.update(fast_routes(routes))
+
+            self._waiting.start("tail_wait", self._wait_for_tail(store, parts, replica, reopen))
+        else:
+            await self._take_office(store, parts, replica)
         log.info(
             events.BROKER_STARTED,
             extra={"broker": options.broker_name, "address": self.address, "ha_address": self.ha_address},
         )
+
+    async def _take_office(self, store: MessageStore, parts: Parts, replica: ReplicaRole) -> None:
+        """Do a master's duties, and let clients find this broker."""
+        if not self.options.is_slave:
+            self._duties = self._make_duties(store, parts)
+            self._duties.start()
+        await self._register(parts, replica)
+
+    async def _wait_for_tail(
+        self, store: MessageStore, parts: Parts, replica: ReplicaRole, reopen: Callable[[], None]
+    ) -> None:
+        """Clients go on as if the master were still away: they read at a slave, if it may be read."""
+        for address in dict.fromkeys(self.options.name_servers):
+            # The entry of the life before may still stand there.
+            with suppress(TandemError):
+                await unregister_broker(self._client, address, self._identity(), timeout_s=ASK_TIMEOUT_S)
+        await replica.tail_wait.run()
+        self._tables.begin_life(store)
+        reopen()
+        await self._take_office(store, parts, replica)
+
+    async def _listed_slaves(self) -> dict[int, str] | None:
+        """The slaves of this broker's name by id, as all name servers that answer know them."""
+        slaves: dict[int, str] | None = None
+        for address in dict.fromkeys(self.options.name_servers):
+            try:
+                info = await query_cluster_info(self._client, address, timeout_s=ASK_TIMEOUT_S)
+            except TandemError:
+                continue
+            data = info.brokers.get(self.options.broker_name)
+            slaves = (slaves or {}) | ({} if data is None else data.addresses)
+        return None if slaves is None else {key: one for key, one in slaves.items() if key}
 
     @property
     def stats_items(self) -> StatsItems:
@@ -171,6 +216,7 @@ class Broker:
 
     async def stop(self) -> None:
         """Everything accepted is stored, all tables are saved, nothing is left running."""
+        await self._waiting.close()
         if self._registration is not None:
             await self._registration.stop()
         if self._parts is not None:
@@ -221,6 +267,7 @@ class Broker:
             own_address=self._advertised_address,
             fixed_ha_address=self.options.ha_master_address,
             fixed_address=self.options.ha_master_remoting_address,
+            listed=self._listed_slaves,
             on_fatal=self._on_fatal,
         )
 
@@ -244,7 +291,6 @@ class Broker:
             on_fatal=self._on_fatal,
             guard=self._access.check,
             tls=self._tls,
-            budget=self._frame_budget,
         )
         try:
             address = await server.start(self.options.listen_host, port)
@@ -306,14 +352,15 @@ class Broker:
             is_looking=lambda: replica.is_looking,
         )
         replica.on_master_lost = self._registration.ask_soon
-        await self._registration.start(
-            BrokerIdentity(
-                cluster_name=self.options.cluster_name,
-                broker_name=self.options.broker_name,
-                broker_id=self.options.broker_id,
-                broker_address=self._advertised_address(),
-                ha_address=self._advertised_ha_address(),
-            )
+        await self._registration.start(self._identity())
+
+    def _identity(self) -> BrokerIdentity:
+        return BrokerIdentity(
+            cluster_name=self.options.cluster_name,
+            broker_name=self.options.broker_name,
+            broker_id=self.options.broker_id,
+            broker_address=self._advertised_address(),
+            ha_address=self._advertised_ha_address(),
         )
 
     async def _drop_silent_clients(self, parts: Parts) -> None:

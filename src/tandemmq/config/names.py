@@ -227,6 +227,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "haAllowedSlaves": _key(NETWORKS, "replication.allowed_slaves"),  # ours
     "haSharedSecret": _key(SECRET, "replication.shared_secret"),  # ours
     "configSyncInterval": _key(POSITIVE, "replication.config_sync_interval_ms"),  # ours
+    "acceptLog": _key(FLAG, "store.accept_log"),  # ours
     "syncMasterCompat4": _key(FLAG, "store.sync_master_compat4"),  # ours
     # Access control.
     "aclEnable": _key(FLAG, "access.acl_enable"),
@@ -241,7 +242,6 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "openFileCountMax": _key(whole(8, 2**20), "store.open_file_count_max"),
     "mappedBytesMax": _key(POSITIVE_LONG, "store.mapped_bytes_max"),
     "memoryBytes": _key(POSITIVE_LONG, "store.memory_bytes"),
-    "frameBytesHeldMax": _key(POSITIVE_LONG, "broker.frame_bytes_held_max"),
     "longPollCountMax": _key(POSITIVE, "broker.long_poll_count_max"),
 }
 

@@ -114,6 +114,7 @@ _REPLICAS = _entries(
     (Code.TANDEM_AWAIT_TABLES, replica.AwaitTablesRequest, None),
     (Code.TANDEM_TELL_SLAVE_STATE, replica.TellSlaveStateRequest, None),
     (Code.TANDEM_READ_LOG, replica.ReadLogRequest, replica.ReadLogResponse),
+    (Code.TANDEM_ACCEPT_LOG, None, None),
 )
 
 _ADMIN = _entries(

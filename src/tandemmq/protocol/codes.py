@@ -193,6 +193,7 @@ class RequestCode(IntEnum):
     TANDEM_AWAIT_TABLES = 30102
     TANDEM_TELL_SLAVE_STATE = 30103
     TANDEM_READ_LOG = 30104
+    TANDEM_ACCEPT_LOG = 30105
 
 
 class ResponseCode(IntEnum):

@@ -1,5 +1,5 @@
-"""The two marks of a store that is in use: the lock against other processes, `abort` against forgetting a
-crash.
+"""The marks of a store that is in use: the lock against other processes, `abort` against forgetting a crash,
+`tailDoubt` (ours) against serving a log that may lack acknowledged messages.
 
 Invariants: `abort` exists from before the first change that recovery makes until everything is on disk. It
             names the machine's boot in which bytes were written that may not be on disk: until recovery has
@@ -62,6 +62,22 @@ class StoreMarks:
         """Everything is on disk."""
         if self.has_abort:
             self._disk.remove(self._paths.abort)
+
+    @property
+    def doubt(self) -> str:
+        """Why the log may lack acknowledged messages; empty when nothing says so."""
+        if not self._disk.exists(self._paths.tail_doubt):
+            return ""
+        return self._disk.read_bytes(self._paths.tail_doubt).decode("utf-8", "replace")
+
+    def write_doubt(self, reason: str) -> None:
+        """From now on every start knows it, also one after a clean stop."""
+        self._disk.write_atomically(self._paths.tail_doubt, reason.encode())
+
+    def remove_doubt(self) -> None:
+        """The log is what is served from now on."""
+        if self._disk.exists(self._paths.tail_doubt):
+            self._disk.remove(self._paths.tail_doubt)
 
     def release(self) -> None:
         """Let other processes in."""

@@ -51,6 +51,7 @@ DELETION_ROUNDS_MAX = 3
 _CLOSED = "closed"
 _FAILED = "failed"
 _ROLE = "role"
+_DOUBT = "doubt"
 
 
 class MessageStore:
@@ -78,6 +79,9 @@ class MessageStore:
         self._admission = Admission()
         self._is_open = False
         self._has_writers = False
+        self.tail_doubt = ""
+        """Why the log may lack acknowledged messages. Then the store is a slave's until `accept_log`, so that
+        what is missing can be appended as it is; empty when there is no doubt."""
         self._segment_task: asyncio.Task[None] | None = None
         self._log = CommitLog(
             SegmentedLog(
@@ -152,6 +156,7 @@ class MessageStore:
     async def _start(self) -> None:
         self._marks.take()
         has_abort = self._marks.has_abort
+        self._note_doubt(has_abort=has_abort)
         self._marks.keep_abort()
         self._log.log.load()
         self._checkpoint.load()
@@ -198,6 +203,25 @@ class MessageStore:
                 "zeroed_bytes": recovered.lost_bytes,
             },
         )
+
+    def _note_doubt(self, *, has_abort: bool) -> None:
+        """A machine that went down has lost what was not synced; a slave may hold what was acknowledged of
+        it.
+        """
+        options, marks = self.options, self._marks
+        if options.role is BrokerRole.SLAVE or options.accept_log:
+            marks.remove_doubt()  # a slave is compared with its master
+            return
+        is_lost = has_abort and not marks.same_boot and options.flush_mode is FlushMode.ASYNC_FLUSH
+        if is_lost and options.slave_ack_count(options.role) and not marks.doubt:
+            marks.write_doubt(
+                "the last run did not end in order and the machine has been restarted since: acknowledged"
+                " messages that were not flushed (ASYNC_FLUSH) may be at the slaves only"
+            )
+        self.tail_doubt = marks.doubt
+        if self.tail_doubt:
+            self.role = BrokerRole.SLAVE
+            self._admission.block(_DOUBT, self.tail_doubt)
 
     def _restore(self, recovered: Recovered) -> None:
         """Set the watermarks and the checkpoint to what recovery found and synced."""
@@ -366,6 +390,24 @@ class MessageStore:
         waits_for_nobody = options.in_sync_replicas <= 1 and not options.sync_master_compat4
         if role is BrokerRole.SYNC_MASTER and waits_for_nobody:
             log.warning(events.SYNC_MASTER_ALONE, extra={"in_sync_replicas": options.in_sync_replicas})
+
+    def accept_log(self) -> None:
+        """The log is served as it is now: the store takes the role that it was opened for.
+
+        Raises:  OSError when the disk takes no writes.
+        """
+        if not self.tail_doubt:
+            return
+        self.set_role(self.options.role)
+        self._marks.remove_doubt()
+        self.tail_doubt = ""
+        self._admission.unblock(_DOUBT)
+
+    async def sync(self) -> None:
+        """Returns when all that is appended now is on disk, unless an fsync failed: then the store has
+        failed.
+        """
+        await self._writers.flusher.flush()
 
     def append(self, records: Sequence[NewRecord], on_done: OnDone) -> Appended:
         """Where the records will be; `on_done(status)` is called once, when the answer may be given.

@@ -87,6 +87,7 @@ class StoreOptions:
     in_sync_replicas: int = 1  # inSyncReplicas, the master counted
     slave_timeout_ms: int = 3_000  # slaveTimeout
     replica_gap_bytes_max: int = 256 * MIB  # haMaxGapNotInSync
+    accept_log: bool = False  # ours, acceptLog: a log that may lack acknowledged messages is used as it is
     sync_master_compat4: bool = False  # ours: in_sync_replicas=1 waits for one slave, as 4.x did
 
     # Reading.
@@ -125,9 +126,8 @@ class StoreOptions:
             if delay_ms >= self.file_reserved_hours * 3_600_000:
                 # Retention would delete what waits there before its time comes.
                 raise ConfigError(
-                    f"delay_levels_ms (messageDelayLevel): level {level} waits {delay_ms // 1000} s,"
-                    " which must be less than the log is kept"
-                    f" (fileReservedTime={self.file_reserved_hours} h)"
+                    f"delay_levels_ms (messageDelayLevel): level {level} waits {delay_ms // 1000} s, which"
+                    f" must be less than the log is kept (fileReservedTime={self.file_reserved_hours} h)"
                 )
         for name, low, high in _RANGES:
             value = getattr(self, name)
@@ -151,6 +151,14 @@ class StoreOptions:
     def record_bytes_max(self) -> int:
         """The longest record that may be stored (spec store 4); a file must hold it and a BLANK behind it."""
         return min(self.message_bytes_max + 65_536, self.commit_log_file_bytes - 8)
+
+    def slave_ack_count(self, role: BrokerRole) -> int:
+        """How many slaves must hold a message before it is acknowledged (spec replication 5.2)."""
+        if role is not BrokerRole.SYNC_MASTER:
+            return 0
+        if self.sync_master_compat4 and self.in_sync_replicas == 1:
+            return 1
+        return max(0, self.in_sync_replicas - 1)
 
     @property
     def memory_window_bytes(self) -> int:

@@ -47,6 +47,7 @@ class StorePaths:
         "key_indexes",
         "lock",
         "root",
+        "tail_doubt",
     )
 
     def __init__(self, options: StoreOptions) -> None:
@@ -58,6 +59,7 @@ class StorePaths:
         self.checkpoint = root / "checkpoint"
         self.deletions = deletions_path(root)
         self.abort = root / "abort"
+        self.tail_doubt = root / "tailDoubt"
         self.lock = root / "lock"
 
     def topic(self, topic: str) -> Path:

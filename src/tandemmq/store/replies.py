@@ -57,13 +57,8 @@ class Replies:
     def set_role(self, role: BrokerRole) -> None:
         """From the next write on, wait for as many acks as this role needs (spec replication 5.2)."""
         options = self._options
-        self._asks_slave = False
-        self._ack_count = 0
-        if role is BrokerRole.SYNC_MASTER:
-            self._ack_count = max(0, options.in_sync_replicas - 1)
-            if options.sync_master_compat4 and options.in_sync_replicas == 1:
-                self._ack_count = 1
-                self._asks_slave = True
+        self._ack_count = options.slave_ack_count(role)
+        self._asks_slave = bool(self._ack_count) and options.in_sync_replicas == 1
         sync_flush = options.flush_mode is FlushMode.SYNC_FLUSH
         self._wait_for = plan_wait(waits=True, sync_flush=sync_flush, ack_count=self._ack_count)
         self._recorder.ack_wait.forget()

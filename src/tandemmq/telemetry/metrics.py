@@ -253,6 +253,9 @@ SLAVE_CONNECTIONS: Final = _gauge("tandemmq_slave_connections", "connections on 
 SLAVES_IN_SYNC: Final = _gauge(
     "tandemmq_slaves_in_sync", "slaves that are less than haMaxGapNotInSync behind"
 )
+MASTER_WAITING: Final = _gauge(
+    "tandemmq_master_waiting", "1 while a master serves nothing: its log may lack what its slaves hold"
+)
 SLAVE_LAG_BYTES: Final = _gauge(
     "tandemmq_slave_lag_bytes", "what the slave has not acknowledged", "replica", bound=_REPLICAS
 )

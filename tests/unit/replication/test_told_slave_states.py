@@ -72,7 +72,14 @@ async def told(client: RemotingClient, *states: ReplicationSlaveStatus) -> list[
 
 
 def teller(client: RemotingClient, master: str, state: ReplicationSlaveStatus) -> StateTeller:
-    return StateTeller(NAME, status=lambda: state, master=lambda: master, client=client, clock=LoopClock())
+    return StateTeller(
+        NAME,
+        status=lambda: state,
+        master=lambda: master,
+        own_address=lambda: "127.0.0.1:10911",
+        client=client,
+        clock=LoopClock(),
+    )
 
 
 async def test_name_and_halt_are_told(client: RemotingClient) -> None:

@@ -80,7 +80,7 @@ class RuntimeInfoHandlers:
             "brokerActive": "true",
             "brokerVersion": str(OUR_VERSION),
             "brokerVersionDesc": render_version(OUR_VERSION),
-            "brokerRole": self._store.role.value,
+            "brokerRole": self._store.options.role.value,
             "bootTimestamp": str(self._booted_at_ms),
             "runtime": _render_age(self._clock.now_ms() - self._booted_at_ms),
             "startAcceptSendRequestTimeStamp": str(self._options.accept_sends_from_ms),

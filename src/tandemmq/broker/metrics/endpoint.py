@@ -56,7 +56,7 @@ class MetricsEndpoint:
                 options.cluster_name,
                 options.broker_name,
                 str(options.broker_id),
-                store.role.value,
+                store.options.role.value,
                 __version__,
             ),
         )

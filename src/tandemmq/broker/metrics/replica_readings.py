@@ -19,7 +19,8 @@ from tandemmq.units import ReplicaId
 def read_replication(replica: ReplicaRole, store: MessageStore, clock: Clock) -> Iterator[Reading]:
     """All readings of replication. Every broker listens for slaves; a slave also follows a master."""
     yield from _read_master(replica, store, clock.now_ms())
-    if store.role is BrokerRole.SLAVE:
+    yield Reading(metrics.MASTER_WAITING, bool(store.tail_doubt))
+    if store.options.role is BrokerRole.SLAVE:
         yield from _read_slave(replica, clock)
 
 

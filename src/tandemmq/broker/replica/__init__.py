@@ -3,5 +3,6 @@
 from tandemmq.broker.replica.config_sync import ConfigSync
 from tandemmq.broker.replica.role import ReplicaRole
 from tandemmq.broker.replica.tables import ReplicaTables
+from tandemmq.broker.replica.tail_wait import closed_routes
 
-__all__ = ["ConfigSync", "ReplicaRole", "ReplicaTables"]
+__all__ = ["ConfigSync", "ReplicaRole", "ReplicaTables", "closed_routes"]

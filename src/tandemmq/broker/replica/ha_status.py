@@ -128,6 +128,7 @@ def without_ours(status: HaStatus) -> HaStatus:
     replace = msgspec.structs.replace
     return replace(
         status,
+        waiting=None,
         client=replace(status.client, **plain, **client),
         connections=tuple(
             replace(one, **plain, **connection)

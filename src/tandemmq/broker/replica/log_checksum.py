@@ -77,6 +77,7 @@ class LogChecksums:
             size_bytes=found.size_bytes,
             crc=found.crc,
             life=self._life,
+            is_waiting=True if self._store.tail_doubt else None,
         )
         return command.reply(header=header)
 

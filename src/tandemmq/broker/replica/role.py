@@ -1,12 +1,15 @@
 """What a broker does for its group of replicas: serves its log, and as a slave copies a master's.
 
-Owns: both ends of replication and the config sync of one broker, and what the last registration answer said
-      about the master. Composes only; rules are in `replication` and beside this file.
+Owns: both ends of replication and the config sync of one broker, what the last registration answer said
+      about the master, and a master's wait for what it may lack. Composes only; rules are in `replication`
+      and beside this file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
 
 from tandemmq.broker.replica.config_sync import ConfigSync
 from tandemmq.broker.replica.ha_status import describe_master, describe_slave
@@ -18,6 +21,7 @@ from tandemmq.broker.replica.table_waits import TableWaits
 from tandemmq.broker.replica.table_watch import TableWatch
 from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.broker.replica.tail_check import TailCheck
+from tandemmq.broker.replica.tail_wait import TailWait
 from tandemmq.broker.replica.told_states import ToldStates
 from tandemmq.protocol.bodies.ha import HaStatus
 from tandemmq.remoting.address import parse_address, render_address
@@ -55,6 +59,7 @@ class ReplicaRole:
         own_address: Callable[[], str],
         fixed_ha_address: str = "",
         fixed_address: str = "",
+        listed: Callable[[], Awaitable[Mapping[int, str] | None]],
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._is_slave = is_slave
@@ -91,12 +96,21 @@ class ReplicaRole:
         self._state_teller = StateTeller(
             name,
             status=self.slave.status,
-            master=lambda: self.config_sync.master,
+            master=self._master_address,
+            own_address=own_address,
             client=client,
             clock=clock,
         )
         self.slave.on_halted = self._state_teller.wake
         self._handlers = ReplicaHandlers(tables, self.status)
+        self.tail_wait = TailWait(
+            self._checksums,
+            client=client,
+            clock=clock,
+            record_bytes_max=options.record_bytes_max,
+            listed=listed,
+            told=lambda: self._told_states.addresses,
+        )
         self.on_master_lost: Callable[[], None] = lambda: None
         """Set by the owner: where the master is now must be asked."""
         self.slave.on_lost = lambda: self.on_master_lost()
@@ -112,6 +126,7 @@ class ReplicaRole:
             | self._checksums.routes()
             | self._table_waits.routes()
             | self._told_states.routes()
+            | self.tail_wait.routes()
         )
 
     async def start(self, host: str, port: int) -> Address:
@@ -184,7 +199,8 @@ class ReplicaRole:
         if self._is_slave:
             return describe_slave(self.slave.status())
         now_ms = self._clock.now_ms()
-        return describe_master(self.master.status(), lambda end: lag_seconds(self._store, end, now_ms))
+        status = describe_master(self.master.status(), lambda end: lag_seconds(self._store, end, now_ms))
+        return msgspec.structs.replace(status, waiting=self.tail_wait.reason or None)
 
 
 _LOOKING = frozenset({SlaveState.DIALING, SlaveState.PAUSED})

@@ -38,12 +38,14 @@ class StateTeller:
         *,
         status: Callable[[], ReplicationSlaveStatus],
         master: Callable[[], str | None],
+        own_address: Callable[[], str],
         client: RemotingClient,
         clock: Clock,
     ) -> None:
         self._name = name
         self._status = status
         self._master = master
+        self._own_address = own_address
         self._client = client
         self._clock = clock
         self._is_due = asyncio.Event()
@@ -90,6 +92,7 @@ class StateTeller:
             halt_reason=None if halt is None else halt.reason.name,
             halt_offset=None if halt is None else halt.log_offset,
             halt_detail=detail,
+            address=self._own_address(),
         )
 
     async def _pause(self) -> None:

@@ -17,6 +17,7 @@ from tandemmq.errors import RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.replication.core.tail import TailOutcome, TailVerdict, find_difference
+from tandemmq.store.message_store import MessageStore
 from tandemmq.units import MIB
 
 COMPARED_BYTES_MIN: Final = 8 * MIB
@@ -53,15 +54,16 @@ class TailCheck:
     async def _compare(self, address: str, log_end: int) -> TailVerdict:
         ends = await read_log_checksum(self._client, address, log_end, 0)
         low, high, life = ends.min_offset, ends.max_offset, ends.life or ""
+        if log_end and log_end > high and ends.is_waiting:
+            detail = f"the master, whose log ends at {high}, is taking over what ours holds up to {log_end}"
+            return TailVerdict(outcome=TailOutcome.FAILED, log_offset=high, detail=detail)
         if log_end and log_end > high:
             detail = f"the master's log ends at {high}, ours at {log_end}"
             return TailVerdict(outcome=TailOutcome.SLAVE_AHEAD, log_offset=high, detail=detail)
         if log_end and log_end < low:
             detail = f"the master's log begins at {low}, ours ends at {log_end}"
             return TailVerdict(outcome=TailOutcome.TOO_OLD, log_offset=low, detail=detail)
-        store = self._own.store
-        compared_bytes = max(COMPARED_BYTES_MIN, 2 * store.options.message_bytes_max)
-        start = max(log_end - compared_bytes, store.min_log_offset, low)
+        start = compared_start(self._own.store, log_end, low)
         if start >= log_end:
             detail = "" if log_end == 0 else "no byte is kept by both"
             outcome = TailOutcome.NOT_COMPARED if detail else TailOutcome.SAME
@@ -69,20 +71,38 @@ class TailCheck:
                 outcome=outcome, log_offset=log_end, detail=detail, master_start=low, life=life
             )
 
-        async def theirs(log_offset: int, size_bytes: int) -> int:
-            told = await read_log_checksum(self._client, address, log_offset, size_bytes)
-            if told.size_bytes != size_bytes:
-                raise RemoteProtocolError(f"the master told a checksum of {told.size_bytes} bytes")
-            return told.crc
-
-        async def ours(log_offset: int, size_bytes: int) -> int:
-            return (await self._own.checksum(log_offset, size_bytes)).crc
-
-        different_at = await find_difference(ours, theirs, start, log_end)
+        different_at = await first_difference(self._own, self._client, address, start, log_end)
         if different_at is None:
             return TailVerdict(outcome=TailOutcome.SAME, log_offset=log_end, master_start=low, life=life)
         detail = f"ours and the master's log differ from {different_at} on; ours ends at {log_end}"
         return TailVerdict(outcome=TailOutcome.DIFFERENT, log_offset=different_at, detail=detail)
+
+
+def compared_start(store: MessageStore, end: int, low: int) -> int:
+    """From where two logs are compared that both reach to `end`; the other one begins at `low`."""
+    compared_bytes = max(COMPARED_BYTES_MIN, 2 * store.options.message_bytes_max)
+    return max(end - compared_bytes, store.min_log_offset, low)
+
+
+async def first_difference(
+    own: LogChecksums, client: RemotingClient, address: str, start: int, end: int
+) -> int | None:
+    """Where the own log differs from that of the broker at `address` in [start, end); None if nowhere.
+
+    Raises:  RequestRejected, BrokerUnreachable, RequestTimeout; RemoteProtocolError when the other one does
+             not hold all of it.
+    """
+
+    async def theirs(log_offset: int, size_bytes: int) -> int:
+        told = await read_log_checksum(client, address, log_offset, size_bytes)
+        if told.size_bytes != size_bytes:
+            raise RemoteProtocolError(f"a checksum of {told.size_bytes} bytes was told for {size_bytes}")
+        return told.crc
+
+    async def ours(log_offset: int, size_bytes: int) -> int:
+        return (await own.checksum(log_offset, size_bytes)).crc
+
+    return await find_difference(ours, theirs, start, end)
 
 
 def _failed(log_end: int, address: str, error: TandemError) -> TailVerdict:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tandemmq.errors import BadRequest, ConfigError
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
@@ -20,19 +22,38 @@ from tandemmq.replication.core.notice import (
 from tandemmq.replication.shell import ReplicationMaster
 from tandemmq.runtime.ports import Address
 
+ADDRESS_COUNT_MAX: Final = 64
+"""The slave that told longest ago is forgotten."""
+
 
 class ToldStates:
     """Reads the request; what is kept of it, and for how long, is the master's affair."""
 
     def __init__(self, master: ReplicationMaster) -> None:
         self._master = master
+        self._addresses: dict[SlaveName, str] = {}
 
     def routes(self) -> dict[int, Handler]:
         return {RequestCode.TANDEM_TELL_SLAVE_STATE: self.handle_tell}
 
     def handle_tell(self, _channel: Channel, command: Command) -> Command:
-        self._master.on_notice(read_notice(command.decode(TellSlaveStateRequest)))
+        told = command.decode(TellSlaveStateRequest)
+        notice = read_notice(told)
+        self._master.on_notice(notice)
+        # Nobody may send us elsewhere: only the host counts whose replication connection was let in.
+        if told.address is not None and self._master.has_connection(notice.ha_address):
+            host = _read_address(told.address)[0]
+            if host == notice.ha_address[0]:
+                self._addresses.pop(notice.name, None)
+                self._addresses[notice.name] = told.address
+                if len(self._addresses) > ADDRESS_COUNT_MAX:
+                    del self._addresses[next(iter(self._addresses))]
         return command.reply()
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where slaves that connected told that they can be asked."""
+        return list(self._addresses.values())
 
 
 def read_notice(told: TellSlaveStateRequest) -> SlaveNotice:

@@ -55,13 +55,16 @@ class HaClient(Body, frozen=True, kw_only=True):
 
 
 class HaStatus(Body, frozen=True, kw_only=True):
-    """Replication of one broker; `connections` on a master, `client` on a slave."""
+    """Replication of one broker; `connections` on a master, `client` on a slave. `waiting`: why a master does
+    not serve its log yet.
+    """
 
     client: HaClient = field(name="haClientRuntimeInfo", default=HaClient())
     connections: tuple[HaConnection, ...] = field(name="haConnectionInfo", default=())
     in_sync_count: int = field(name="inSyncSlaveNums", default=0)
     is_master: bool = field(name="master", default=False)
     max_log_offset: int = field(name="masterCommitLogMaxOffset", default=0)
+    waiting: str | None = field(name="tandemWaiting", default=None)
 
 
 def encode_ha_status(status: HaStatus) -> bytes:

@@ -67,7 +67,8 @@ class LogChecksumRequest(Header, frozen=True, kw_only=True):
 class LogChecksumResponse(Header, frozen=True, kw_only=True):
     """`crc` is the CRC-32 of the first `size_bytes` bytes of the range: fewer than asked for, or none, where
     the log does not hold them. The ends are those of the log when it answered. `life`: another one each time
-    the broker is started.
+    the broker is started. `is_waiting`: a master that may lack acknowledged messages, and takes over what its
+    slaves hold.
     """
 
     min_offset: Int64 = field(name="minOffset")
@@ -75,6 +76,7 @@ class LogChecksumResponse(Header, frozen=True, kw_only=True):
     size_bytes: Int64 = field(name="size")
     crc: Int64 = field(name="crc32")
     life: str | None = field(name="life", default=None)
+    is_waiting: bool | None = field(name="waiting", default=None)
 
 
 class ReadLogRequest(Header, frozen=True, kw_only=True):
@@ -105,8 +107,8 @@ class AwaitTablesRequest(Header, frozen=True, kw_only=True):
 class TellSlaveStateRequest(Header, frozen=True, kw_only=True):
     """TANDEM_TELL_SLAVE_STATE: who a slave is, where its copy ends, and why it stopped copying, if it did.
 
-    `ha_address`: its own end of its last connection to the replication port. The fields of a halt come
-    together or not at all.
+    `ha_address`: its own end of its last connection to the replication port; `address`: where it can be asked
+    itself. The fields of a halt come together or not at all.
     """
 
     broker_name: str = field(name="brokerName")
@@ -117,6 +119,7 @@ class TellSlaveStateRequest(Header, frozen=True, kw_only=True):
     halt_reason: str | None = field(name="haltReason", default=None)
     halt_offset: Int64 | None = field(name="haltOffset", default=None)
     halt_detail: str | None = field(name="haltDetail", default=None)
+    address: str | None = field(name="address", default=None)
 
 
 class ResetMasterFlushedOffsetRequest(Header, frozen=True, kw_only=True):

@@ -1,0 +1,179 @@
+"""A SYNC_MASTER whose machine was restarted: it serves nothing before it holds what its slaves hold."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from broker_rig import Peer, records_of
+from replica_group import Group, running_group
+from replica_pair import log_bytes, wait_for_slaves
+
+from ports import free_port
+from tandemmq.api.broker_topic import create_topic
+from tandemmq.api.nameserver import query_cluster_info
+from tandemmq.api.replica import accept_log, fetch_ha_status
+from tandemmq.broker.broker import Broker
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.replication.core.states import SlaveState
+from tandemmq.store import BrokerRole
+from waits import until
+
+SYNC = {"role": BrokerRole.SYNC_MASTER, "in_sync_replicas": 2, "slave_timeout_ms": 300}
+
+
+@pytest.fixture
+async def group(tmp_path: Path) -> AsyncIterator[Group]:
+    async with running_group(tmp_path) as subject:
+        yield subject
+
+
+def state_of(slave: Broker) -> SlaveState:
+    assert slave._replica is not None
+    return slave._replica.slave.status().state
+
+
+def doubt_of(master: Broker) -> str:
+    assert master.store is not None
+    return master.store.tail_doubt
+
+
+def reason_of(master: Broker) -> str:
+    assert master._replica is not None
+    return master._replica.tail_wait.reason
+
+
+async def send_all(master: Broker, *bodies: bytes) -> None:
+    assert master.store is not None
+    wait_for_slaves(master.store)
+    async with Peer(master) as peer:
+        for body in bodies:
+            await peer.send_ok("T", body)
+
+
+def lose_power(root: Path, kept: Path) -> None:
+    """The master's directory is what was on its disk at an earlier moment; the machine has been restarted."""
+    shutil.rmtree(root / "0")
+    shutil.copytree(kept, root / "0")
+    (root / "0" / "abort").write_text("1 another-boot")
+
+
+async def shortened(group: Group, ports: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+    """A pair with ten messages, of which the stopped master has lost five; the slave runs. The ports."""
+    master, slave = await group.start(0, ports=ports, **SYNC), await group.start(1)
+    async with Peer(master) as peer:
+        await create_topic(peer.client, peer.address, TopicConfig(name="T"))
+    await send_all(master, *(b"old %d" % number for number in range(5)))
+    await group.caught_up()
+    ports = master.address[1], master.ha_address[1]
+    await group.stop(0)
+    shutil.copytree(group.root / "0", group.root / "kept")
+    master = await group.start(0, ports=ports, **SYNC)
+    await until(lambda: state_of(slave) is SlaveState.TRANSFERRING, "followed again")
+    await send_all(master, *(b"acknowledged %d" % number for number in range(5)))
+    await group.caught_up()
+    await group.stop(0)
+    lose_power(group.root, group.root / "kept")
+    return ports
+
+
+async def test_what_only_the_slave_holds_is_fetched_back(group: Group) -> None:
+    ports = await shortened(group)
+    slave = group.brokers[1]
+    assert slave.store is not None
+    end = slave.store.max_log_offset
+    master = await group.start(0, ports=ports, **SYNC)
+    await until(lambda: not doubt_of(master), "the master serves")
+    assert master.store is not None
+    assert master.store.max_log_offset >= end
+    await until(lambda: state_of(slave) is SlaveState.TRANSFERRING, "nobody was emptied")
+    await send_all(master, b"new")
+    async with Peer(master) as peer:
+        bodies = [record.body for record in records_of(await peer.pull("T"))]
+        assert (await fetch_ha_status(peer.client, peer.address)).waiting is None
+    assert bodies == [
+        *(b"old %d" % number for number in range(5)),
+        *(b"acknowledged %d" % number for number in range(5)),
+        b"new",
+    ]
+    assert log_bytes(slave.store) == log_bytes(master.store)
+
+
+async def test_without_a_slave_it_serves_nothing_until_one_comes(group: Group) -> None:
+    ports = await shortened(group)
+    await group.stop(1)
+    for life in range(2):  # a clean stop in between changes nothing
+        if life:
+            await group.stop(0)
+        master = await group.start(0, ports=ports, **SYNC)
+        async with Peer(master) as peer:
+            for answer in (await peer.send("T", b"too early"), await peer.pull("T")):
+                assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+                assert "acknowledged messages that were not flushed" in (answer.remark or "")
+            await until(lambda one=master: "no slave is known" in reason_of(one), "asked")  # type: ignore[misc]  # default binds
+            status = await fetch_ha_status(peer.client, peer.address)
+            assert "no slave is known" in (status.waiting or "")
+            assert (await query_cluster_info(peer.client, group.name_server)).brokers == {}
+    slave = await group.start(1)
+    await until(lambda: not doubt_of(master), "the master serves")
+    await until(lambda: state_of(slave) is SlaveState.TRANSFERRING, "the slave follows")
+    await send_all(master, b"new")
+
+
+async def test_another_history_at_the_slave_is_for_a_person_to_judge(group: Group) -> None:
+    ports = await shortened(group)
+    await group.stop(1)
+    shutil.rmtree(group.root / "kept")
+    # The slave of another master: its log begins differently.
+    async with running_group(group.root / "elsewhere") as elsewhere:
+        other = await elsewhere.start(0)
+        async with Peer(other) as peer:
+            await create_topic(peer.client, peer.address, TopicConfig(name="T"))
+            for number in range(20):
+                await peer.send_ok("T", b"other %d" % number)
+    shutil.rmtree(group.root / "1")
+    shutil.copytree(group.root / "elsewhere" / "0", group.root / "1")
+    await group.start(1)
+    master = await group.start(0, ports=ports, **SYNC)
+    await until(lambda: "its log differs from ours at" in reason_of(master), "it says why")
+    assert doubt_of(master)
+    async with Peer(master) as peer:
+        assert (await peer.send("T", b"too early")).code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "is used as it is" in await accept_log(peer.client, peer.address)
+        await until(lambda: not doubt_of(master), "the master serves")
+        assert records_of(await peer.pull("T"))[0].body == b"old 0"
+        with pytest.raises(RequestRejected, match="nothing to accept"):
+            await accept_log(peer.client, peer.address)
+    await group.stop(0)
+    master = await group.start(0, ports=ports, **SYNC)
+    assert not doubt_of(master)
+
+
+async def test_a_setting_takes_the_log_as_it_is(group: Group) -> None:
+    ports = await shortened(group)
+    await group.stop(1)
+    master = await group.start(0, ports=ports, accept_log=True, **SYNC)
+    assert not doubt_of(master)
+    async with Peer(master) as peer:
+        assert [record.body for record in records_of(await peer.pull("T"))] == [
+            b"old %d" % number for number in range(5)
+        ]
+
+
+async def test_without_name_server_the_slave_tells_where_it_is(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandemmq.broker.replica.tail_wait.UNLISTED_S", 0.1)
+    port = free_port(neighbours=(1,))
+    ports = await shortened(group, (port, port + 1))
+    await group.stop(1)
+    alone: dict[str, object] = {"name_servers": ()}
+    master = await group.start(0, ports=ports, broker=alone, **SYNC)
+    slave = await group.start(1, broker={**alone, "ha_master_address": f"127.0.0.1:{port + 1}"})
+    await until(lambda: not doubt_of(master), "the master serves")
+    await until(lambda: state_of(slave) is SlaveState.TRANSFERRING, "the slave follows")
+    await send_all(master, b"new")
