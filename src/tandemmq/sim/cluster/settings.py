@@ -11,7 +11,7 @@ from tandemmq.store import BrokerRole, FlushMode
 BROKER_NAME = "sim"
 TOPIC = "Orders"
 TAGS = ("red", "blue", "")
-WORK_NAMES = ("timed", "transaction", "filter")
+WORK_NAMES = ("timed", "transaction", "filter", "pop", "numbered", "ordered")
 """The kinds of work in `work/kinds.py`."""
 WORK_COUNT_MAX = 3
 
