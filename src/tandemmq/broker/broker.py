@@ -29,6 +29,7 @@ from tandemmq.broker.tables import Tables
 from tandemmq.errors import ConfigError, LocalProtocolError, TandemError
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.remoting.address import render_address
+from tandemmq.remoting.channel import FrameBudget
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.server import RemotingServer
@@ -111,6 +112,7 @@ class Broker:
             network=network, clock=clock, signer=self._access.signer, tls=make_client_tls(tls.dialling)
         )
         self._servers: list[RemotingServer] = []
+        self._frame_budget = FrameBudget(options.frame_bytes_held_max)
         self.store: MessageStore | None = None
         self._parts: Parts | None = None
         self._replica: ReplicaRole | None = None
@@ -129,6 +131,7 @@ class Broker:
         )
         self._tables.load(delay_level_count=len(self._store_options.delay_levels_ms))
         self._access.load()
+        self._access.bind(store.read_record)
         self._tls.load()
         if not options.is_slave and not store.tail_doubt:
             self._tables.begin_life(store)
@@ -291,6 +294,7 @@ class Broker:
             on_fatal=self._on_fatal,
             guard=self._access.check,
             tls=self._tls,
+            budget=self._frame_budget,
         )
         try:
             address = await server.start(self.options.listen_host, port)

@@ -94,6 +94,7 @@ class BrokerOptions:
     long_polling_enable: bool = True  # longPollingEnable
     short_polling_ms: int = 1_000  # shortPollingTimeMills
     long_poll_ms_max: int = 120_000  # ours: a client's suspendTimeoutMillis is cut to this
+    frame_bytes_held_max: int = 256 << 20  # ours: of unfinished frames; at the bound connections are closed
     long_poll_count_max: int = 100_000  # ours: at the bound a pull is answered at once instead of being held
     long_poll_count_per_queue_max: int = 4_096  # ours, the same
     pull_message_count_max: int = 10_000  # ours: a larger maxMsgNums is cut; transfer limits apply below it
@@ -185,6 +186,7 @@ _POSITIVE = (
     "group_count_max",
     "short_polling_ms",
     "long_poll_ms_max",
+    "frame_bytes_held_max",
     "long_poll_count_max",
     "long_poll_count_per_queue_max",
     "pull_message_count_max",

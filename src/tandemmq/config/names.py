@@ -242,6 +242,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "openFileCountMax": _key(whole(8, 2**20), "store.open_file_count_max"),
     "mappedBytesMax": _key(POSITIVE_LONG, "store.mapped_bytes_max"),
     "memoryBytes": _key(POSITIVE_LONG, "store.memory_bytes"),
+    "frameBytesHeldMax": _key(POSITIVE_LONG, "broker.frame_bytes_held_max"),
     "longPollCountMax": _key(POSITIVE, "broker.long_poll_count_max"),
 }
 
