@@ -45,8 +45,8 @@ power: CUTS ?= 100
 power: setup-dev ## Take the power from real brokers under load 100 times in each flush mode (CUTS=n; needs a C compiler)
 	@TANDEMMQ_POWER_CUTS=$(CUTS) $(PY) -m pytest -s tests/crash/test_power_cuts.py $(ARGS)
 
-sim: SEEDS ?= 500
-sim: setup-dev ## Run 500 simulated clusters through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
+sim: SEEDS ?= 1000
+sim: setup-dev ## Run 1000 simulated clusters through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
 	@$(PY) -m tandemmq.sim.cluster.run --seeds $(SEEDS) $(ARGS)
 
 soak: MINUTES ?= 10

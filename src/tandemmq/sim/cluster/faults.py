@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from tandemmq.sim.cluster.checkers import is_halted
 from tandemmq.sim.cluster.cluster import Cluster
 from tandemmq.sim.cluster.network import Way
 from tandemmq.sim.cluster.nodes import STOP_TIMEOUT_S, BrokerNode, Node
@@ -61,6 +62,7 @@ class Trouble:
             Fault("empty master", Kind.COPY, self._empty_master),
             Fault("restart broker", Kind.COPY, self._restart_broker),
             Fault("fail a sync", Kind.COPY, self._fail_sync),
+            Fault("rot on a slave", Kind.COPY, self._rot_on_slave),
             Fault("fail writes", Kind.DISK, self._fail_writes),
             Fault("fill a disk", Kind.DISK, self._fill_disk),
             Fault("lose name server", Kind.OTHER, self._lose_name_server),
@@ -73,8 +75,8 @@ class Trouble:
             Fault("step a clock", Kind.CLOCK, self._step_clock),
         )
         assert {fault.name for fault in faults} == set(FAULTS)
-        wanted = cluster.world.settings.fault_names or tuple(FAULTS)
-        self._faults = [(FAULTS[fault.name], fault) for fault in faults if fault.name in wanted]
+        wanted = cluster.world.settings.fault_names or tuple(name for name in FAULTS if FAULTS[name])
+        self._faults = [(FAULTS[fault.name] or 1, fault) for fault in faults if fault.name in wanted]
 
     async def run(self, seconds: float) -> None:
         """Throw faults; between them there is time to get into the next one's way."""
@@ -199,6 +201,11 @@ class Trouble:
         await self._pause(0, 15_000)
         master.kill()
         await cluster.promote()
+        for slave in cluster.slaves:
+            if slave.is_running and is_halted(slave):
+                # It refused the empty one, as it must; the new master is another matter.
+                slave.kill()
+                slave.start()
         cluster.has_operator = True
 
     async def _until_worst_moment(self) -> None:
@@ -257,6 +264,16 @@ class Trouble:
         await self._pause(0, 3_000)
         if not node.is_running:
             node.start()
+
+    async def _rot_on_slave(self) -> None:
+        """One bit of what a slave had on its disk is another one when it starts again."""
+        node = self._dice.pick(self._cluster.slaves)
+        if node.store is None or not node.store.flushed.value:
+            return
+        low, high = node.store.min_log_offset, node.store.flushed.value
+        node.kill() if self._dice.happens(50) else await node.end_in_order()
+        node.flip_bit(self._dice.between(low, high - 1), self._dice.below(8))
+        await self._start_again(node)
 
     async def _fail_writes(self) -> None:
         """Some writes fail, a part of their bytes written."""

@@ -231,6 +231,13 @@ class BrokerNode(Node):
         except RecordError:
             return None
 
+    def flip_bit(self, log_offset: int, bit: int) -> None:
+        """What the platter holds of its log is not what was written."""
+        size = self.world.settings.commit_log_file_bytes
+        name = f"{log_offset - log_offset % size:020d}"
+        self.world.note(f"{self.name}: bit {bit} at {log_offset} of its log flips")
+        self.image.files[LOG_DIR / name].data[log_offset % size] ^= 1 << bit
+
     def wipe(self) -> None:
         """An operator deletes its files."""
         assert not self.is_running

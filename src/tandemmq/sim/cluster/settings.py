@@ -25,6 +25,7 @@ FAULTS = {
     "fail a sync": 4,
     "fail writes": 4,
     "fill a disk": 3,
+    "rot on a slave": 0,
     "lose name server": 3,
     "lose consumer": 5,
     "lose producer": 2,
@@ -34,7 +35,7 @@ FAULTS = {
     "stall": 6,
     "step a clock": 4,
 }
-"""What goes wrong, and how often in relation to the others (`faults.Trouble`)."""
+"""What goes wrong, and how often in relation to the others (`faults.Trouble`); 0: only when it is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
