@@ -49,6 +49,7 @@ class BrokerOptions:
     ha_advertised_host: str = ""  # brokerIP2; empty: the same as advertised_host
     ha_listen_port: int = 0  # haListenPort; 0: listenPort + 1
     ha_master_address: str = ""  # haMasterAddress; empty: taken from the name server's answers
+    refuse_second_master: bool = True  # ours, refuseSecondMaster: a name has one master, asked at the start
     ha_master_remoting_address: str = ""  # haMasterRemotingAddress; where a slave asks while none is told
     name_servers: tuple[str, ...] = ()  # namesrvAddr, split at ';'
     register_period_ms: int = 30_000  # registerNameServerPeriod, clamped to 10 s .. 60 s
