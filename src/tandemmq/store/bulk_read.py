@@ -59,6 +59,8 @@ def collect_bulk(
     is_kept = (sizes != FILLER_SIZE) & (begins >= log.begin) & (begins + sizes <= log.end)
     if tag_hashes is not None:
         is_kept &= np.isin(entries["tag_hash"].astype(np.int32), np.array(sorted(tag_hashes), dtype=np.int32))
+    for damaged in log.damaged:
+        is_kept &= (begins >= damaged.end) | (begins + sizes <= damaged.begin)
     rows = np.flatnonzero(is_kept)
     if len(rows):
         limit = min(bytes_max, BULK_BYTES_MAX if begins[rows[0]] >= near else BULK_COLD_BYTES_MAX)

@@ -1,6 +1,10 @@
-"""The times up to which files are known to be on disk; they choose where recovery begins to read.
+"""The times up to which files are known to be on disk; they choose where recovery begins to read. Besides,
+the durable mark: the end of the whole records that are known to be on disk. Below it nothing can be torn.
 
-Invariants: a time only rises, and is raised only after the fsync that makes it true (spec store 21.4).
+Invariants: a time only rises, and is raised only after the fsync that makes it true (spec store 21.4); so
+            does the mark.
+Strategy:   the mark lies behind RocketMQ's fields, in the same sector. It repeats the first of them, because
+            a Java broker that went on with the log leaves it as it was: then it says nothing.
 Source:     spec store 10.
 """
 
@@ -16,16 +20,23 @@ from tandemmq.store.paths import StorePaths
 CHECKPOINT_BYTES = 4096
 SAFETY_MS = 3_000
 _FIELDS = Struct(">qqqqq")
+_MARK = Struct(">8sqq")  # name, physicMsgTimestamp once more, the mark
+_MARK_AT = 64
+_MARK_NAME = b"TANDEMMQ"
 
 
 class CheckpointTimes(msgspec.Struct, frozen=True):
-    """The fields of the file; times in milliseconds, offsets in bytes of the log."""
+    """The fields of the file; times in milliseconds, offsets in bytes of the log.
+
+    `durable_log_offset` is where a whole record ends; everything below it was fsynced.
+    """
 
     log_stored_at_ms: int = 0  # physicMsgTimestamp
     queues_stored_at_ms: int = 0  # logicsMsgTimestamp
     index_stored_at_ms: int = 0  # indexMsgTimestamp
     master_flushed_offset: int = 0
     confirmed_log_offset: int = 0
+    durable_log_offset: int | None = None  # ours; None: not known
 
     @property
     def safe_ms(self) -> int:
@@ -35,7 +46,11 @@ class CheckpointTimes(msgspec.Struct, frozen=True):
 
 def encode_checkpoint(times: CheckpointTimes) -> bytes:
     """The whole file."""
-    return _FIELDS.pack(*msgspec.structs.astuple(times)).ljust(CHECKPOINT_BYTES, b"\0")
+    *fields, durable = msgspec.structs.astuple(times)
+    data = _FIELDS.pack(*fields).ljust(_MARK_AT, b"\0")
+    if durable is not None:
+        data += _MARK.pack(_MARK_NAME, times.log_stored_at_ms, durable)
+    return data.ljust(CHECKPOINT_BYTES, b"\0")
 
 
 def decode_checkpoint(data: bytes) -> CheckpointTimes:
@@ -43,7 +58,17 @@ def decode_checkpoint(data: bytes) -> CheckpointTimes:
     if len(data) < _FIELDS.size:
         return CheckpointTimes()
     fields = _FIELDS.unpack_from(data)
-    return CheckpointTimes(*fields) if min(fields) >= 0 else CheckpointTimes()
+    if min(fields) < 0:
+        return CheckpointTimes()
+    return msgspec.structs.replace(CheckpointTimes(*fields), durable_log_offset=_decode_mark(data, fields[0]))
+
+
+def _decode_mark(data: bytes, log_stored_at_ms: int) -> int | None:
+    if len(data) < _MARK_AT + _MARK.size:
+        return None
+    name, stored_at_ms, durable = _MARK.unpack_from(data, _MARK_AT)
+    is_ours = name == _MARK_NAME and stored_at_ms == log_stored_at_ms and durable >= 0
+    return int(durable) if is_ours else None
 
 
 class Checkpoint:
@@ -60,14 +85,19 @@ class Checkpoint:
         if self._disk.exists(self._path):
             self.times = self._saved = decode_checkpoint(self._disk.read_bytes(self._path))
 
-    def raise_times(self, *, log_ms: int = 0, queues_ms: int = 0, index_ms: int = 0) -> None:
-        """Lift the given times; the next `save` writes them."""
+    def raise_times(
+        self, *, log_ms: int = 0, queues_ms: int = 0, index_ms: int = 0, durable_log_offset: int | None = None
+    ) -> None:
+        """Lift the given times and the mark; the next `write` writes them."""
         times = self.times
+        if durable_log_offset is None or durable_log_offset < (times.durable_log_offset or 0):
+            durable_log_offset = times.durable_log_offset
         self.times = msgspec.structs.replace(
             times,
             log_stored_at_ms=max(times.log_stored_at_ms, log_ms),
             queues_stored_at_ms=max(times.queues_stored_at_ms, queues_ms),
             index_stored_at_ms=max(times.index_stored_at_ms, index_ms),
+            durable_log_offset=durable_log_offset,
         )
 
     def replace(self, times: CheckpointTimes) -> None:

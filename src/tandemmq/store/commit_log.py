@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record
 from tandemmq.runtime.ports import Buffer, Disk, File
+from tandemmq.store.damage import DamagedRanges
 from tandemmq.store.segment import Segment
 from tandemmq.store.segmented_log import SegmentedLog
 from tandemmq.units import MIB
@@ -63,6 +64,7 @@ class CommitLog:
         "_blocks",
         "_touched",
         "_warmth",
+        "damaged",
         "disk",
         "end",
         "log",
@@ -74,6 +76,7 @@ class CommitLog:
         self.log = log
         self.disk = disk
         self.end = 0
+        self.damaged = DamagedRanges()
         self._ahead_for = -1
         self._warmth = warmth
         self._block_count_max = max(1, mapped_bytes_max >> BLOCK_SHIFT)
@@ -170,8 +173,18 @@ class CommitLog:
         self._touched.clear()
         self._blocks.clear()
 
+    def sound_view(self, log_offset: int, bytes_max: int) -> memoryview:
+        """As `view`, but ends where damage begins; empty inside a damaged range."""
+        view = self.view(log_offset, bytes_max)
+        if not self.damaged:
+            return view
+        damaged = self.damaged.find(log_offset, log_offset + len(view))
+        return view if damaged is None else view[: max(0, damaged.begin - log_offset)]
+
     def check(self, log_offset: int, *, check_crc: bool = False) -> RecordCheck:
         """What lies at `log_offset`, compared with the offset that the record says."""
+        if self.damaged and self.damaged.find(log_offset, log_offset + 1) is not None:
+            return RecordCheck(RecordOutcome.BAD_CRC)
         found = self._segment_view(log_offset, log_offset + 1)
         if found is None:
             return RecordCheck(RecordOutcome.END)
@@ -186,8 +199,12 @@ class CommitLog:
         return self.view(log_offset, checked.size)
 
     def stored_at(self, log_offset: int) -> int:
-        """STORETIMESTAMP of the record at `log_offset`; -1 outside the log (spec store 13.2)."""
+        """STORETIMESTAMP of the record at `log_offset`; -1 outside the log and for a damaged one (spec store
+        13.2).
+        """
         if not self.begin <= log_offset < self.end:
+            return -1
+        if self.damaged and self.damaged.find(log_offset, log_offset + 1) is not None:
             return -1
         segment = self.log.find(log_offset)
         assert segment is not None, log_offset

@@ -94,6 +94,11 @@ class Flusher:
         is_file_full = flushed // size != appended // size
         return is_file_full or appended // PAGE_BYTES - flushed // PAGE_BYTES >= least_pages
 
+    @property
+    def flushed_end(self) -> int:
+        """Everything below is on disk."""
+        return self._flushed.value
+
     async def _catch_up(self) -> None:
         try:
             await self.flush()

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from tandemmq.errors import LogMissing, ServiceNotAvailable, StoreError
+from tandemmq.errors import Corrupt, LogMissing, ServiceNotAvailable, StoreError
 from tandemmq.protocol.record import NewRecord
 from tandemmq.protocol.record_scan import RecordColumns
 from tandemmq.runtime.ports import Advice, Buffer, Clock, Disk
@@ -21,6 +21,7 @@ from tandemmq.store.checkpoint import Checkpoint, CheckpointTimes
 from tandemmq.store.commit_log import CommitLog, Warmth
 from tandemmq.store.confirm import AckTable, OnDone
 from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.damage import DamagedRange
 from tandemmq.store.dispatcher import Dispatcher, DispatchListener
 from tandemmq.store.fail_stop import FailStopClock
 from tandemmq.store.flusher import PAGE_BYTES
@@ -52,6 +53,7 @@ _CLOSED = "closed"
 _FAILED = "failed"
 _ROLE = "role"
 _DOUBT = "doubt"
+_DAMAGED = "damaged"
 
 
 class MessageStore:
@@ -157,6 +159,7 @@ class MessageStore:
         self._marks.take()
         has_abort = self._marks.has_abort
         self._note_doubt(has_abort=has_abort)
+        same_boot = self._marks.same_boot
         self._marks.keep_abort()
         self._log.log.load()
         self._checkpoint.load()
@@ -172,10 +175,11 @@ class MessageStore:
             checkpoint=self._checkpoint,
             clock=self._clock,
             check_crc=self.options.check_crc_on_recover,
+            copies=self._paths.damaged,
         )
         try:
-            recovered = await recovery.run(has_abort=has_abort)
-        except LogMissing:
+            recovered = await recovery.run(has_abort=has_abort, same_boot=same_boot)
+        except (LogMissing, Corrupt):
             if not has_abort:
                 self._marks.remove_abort()  # once the log is back, its last run has still ended in order
             raise
@@ -190,6 +194,8 @@ class MessageStore:
         # Entries that the scan added are durable before anything relies on them.
         await self._writers.table_flusher.flush(is_thorough=True)
         self._marks.write_abort()
+        if recovered.has_damage:
+            self._admission.block(_DAMAGED, self._damage_remark())
         self._connect()
         self._is_open = True
         log.info(
@@ -201,6 +207,7 @@ class MessageStore:
                 "log_end": self._log.end,
                 "queue_count": len(self._queues),
                 "zeroed_bytes": recovered.lost_bytes,
+                "damaged_ranges": len(self._log.damaged),
             },
         )
 
@@ -223,6 +230,14 @@ class MessageStore:
             self.role = BrokerRole.SLAVE
             self._admission.block(_DOUBT, self.tail_doubt)
 
+    def _damage_remark(self) -> str:
+        """What a refused sender is told."""
+        damaged = next(iter(self._log.damaged))
+        return (
+            f"bytes {damaged.begin} to {damaged.end} of the log are damaged ({len(self._log.damaged)} ranges "
+            "in all): what can be read is served, messages are taken once it is healed or repaired"
+        )
+
     def _restore(self, recovered: Recovered) -> None:
         """Set the watermarks and the checkpoint to what recovery found and synced."""
         for mark in (self.appended, self.flushed, self.confirmed, self.dispatched):
@@ -233,6 +248,7 @@ class MessageStore:
                 log_stored_at_ms=recovered.stored_at_ms,
                 index_stored_at_ms=min(self._checkpoint.times.index_stored_at_ms, recovered.stored_at_ms),
                 confirmed_log_offset=max(0, recovered.last_log_offset),
+                durable_log_offset=self._log.end,
             )
         )
 
@@ -488,9 +504,9 @@ class MessageStore:
     def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
         """Written bytes from `log_offset` on, of one file, a BLANK tail included; empty at the end.
 
-        The slice stays valid when its file is deleted.
+        The slice stays valid when its file is deleted. It ends where damage begins, and is empty inside.
         """
-        return self._log.view(log_offset, bytes_max)
+        return self._log.sound_view(log_offset, bytes_max)
 
     def get(
         self,
@@ -520,6 +536,11 @@ class MessageStore:
             record_filter=record_filter,
             is_bulk=is_bulk,
         )
+
+    @property
+    def damaged_ranges(self) -> Sequence[DamagedRange]:
+        """What is known of the log to be damaged, ascending."""
+        return tuple(self._log.damaged)
 
     def read_record(self, log_offset: int) -> memoryview | None:
         """The whole record that begins at `log_offset`; None when none does."""
@@ -684,6 +705,8 @@ class MessageStore:
             has_pool=pool is not None,
             pool_free_count=0 if pool is None else pool.free_count,
             uncommitted_bytes=0 if pool is None else pool.uncommitted_bytes,
+            damaged_range_count=len(self._log.damaged),
+            damaged_bytes=self._log.damaged.size_bytes,
         )
 
 

@@ -43,6 +43,7 @@ class StorePaths:
         "checkpoint",
         "commit_log",
         "consume_queues",
+        "damaged",
         "deletions",
         "key_indexes",
         "lock",
@@ -56,6 +57,7 @@ class StorePaths:
         self.commit_log = options.log_dir
         self.consume_queues = root / "consumequeue"
         self.key_indexes = root / "index"
+        self.damaged = root / "damaged"
         self.checkpoint = root / "checkpoint"
         self.deletions = deletions_path(root)
         self.abort = root / "abort"

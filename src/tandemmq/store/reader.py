@@ -126,6 +126,7 @@ class Reader:
         asked = 0
         log_begin, log_end = self._log.begin, self._log.end
         segment_bytes = self._log.segment_bytes
+        damaged = self._log.damaged or None
         near = log_end - self._memory_window_bytes
         bytes_max = max(min(bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
         batch = _Batch(offset)
@@ -147,6 +148,9 @@ class Reader:
             if tag_hashes is not None and (tag & 0xFFFFFFFF ^ 0x80000000) - 0x80000000 not in tag_hashes:
                 continue
             if size == FILLER_SIZE or log_offset < log_begin or log_offset + size > log_end:
+                batch.was_removing |= not batch.count
+                continue
+            if damaged is not None and damaged.find(log_offset, log_offset + size) is not None:
                 batch.was_removing |= not batch.count
                 continue
             if record_filter is not None:

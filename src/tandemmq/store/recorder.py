@@ -84,3 +84,5 @@ class StoreFacts:
     has_pool: bool  # False on a slave too, which does not use it
     pool_free_count: int
     uncommitted_bytes: int
+    damaged_range_count: int
+    damaged_bytes: int

@@ -1,10 +1,11 @@
 """Brings the files of a stopped broker into the state in which a store may go on.
 
 Afterwards: the log ends behind its last intact record and is zero from there on; every queue has an entry for
-each record of the log that it should have, and none for others; everything is synced.
-Strategy:   facts -> `recovery_plan` -> `recovery_scan` from the chosen file to the first bytes that are no
-            intact record, dispatching on the way; what tables have already they skip. Bytes behind the first
-            damage are lost even if intact, because nothing says that they follow.
+each record of the log that it should have, and none for others; everything is synced. Bytes that were on disk
+once and are no records any more stay as they are: the log knows them as damaged ranges.
+Strategy:   facts -> `recovery_plan` -> `recovery_scan` from the chosen file to the log's end, dispatching on
+            the way; what tables have already they skip. What is cut is copied aside first, if there is more
+            of it than the record that the crash tore.
 Knows not:  sends, watermarks; it runs before they exist.
 Source:     spec store 12.
 """
@@ -13,13 +14,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from tandemmq.errors import LogMissing
+from tandemmq.errors import Corrupt, DiskFull, LogMissing
 from tandemmq.protocol.record import RecordOutcome, check_record
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.checkpoint import SAFETY_MS, Checkpoint
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.damage import copy_aside, data_end
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.flusher import sync_segments
 from tandemmq.store.recovery_plan import (
@@ -48,6 +52,7 @@ class Recovered:
     stored_at_ms: int
     last_log_offset: int
     lost_bytes: int
+    has_damage: bool
 
 
 class Recovery:
@@ -62,7 +67,9 @@ class Recovery:
         checkpoint: Checkpoint,
         clock: Clock,
         check_crc: bool,
+        copies: Path,
     ) -> None:
+        self._copies = copies
         self._log = log
         self._queues = queues
         self._dispatcher = dispatcher
@@ -70,10 +77,11 @@ class Recovery:
         self._clock = clock
         self._check_crc = check_crc
 
-    async def run(self, *, has_abort: bool) -> Recovered:
-        """Carry out the plan.
+    async def run(self, *, has_abort: bool, same_boot: bool = False) -> Recovered:
+        """Carry out the plan. `same_boot`: the machine runs since before the last process ended.
 
-        Raises:  LogMissing, with nothing changed; OSError when the disk does not let us.
+        Raises:  LogMissing with nothing changed, Corrupt with no byte of the log changed; OSError when the
+                 disk does not let us.
         """
         segments = self._log.log.segments
         dispatched_end = self._queues.end_log_offset
@@ -94,10 +102,14 @@ class Recovery:
             dispatcher=self._dispatcher,
             clock=self._clock,
             check_crc=self._check_crc,
-            distrust=Distrust(safe_ms=times.safe_ms, unsure_ms=times.log_stored_at_ms - SAFETY_MS)
+            distrust=Distrust(
+                safe_ms=times.safe_ms, unsure_ms=times.log_stored_at_ms - SAFETY_MS, same_boot=same_boot
+            )
             if plan.distrusts_disk
             else None,
+            durable_end=times.durable_log_offset,
         )
+        self._require_files(times.durable_log_offset)
         if plan.drops_queues:
             self._queues.remove_all()
         self._queues.drop_deleted()
@@ -112,6 +124,7 @@ class Recovery:
             scanned = segments[start:]
             self._log.end = segments[-1].end
             end = await scan.run(scanned[0].base)
+            await self._keep_copy(plan, scan, end)
             lost_bytes = self._cut(plan, end)
             if plan.distrusts_disk:
                 self._write_again(scan.unsure_from, end)
@@ -122,7 +135,16 @@ class Recovery:
             stored_at_ms=scan.stored_at_ms,
             last_log_offset=scan.last_log_offset,
             lost_bytes=lost_bytes,
+            has_damage=bool(self._log.damaged),
         )
+
+    def _require_files(self, durable_end: int | None) -> None:
+        """The files are there that were on disk, to the last one."""
+        last = self._log.log.last
+        if durable_end is None or last is None or durable_end <= last.end:
+            return
+        reason = f"the log was on disk up to {durable_end}: the files behind this one are missing"
+        raise Corrupt(last.path, last.size, f"{reason}; put them back, or run `tandemmq store repair`")
 
     def _heads(self) -> list[FileHead]:
         heads = []
@@ -131,6 +153,43 @@ class Recovery:
             is_valid = head.outcome is RecordOutcome.OK
             heads.append(FileHead(base=segment.base, is_valid=is_valid, stored_at_ms=head.stored_at_ms))
         return heads
+
+    async def _keep_copy(self, plan: RecoveryPlan, scan: RecoveryScan, end: int) -> None:
+        """Copy aside what `_cut` takes away, when it is more than one unfinished record."""
+        stop = self._stale_end(plan, end)
+        if stop == end or not self._is_worth_a_copy(scan, end, stop):
+            return
+        disk = self._log.disk
+        facts = {"log_offset": end, "size_bytes": stop - end}
+        copy = partial(copy_aside, directory=self._copies, suffix="cut", disk=disk, clock=self._clock)
+        try:
+            path = await disk.offload(copy, self._log.log, end, stop)
+        except DiskFull as error:
+            # A full disk must not keep the broker down: nobody was told that these bytes are safe.
+            extra = {"path": str(self._copies), "error": str(error), **facts}
+            log.error(events.LOG_COPY_FAILED, extra=extra)
+        else:
+            log.warning(events.LOG_TAIL_KEPT, extra={"path": str(path), **facts})
+
+    def _stale_end(self, plan: RecoveryPlan, end: int) -> int:
+        """Behind the last byte that is cut and is not zero; `end` when there is none."""
+        for segment in reversed(self._log.log.segments):
+            begin = max(0, end - segment.base)
+            if begin >= segment.size:
+                break
+            view = segment.view()
+            if not plan.distrusts_disk:
+                view = view[: begin + STALE_BYTES_CLEAN]
+            found = data_end(view, begin)
+            if found > begin:
+                return segment.base + found
+        return end
+
+    def _is_worth_a_copy(self, scan: RecoveryScan, end: int, stop: int) -> bool:
+        segment = self._log.log.find(end)
+        assert segment is not None, end
+        torn_bytes = int.from_bytes(segment.file.pread(end - segment.base, 4), "big")
+        return stop - end > torn_bytes or scan.sound_behind(end) is not None
 
     def _cut(self, plan: RecoveryPlan, end: int) -> int:
         """End the log at `end`; how many bytes behind it were not zero."""

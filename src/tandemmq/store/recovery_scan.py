@@ -1,16 +1,19 @@
-"""Recovery's walk over the log: where its intact records end; dispatches them on the way.
+"""Recovery's walk over the log: where it ends, and what in it is damaged; dispatches records on the way.
 
-Invariants: records are dispatched in the order of the log, none behind the first that is not sound.
+Invariants: sound records are dispatched in the order of the log. What was on disk once is never taken for a
+            tail that a crash tore: it is a damaged range, and the walk goes on behind it.
 Strategy:   a file is read in blocks, whose records are judged and dispatched at once in numpy, about two
             microseconds each; what a block cannot tell (its end, damage, a record longer than a block) is
             looked at one by one in the mapped file. Blocks are read, not mapped, so that a restart leaves no
-            gibibytes in this process.
+            gibibytes in this process. Behind bytes that are no record the next one is searched that says
+            that it lies there.
 Knows not:  which case of recovery it serves, what becomes of the bytes behind the end.
 Source:     spec store 3.3, 12.
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,29 +22,40 @@ from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record, d
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.damage import DamagedRange, Sound, data_end, next_sound
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.record_block import RecordBlock, read_block
 from tandemmq.store.record_maker import BLANK_BYTES, SECTOR_BYTES, ZERO_SECTOR
 from tandemmq.store.segment import Segment
 from tandemmq.store.table_flusher import next_turn
+from tandemmq.telemetry import events
 from tandemmq.units import MIB, align_up
+
+log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 8 * MIB
 """Twice the longest message of the default settings; a block and its columns take three times as much."""
+
+TAIL_HOLE_BYTES = 3
+"""Of the four bytes of a size, so many are zero at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distrust:
     """After a crash. Entries of records stored until `safe_ms` are on disk and right; what was stored from
-    `unsure_ms` on may never have been synced.
+    `unsure_ms` on may never have been synced. `same_boot`: only the process died, so every byte that it wrote
+    is there, in the order in which it was written.
     """
 
     safe_ms: int
     unsure_ms: int
+    same_boot: bool = False
 
 
 class RecoveryScan:
-    """One walk. `distrust` None: the last run ended cleanly."""
+    """One walk. `distrust` None: the last run ended cleanly; `durable_end`: whole records up to there were
+    on disk, None when nobody noted it.
+    """
 
     def __init__(
         self,
@@ -52,6 +66,7 @@ class RecoveryScan:
         clock: Clock,
         check_crc: bool,
         distrust: Distrust | None,
+        durable_end: int | None,
     ) -> None:
         self._log = log
         self._queues = queues
@@ -59,25 +74,97 @@ class RecoveryScan:
         self._clock = clock
         self._check_crc = check_crc
         self._distrust = distrust
+        self._durable_end = durable_end
         self._is_safe = distrust is not None
+        self._damage_end = self._damage_begin = -1  # of the last damaged range
         self.stored_at_ms = 0  # of the last record
         self.last_log_offset = -1
         self.unsure_from = -1  # the first record that no successful fsync may have covered
 
     async def run(self, position: int) -> int:
-        """Walk from the start of a file on; where the intact records end. Raises OSError."""
+        """Walk from the start of a file on; where the log ends.
+
+        Raises:  OSError; Corrupt when too much is damaged.
+        """
         while (segment := self._log.log.find(position)) is not None:
-            position, is_filled = await self._scan_segment(segment)
-            if not is_filled:
+            position, is_filled = await self._scan_segment(segment, position - segment.base)
+            if is_filled:
+                continue
+            end = self._damage_from(segment, position)
+            if end is None:
                 break
+            self._note_damage(segment, position, end)
+            position = end
         if self._is_safe:
             self._leave_safety(position)
         return position
 
-    async def _scan_segment(self, segment: Segment) -> tuple[int, bool]:
-        """Where the intact records of one file end, and whether a BLANK leads on to the next file."""
-        at = 0
-        while True:
+    def _damage_from(self, segment: Segment, position: int) -> int | None:
+        """Where the damage at `position` ends; None when the log ends here, perhaps in a torn tail."""
+        durable_end = None
+        if self._durable_end is not None:
+            durable_end = min(self._durable_end, self._log.end)
+            if position < durable_end:
+                behind = self.sound_behind(position)
+                return durable_end if behind is None else min(behind.log_offset, durable_end)
+        distrust = self._distrust
+        if distrust is None:
+            # Nothing is torn after a clean stop. Of our own log the end is known, so this is garbage behind
+            # it; of a log that another broker left only a record that follows tells.
+            behind = self.sound_behind(position) if durable_end is None else None
+        elif distrust.same_boot and not self._is_zero(segment, position):
+            behind = self.sound_behind(position)
+        else:
+            behind = self.sound_behind(position) if durable_end is None else None
+            if behind is not None and not 0 <= behind.stored_at_ms < distrust.unsure_ms:
+                behind = None
+        return None if behind is None else behind.log_offset
+
+    @staticmethod
+    def _is_zero(segment: Segment, position: int) -> bool:
+        """True where the file was never written, or was cut: a cut that a crash ended leaves bytes behind."""
+        return not any(segment.file.pread(position - segment.base, BLANK_BYTES))
+
+    def sound_behind(self, position: int) -> Sound | None:
+        """The next sound record (or BLANK) behind the unsound bytes at `position`, in any file.
+
+        Nothing that is older than the last sound record: RocketMQ does not zero what lies behind an end.
+        """
+        segment = self._log.log.find(position)
+        begin = 0 if segment is None else position - segment.base
+        while segment is not None:
+            view = segment.view()
+            if data_end(view, max(0, begin)) > max(0, begin):
+                sound, _ = next_sound(view, begin, base=segment.base, newest_ms=self.stored_at_ms)
+                if sound is not None:
+                    return sound
+            segment = self._log.log.find(segment.end)
+            begin = -1  # there the first byte may begin one
+        return None
+
+    def _note_damage(self, segment: Segment, begin: int, end: int) -> None:
+        """Take down bytes that were on disk and are no records any more."""
+        checked = self._check(segment, begin - segment.base)
+        damaged = DamagedRange(begin, end, checked.outcome.value)
+        self._log.damaged.add(damaged, segment.path)
+        if self._damage_end != begin:
+            self._damage_begin = begin
+        self._damage_end = end
+        log.error(
+            events.LOG_DAMAGED,
+            extra={
+                "path": str(segment.path),
+                "file_offset": begin - segment.base,
+                "log_offset": begin,
+                "size_bytes": end - begin,
+                "reason": damaged.reason,
+                "found_by": "recovery",
+            },
+        )
+
+    async def _scan_segment(self, segment: Segment, at: int) -> tuple[int, bool]:
+        """Where the sound records of one file from `at` on end, and whether they lead on to the next file."""
+        while at < segment.size:
             raw = segment.file.pread(at, min(BLOCK_BYTES, segment.size - at))
             block = read_block(memoryview(raw), log_offset=segment.base + at, check_crc=self._check_crc)
             is_file_end = at + len(raw) == segment.size
@@ -95,6 +182,7 @@ class RecoveryScan:
                     return segment.base + at, False
                 at += checked.size
             await next_turn(self._clock)
+        return segment.end, True
 
     def _sound_count(self, block: RecordBlock, raw: bytes, *, phase: int, is_file_end: bool) -> int:
         """How many records from the first on are whole in every sector, as far as the block can tell.
@@ -106,7 +194,8 @@ class RecoveryScan:
         if self._distrust is not None:
             columns = block.columns
             is_unsure = columns.stored_at_ms >= self._distrust.unsure_ms
-            for row in np.flatnonzero(is_unsure & (columns.properties_size >= SECTOR_BYTES)).tolist():
+            may_have_hole = columns.properties_size >= SECTOR_BYTES - TAIL_HOLE_BYTES
+            for row in np.flatnonzero(is_unsure & may_have_hole).tolist():
                 if _has_hole(view, int(columns.position[row]), int(columns.size[row]), phase):
                     count = row
                     break
@@ -134,30 +223,43 @@ class RecoveryScan:
         self.stored_at_ms = int(columns.stored_at_ms[-1])
         self.last_log_offset = int(columns.log_offset[-1])
 
+    def _check(self, segment: Segment, at: int) -> RecordCheck:
+        """What lies at `at` of the file; a torn record is none."""
+        view = segment.view()
+        checked = check_record(view, at, log_offset=segment.base + at, check_crc=self._check_crc)
+        if checked.outcome is not RecordOutcome.OK:
+            return checked
+        has_hole = self._is_unsure(checked) and _has_hole(view, at, checked.size, 0)
+        if has_hole or _is_torn(view, at, checked.size):
+            return RecordCheck(RecordOutcome.BAD_CRC)
+        return checked
+
+    def _is_unsure(self, checked: RecordCheck) -> bool:
+        return self._distrust is not None and checked.stored_at_ms >= self._distrust.unsure_ms
+
     def _take_one(self, segment: Segment, at: int) -> RecordCheck:
         """What lies at `at` of the file; dispatched if it is a sound record."""
-        view = segment.view()
         position = segment.base + at
-        checked = check_record(view, at, log_offset=position, check_crc=self._check_crc)
+        checked = self._check(segment, at)
         if checked.outcome is not RecordOutcome.OK:
             return checked
         distrust = self._distrust
-        is_unsure = distrust is not None and checked.stored_at_ms >= distrust.unsure_ms
-        if _is_torn(view, at, checked.size) or (is_unsure and _has_hole(view, at, checked.size, 0)):
-            return RecordCheck(RecordOutcome.BAD_CRC)
         if self._is_safe and distrust is not None and checked.stored_at_ms > distrust.safe_ms:
             self._leave_safety(position)
-        if self.unsure_from < 0 and is_unsure:
+        if self.unsure_from < 0 and self._is_unsure(checked):
             self.unsure_from = position
-        self._dispatcher.put_one(checked, view, at)
+        self._dispatcher.put_one(checked, segment.view(), at)
         self.stored_at_ms = checked.stored_at_ms
         self.last_log_offset = position
         return checked
 
     def _leave_safety(self, position: int) -> None:
-        """The checkpoint does not vouch for entries of records from here on: they are made again."""
+        """The checkpoint does not vouch for entries of records from here on: they are made again.
+
+        Nor for those of damaged records right in front, whose times nobody knows.
+        """
         self._is_safe = False
-        self._queues.distrust(position)
+        self._queues.distrust(self._damage_begin if position == self._damage_end else position)
 
 
 def _is_torn(view: memoryview, at: int, size: int) -> bool:
@@ -177,9 +279,15 @@ def _has_hole(view: memoryview, at: int, size: int, phase: int) -> bool:
     """True for a record of whose properties a whole sector is zeros: a power cut took it.
 
     The store takes no record whose properties look like that. `phase`: how far behind the start of a sector
-    the view begins.
+    the view begins. A record may end up to `TAIL_HOLE_BYTES` before the sector does, because there the next
+    one begins with the zeros of a small number, its size: then nearly a sector of zeros ends the properties.
     """
     end = at + size
+    beyond = -(end + phase) % SECTOR_BYTES
+    if 0 < beyond <= TAIL_HOLE_BYTES and view[end - 1] == 0:
+        properties = decode_record(view, at, check_crc=False).raw_properties
+        if properties.endswith(bytes(SECTOR_BYTES - beyond)):
+            return True
     for sector in range(align_up(at + phase, SECTOR_BYTES) - phase, end - SECTOR_BYTES + 1, SECTOR_BYTES):
         if view[sector : sector + SECTOR_BYTES] == ZERO_SECTOR:
             properties = decode_record(view, at, check_crc=False).raw_properties

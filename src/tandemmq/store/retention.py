@@ -153,6 +153,7 @@ class Cleaner:
     def cut_tables(self) -> None:
         """Delete the files of queues and key indexes that point only below the log."""
         begin = self._log.begin
+        self._log.damaged.drop_below(begin)
         for queue in self._queues:
             queue.drop_files_below(begin)
             queue.raise_min(begin)
@@ -172,11 +173,16 @@ class Cleaner:
     def _left_at(self) -> list[int]:
         safe = min(self._flushed.value, self._dispatched.value)
         candidates = islice(pairwise(self._log.log.segments), self._options.delete_file_count_max)
-        return [
+        # A file behind which a damaged record begins is as young as the next one, which the plan asks about.
+        times = [
             self._log.stored_at(after.base)
             for segment, after in candidates
             if segment.end <= safe and after.base < self._log.end
         ]
+        for index in range(len(times) - 1, -1, -1):
+            if times[index] < 0:
+                times[index] = times[index + 1] if index + 1 < len(times) else self._clock.now_ms()
+        return times
 
     def _set_full(self, is_full: bool) -> None:
         if is_full == self._admission.is_blocked(_DISK_FULL):

@@ -73,6 +73,7 @@ class TableFlusher:
         self._thorough_s = 0.0  # how long the last thorough round took
         self._thorough_end = dispatcher.dispatched_end
         self._thorough_count = dispatcher.dispatched_count
+        self._whole_end = dispatcher.dispatched_end  # may become the durable mark once it is flushed
         self._is_stopped = False
 
     def start(self) -> None:
@@ -136,16 +137,29 @@ class TableFlusher:
             index_ms = await self._indexes.flush()
         if self._flusher.is_failed:
             return False
+        durable_log_offset = self._flushed_whole_end()
         is_complete = is_thorough and is_written
         self._checkpoint.raise_times(
             log_ms=self._flusher.flushed_stored_at_ms,
             queues_ms=stored_at_ms if is_complete else 0,
             index_ms=index_ms,
+            durable_log_offset=durable_log_offset,
         )
         await self._disk.offload(self._checkpoint.write)
         if is_thorough:
             self._thorough_s = self._clock.monotonic() - begun_at
         return is_complete
+
+    def _flushed_whole_end(self) -> int | None:
+        """Where a record ends below which everything is flushed; None when there is nothing new to say.
+
+        A slave may have flushed the beginning of a record; what is dispatched is whole.
+        """
+        flushed, dispatched = self._flusher.flushed_end, self._dispatcher.dispatched_end
+        durable = None
+        if self._whole_end <= flushed:
+            durable, self._whole_end = self._whole_end, dispatched
+        return dispatched if dispatched <= flushed else durable
 
     def _write(self, queue: ConsumeQueue, *, is_idle: bool) -> bool:
         if queue.is_dropped or not queue.unwritten_bytes:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tandemmq.protocol.java_hash import tag_hash
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, decode_record, decode_records
 from tandemmq.runtime.memory import ManualClock, MemoryDisk
 from tandemmq.store import GetStatus, MessageStore, PutStatus, StoreOptions
+from tandemmq.store.checkpoint import decode_checkpoint, encode_checkpoint
 
 ROOT = Path("/store")
 BORN_HOST = b"\x0a\x00\x00\x01\x00\x00\xd4\x31"
@@ -64,6 +67,7 @@ class Rig:
         self.clock = ManualClock()
         self.changes = changes
         self.fatal: list[BaseException] = []
+        self.stores: list[MessageStore] = []  # for a test to keep what it opened
 
     async def open(self, **changes: Any) -> MessageStore:
         return await MessageStore.open(
@@ -78,10 +82,17 @@ class Rig:
         self.disk._locks.clear()
         self.clock = ManualClock(now_ms=self.clock.now_ms())
 
-    def power_cut(self) -> None:
-        """The machine dies: what was not synced goes too."""
-        self.disk.power_cut()
+    def power_cut(self, *, keeps_all: bool = False) -> None:
+        """The machine dies: what was not synced goes too, if the disk did not get it by itself."""
+        self.disk.power_cut((lambda _path, _at: True) if keeps_all else None)
         self.kill()
+
+    def note_durable(self, end: int | None) -> None:
+        """Let the checkpoint say that the log was on disk up to `end` when it was written; None: nothing."""
+        path = ROOT / "checkpoint"
+        times = decode_checkpoint(self.disk.read_bytes(path))
+        times = msgspec.structs.replace(times, durable_log_offset=end)
+        self.disk.write_atomically(path, encode_checkpoint(times))
 
     def put(self, store: MessageStore, *records: NewRecord) -> list[PutStatus]:
         """Append one by one and run the write; the statuses told so far."""

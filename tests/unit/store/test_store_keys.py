@@ -135,6 +135,8 @@ async def test_keys_of_records_that_the_log_lost_are_forgotten() -> None:
     rig.put(store, *(record(b"%02d" % n + b"x" * 100, keys=f"k{n}") for n in range(20)))
     size = store.max_log_offset // 20
     await store.close()
+    rig.note_durable(10 * size)
+    rig.disk.write_atomically(ROOT / "abort", b"1")
     file = rig.disk.open(ROOT / "commitlog" / ("0" * 20))
     file.pwrite(10 * size + 100, (b"####",))
     store = await rig.open()

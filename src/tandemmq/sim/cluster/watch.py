@@ -11,7 +11,6 @@ from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.sim.cluster.ledger import Fate, Ledger, Place, Sent
 from tandemmq.sim.cluster.loop import Life
 from tandemmq.sim.cluster.nodes import BrokerNode
-from tandemmq.sim.cluster.promises import Promises
 from tandemmq.sim.cluster.settings import TOPIC, Group
 from tandemmq.sim.cluster.world import World
 
@@ -26,10 +25,9 @@ LATE_S = 1.0
 class Watch:
     """Told by clients and the network; tells `world.findings`."""
 
-    def __init__(self, world: World, ledger: Ledger, promises: Promises) -> None:
+    def __init__(self, world: World, ledger: Ledger) -> None:
         self._world = world
         self._ledger = ledger
-        self.promises = promises
         self.brokers: list[BrokerNode] = []
         self._at_place: dict[tuple[int, int], Sent] = {}
         self._handed: dict[tuple[str, Place, int, int], float] = {}
@@ -39,8 +37,6 @@ class Watch:
         self._topics_seen: dict[Life, tuple[int, bool]] = {}
         self._acknowledged: dict[Life, int] = {}
         self._committed: dict[tuple[Life, str, int], int] = {}
-        self._given_twice: dict[int, set[int]] = {}
-        """By queue: offsets that a log lost, and gave out again."""
         self.copies_lost_at = -1.0
         """When a copy of the log was last cut by a power failure, or wiped."""
         self._ack_floor = 0
@@ -63,7 +59,7 @@ class Watch:
             return
         place = sent.queue_id, sent.queue_offset
         other = self._at_place.get(place)
-        if other is not None and not self.promises.may_be_gone(other):
+        if other is not None:
             world.findings.lost.append(f"{other}: its place was given to {sent}")
         self._at_place[place] = sent
         if (
@@ -71,7 +67,6 @@ class Watch:
             and previous.fate is Fate.ACKNOWLEDGED
             and previous.is_waiting
             and previous.queue_offset >= sent.queue_offset
-            and not self.promises.may_be_gone(previous)
         ):
             world.findings.order.append(f"{sent} was sent after {previous}")
         self._check_copies(sent)
@@ -79,8 +74,8 @@ class Watch:
     def _check_copies(self, sent: Sent) -> None:
         holders = [node.name for node in self.brokers if holds(node, sent)]
         is_cut = self.copies_lost_at >= sent.sent_at
-        wanted = self._world.settings.copy_count - is_cut
-        if len(holders) < wanted:
+        wanted = 2 if self._world.settings.is_sync_double_write and not is_cut else 1
+        if len(holders) < wanted and not (is_cut and not self._world.settings.is_sync_double_write):
             self._world.findings.lost.append(
                 f"{sent} was acknowledged with {wanted} copies wanted and {holders} holding one"
             )
@@ -124,13 +119,12 @@ class Watch:
             self._ledger.counts["finished at a retry"] += 1
             return
         progress = self._ledger.progress_of(group.name, (message.topic, message.queue_id))
-        offset = message.queue_offset
-        other = progress.at_offset.get(offset)
-        if other not in (None, sent.number) and offset not in self._given_twice.get(message.queue_id, ()):
+        other = progress.finished.get(message.queue_offset)
+        if other not in (None, sent.number) and message.queue_offset not in progress.excused:
             self._world.findings.lost.append(
-                f"{group.name} had #{other} at {message.queue_id}:{offset}, now {sent}"
+                f"{group.name} had #{other} at {message.queue_id}:{message.queue_offset}, now {sent}"
             )
-        progress.finish(offset, sent.number)
+        progress.finished[message.queue_offset] = sent.number
 
     def on_handed_back(self, group: Group, message: ReceivedMessage, begin_s: float) -> None:
         """The broker has taken a message back: it owes it to the group once more.
@@ -141,8 +135,9 @@ class Watch:
         assert sent is not None
         if self._retried_at.get((group.name, sent.number), -1.0) < begin_s:
             self._ledger.owed[group.name, sent.number] = self._world.loop.time()
-        progress = self._ledger.progress_of(group.name, (message.topic, message.queue_id))
-        progress.finish(message.queue_offset, sent.number)
+        self._ledger.progress_of(group.name, (message.topic, message.queue_id)).finished[
+            message.queue_offset
+        ] = sent.number
 
     # Losses.
 
@@ -170,9 +165,8 @@ class Watch:
                 self.queue_high[queue_id] = max(high, self.queue_high.get(queue_id, 0))
 
     def on_master_open(self, node: BrokerNode) -> None:
-        """A master serves again. Where its queues end earlier than before, offsets are given a second time:
-        two messages at one place are then no finding. What a group must finish stays as it is.
-        """
+        """A master serves again. Where its queues end earlier than before, offsets are given a second time;
+        what a group had consumed there says nothing about what comes."""
         assert node.store is not None
         for broker in self.brokers:
             # A slave may have got more after its master's death, and have given it out.
@@ -183,7 +177,11 @@ class Watch:
                 continue
             self._world.note(f"queue {queue_id} goes back from {high} to {low}")
             self._ledger.counts["offsets given twice"] += high - low
-            self._given_twice.setdefault(queue_id, set()).update(range(low, high))
+            for (_, (_, queue)), progress in self._ledger.progress.items():
+                if queue == queue_id:
+                    progress.excused.update(range(low, high))
+                    for offset in range(low, high):
+                        progress.finished.pop(offset, None)
             self.queue_high[queue_id] = low
 
     # Servers.

@@ -20,9 +20,9 @@ from tandemmq.protocol.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, Rec
 from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
 from tandemmq.spark.commitlog.pieces import Piece
 from tandemmq.store.column_rows import take_rows
+from tandemmq.store.damage import data_end, find_bytes
 from tandemmq.store.inspect.damage import Damage, describe_damage
-from tandemmq.store.inspect.files import find_bytes, map_file
-from tandemmq.store.inspect.log_walk import data_end
+from tandemmq.store.inspect.files import map_file
 
 _MAGICS = tuple((magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK))
 

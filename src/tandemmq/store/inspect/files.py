@@ -18,9 +18,6 @@ from pathlib import Path
 
 from tandemmq.errors import StoreError, StoreLocked
 from tandemmq.store.paths import parse_offset_file_name
-from tandemmq.units import MIB
-
-FIND_BYTES = MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,15 +123,3 @@ def require_store(root: Path, log_dir: Path) -> None:
 def holds_files(directory: Path) -> bool:
     """True when a file lies anywhere below the directory."""
     return any(path.is_file() for path in directory.rglob("*"))
-
-
-def find_bytes(view: memoryview, wanted: bytes, start: int) -> int:
-    """Where `wanted` begins next, -1 when nowhere.
-
-    Not mmap.find: that of Python 3.11.2, which Debian 12 has, crashes the process here.
-    """
-    for begin in range(start, len(view), FIND_BYTES):
-        found = bytes(view[begin : begin + FIND_BYTES + len(wanted) - 1]).find(wanted)
-        if found >= 0:
-            return begin + found
-    return -1

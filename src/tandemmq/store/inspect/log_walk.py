@@ -19,23 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandemmq.protocol.record_check import check_record, has_good_seal, parse_record
-from tandemmq.protocol.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RecordOutcome
+from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
 from tandemmq.store.column_rows import take_rows
+from tandemmq.store.damage import data_end, next_sound
 from tandemmq.store.inspect.damage import Damage, describe_damage
-from tandemmq.store.inspect.files import OffsetFile, find_bytes, map_file
+from tandemmq.store.inspect.files import OffsetFile, map_file
 from tandemmq.store.inspect.findings import Findings, Part
 from tandemmq.store.property_scan import PropertyScan
 from tandemmq.store.topic_numbers import UNREADABLE, TopicNumbers
-from tandemmq.units import MIB
 
 RECORDS_PER_RUN = 8192
 CLOCK_STEP_MS_MAX = 3_600_000
 """A store time that falls by less is a clock that was set back, by more a damaged field."""
 SEAL_AT = 20
 _SEAL_NAME = int.from_bytes(b"__CRC32#", "big")
-_MAGICS = {magic: (magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)}
-_ZEROS = bytes(MIB)
 
 Progress = Callable[[int], None]
 """Called with the number of bytes done since the last call."""
@@ -222,32 +220,11 @@ class LogWalk:
     def _skip_damage(self, file: OffsetFile, view: memoryview, position: int, *, is_last: bool) -> int:
         """Take down the damage at `position`; where the walk goes on, the file's end when nowhere."""
         newest_ms = self.stored_at_ms if is_last else 0
-        end, is_stale = _next_sound(view, file, position, newest_ms=newest_ms)
+        sound, is_stale = next_sound(view, position, base=file.base, newest_ms=newest_ms, check_crc=False)
+        end = len(view) if sound is None else sound.log_offset - file.base
         shown_end = end if end < len(view) or not is_last else data_end(view, position)
         self.damages.append(describe_damage(file, view, position, shown_end, is_stale=is_stale))
         return end
-
-
-def _next_sound(view: memoryview, file: OffsetFile, begin: int, *, newest_ms: int) -> tuple[int, bool]:
-    """The next record or BLANK behind `begin` that says that it lies there, else the file's end.
-
-    Records stored before `newest_ms` are left-overs from behind an earlier end of the log, which RocketMQ
-    does not zero; then the second value is True.
-    """
-    is_stale = False
-    found = {magic: find_bytes(view, raw, begin + 5) for magic, raw in _MAGICS.items()}
-    while any(at >= 0 for at in found.values()):
-        magic = min((at, magic) for magic, at in found.items() if at >= 0)[1]
-        at = found[magic] - 4
-        record = check_record(view, at, log_offset=file.base + at, check_crc=False)
-        if record.outcome is RecordOutcome.OK:
-            if record.stored_at_ms >= newest_ms:
-                return at, False
-            is_stale = True
-        elif record.outcome is RecordOutcome.BLANK and record.size == len(view) - at and not is_stale:
-            return at, False
-        found[magic] = find_bytes(view, _MAGICS[magic], at + 5)
-    return len(view), is_stale
 
 
 def used_count(files: Sequence[OffsetFile]) -> int:
@@ -261,15 +238,6 @@ def used_count(files: Sequence[OffsetFile]) -> int:
                 break
         count -= 1
     return count
-
-
-def data_end(view: memoryview, begin: int) -> int:
-    """Behind the last byte from `begin` on that is not zero; `begin` when all are."""
-    for start in range(begin + (len(view) - begin) // MIB * MIB, begin - 1, -MIB):
-        part = bytes(view[start : start + MIB])
-        if part != _ZEROS[: len(part)]:
-            return start + len(part.rstrip(b"\0"))
-    return begin
 
 
 def _good_seals(view: memoryview, columns: RecordColumns) -> NDArray[np.bool_]:

@@ -245,6 +245,7 @@ class _Repair:
                 queues_stored_at_ms=stored_at_ms,
                 index_stored_at_ms=index_ms,
                 confirmed_log_offset=max(0, self._walk.last_record_at),
+                durable_log_offset=self._walk.intact_end,
             )
         )
         is_there = self._checkpoint.is_file()

@@ -1,0 +1,197 @@
+"""Damaged ranges of the log: which there are, where sound bytes go on behind one, and copies of bytes aside.
+
+Invariants: ranges are ascending, disjoint, and begin and end where records do; a reader gets no byte of one.
+            Bytes are copied aside, and the copy is on disk, before anybody writes over them.
+At a bound: above `DAMAGED_RANGES_MAX` ranges the log is no log any more (`Corrupt`); copies that are more
+            than `COPIES_BYTES_MAX` together make room, the oldest first.
+Knows not:  how damage was found, or what heals it.
+Source:     spec store 3.3.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tandemmq.errors import Corrupt, DiskFull
+from tandemmq.protocol.record import RecordOutcome, check_record
+from tandemmq.protocol.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from tandemmq.runtime.ports import Clock, Disk
+from tandemmq.store.segmented_log import SegmentedLog
+from tandemmq.units import GIB, MIB
+
+DAMAGED_RANGES_MAX = 1024
+COPIES_BYTES_MAX = GIB
+BLANK_SOUND_MS = -1
+"""A BLANK has no store time."""
+_FIND_BYTES = MIB
+_MAGICS = {magic: (magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)}
+_ZEROS = bytes(MIB)
+
+
+class DamagedRange(NamedTuple):
+    """Bytes `begin` to `end` (exclusive) of the log that are no records, though records were there."""
+
+    begin: int
+    end: int
+    reason: str
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+
+class DamagedRanges:
+    """The ranges that are known of one log."""
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self) -> None:
+        self._ranges: list[DamagedRange] = []
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def __iter__(self) -> Iterator[DamagedRange]:
+        return iter(tuple(self._ranges))
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(damaged.size for damaged in self._ranges)
+
+    def add(self, damaged: DamagedRange, path: Path) -> bool:
+        """Remember a range; False when all of it is known. One that overlaps others becomes one with them.
+
+        Raises:  Corrupt at the bound; `path` is the file that it names.
+        """
+        assert damaged.begin < damaged.end, damaged
+        others = [other for other in self._ranges if other.begin < damaged.end and damaged.begin < other.end]
+        if any(other.begin <= damaged.begin and damaged.end <= other.end for other in others):
+            return False
+        if len(self._ranges) - len(others) >= DAMAGED_RANGES_MAX:
+            raise Corrupt(path, 0, f"more than {DAMAGED_RANGES_MAX} ranges of the log are damaged")
+        begin = min([damaged.begin, *(other.begin for other in others)])
+        end = max([damaged.end, *(other.end for other in others)])
+        kept = [other for other in self._ranges if other not in others]
+        self._ranges = sorted([*kept, DamagedRange(begin, end, damaged.reason)])
+        return True
+
+    def remove(self, damaged: DamagedRange) -> None:
+        """It is sound again."""
+        self._ranges.remove(damaged)
+
+    def drop_below(self, log_begin: int) -> None:
+        """Forget what is not in the log any more."""
+        self._ranges = [damaged for damaged in self._ranges if damaged.end > log_begin]
+
+    def find(self, begin: int, end: int) -> DamagedRange | None:
+        """The first range that has bytes between `begin` and `end`."""
+        ranges = self._ranges
+        index = bisect_right(ranges, begin, key=lambda damaged: damaged.end)
+        if index < len(ranges) and ranges[index].begin < end:
+            return ranges[index]
+        return None
+
+
+class Sound(NamedTuple):
+    """A record that says that it lies where it is, or a BLANK that ends at the file's end."""
+
+    log_offset: int
+    stored_at_ms: int
+
+
+def next_sound(
+    view: memoryview, begin: int, *, base: int, newest_ms: int = 0, check_crc: bool = True
+) -> tuple[Sound | None, bool]:
+    """The next record or BLANK behind byte `begin` of a whole file that begins at `base` of the log.
+
+    Records stored before `newest_ms` are left-overs from behind an earlier end of the log, which RocketMQ
+    does not zero; then the second value is True.
+    """
+    is_stale = False
+    found = {magic: find_bytes(view, raw, begin + 5) for magic, raw in _MAGICS.items()}
+    while any(at >= 0 for at in found.values()):
+        magic = min((at, magic) for magic, at in found.items() if at >= 0)[1]
+        at = found[magic] - 4
+        record = check_record(view, at, log_offset=base + at, check_crc=check_crc)
+        if record.outcome is RecordOutcome.OK:
+            if record.stored_at_ms >= newest_ms:
+                return Sound(base + at, record.stored_at_ms), False
+            is_stale = True
+        elif record.outcome is RecordOutcome.BLANK and record.size == len(view) - at and not is_stale:
+            return Sound(base + at, BLANK_SOUND_MS), False
+        found[magic] = find_bytes(view, _MAGICS[magic], at + 5)
+    return None, is_stale
+
+
+def find_bytes(view: memoryview, wanted: bytes, start: int) -> int:
+    """Where `wanted` begins next, -1 when nowhere.
+
+    Not mmap.find: that of Python 3.11.2, which Debian 12 has, crashes the process here.
+    """
+    for begin in range(start, len(view), _FIND_BYTES):
+        found = bytes(view[begin : begin + _FIND_BYTES + len(wanted) - 1]).find(wanted)
+        if found >= 0:
+            return begin + found
+    return -1
+
+
+def data_end(view: memoryview, begin: int) -> int:
+    """Behind the last byte from `begin` on that is not zero; `begin` when all are."""
+    for start in range(begin + (len(view) - begin) // MIB * MIB, begin - 1, -MIB):
+        part = bytes(view[start : start + MIB])
+        if part != _ZEROS[: len(part)]:
+            return start + len(part.rstrip(b"\0"))
+    return begin
+
+
+def copy_aside(
+    log: SegmentedLog, begin: int, end: int, *, directory: Path, suffix: str, disk: Disk, clock: Clock
+) -> Path:
+    """Copy bytes `begin` to `end` of the log to a file of their own, and sync it; its path. Blocks.
+
+    What would be more than `COPIES_BYTES_MAX` is left out at the end.
+    Raises:  DiskFull when the disk takes no writes; OSError when it cannot be read, or the fsync failed.
+    """
+    size = min(end - begin, COPIES_BYTES_MAX)
+    path = directory / f"{begin:020d}-{clock.now_ms()}.{suffix}"
+    try:
+        _make_room(directory, size, disk)
+        if disk.exists(path):
+            disk.remove(path)
+        file = disk.create(path, size)
+    except OSError as error:
+        raise DiskFull(f"{path} cannot be made: {error}") from error
+    try:
+        for at, raw in _read_range(log, begin, begin + size):
+            try:
+                file.pwrite(at - begin, (raw,))
+            except OSError as error:
+                raise DiskFull(f"{path} cannot be written: {error}") from error
+        file.sync()
+    finally:
+        file.close()
+    return path
+
+
+def _read_range(log: SegmentedLog, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+    while begin < end:
+        segment = log.find(begin)
+        assert segment is not None, begin
+        at = begin - segment.base
+        raw = segment.file.pread(at, min(MIB, segment.size - at, end - begin))
+        yield begin, raw
+        begin += len(raw)
+
+
+def _make_room(directory: Path, size: int, disk: Disk) -> None:
+    """Delete the oldest copies until `size` more bytes are within the bound. Raises OSError."""
+    paths = [directory / name for name in disk.list(directory)]
+    kept = sorted(paths, key=lambda path: path.name.partition("-")[2])
+    total = sum(disk.size(path) for path in kept)
+    while kept and total + size > COPIES_BYTES_MAX:
+        oldest = kept.pop(0)
+        total -= disk.size(oldest)
+        disk.remove(oldest)

@@ -1,0 +1,213 @@
+"""Bits that turned over below what was on disk: nothing behind them is lost, nothing of them is given out."""
+
+from __future__ import annotations
+
+import pytest
+from store_rig import ROOT, Rig, record
+
+from tandemmq.errors import Corrupt, ServiceNotAvailable
+from tandemmq.protocol.record import decode_records, record_size
+from tandemmq.store import FlushMode, GetStatus, MessageStore
+
+LOG = ROOT / "commitlog"
+COPIES = ROOT / "damaged"
+COUNT = 60
+FILE_BYTES = 16_384
+
+
+async def filled(rig: Rig, count: int = COUNT) -> int:
+    """A store with so many records on disk, still open; the size of a record."""
+    store = await rig.open()
+    rig.put(store, *(record(b"%03d" % n + b"x" * 100, keys=f"k{n:03}") for n in range(count)))
+    await rig.clock.pass_time(11)
+    rig.stores.append(store)
+    return store.get("T", 0, 0, count_max=1).bytes
+
+
+def place(rig: Rig, number: int) -> int:
+    """Where record `number` begins in the log."""
+    return rig.stores[-1].queue_entries("T", 0, number, 1)[0][0]
+
+
+def flip(rig: Rig, log_offset: int) -> None:
+    """Turn one bit over."""
+    path = LOG / f"{log_offset // FILE_BYTES * FILE_BYTES:020d}"
+    file = rig.disk.open(path)
+    at = log_offset % FILE_BYTES
+    file.pwrite(at, (bytes([file.pread(at, 1)[0] ^ 1]),))
+    file.close()
+
+
+def without_queues(rig: Rig) -> None:
+    """The next start reads the log from its beginning."""
+    directory = ROOT / "consumequeue" / "T" / "0"
+    for name in rig.disk.list(directory):
+        rig.disk.remove(directory / name)
+    rig.disk.remove(directory)
+    rig.disk.remove(directory.parent)
+
+
+def log_bytes(rig: Rig) -> bytes:
+    return b"".join(rig.disk.read_bytes(LOG / name) for name in rig.disk.list(LOG))
+
+
+def read(store: MessageStore, *, is_bulk: bool = False) -> list[int]:
+    """The numbers of all messages that a consumer gets."""
+    found: list[int] = []
+    offset = store.queue_min("T", 0)
+    while offset < store.queue_max("T", 0):
+        result = store.get("T", 0, offset, count_max=32, is_bulk=is_bulk)
+        found += [int(r.body[:3]) for piece in result.slices for r in decode_records(piece)]
+        assert result.next_offset > offset, result
+        offset = result.next_offset
+    assert store.get("T", 0, offset, count_max=1).status is GetStatus.OFFSET_OVERFLOW_ONE
+    return found
+
+
+FIELDS = {"body": 95, "size": 3, "magic": 5, "offset": 30, "body size": 87}
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("field", FIELDS)
+async def test_a_flipped_bit_costs_the_one_message_and_the_sends(is_clean: bool, field: str) -> None:
+    rig = Rig(commit_log_file_bytes=FILE_BYTES, flush_mode=FlushMode.SYNC_FLUSH)
+    await filled(rig)
+    at = place(rig, 10)
+    end = rig.stores[-1].max_log_offset
+    if is_clean:
+        await rig.stores[-1].close()
+    rig.kill()
+    flip(rig, at + FIELDS[field])
+    before = log_bytes(rig)
+    for _ in range(2):
+        store = await rig.open()
+        others = [n for n in range(COUNT) if n != 10]
+        assert read(store) == others
+        assert read(store, is_bulk=True) == others
+        assert store.read_record(at) is None
+        assert store.max_log_offset == end
+        assert store.log_view(0, FILE_BYTES).nbytes == at
+        assert log_bytes(rig)[: len(before)] == before
+        with pytest.raises(ServiceNotAvailable, match=f"bytes {at} to "):
+            store.append([record()], lambda _: None)
+        assert store.facts().damaged_range_count == 1
+        await store.close()
+
+
+async def test_a_damaged_last_record_is_no_torn_one() -> None:
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    size = await filled(rig)
+    at = place(rig, COUNT - 1)
+    await rig.stores[-1].close()
+    flip(rig, at + 95)
+    store = await rig.open()
+    assert read(store) == list(range(COUNT - 1))
+    assert store.queue_max("T", 0) == COUNT
+    assert store.max_log_offset == at + size
+    await store.close()
+
+
+async def test_a_damaged_blank_does_not_end_the_log() -> None:
+    """Nothing in its file is sound behind it: the walk goes on in the next one."""
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    size = await filled(rig, 100)
+    per_file = (FILE_BYTES - 8) // size
+    await rig.stores[-1].close()
+    flip(rig, per_file * size + 5)
+    without_queues(rig)
+    store = await rig.open()
+    assert read(store) == list(range(100))
+    assert [(begin, end) for begin, end, _ in store.damaged_ranges] == [(per_file * size, FILE_BYTES)]
+    await store.close()
+
+
+async def test_damage_is_served_around_when_the_queues_are_built_from_the_log() -> None:
+    """The place of the damaged message in its queue stays empty."""
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    await filled(rig)
+    at = place(rig, 10)
+    await rig.stores[-1].close()
+    without_queues(rig)
+    flip(rig, at + 95)
+    store = await rig.open()
+    assert read(store) == [n for n in range(COUNT) if n != 10]
+    assert store.queue_max("T", 0) == COUNT
+    await store.close()
+
+
+async def test_another_brokers_log_is_not_cut_in_its_middle_either() -> None:
+    """It says nothing about what was on disk; but after a clean stop nothing is torn."""
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    await filled(rig)
+    at = place(rig, 10)
+    await rig.stores[-1].close()
+    rig.note_durable(None)
+    flip(rig, at + 95)
+    store = await rig.open()
+    assert read(store) == [n for n in range(COUNT) if n != 10]
+    await store.close()
+
+
+async def test_what_a_power_cut_tore_is_cut_and_kept_aside() -> None:
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    await filled(rig)
+    at = place(rig, 50)
+    end = rig.stores[-1].max_log_offset
+    rig.power_cut(keeps_all=True)
+    rig.note_durable(at)
+    flip(rig, at + 95)
+    before = log_bytes(rig)
+    store = await rig.open()
+    assert read(store) == list(range(50))
+    assert store.max_log_offset == at
+    assert not any(log_bytes(rig)[at:])
+    (name,) = rig.disk.list(COPIES)
+    assert rig.disk.read_bytes(COPIES / name) == before[at:end]
+    rig.put(store, record(b"050"))
+    assert read(store) == list(range(51))
+    await store.close()
+
+
+async def test_a_torn_last_record_leaves_no_copy() -> None:
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    await filled(rig)
+    at = place(rig, COUNT - 1)
+    rig.power_cut(keeps_all=True)
+    rig.note_durable(at)
+    flip(rig, at + 95)
+    store = await rig.open()
+    assert store.max_log_offset == at
+    assert not rig.disk.list(COPIES)
+    await store.close()
+
+
+async def test_a_log_file_that_was_on_disk_and_is_missing_is_told() -> None:
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    await filled(rig, 100)
+    await rig.stores[-1].close()
+    rig.disk.remove(LOG / rig.disk.list(LOG)[-1])
+    with pytest.raises(Corrupt, match="the files behind this one are missing"):
+        await rig.open()
+
+
+async def test_a_hole_at_the_very_end_of_a_record_is_found() -> None:
+    """The record ends some bytes before its sector; the next one begins with the zeros of its size."""
+    for beyond in (1, 2, 3):
+        rig = Rig(commit_log_file_bytes=8192)
+        store = await rig.open()
+        rig.put(store, record(b"first"))
+        begin = store.max_log_offset
+        pad = 3 * 512 - beyond - begin - record_size(record(b"x", keys="k"), 8) + 1
+        rig.put(store, record(b"x", keys="k" * pad), record(b"behind"))
+        end = store.queue_entries("T", 0, 2, 1)[0][0]
+        assert end == 3 * 512 - beyond
+        await rig.clock.pass_time(11)
+        rig.power_cut(keeps_all=True)
+        rig.note_durable(begin)
+        file = rig.disk.open(LOG / ("0" * 20))
+        assert not any(file.pread(end, beyond))
+        file.pwrite(2 * 512, (bytes(512),))
+        store = await rig.open()
+        assert store.max_log_offset == begin, beyond
+        assert store.queue_max("T", 0) == 1
+        await store.close()
