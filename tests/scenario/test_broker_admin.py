@@ -19,6 +19,7 @@ from tandemmq.protocol.bodies.group import (
     decode_group_list,
     encode_group_config,
 )
+from tandemmq.protocol.bodies.heartbeat import MessageModel
 from tandemmq.protocol.bodies.kv import decode_kv_table
 from tandemmq.protocol.bodies.message_queue import MessageQueue
 from tandemmq.protocol.bodies.route import TopicRoute
@@ -144,6 +145,39 @@ async def test_stats_of_a_topic_and_a_group(peer: Peer) -> None:
     assert decode_group_list(consumers.body) == ("CG", "Online")
     answer = await peer.ask(RequestCode.GET_TOPIC_STATS_INFO, TopicStatsRequest(topic="Nowhere"))
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_what_is_no_lag(peer: Peer) -> None:
+    """Clients that broadcast keep their progress to themselves; what a group left it does not miss."""
+
+    async def topics_of(group: str, topic: str | None = None) -> set[str]:
+        header = ConsumeStatsRequest(consumer_group=group, topic=topic)
+        stats = decode_consume_stats((await peer.ask(RequestCode.GET_CONSUME_STATS, header)).body)
+        return {queue.topic for queue in stats.queues}
+
+    for topic in ("T1", "T2"):
+        await peer.send_ok(topic)
+    await peer.heartbeat("c1", consumer("Everybody", "T1", message_model=MessageModel.BROADCASTING))
+    assert (await topics_of("Everybody"), await topics_of("Everybody", "T1")) == (set(), set())
+    for topic in ("T1", "T2"):
+        header = UpdateOffsetRequest(consumer_group="CG", topic=topic, queue_id=0, committed_offset=0)
+        await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    assert await topics_of("CG") == {"T1", "T2"}
+    await peer.heartbeat("c2", consumer("CG", "T1"))
+    assert (await topics_of("CG"), await topics_of("CG", "T2")) == ({"T1"}, set())
+
+
+async def test_figures_of_days_leave_out_what_the_system_sends(broker: Broker, peer: Peer) -> None:
+    for topic in ("T1", "RMQ_SYS_TRACE_TOPIC"):
+        await peer.send_ok(topic)
+        await peer.pull(topic)
+    table = decode_kv_table((await peer.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body)
+    assert (table["msgPutTotalTodayNow"], table["msgGetTotalTodayNow"]) == ("1", "1")
+    assert (table["putMessageTimesTotal"], table["getTransferedTps"]) == ("2", table["getTransferredTps"])
+    broker.stats_items.sample(10.0)
+    await peer.send_ok("T1")
+    table = decode_kv_table((await peer.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body)
+    assert table["msgPutTotalTodayNow"] == "2"
 
 
 async def test_runtime_info_and_settings(broker: Broker, peer: Peer) -> None:

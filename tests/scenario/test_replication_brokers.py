@@ -20,6 +20,7 @@ from tandemmq.api.broker_topic import create_topic
 from tandemmq.api.replica import HeldTable, fetch_ha_status, fetch_topics, read_log
 from tandemmq.broker.broker import Broker
 from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.kv import decode_kv_table
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.replica import ReadLogRequest
@@ -61,6 +62,10 @@ async def test_slave_learns_its_master_and_copies_log_and_tables(group: Group) -
         assert "Orders" in await held_topics(to_slave)
         records = records_of(await to_slave.pull("Orders"))
         assert [record.body for record in records] == [b"order %d" % number for number in range(10)]
+        facts = decode_kv_table((await to_slave.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body)
+        assert (facts["putMessageTimesTotal"], facts["msgPutTotalTodayNow"]) == ("10", "10")
+        assert float(facts["putTps"].split()[0]) > 0
+        assert int(facts["putMessageSizeTotal"]) > 1_000
 
 
 async def test_offsets_and_groups_arrive_within_a_moment(group: Group) -> None:

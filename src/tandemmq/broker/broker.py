@@ -374,7 +374,8 @@ class Broker:
             await self._clock.sleep(SAMPLE_PERIOD_S)
             now_s = self._clock.monotonic()
             parts.stats.sample(now_s)
-            parts.stats.note_day(datetime.fromtimestamp(self._clock.now_ms() / 1000).date())
+            day = datetime.fromtimestamp(self._clock.now_ms() / 1000).date()
+            parts.stats.note_day(day, parts.items.users_put_count(), parts.items.users_got_count())
             for _ in parts.items.steps(now_s):
                 await self._clock.sleep(0)
             count += 1

@@ -5,7 +5,7 @@ The list of constructor calls here replaces the god object that other brokers ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tandemmq.broker.admin.cleaning_handlers import CleaningHandlers
 from tandemmq.broker.admin.connection_handlers import ConnectionHandlers
@@ -231,6 +231,7 @@ class Parts:
             options,
             store=store,
             stats=self.stats,
+            items=self.items,
             delay_offsets=tables.delay_offsets,
             disk=disk,
             clock=clock,
@@ -259,6 +260,16 @@ class Parts:
         )
         self.settings.on_change.append(self._on_settings_changed)
         store.on_dispatch(lambda newest: self.long_polls.on_dispatch(newest.items()))
+        if options.is_slave:
+            self._copied = store.dispatched_count, store.dispatched.value
+            store.on_dispatch(self._count_copies)
+
+    def _count_copies(self, _newest: Mapping[tuple[str, int], int]) -> None:
+        """A slave gets its messages by copying: its figures show that it lives."""
+        count, end = self._copied
+        self._copied = self._store.dispatched_count, self._store.dispatched.value
+        self.stats.replicated_count += self._copied[0] - count
+        self.stats.replicated_bytes += self._copied[1] - end
 
     def _on_settings_changed(self, keys: frozenset[str]) -> None:
         """What was made from a setting when the broker started follows it."""

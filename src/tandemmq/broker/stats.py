@@ -70,6 +70,7 @@ class Counters(NamedTuple):
     got_bytes: int
     found_count: int
     missed_count: int
+    replicated_count: int
 
 
 class BrokerStats:
@@ -92,6 +93,8 @@ class BrokerStats:
         "put_bytes",
         "put_count",
         "put_mornings",
+        "replicated_bytes",
+        "replicated_count",
         "send_refusals",
         "sent_back",
         "topics_out",
@@ -100,6 +103,8 @@ class BrokerStats:
     def __init__(self, now_s: float) -> None:
         self.put_count = 0  # messages handed to the store
         self.put_bytes = 0
+        self.replicated_count = 0  # records that a slave copied; no sends
+        self.replicated_bytes = 0
         self.send_refusals: dict[int, int] = {}  # sends answered before they came to the store, by code
         self.got_count = 0  # messages sent to consumers
         self.got_bytes = 0
@@ -114,7 +119,7 @@ class BrokerStats:
         self.checkpoint_count = 0
         self.ack_count = 0
         self._day: date | None = None
-        # The counts as they stood yesterday and today at midnight; 0 before the broker started.
+        # Users' messages in and out as they stood yesterday and today at midnight; 0 before the start.
         self.put_mornings = self.got_mornings = (0, 0)
         self._samples: deque[Counters] = deque(
             [self._now(now_s)], maxlen=WINDOWS_S[-1] // SAMPLE_PERIOD_S + 1
@@ -147,11 +152,11 @@ class BrokerStats:
         """Keep the counters as they stand, for `rates`; called every `SAMPLE_PERIOD_S`."""
         self._samples.append(self._now(now_s))
 
-    def note_day(self, day: date) -> None:
-        """Called with each sample; at the first one of a new day the counts are kept."""
+    def note_day(self, day: date, put_count: int, got_count: int) -> None:
+        """Called with each sample; at the first one of a new day these counts of users' messages are kept."""
         if self._day is not None and day != self._day:
-            self.put_mornings = (self.put_mornings[1], self.put_count)
-            self.got_mornings = (self.got_mornings[1], self.got_count)
+            self.put_mornings = (self.put_mornings[1], put_count)
+            self.got_mornings = (self.got_mornings[1], got_count)
         self._day = day
 
     def rates(self, name: str, now_s: float) -> tuple[float, ...]:
@@ -174,4 +179,5 @@ class BrokerStats:
             self.got_bytes,
             self.found_count,
             self.missed_count,
+            self.replicated_count,
         )

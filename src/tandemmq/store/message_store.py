@@ -621,6 +621,11 @@ class MessageStore:
         found = self._indexes.query(topic, key, count_max, begin_ms, end_ms)
         return [log_offset for log_offset in found if log_offset >= self._log.begin]
 
+    @property
+    def dispatched_count(self) -> int:
+        """Records that became readable since the store was opened, recovered ones included."""
+        return self._dispatcher.dispatched_count
+
     def on_dispatch(self, callback: DispatchListener) -> None:
         """`callback({(topic, queue_id): max_offset})` is called after each batch that became readable."""
         self._dispatcher.on_dispatch(callback)

@@ -72,12 +72,10 @@ def test_bound_and_forgetting() -> None:
 
 def test_counts_of_days_are_kept_at_midnight() -> None:
     stats = BrokerStats(0.0)
-    stats.note_day(date(2026, 1, 1))
-    stats.put_count = 10
-    stats.note_day(date(2026, 1, 1))
-    assert stats.put_mornings == (0, 0)
-    stats.note_day(date(2026, 1, 2))
-    assert stats.put_mornings == (0, 10)
-    stats.put_count = 25
-    stats.note_day(date(2026, 1, 3))
-    assert stats.put_mornings == (10, 25)
+    stats.note_day(date(2026, 1, 1), 0, 0)
+    stats.note_day(date(2026, 1, 1), 10, 3)
+    assert (stats.put_mornings, stats.got_mornings) == ((0, 0), (0, 0))
+    stats.note_day(date(2026, 1, 2), 10, 3)
+    assert (stats.put_mornings, stats.got_mornings) == ((0, 10), (0, 3))
+    stats.note_day(date(2026, 1, 3), 25, 4)
+    assert (stats.put_mornings, stats.got_mornings) == ((10, 25), (3, 4))

@@ -100,12 +100,11 @@ class InspectionHandlers:
         row_count = read_count = 0
         for topic, group in self._offsets.pairs():
             config = self._topics.get(topic)
-            online = self._consumers.get(group)
             if config is None or config.is_ordered != header.is_ordered or is_system_group(group):
                 continue
-            if online is not None and online.subscriptions and topic not in online.subscriptions:
-                continue  # it was unsubscribed; its old offsets are no backlog
             rows = self._progress.of_topic(group, config)
+            if not rows:
+                continue
             row_count += len(rows)
             if row_count > QUEUE_ROWS_MAX:
                 raise RequestRejected(

@@ -6,7 +6,7 @@ Source: spec semantics 19, remoting 8.6 and 11.7.
 from __future__ import annotations
 
 from tandemmq.broker.admin.stats_items import StatsItems
-from tandemmq.broker.clients.consumer_table import ConsumerTable
+from tandemmq.broker.clients.consumer_table import BROADCASTING, ConsumerTable
 from tandemmq.broker.guards import require_topic
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.topics.topic_table import TopicTable
@@ -63,7 +63,7 @@ class ProgressHandlers:
         return command.reply(body=encode_topic_stats(TopicStats(queues=queues, put_tps=tps)))
 
     def handle_consume_stats(self, channel: Channel, command: Command) -> Command:
-        """GET_CONSUME_STATS (208): of one topic, of some, or of all that the group has to do with."""
+        """GET_CONSUME_STATS (208): of one topic, of some, or of all that the group has offsets of."""
         header = command.decode(ConsumeStatsRequest)
         group = header.consumer_group
         if header.topic:
@@ -71,7 +71,7 @@ class ProgressHandlers:
         elif header.topics:
             topics = [topic for topic in header.topics.split(";") if topic]
         else:
-            topics = self._topics_of(group)
+            topics = self._offsets.topics_of(group)
         queues: dict[MessageQueue, QueueProgress] = {}
         tps = 0.0
         for topic in dict.fromkeys(topics):
@@ -90,19 +90,29 @@ class ProgressHandlers:
     def handle_group_topics(self, channel: Channel, command: Command) -> Command:
         """QUERY_TOPICS_BY_CONSUMER (343)."""
         group = command.decode(GroupTopicsRequest).group
-        return command.reply(body=encode_topic_list(sorted(self._topics_of(group))))
+        return command.reply(body=encode_topic_list(sorted(self._offsets.topics_of(group))))
 
     def of_topic(self, group: str, config: TopicConfig) -> dict[MessageQueue, QueueProgress]:
-        """How far the group is in each queue of the topic."""
+        """How far the group is in each queue of the topic; empty when it has no lag there.
+
+        So it is with a topic that an online group does not subscribe any more, and with a group that is
+        online to broadcast: its clients keep their own progress.
+        """
+        if not self._has_lag(group, config.name):
+            return {}
         return {
             self._queue(config.name, queue_id): self._progress(group, config.name, queue_id)
             for queue_id in range(config.read_queue_count)
         }
 
-    def _topics_of(self, group: str) -> list[str]:
+    def _has_lag(self, group: str, topic: str) -> bool:
         online = self._consumers.get(group)
-        subscribed = () if online is None else tuple(online.subscriptions)
-        return list(dict.fromkeys((*self._offsets.topics_of(group), *subscribed)))
+        if online is None:
+            return True
+        if online.subscriptions and topic not in online.subscriptions:
+            return False
+        is_broadcast = online.consumption.message_model == BROADCASTING
+        return not is_broadcast or bool(self._offsets.committed_queues(group, topic))
 
     def _progress(self, group: str, topic: str, queue_id: int) -> QueueProgress:
         high = self._store.queue_max(topic, queue_id)

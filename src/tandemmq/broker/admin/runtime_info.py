@@ -7,6 +7,7 @@ Source: spec semantics 22, remoting 11.8.
 
 from __future__ import annotations
 
+from tandemmq.broker.admin.stats_items import StatsItems
 from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.stats import BrokerStats
@@ -47,6 +48,7 @@ class RuntimeInfoHandlers:
         *,
         store: MessageStore,
         stats: BrokerStats,
+        items: StatsItems,
         delay_offsets: DelayOffsetTable,
         disk: Disk,
         clock: Clock,
@@ -54,6 +56,7 @@ class RuntimeInfoHandlers:
         self._options = options
         self._store = store
         self._stats = stats
+        self._items = items
         self._delay_offsets = delay_offsets
         self._disk = disk
         self._clock = clock
@@ -87,12 +90,18 @@ class RuntimeInfoHandlers:
         }
 
     def _traffic(self) -> dict[str, str]:
-        """What was sent and got, in all and per second."""
+        """What was sent and got, in all and per second; a slave's copies count as sent, as in RocketMQ.
+
+        The counts by day are of users' messages: traces and other traffic of the system are no part of them.
+        """
         stats = self._stats
-        average = stats.put_bytes / stats.put_count if stats.put_count else 0.0
+        put_count = stats.put_count + stats.replicated_count
+        put_bytes = stats.put_bytes + stats.replicated_bytes
+        average = put_bytes / put_count if put_count else 0.0
+        transferred = self._rates("got_count")
         return {
-            "putMessageTimesTotal": str(stats.put_count),
-            "putMessageSizeTotal": str(stats.put_bytes),
+            "putMessageTimesTotal": str(put_count),
+            "putMessageSizeTotal": str(put_bytes),
             "putMessageAverageSize": f"{average:.1f}",
             "putMessageFailedTimes": str(stats.refused_count),
             "putMessageDistributeTime": "",
@@ -100,13 +109,14 @@ class RuntimeInfoHandlers:
             "msgPutTotalTodayMorning": str(stats.put_mornings[1]),
             "msgGetTotalYesterdayMorning": str(stats.got_mornings[0]),
             "msgGetTotalTodayMorning": str(stats.got_mornings[1]),
-            "msgPutTotalTodayNow": str(stats.put_count),
-            "msgGetTotalTodayNow": str(stats.got_count),
-            "putTps": self._rates("put_count"),
+            "msgPutTotalTodayNow": str(self._items.users_put_count()),
+            "msgGetTotalTodayNow": str(self._items.users_got_count()),
+            "putTps": self._rates("put_count", "replicated_count"),
             "getFoundTps": self._rates("found_count"),
             "getMissTps": self._rates("missed_count"),
             "getTotalTps": self._rates("found_count", "missed_count"),
-            "getTransferredTps": self._rates("got_count"),
+            "getTransferredTps": transferred,
+            "getTransferedTps": transferred,  # the spelling of 4.9
         }
 
     def _log_state(self) -> dict[str, str]:

@@ -41,6 +41,7 @@ class StatsItems:
         self._topics_in: dict[str, Totals] = {}
         self._queues_in: dict[str, Totals] = {}
         self._users_in = Totals()
+        self._users_stored = 0
         self._forgotten_out = 0
         self._by_topic = SeriesTable()
         self._by_queue = SeriesTable()
@@ -73,6 +74,15 @@ class StatsItems:
         series = None if table is None else table.get(key)
         return None if series is None else (series, is_bytes)
 
+    def users_put_count(self) -> int:
+        """Messages that came into other than system topics since the start, at a slave by copying, too."""
+        keys = [key for key in self._store.queue_keys()[:QUEUES_READ_MAX] if not is_system_topic(key[0])]
+        return self._users_stored + sum(max(0, self._grown(key, self._store.queue_max(*key))) for key in keys)
+
+    def users_got_count(self) -> int:
+        """Messages that groups got of other than system topics since the start."""
+        return self._forgotten_out + self._users_out()
+
     def tps(self, name: str, key: str) -> float:
         """Messages per second in the last minute; 0 for what is unknown."""
         found = self.find(name, key)
@@ -96,7 +106,7 @@ class StatsItems:
 
     def _broker_totals(self) -> dict[str, Totals]:
         stats = self._stats
-        users_out = self._forgotten_out + self._users_out()
+        users_out = self.users_got_count()
         return {
             "BROKER_PUT_NUMS": Totals(stats.put_count, stats.put_bytes, stats.put_count),
             "BROKER_GET_NUMS": Totals(stats.got_count, stats.got_bytes, stats.found_count),
@@ -137,12 +147,21 @@ class StatsItems:
         after: dict[QueueKey, int] = {}
         for number, key in enumerate(keys, start=1):
             end = after[key] = self._store.queue_max(*key)
-            grown = end - self._ends.get(key, 0)
-            if grown > 0 and not is_slave:
-                self._count(key, end, grown)
+            grown = self._grown(key, end)
+            self._ends[key] = end
+            if grown > 0:
+                if not is_system_topic(key[0]):
+                    self._users_stored += grown
+                if not is_slave:
+                    self._count(key, end, grown)
             if number % QUEUES_PER_STEP == 0:
                 yield
         self._ends = after
+
+    def _grown(self, key: QueueKey, end: int) -> int:
+        """Messages since the queue was last read; a slave's new queue may begin anywhere."""
+        before = self._ends.get(key)
+        return end - (self._store.queue_min(*key) if before is None else before)
 
     def _count(self, key: QueueKey, end: int, grown: int) -> None:
         count = min(grown, ENTRIES_READ_MAX)
