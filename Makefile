@@ -4,7 +4,7 @@ PY := .venv/bin/python
 TANDEMMQ := .venv/bin/tandemmq
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help demo test interop lint types contracts check crash power sim fuzz soak spark bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: help demo test interop lint types contracts check crash power sim plants fuzz soak spark bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,9 +45,12 @@ power: CUTS ?= 100
 power: setup-dev ## Take the power from real brokers under load 100 times in each flush mode (CUTS=n; needs a C compiler)
 	@TANDEMMQ_POWER_CUTS=$(CUTS) $(PY) -m pytest -s tests/crash/test_power_cuts.py $(ARGS)
 
-sim: SEEDS ?= 500
-sim: setup-dev ## Run 500 simulated clusters through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
+sim: SEEDS ?= 1000
+sim: setup-dev ## Run 1000 simulated clusters through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
 	@$(PY) -m tandemmq.sim.cluster.run --seeds $(SEEDS) $(ARGS)
+
+plants: setup-dev ## Plant bugs of one line, one at a time, and have the proofs find each (hours; ARGS="--only text")
+	@$(PY) -m tandemmq.sim.plants $(ARGS)
 
 soak: MINUTES ?= 10
 soak: setup-dev ## Run a master and a slave through random faults for 10 minutes and compare what was promised (MINUTES=n, ARGS="--seed 7")

@@ -13,11 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from crash_rig import Load, make_broker, new_client
+from crash_rig import TOPIC, Load, make_broker, new_client, read_queue, send_header
 
+from tandemmq.api import broker_send
 from tandemmq.api.broker_admin import query_runtime_info
+from tandemmq.api.broker_topic import create_topic, delete_topic
 from tandemmq.launcher import stopping
+from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.remoting.client import RemotingClient
 from waits import until
 
@@ -108,3 +112,31 @@ async def test_a_broker_killed_while_it_recovers_recovers(tmp_path: Path) -> Non
         await asyncio.to_thread(server.start)
         async with new_client() as client:
             await load.check(client, server.address)
+
+
+async def test_a_topic_made_again_keeps_its_messages_through_kill_9(tmp_path: Path) -> None:
+    server = make_broker(tmp_path, tmp_path / "store", flushDiskType="SYNC_FLUSH")
+    new = [b"new %d" % number for number in range(3)]
+
+    async def send(client: RemotingClient, topic: str, bodies: list[bytes]) -> None:
+        for number, body in enumerate(bodies):
+            header = msgspec.structs.replace(send_header(0, number), topic=topic)
+            await broker_send.send(client, server.address, header, body)
+
+    with stopping([server]):
+        await asyncio.to_thread(server.start)
+        async with new_client() as client:
+            for topic in (TOPIC, "Gone"):
+                await create_topic(client, server.address, TopicConfig(name=topic))
+                await send(client, topic, [b"old"] * 5)
+                await delete_topic(client, server.address, topic)
+            await create_topic(client, server.address, TopicConfig(name=TOPIC))
+            await send(client, TOPIC, new)
+        server.kill()
+        for _ in range(2):
+            await asyncio.to_thread(server.start)
+            async with new_client() as client:
+                records = await read_queue(client, server.address, 0)
+            assert [(record.queue_offset, record.body) for record in records] == list(enumerate(new))
+            assert not (tmp_path / "store" / "consumequeue" / "Gone").exists()
+            server.stop()

@@ -314,3 +314,36 @@ async def test_compatibility_with_4_x_says_at_once_that_no_slave_is_there(tmp_pa
         lists.check().check()
     finally:
         cluster.close()
+
+
+def lose_power(store: Path, lost_bytes: int = 8_192) -> None:
+    """What a restart of the machine leaves: the end of the log was not flushed and never reached the disk."""
+    path = min((store / "commitlog").iterdir())
+    with path.open("r+b") as file:
+        data = file.read(16 << 20)
+        end = len(data.rstrip(b"\0"))
+        assert end > lost_bytes
+        file.seek(end - lost_bytes)
+        file.write(bytes(lost_bytes))
+    (store / "abort").write_text("1 another-boot")
+
+
+async def test_a_master_that_lost_power_takes_back_what_its_slave_holds(tmp_path: Path) -> None:
+    """Its supervisor starts it, nobody looks: nothing promised is missing, and no copy is emptied."""
+    never = 3_600_000
+    cluster = FaultCluster(tmp_path, flushIntervalCommitLog=never, flushCommitLogThoroughInterval=never)
+    try:
+        await begin(cluster, "Power")
+        lists = OutsideLists()
+        async with traffic(cluster, lists, "Power"):
+            await until_more(lists, "SEND_OK", 100)
+            cluster.master.kill()
+            lose_power(tmp_path / "master")
+            await asyncio.to_thread(cluster.master.start)
+            await until_more(lists, "SEND_OK", 50)
+        lists.check().check()
+        assert "log_tail.fetched" in cluster.log_text("master")
+        assert "log_tail.settled" in cluster.log_text("master")
+        assert "replica.halted" not in cluster.log_text("slave")
+    finally:
+        cluster.close()

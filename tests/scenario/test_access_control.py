@@ -19,6 +19,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.heartbeat import Heartbeat, encode_heartbeat
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command, Header
+from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.requests.access import (
     AccessVersionResponse,
     AclRequest,
@@ -30,6 +31,9 @@ from tandemmq.protocol.requests.access import (
     UpdateWhiteAddressesRequest,
     UserRequest,
 )
+from tandemmq.protocol.requests.pull import ViewMessageRequest
+from tandemmq.protocol.requests.replica import LogChecksumRequest
+from tandemmq.protocol.requests.send import EndTransactionRequest, SendBackRequest, SendResponse
 from tandemmq.protocol.requests.topic import CreateTopicRequest, TopicConfigRequest
 from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.address import render_address
@@ -42,6 +46,7 @@ from tandemmq.store import StoreOptions
 from waits import until
 
 APP = Credentials("app-user", "app-secret")
+SPY = Credentials("spy-user", "spy-secret")
 ADMIN = Credentials("admin-user", "admin-secret")
 RULES = {
     "globalWhiteRemoteAddresses": [],
@@ -55,6 +60,13 @@ RULES = {
         },
         {"accessKey": "admin-user", "secretKey": "admin-secret", "admin": True},
     ],
+}
+SPY_ACCOUNT = {
+    "accessKey": "spy-user",
+    "secretKey": "spy-secret",
+    "defaultTopicPerm": "DENY",
+    "topicPerms": ["Own=PUB|SUB"],
+    "groupPerms": ["C=SUB"],
 }
 
 
@@ -154,6 +166,70 @@ async def test_accounts_send_pull_and_administer_as_their_rules_say(
     ]
     assert any(record.msg == "admin_request.allowed" for record in lines)
     assert "secret" not in caplog.text
+
+
+async def test_a_message_is_judged_by_what_is_stored_not_by_what_is_claimed(tmp_path: Path) -> None:
+    options = write_rules(tmp_path, {"accounts": [*RULES["accounts"], SPY_ACCOUNT]})
+    async with (
+        guarded(tmp_path, options) as broker,
+        Caller(broker, ADMIN) as admin,
+        Caller(broker, APP) as app,
+        Caller(broker, SPY) as spy,
+    ):
+        await admin.create_topic("Orders")
+        await admin.create_topic("Own")
+        heartbeat = encode_heartbeat(
+            Heartbeat(client_id="s", consumers=(consumer("C", "Own"),), producers=())
+        )
+        assert (await spy.ask(RequestCode.HEART_BEAT, body=heartbeat)).code == ResponseCode.SUCCESS
+        sent = await app.ask(RequestCode.SEND_MESSAGE_V2, send_header("Orders"), body=b"a secret")
+        at = decode_message_id(sent.decode(SendResponse).message_id).log_offset
+        tagged = {"TRAN_MSG": "true", "PGROUP": "PG"}
+        begun = await app.ask(
+            RequestCode.SEND_MESSAGE_V2, send_header("Orders", tagged, sys_flag=4), body=b"another"
+        )
+        half = begun.decode(SendResponse)
+        half_at = decode_message_id(half.message_id).log_offset
+        for place in (at, half_at):
+            view = ViewMessageRequest(log_offset=place)
+            assert (await spy.ask(RequestCode.VIEW_MESSAGE_BY_ID, view)).code == ResponseCode.NO_PERMISSION
+            assert (await app.ask(RequestCode.VIEW_MESSAGE_BY_ID, view)).code == ResponseCode.SUCCESS
+        back = SendBackRequest(log_offset=at, group="C", delay_level=0, original_topic="Own")
+        refused = await spy.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back)
+        assert (refused.code, refused.remark) == (16, "spy-user may not Sub Topic:Orders")
+        for claimed in ("Own", None):
+            end = EndTransactionRequest(
+                producer_group="PG",
+                half_queue_offset=half.queue_offset,
+                log_offset=half_at,
+                decision=8,
+                unique_key="",
+                topic=claimed,
+            )
+            refused = await spy.ask(RequestCode.END_TRANSACTION, end)
+            assert (refused.code, refused.remark) == (16, "spy-user may not Pub Topic:Orders")
+        assert (await app.ask(RequestCode.END_TRANSACTION, end)).code == ResponseCode.SUCCESS
+
+
+async def test_what_shows_the_whole_broker_is_for_administrators(tmp_path: Path) -> None:
+    options = write_rules(tmp_path, RULES)
+    async with (
+        guarded(tmp_path, options) as broker,
+        Caller(broker, ADMIN) as admin,
+        Caller(broker, APP) as app,
+    ):
+        for code in (
+            RequestCode.GET_ALL_CONSUMER_OFFSET,
+            RequestCode.GET_ALL_TOPIC_CONFIG,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+            RequestCode.GET_ALL_DELAY_OFFSET,
+            RequestCode.GET_BROKER_CONFIG,
+        ):
+            assert (await app.ask(code)).code == ResponseCode.NO_PERMISSION
+            assert (await admin.ask(code)).code == ResponseCode.SUCCESS
+        one_byte = LogChecksumRequest(log_offset=0, size_bytes=1)
+        refused = await app.ask(RequestCode.TANDEM_READ_LOG_CHECKSUM, one_byte)
+        assert refused.code == ResponseCode.NO_PERMISSION
 
 
 async def test_changed_files_are_taken_over_and_broken_ones_are_not(

@@ -282,6 +282,31 @@ async def test_sending_back_what_is_not_there_is_an_error(peer: Peer) -> None:
         assert answer.code == ResponseCode.SYSTEM_ERROR, (offset, answer.remark)
 
 
+async def test_what_is_sent_back_must_be_what_is_meant(peer: Peer) -> None:
+    """Log offsets are given again when a log has lost its end."""
+    stored = await peer.send_ok("T1", b"mine", properties={"UNIQ_KEY": "A1"})
+    log_offset = decode_message_id(stored.message_id).log_offset
+    for message_id, topic, is_meant in (
+        ("A1", "T1", True),
+        (stored.message_id, "T1", True),
+        ("B2", "T1", False),
+        (None, "T1", True),
+        (None, "Salaries", False),
+        (None, None, True),
+    ):
+        header = SendBackRequest(
+            log_offset=log_offset,
+            group="CG",
+            delay_level=-1,
+            original_message_id=message_id,
+            original_topic=topic,
+        )
+        answer = await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        assert answer.code == (ResponseCode.SUCCESS if is_meant else ResponseCode.SYSTEM_ERROR), header
+        assert is_meant or "another message is stored" in (answer.remark or "")
+    assert len(records_of(await peer.pull("%DLQ%CG"))) == 4
+
+
 async def test_slave_refuses_sends_and_names_the_reason(tmp_path: Path) -> None:
     async with running_broker(tmp_path, broker_id=1) as broker, Peer(broker) as peer:
         answer = await peer.send("T1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from client_rig import numbers, running_cluster, running_rig, take
 
@@ -136,6 +137,25 @@ async def test_a_handed_back_message_is_kept_for_later_and_finished_here(tmp_pat
             await consumer.commit()
             assert await admin.lag("CG", "T") == 0
             assert await admin.message_count("SCHEDULE_TOPIC_XXXX") == 1
+
+
+@pytest.mark.parametrize(("delay_level", "topic"), [(1, "%RETRY%CG"), (-1, "%DLQ%CG")])
+async def test_a_message_that_its_broker_has_lost_is_handed_back_by_its_content(
+    tmp_path: Path, delay_level: int, topic: str
+) -> None:
+    """At its log offset another message is stored: that one must not come in its place."""
+    async with running_cluster(tmp_path) as rig, Admin(rig.namesrv) as admin:
+        await rig.fill("T", 2)
+        async with rig.consumer(auto_ack=False) as consumer:
+            one, other = await take(consumer, 2)
+            lost = msgspec.structs.replace(one.record, log_offset=other.record.log_offset)
+            consumer.ack(one)
+            one.record = lost
+            await consumer.retry_later(one, delay_level=delay_level)
+            if delay_level > 0:
+                again = await take(consumer, 1)
+                assert [(m.body, m.retry_count, m.topic) for m in again] == [(one.body, 1, "T")]
+            assert await admin.message_count(topic) == 1
 
 
 async def test_a_message_handed_back_for_good_is_a_dead_letter(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from broker_rig import Peer, records_of
 from replica_group import Group, rows_at, running_group
-from replica_pair import log_bytes
+from replica_pair import log_bytes, queue_contents
 
 from tandemmq.api.broker_offset import commit_offset
-from tandemmq.api.broker_topic import create_topic
+from tandemmq.api.broker_topic import create_topic, delete_topic
 from tandemmq.protocol.bodies.topic import TopicConfig
 from waits import until
 
@@ -75,3 +75,37 @@ async def test_a_relieved_master_follows_as_it_is(group: Group) -> None:
     assert slave.store is not None
     assert master.store is not None
     assert log_bytes(slave.store) == log_bytes(master.store)
+
+
+async def test_a_topic_made_again_is_the_same_on_a_slave_and_once_it_is_master(group: Group) -> None:
+    master, slave = await group.start(0), await group.start(1)
+    assert master.store is not None
+    assert slave.store is not None
+    new = [b"new %d" % number for number in range(3)]
+    tables = slave._tables
+    async with Peer(master) as to_master:
+        for topic in ("T", "Gone"):
+            await create_topic(to_master.client, to_master.address, TopicConfig(name=topic))
+            for number in range(5):
+                await to_master.send_ok(topic, b"old %d" % number)
+            await commit_offset(to_master.client, to_master.address, "G", topic, 0, 4)
+        await group.caught_up()
+        await until(lambda: tables.offsets.committed("G", "T", 0) == 4, "offset")
+        for topic in ("T", "Gone"):
+            await delete_topic(to_master.client, to_master.address, topic)
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="T"))
+        for body in new:
+            await to_master.send_ok("T", body)
+        await group.caught_up()
+    await until(lambda: slave.store.deleted_topics == master.store.deleted_topics != {}, "deletions")
+    await until(lambda: tables.offsets.groups_of("T") == tables.offsets.groups_of("Gone") == [], "offsets")
+    await until(lambda: tables.topics.get("T") is not None and tables.topics.get("Gone") is None, "topics")
+    assert queue_contents(slave.store) == queue_contents(master.store)
+    assert {topic for topic, _ in slave.store.queue_keys()} == {"T"}
+    await group.stop(1)
+    await group.stop(0)
+    master = await group.start(0, directory="1")
+    async with Peer(master) as to_master:
+        assert [record.body for record in records_of(await to_master.pull("T"))] == new
+        await to_master.send_ok("T", b"newer")
+        assert [record.body for record in records_of(await to_master.pull("T"))] == [*new, b"newer"]

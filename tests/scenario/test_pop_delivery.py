@@ -11,6 +11,7 @@ from broker_rig import Peer, make_broker, running_broker
 from pop_rig import Popped, ack, change, now_ms, pop, pop_all, pop_header
 
 from tandemmq.broker.broker import Broker
+from tandemmq.broker.pop import revive
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.pop import BatchAck, BatchAckEntry, encode_batch_ack, encode_bits
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -25,6 +26,7 @@ from tandemmq.protocol.requests.pop import (
     PopResponse,
 )
 from tandemmq.store.options import FlushMode
+from tandemmq.telemetry import events
 from waits import until
 
 
@@ -285,3 +287,28 @@ async def test_a_slave_refuses_pops(tmp_path: Path) -> None:
         answer = await peer.ask(RequestCode.POP_MESSAGE, pop_header("T"))
         assert answer.code == ResponseCode.SYSTEM_BUSY
         assert "master" in (answer.remark or "")
+
+
+async def test_a_lease_of_an_unknown_group_waits_until_it_is_known_or_deleted(
+    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A slave that becomes master may know the lease and not the group yet."""
+    monkeypatch.setattr(revive, "REFUSED_MS", 100)
+    groups = broker._tables.groups
+    assert broker._parts is not None
+    leases = broker._parts.pop.revive._log.leases
+    await fill(peer, "T", 1)
+    for is_deleted in (False, True):
+        await pop_all(peer, "T", 1, invisible_ms=1_000)
+        config = groups._configs.pop("CG")
+        caplog.clear()
+        await until(lambda: events.REVIVE_POSTPONED in caplog.messages, "postponed")
+        assert len(leases) == 1
+        if is_deleted:
+            groups.note_deleted({"CG": 1})
+            await until(lambda: len(leases) == 0, "the lease is dropped")
+        else:
+            groups.put(config, now_ms())
+            await until(lambda: len(leases) == 0, "the message is back")
+    groups.put(config, now_ms())
+    assert await pop(peer, "T") == []

@@ -19,6 +19,7 @@ from tandemmq.api.broker_offset import commit_offset
 from tandemmq.api.broker_topic import create_topic
 from tandemmq.api.replica import HeldTable, fetch_ha_status, fetch_topics, read_log
 from tandemmq.broker.broker import Broker
+from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.data_version import DataVersion
 from tandemmq.protocol.bodies.kv import decode_kv_table
 from tandemmq.protocol.bodies.topic import TopicConfig
@@ -339,3 +340,30 @@ async def test_slave_that_cannot_ask_reports_nothing(group: Group) -> None:
     assert state_of(slave).state in (SlaveState.PAUSED, SlaveState.DIALING, SlaveState.CHECKING)
     assert master.store is not None
     assert master.store.acks.positions() == {}
+
+
+async def test_a_second_master_of_one_name_does_not_start(group: Group) -> None:
+    master = await group.start(0)
+    async with Peer(master) as to_master:
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="T"))
+    with pytest.raises(ConfigError, match="is the master of group and answers"):
+        await group.start(0, directory="second")
+    await group.stop(0)  # the one that was refused
+    allowed = await group.start(0, directory="second", broker={"refuse_second_master": False})
+    assert allowed.address != master.address
+    await master.stop()
+
+
+async def test_a_master_that_no_longer_answers_is_replaced(group: Group) -> None:
+    master = await group.start(0)
+    await cut_off(master)
+    other = await group.start(0, directory="second")
+    assert other.address != master.address
+    await master.stop()
+
+
+async def cut_off(broker: Broker) -> None:
+    """It is registered still, and nobody reaches it."""
+    for server in broker._servers:
+        await server.stop()
+    broker._servers.clear()

@@ -11,6 +11,7 @@ import pytest
 from replica_pair import FAST, Peers, log_bytes, send
 
 from tandemmq.replication.core.frames import encode_report
+from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.store import BrokerRole, PutStatus
 from waits import until
@@ -35,6 +36,26 @@ async def test_slave_that_knows_the_secret_follows_and_confirms(peers: Peers) ->
     assert log_bytes(slave) == log_bytes(master)
     assert peers.master is not None
     assert peers.master.status().slaves[0].is_tandem
+
+
+@pytest.mark.parametrize(
+    ("role", "options", "is_warned"),
+    [
+        (SYNC, FAST, True),
+        (SYNC, SECRET, False),
+        (SYNC, replace(FAST, allowed_slaves=("127.0.0.1",)), False),
+        (BrokerRole.ASYNC_MASTER, FAST, False),
+    ],
+)
+async def test_master_whose_acknowledgements_anybody_can_send_says_so(
+    peers: Peers,
+    caplog: pytest.LogCaptureFixture,
+    role: BrokerRole,
+    options: ReplicationOptions,
+    is_warned: bool,
+) -> None:
+    await peers.start_master(role, options)
+    assert ("replication.open_to_everybody" in caplog.messages) is is_warned
 
 
 async def test_secret_holds_over_reconnects(peers: Peers) -> None:

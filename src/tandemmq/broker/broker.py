@@ -7,12 +7,14 @@ messages serves none at first; it does the last two once it has them.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from tandemmq.api.broker_admin import query_broker_config
 from tandemmq.api.nameserver import BrokerIdentity, Registered, query_cluster_info, unregister_broker
 from tandemmq.broker.access.options import OPEN, AccessOptions
 from tandemmq.broker.access.service import AccessService
@@ -28,7 +30,9 @@ from tandemmq.broker.stats import SAMPLE_PERIOD_S
 from tandemmq.broker.tables import Tables
 from tandemmq.errors import ConfigError, LocalProtocolError, TandemError
 from tandemmq.protocol.message_id import encode_host
+from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.remoting.address import render_address
+from tandemmq.remoting.channel import FrameBudget
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.server import RemotingServer
@@ -49,7 +53,7 @@ log = logging.getLogger(__name__)
 
 FAST_PORT_DISTANCE = 2
 ASK_TIMEOUT_S = 3.0
-"""For a name server, while the master waits for its slaves."""
+"""For a name server or another broker, before this one serves."""
 FORGET_EVERY = 360
 """Samples of the statistics, of 10 s each, until what is gone is dropped from them."""
 
@@ -111,6 +115,7 @@ class Broker:
             network=network, clock=clock, signer=self._access.signer, tls=make_client_tls(tls.dialling)
         )
         self._servers: list[RemotingServer] = []
+        self._frame_budget = FrameBudget(options.frame_bytes_held_max)
         self.store: MessageStore | None = None
         self._parts: Parts | None = None
         self._replica: ReplicaRole | None = None
@@ -124,11 +129,13 @@ class Broker:
         Raises:  ConfigError or OSError for what a user can put right; StoreError. Call `stop` then, too.
         """
         options, clock = self.options, self._clock
+        await self._refuse_second_master()
         store = self.store = await MessageStore.open(
             self._store_options, disk=self._disk, clock=clock, on_fatal=self._on_fatal
         )
         self._tables.load(delay_level_count=len(self._store_options.delay_levels_ms))
         self._access.load()
+        self._access.bind(store.read_record)
         self._tls.load()
         if not options.is_slave and not store.tail_doubt:
             self._tables.begin_life(store)
@@ -196,17 +203,47 @@ class Broker:
         reopen()
         await self._take_office(store, parts, replica)
 
+    async def _refuse_second_master(self) -> None:
+        """Two masters of one name would each take half of what is sent.
+
+        Raises:  ConfigError when another one is registered and says that it is a master of this name.
+        """
+        options = self.options
+        if options.is_slave or not options.refuse_second_master:
+            return
+        own = render_address((options.advertised_host, options.listen_port))
+        known = await self._known_members()
+        for address in sorted({members[0] for members in known if 0 in members} - {own}):
+            try:
+                text = await query_broker_config(self._client, address, timeout_s=ASK_TIMEOUT_S)
+                told = {key: one.text for key, one in parse_properties(text.encode(), address).items()}
+            except (TandemError, ValueError):
+                continue  # nobody is there, or nobody who says so
+            if (told.get("brokerName"), told.get("brokerId")) == (options.broker_name, "0"):
+                raise ConfigError(
+                    f"{address} is the master of {options.broker_name} and answers: stop it first,"
+                    " or set refuseSecondMaster=false"
+                )
+
     async def _listed_slaves(self) -> dict[int, str] | None:
         """The slaves of this broker's name by id, as all name servers that answer know them."""
-        slaves: dict[int, str] | None = None
-        for address in dict.fromkeys(self.options.name_servers):
+        known = await self._known_members()
+        slaves = {key: one for members in known for key, one in members.items() if key}
+        return slaves if known else None
+
+    async def _known_members(self) -> list[dict[int, str]]:
+        """The brokers of this name by id, as each name server knows them that answers."""
+
+        async def ask(address: str) -> dict[int, str] | None:
             try:
                 info = await query_cluster_info(self._client, address, timeout_s=ASK_TIMEOUT_S)
             except TandemError:
-                continue
+                return None
             data = info.brokers.get(self.options.broker_name)
-            slaves = (slaves or {}) | ({} if data is None else data.addresses)
-        return None if slaves is None else {key: one for key, one in slaves.items() if key}
+            return {} if data is None else data.addresses
+
+        answers = await asyncio.gather(*map(ask, dict.fromkeys(self.options.name_servers)))
+        return [members for members in answers if members is not None]
 
     @property
     def stats_items(self) -> StatsItems:
@@ -291,6 +328,7 @@ class Broker:
             on_fatal=self._on_fatal,
             guard=self._access.check,
             tls=self._tls,
+            budget=self._frame_budget,
         )
         try:
             address = await server.start(self.options.listen_host, port)

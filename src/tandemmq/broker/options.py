@@ -49,6 +49,7 @@ class BrokerOptions:
     ha_advertised_host: str = ""  # brokerIP2; empty: the same as advertised_host
     ha_listen_port: int = 0  # haListenPort; 0: listenPort + 1
     ha_master_address: str = ""  # haMasterAddress; empty: taken from the name server's answers
+    refuse_second_master: bool = True  # ours, refuseSecondMaster: a name has one master, asked at the start
     ha_master_remoting_address: str = ""  # haMasterRemotingAddress; where a slave asks while none is told
     name_servers: tuple[str, ...] = ()  # namesrvAddr, split at ';'
     register_period_ms: int = 30_000  # registerNameServerPeriod, clamped to 10 s .. 60 s
@@ -94,6 +95,7 @@ class BrokerOptions:
     long_polling_enable: bool = True  # longPollingEnable
     short_polling_ms: int = 1_000  # shortPollingTimeMills
     long_poll_ms_max: int = 120_000  # ours: a client's suspendTimeoutMillis is cut to this
+    frame_bytes_held_max: int = 256 << 20  # ours: of unfinished frames; at the bound connections are closed
     long_poll_count_max: int = 100_000  # ours: at the bound a pull is answered at once instead of being held
     long_poll_count_per_queue_max: int = 4_096  # ours, the same
     pull_message_count_max: int = 10_000  # ours: a larger maxMsgNums is cut; transfer limits apply below it
@@ -185,6 +187,7 @@ _POSITIVE = (
     "group_count_max",
     "short_polling_ms",
     "long_poll_ms_max",
+    "frame_bytes_held_max",
     "long_poll_count_max",
     "long_poll_count_per_queue_max",
     "pull_message_count_max",

@@ -98,6 +98,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "brokerIP2": _key(IP, "broker.ha_advertised_host"),
     "haListenPort": _key(PORT, "broker.ha_listen_port"),
     "haMasterAddress": _key(ADDRESS, "broker.ha_master_address"),
+    "refuseSecondMaster": _key(FLAG, "broker.refuse_second_master"),  # ours
     "haMasterRemotingAddress": _key(ADDRESS, "broker.ha_master_remoting_address"),
     "namesrvAddr": _key(ADDRESSES, "broker.name_servers"),
     "registerNameServerPeriod": _key(POSITIVE, "broker.register_period_ms"),
@@ -242,6 +243,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "openFileCountMax": _key(whole(8, 2**20), "store.open_file_count_max"),
     "mappedBytesMax": _key(POSITIVE_LONG, "store.mapped_bytes_max"),
     "memoryBytes": _key(POSITIVE_LONG, "store.memory_bytes"),
+    "frameBytesHeldMax": _key(POSITIVE_LONG, "broker.frame_bytes_held_max"),
     "longPollCountMax": _key(POSITIVE, "broker.long_poll_count_max"),
 }
 

@@ -36,6 +36,35 @@ average.
 SWEEP_S_MIN = 0.05
 """Deadlines are looked at no more often than this, so an expiry may come this much late."""
 
+
+class FrameBudget:
+    """What all connections of a server hold of frames that have begun and not ended.
+
+    At the bound the connection that wants more is closed. Peers that are not known yet have a quarter of it,
+    so that strangers neither fill the memory nor take the room of those who are known.
+    """
+
+    __slots__ = ("bytes_held", "bytes_max", "bytes_of_unknown")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes_held = 0
+        self.bytes_of_unknown = 0
+
+    def add(self, size: int, *, is_known: bool) -> bool:
+        """False when it is more than there may be; `size` may be negative."""
+        self.bytes_held += size
+        if not is_known:
+            self.bytes_of_unknown += size
+            if self.bytes_of_unknown > self.bytes_max // 4:
+                return False
+        return self.bytes_held <= self.bytes_max
+
+    def make_known(self, size: int) -> None:
+        """The peer that holds so much is known from now on."""
+        self.bytes_of_unknown -= size
+
+
 OnRequest = Callable[["Channel", Command], None]
 Signer = Callable[[Command], None]
 """Adds to a request of ours who sends it."""
@@ -48,10 +77,12 @@ class Channel(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_budget",
         "_bytes_written",
         "_clock",
         "_close_timer",
         "_decoder",
+        "_frame_bytes_held",
         "_is_flush_due",
         "_is_lost",
         "_limits",
@@ -66,6 +97,7 @@ class Channel(asyncio.Protocol):
         "_transport",
         "close_reason",
         "is_closed",
+        "is_known",
         "last_read_at",
         "last_written_at",
         "local",
@@ -82,7 +114,10 @@ class Channel(asyncio.Protocol):
         limits: ChannelLimits,
         on_connected: Callable[[Channel], None] | None = None,
         signer: Signer | None = None,
+        budget: FrameBudget | None = None,
+        is_known: bool = True,
     ) -> None:
+        """Of a peer that is not known yet (`make_known`) less is held of unfinished frames."""
         self.peer: Address = ("", 0)
         self.local: Address = ("", 0)
         self.is_closed = False
@@ -96,6 +131,9 @@ class Channel(asyncio.Protocol):
         self._clock = clock
         self._limits = limits
         self._decoder = FrameDecoder(limits.frame_bytes_max)
+        self._budget = budget
+        self._frame_bytes_held = 0
+        self.is_known = is_known
         self._outstanding = OutstandingRequests(limits.requests_in_flight_max)
         self._transport: asyncio.Transport | None = None
         self._out: list[Buffer] = []
@@ -114,6 +152,13 @@ class Channel(asyncio.Protocol):
     def unfinished_frame(self) -> int:
         """Which frame the peer has begun and not ended, by number; 0 when there is none."""
         return self._decoder.unfinished_count if self._decoder.buffered_bytes else 0
+
+    def make_known(self) -> None:
+        """Whoever is at the other end has shown who it is."""
+        if not self.is_known:
+            self.is_known = True
+            if self._budget is not None:
+                self._budget.make_known(self._frame_bytes_held)
 
     # Sending
 
@@ -236,6 +281,9 @@ class Channel(asyncio.Protocol):
                     on_reply(command)
             else:
                 on_request(self, command)
+        held = self._decoder.buffered_bytes
+        if held != self._frame_bytes_held and not self._hold(held):
+            return
         # Behind the write of the log and the tasks that these commands woke: what those send leaves in this
         # turn of the loop, not in the next.
         if not self._is_flush_due:
@@ -265,6 +313,7 @@ class Channel(asyncio.Protocol):
         self._is_lost = self.is_closed = True
         self.close_reason = self.close_reason or ("closed by the peer" if exc is None else str(exc))
         self._decoder.close()
+        self._hold(0)
         self._out.clear()
         for timer in (self._sweep_timer, self._slow_timer, self._close_timer):
             if timer is not None:
@@ -276,6 +325,18 @@ class Channel(asyncio.Protocol):
             callback(self)
 
     # Inside
+
+    def _hold(self, size: int) -> bool:
+        """Account for the unfinished frame; False when there is no room for it: the connection is closed."""
+        grown, self._frame_bytes_held = size - self._frame_bytes_held, size
+        if self._budget is None or self._budget.add(grown, is_known=self.is_known) or grown <= 0:
+            return True
+        log.warning(
+            events.CHANNEL_CLOSED_BY_FRAME_BUDGET,
+            extra={"peer": self.peer, "frame_bytes": size, "bytes_max": self._budget.bytes_max},
+        )
+        self.abort("too much is held of unfinished frames")
+        return False
 
     def _queue(self, command: Command) -> None:
         body = command.body

@@ -113,7 +113,10 @@ class Dispatcher:
             _answer(channel, command, ResponseCode.SYSTEM_ERROR, str(error))
             return
         log.error(events.REQUEST_FAILED, extra={"code": command.code, "peer": channel.peer}, exc_info=error)
-        _answer(channel, command, ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+        # What went wrong inside is for the log: it may name paths, or what others sent.
+        _answer(
+            channel, command, ResponseCode.SYSTEM_ERROR, f"the request {command.code} failed: see the log"
+        )
 
 
 def _answer(channel: Channel, command: Command, code: int, remark: str) -> None:

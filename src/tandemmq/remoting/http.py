@@ -154,7 +154,7 @@ class HttpServer:
             return page()
         except Exception as error:  # the edge: a broken page must not stop a broker
             log.error(events.HTTP_PAGE_FAILED, extra={"path": path}, exc_info=error)
-            return _refusal(500, f"{type(error).__name__}: {error}")
+            return _refusal(500, "the page cannot be made: see the log")
 
 
 class HttpConnection(asyncio.Protocol):

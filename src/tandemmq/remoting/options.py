@@ -42,6 +42,9 @@ class ServerOptions:
     limits: ChannelLimits = field(default_factory=ChannelLimits)
     connections_max: int = 16_384
     """One more connection is closed at once."""
+    frame_bytes_held_max: int = 256 * MIB
+    """Unfinished frames of all connections together; the connection that wants more is closed. On a server
+    with a guard, peers that have not shown yet who they are have a quarter of it."""
     idle_close_s: float = 120.0
     """A connection without any byte in either direction for this long is closed (spec remoting 5), and one on
     which a single frame takes longer than this."""

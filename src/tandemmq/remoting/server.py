@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.channel import Channel, FrameBudget
 from tandemmq.remoting.dispatch import Dispatcher, Guard, Handler, OnFatal
 from tandemmq.remoting.idle import IdleSweep
 from tandemmq.remoting.options import ServerOptions
@@ -35,9 +35,14 @@ class RemotingServer:
         on_fatal: OnFatal | None = None,
         guard: Guard | None = None,
         tls: TlsDoor | None = None,
+        budget: FrameBudget | None = None,
     ) -> None:
-        """With `tls` that serves anything, connections may, or must, speak TLS."""
+        """With `tls` that serves anything, connections may, or must, speak TLS. Several servers may share a
+        `budget`. A `guard` makes the channels known of those who have shown who they are.
+        """
         self.options = options or ServerOptions()
+        self._budget = budget or FrameBudget(self.options.frame_bytes_held_max)
+        self._has_guard = guard is not None
         self._network = network
         self._clock = clock
         self._scope = TaskScope("server", None if on_fatal is None else lambda _, error: on_fatal(error))
@@ -100,6 +105,8 @@ class RemotingServer:
             clock=self._clock,
             limits=self.options.limits,
             on_connected=self._on_connected,
+            budget=self._budget,
+            is_known=not self._has_guard,
         )
 
     def _on_connected(self, channel: Channel) -> None:

@@ -126,8 +126,9 @@ class StoreOptions:
             if delay_ms >= self.file_reserved_hours * 3_600_000:
                 # Retention would delete what waits there before its time comes.
                 raise ConfigError(
-                    f"delay_levels_ms (messageDelayLevel): level {level} waits {delay_ms // 1000} s, which"
-                    f" must be less than the log is kept (fileReservedTime={self.file_reserved_hours} h)"
+                    f"delay_levels_ms (messageDelayLevel): level {level} waits {delay_ms // 1000} s,"
+                    " which must be less than the log is kept"
+                    f" (fileReservedTime={self.file_reserved_hours} h)"
                 )
         for name, low, high in _RANGES:
             value = getattr(self, name)

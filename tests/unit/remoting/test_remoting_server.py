@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +23,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FrameDecoder, encode_frame, encode_frame_head
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.remoting.dispatch import Handler
+from tandemmq.remoting.dispatch import Guard, Handler
 from tandemmq.remoting.options import ChannelLimits, ClientOptions, ServerOptions
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.runtime.clock import LoopClock
@@ -46,6 +47,7 @@ class Peers:
         client_options: ClientOptions | None = None,
         client_routes: Mapping[int, Handler] | None = None,
         server_routes: Mapping[int, Handler] | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self.network = network
         self.clock = clock
@@ -68,6 +70,7 @@ class Peers:
             clock=clock,
             options=server_options,
             on_fatal=self.fatal.append,
+            guard=guard,
         )
         self.client = RemotingClient(
             network=network, clock=clock, options=client_options, routes=client_routes
@@ -157,7 +160,7 @@ async def test_errors_become_answers(make: MakePeers, caplog: pytest.LogCaptureF
     assert (unreadable.code, unreadable.remark) == (1, "no JSON")
     assert caplog.records == []
     broken = await peers.call(BREAK)
-    assert (broken.code, broken.remark) == (1, "ZeroDivisionError: by zero")
+    assert (broken.code, broken.remark) == (1, f"the request {BREAK} failed: see the log")
     assert [record.message for record in caplog.records] == ["request.failed"]
     assert (await peers.call(ECHO)).code == 0
 
@@ -281,6 +284,48 @@ async def test_garbage_closes_one_connection_only(make: MakePeers) -> None:
     bad.write(b"\x16\x03\x01 hello, is this TLS?")
     await until(bad.is_closing)
     assert (await peers.call(ECHO)).code == 0
+
+
+async def test_unfinished_frames_are_held_up_to_a_bound_in_all(make: MakePeers) -> None:
+    """The connection that wants more is closed, and what it held is free again."""
+    peers = await make(server_options=ServerOptions(frame_bytes_held_max=100_000)).start()
+    begun = struct.pack(">iI", 1 << 20, 10)
+    holding = [await peers.open_raw() for _ in range(2)]
+    for wire in holding:
+        wire.write(begun + bytes(40_000))
+    budget = peers.server._budget
+    await until(lambda: budget.bytes_held == 80_016)
+    greedy = await peers.open_raw()
+    greedy.write(begun + bytes(40_000))
+    await until(greedy.is_closing)
+    await until(lambda: budget.bytes_held == 80_016)
+    assert not any(wire.is_closing() for wire in holding)
+    assert (await peers.call(ECHO)).code == 0
+    for wire in holding:
+        wire.abort()
+    await until(lambda: budget.bytes_held == 0)
+
+
+async def test_peers_that_nobody_knows_have_a_quarter(make: MakePeers) -> None:
+    """A guard makes those known who show who they are."""
+
+    def guard(channel: Channel, command: Command) -> None:
+        if command.body == b"password":
+            channel.make_known()
+
+    peers = await make(server_options=ServerOptions(frame_bytes_held_max=100_000), guard=guard).start()
+    begun = struct.pack(">iI", 1 << 20, 10)
+    stranger = await peers.open_raw()
+    stranger.write(begun + bytes(26_000))
+    await until(stranger.is_closing)
+    known = await peers.open_raw()
+    known.write(encode_frame(Command.request(ECHO, body=b"password")) + begun + bytes(90_000))
+    budget = peers.server._budget
+    await until(lambda: budget.bytes_held == 90_008)
+    assert budget.bytes_of_unknown == 0
+    known.abort()
+    await until(lambda: budget.bytes_held == 0)
+    assert budget.bytes_of_unknown == 0
 
 
 async def test_stop_ends_handlers_and_connections(make: MakePeers) -> None:

@@ -15,13 +15,13 @@ from typing import Final
 from tandemmq.broker.access.actions import PUB, is_administrative, render_actions
 from tandemmq.broker.access.audit import Audit
 from tandemmq.broker.access.auth_table import AuthTable, User
-from tandemmq.broker.access.needs import TOPIC, Need, Needs, needs_of
+from tandemmq.broker.access.needs import TOPIC, Need, Needs, needs_of, needs_of_stored, place_of
 from tandemmq.broker.access.options import AccessOptions
 from tandemmq.broker.access.plain_rules import NO_RULES, PlainRules
 from tandemmq.broker.access.policy import decide
 from tandemmq.errors import NotPermitted, TandemError
 from tandemmq.protocol.codes import RequestCode
-from tandemmq.protocol.command import Command
+from tandemmq.protocol.command import Buffer, Command
 from tandemmq.protocol.signature import ACCESS_KEY, Credentials, is_signed_with
 from tandemmq.remoting.channel import Channel
 
@@ -31,7 +31,9 @@ Allows = Callable[[Need], bool]
 
 
 class Guard:
-    """`check` is called with every request. `rules` of the 4.x kind are set from outside."""
+    """`check` is called with every request. `rules` of the 4.x kind are set from outside, and so is
+    `read_record`, the store's, before the first request.
+    """
 
     def __init__(
         self,
@@ -48,6 +50,7 @@ class Guard:
         self._audit = audit
         self._inner = None if inner is None else _super_user(inner)
         self._rules = NO_RULES
+        self.read_record: Callable[[int], Buffer | None] = lambda _log_offset: None
         self._is_white: dict[str, bool] = {}
         self._allowed: set[tuple[str, str, Needs, int]] = set()
         users.on_change.append(self.forget)
@@ -72,11 +75,14 @@ class Guard:
         Raises:  NotPermitted telling the peer why not; RemoteProtocolError for what cannot be read.
         """
         host = channel.peer[0]
+        is_known = True
         try:
             if self._options.acl_enable:
                 self._check_plain(channel, command, host)
             if self._options.authentication_enabled:
-                self._check_user(channel, command, host)
+                is_known = self._check_user(channel, command, host)
+            if is_known:
+                channel.make_known()
         except Exception as error:
             # A request that cannot be read has no resource yet; whoever may tell, it was refused.
             if not isinstance(error, _Denied):
@@ -118,9 +124,10 @@ class Guard:
 
     # Users and policies
 
-    def _check_user(self, channel: Channel, command: Command, host: str) -> None:
+    def _check_user(self, channel: Channel, command: Command, host: str) -> bool:
+        """False for a request that anybody may send: it does not say who it is."""
         if command.code in self._options.authentication_white_codes:
-            return
+            return False
         name = command.fields.get(ACCESS_KEY)
         if not name:
             raise _Denied(f"the request is not signed: {ACCESS_KEY} is missing")
@@ -133,17 +140,28 @@ class Guard:
         if not is_signed_with(command, user.password.encode()):
             raise _Denied(f"the signature of {name} is wrong")
         if not self._options.authorization_enabled or command.code in self._options.authorization_white_codes:
-            return
+            return True
         policies = self._users.policies(name)
         is_super = user.is_super
         self._check_needs(
             channel, command, host, name, lambda need: is_super or decide(policies, need, host), 5
         )
+        return True
+
+    def _stored_needs(self, command: Command) -> Needs:
+        """Nothing when nothing is stored there: the handler says so."""
+        log_offset = place_of(command)
+        raw = None if log_offset is None or log_offset < 0 else self.read_record(log_offset)
+        return (
+            ()
+            if log_offset is None or raw is None
+            else needs_of_stored(command, raw, log_offset, self._cluster)
+        )
 
     def _check_needs(
         self, channel: Channel, command: Command, host: str, name: str, allows: Allows, model: int
     ) -> None:
-        needs = needs_of(command, self._cluster)
+        needs = needs_of(command, self._cluster) + self._stored_needs(command)
         if model == 4 and command.code == RequestCode.CONSUMER_SEND_MSG_BACK:
             needs += _origin_topic(command)
         known = (name, host, needs, model)

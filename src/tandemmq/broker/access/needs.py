@@ -1,8 +1,12 @@
 """What a request needs to be allowed: resources and actions, for every code that a broker is asked.
 
 One table for both kinds of rules. The 4.x rules know PUB, SUB and administrators: `Pub` and `Sub` stand for
-themselves, a need of only Create, Update or Delete is an administrator's, and Get and List need no more than
-an account. A code without a row needs every right on the cluster, so nothing is open by being forgotten.
+themselves; a need of only Create, Update or Delete is an administrator's, and so is any need of the cluster;
+Get and List of a topic or group need no more than an account. A code without a row needs every right on the
+cluster, so nothing is open by being forgotten.
+
+A request that names a message by its place in the log is judged by the message that is stored there
+(`needs_of_stored`), whatever topic it claims.
 
 Source: spec semantics 21.2, 21.3.
 """
@@ -16,8 +20,12 @@ from tandemmq.broker.access.actions import CREATE, DELETE, GET, LIST, PUB, SUB, 
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.bodies.codec import decode_plain
 from tandemmq.protocol.codes import RequestCode as Code
-from tandemmq.protocol.command import Command
-from tandemmq.protocol.topic_names import RETRY_PREFIX
+from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.properties import REAL_TOPIC
+from tandemmq.protocol.record import RecordError, decode_record
+from tandemmq.protocol.requests.pull import ViewMessageRequest
+from tandemmq.protocol.requests.send import EndTransactionRequest, SendBackRequest
+from tandemmq.protocol.topic_names import RETRY_PREFIX, is_system_topic, retry_topic
 
 TOPIC: Final = "Topic"
 GROUP: Final = "Group"
@@ -45,11 +53,62 @@ def needs_of(command: Command, cluster: str) -> Needs:
     return NEEDS.get(command.code, _UNLISTED)(command.fields, command, cluster)
 
 
+def place_of(command: Command) -> int | None:
+    """The place in the log that the request names; None for a request that names none.
+
+    Raises:  BadRequest for a header that cannot be read.
+    """
+    match command.code:
+        case Code.VIEW_MESSAGE_BY_ID:
+            return command.decode(ViewMessageRequest).log_offset
+        case Code.END_TRANSACTION:
+            return command.decode(EndTransactionRequest).log_offset
+        case Code.CONSUMER_SEND_MSG_BACK:
+            return command.decode(SendBackRequest).log_offset
+        case _:
+            return None
+
+
+def needs_of_stored(command: Command, raw: Buffer, log_offset: int, cluster: str) -> Needs:
+    """What a request needs that names the message stored at `log_offset`.
+
+    What waits in a system topic (half, delayed, timer messages) is judged by the topic that it is for. Bytes
+    in the middle of a message may look like one: what is no intact record there is for administrators.
+    """
+    try:
+        record = decode_record(raw, log_offset=log_offset)
+    except RecordError:
+        return (Need(CLUSTER, cluster, UPDATE),)
+    topic = record.topic
+    if is_system_topic(topic):
+        topic = record.properties.get(REAL_TOPIC, topic)
+    match command.code:
+        case Code.VIEW_MESSAGE_BY_ID:
+            return (_topic(topic, SUB | GET),)
+        case Code.END_TRANSACTION:
+            return (_topic(topic, PUB),)
+        case _:
+            return _beside_group(command.fields.get("group") or "", topic, SUB)
+
+
 def _topic(name: str | None, actions: int) -> Need:
     """A group's retry topic is part of the group, and written by who consumes."""
     if name is not None and name.startswith(RETRY_PREFIX):
-        return Need(GROUP, name[len(RETRY_PREFIX) :], SUB if actions & PUB else actions)
+        group, _, _ = name[len(RETRY_PREFIX) :].partition("+")  # pops: %RETRY%group+topic
+        return Need(GROUP, group, SUB if actions & PUB else actions)
     return Need(TOPIC, name or "", actions)
+
+
+def _beside_group(group: str, topic: str, actions: int) -> Needs:
+    """What a topic needs beside the right to the group: nothing for the group's own retry topics."""
+    own = retry_topic(group)
+    if topic == own or topic.startswith(own + "+"):
+        return ()
+    if topic.startswith(own + "_"):
+        # Pops of the first form: %RETRY%group_topic. It may as well be the retry topic of a group with a
+        # longer name, so the right to the topic is needed, too.
+        return (Need(TOPIC, topic[len(own) + 1 :], actions),)
+    return (_topic(topic, actions),)
 
 
 def _on_topic(field: str, actions: int) -> Rule:
@@ -71,14 +130,14 @@ def _on_both(group_field: str, actions: int, *topic_fields: str) -> Rule:
         group = fields.get(group_field) or ""
         topics = [fields[name] for name in topic_fields or ("topic",) if fields.get(name)]
         named = [topic for name in topics for topic in name.split(";") if topic]
-        others = [Need(TOPIC, name, actions) for name in named if not name.startswith(RETRY_PREFIX + group)]
+        others = [need for name in named for need in _beside_group(group, name, actions)]
         return (Need(GROUP, group, actions), *others)
 
     return rule
 
 
 def _end_transaction(fields: Mapping[str, str], _command: Command, cluster: str) -> Needs:
-    """Clients of 4.9 do not name the topic; they have sent the half message, which was checked."""
+    """The topic of the half message counts (`needs_of_stored`); clients of 4.9 do not even name one."""
     return (_topic(fields["topic"], PUB),) if fields.get("topic") else (Need(CLUSTER, cluster, 0),)
 
 
@@ -94,8 +153,7 @@ def _heartbeat(_fields: Mapping[str, str], command: Command, cluster: str) -> Ne
         needs[Need(GROUP, group, SUB)] = None
         for subscription in _list_of(consumer, "subscriptionDataSet"):
             topic = _text_of(subscription, "topic")
-            if not topic.startswith(RETRY_PREFIX):
-                needs[Need(TOPIC, topic, SUB)] = None
+            needs.update(dict.fromkeys(_beside_group(group, topic, SUB)))
     return tuple(needs) or (Need(CLUSTER, cluster, 0),)
 
 
@@ -103,7 +161,7 @@ def _queue_locks(_fields: Mapping[str, str], command: Command, _cluster: str) ->
     body = _body(command)
     group = _text_of(body, "consumerGroup")
     topics = dict.fromkeys(_text_of(queue, "topic") for queue in _list_of(body, "mqSet"))
-    return (Need(GROUP, group, SUB), *(_topic(topic, SUB) for topic in topics))
+    return (Need(GROUP, group, SUB), *(need for topic in topics for need in _beside_group(group, topic, SUB)))
 
 
 def _check_config(_fields: Mapping[str, str], command: Command, _cluster: str) -> Needs:
@@ -128,7 +186,7 @@ def _batch_ack(_fields: Mapping[str, str], command: Command, _cluster: str) -> N
     body = _body(command)
     group = _text_of(body, "consumerGroup")
     topics = dict.fromkeys(_text_of(ack, "t") for ack in _list_of(body, "acks"))
-    others = (Need(TOPIC, name, SUB) for name in topics if not name.startswith(RETRY_PREFIX + group))
+    others = (need for name in topics for need in _beside_group(group, name, SUB))
     return (Need(GROUP, group, SUB), *others)
 
 
@@ -184,8 +242,8 @@ NEEDS: Final[dict[int, Rule]] = {
     Code.PULL_MESSAGE: _on_both("consumerGroup", SUB),
     Code.LITE_PULL_MESSAGE: _on_both("consumerGroup", SUB),
     Code.QUERY_MESSAGE: _on_topic("topic", SUB | GET),
-    # By its place in the log, whatever topic the request names: so it is a look into the whole log.
-    Code.VIEW_MESSAGE_BY_ID: _SHOW_CLUSTER,
+    # By its place in the log: see `needs_of_stored`.
+    Code.VIEW_MESSAGE_BY_ID: _on_cluster(0),
     # Pops.
     Code.POP_MESSAGE: _on_both("consumerGroup", SUB),
     Code.PEEK_MESSAGE: _on_both("consumerGroup", SUB),
@@ -260,7 +318,8 @@ NEEDS: Final[dict[int, Rule]] = {
     Code.GET_TIMER_CHECK_POINT: _SHOW_CLUSTER,
     Code.GET_TIMER_METRICS: _SHOW_CLUSTER,
     Code.GET_BROKER_HA_STATUS: _SHOW_CLUSTER,
-    Code.TANDEM_READ_LOG_CHECKSUM: _SHOW_CLUSTER,
+    # The sum of one byte is that byte.
+    Code.TANDEM_READ_LOG_CHECKSUM: _CHANGE_CLUSTER,
     # Messages of every topic as they are: for replicas and administrators, whatever an account may see.
     Code.TANDEM_READ_LOG: _CHANGE_CLUSTER,
     Code.TANDEM_ACCEPT_LOG: _CHANGE_CLUSTER,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tandemmq.broker.access.actions import PUB, SUB, is_administrative
 from tandemmq.broker.access.addresses import Matcher, make_matcher
-from tandemmq.broker.access.needs import GROUP, TOPIC, Need
+from tandemmq.broker.access.needs import CLUSTER, GROUP, TOPIC, Need
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import RETRY_PREFIX, TRACE_TOPIC
 
@@ -52,6 +52,8 @@ class Account:
         """Whether the account may do this. An administrator without permissions by name may do anything."""
         if not need.actions or (self.is_admin and not self.topics and not self.groups):
             return True
+        if need.kind == CLUSTER:
+            return self.is_admin
         wanted = need.actions & (PUB | SUB)
         if not wanted:
             return self.is_admin or not is_administrative(need.actions)

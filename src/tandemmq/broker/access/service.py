@@ -17,6 +17,7 @@ from tandemmq.broker.access.plain_rules import PlainRules
 from tandemmq.broker.table_file import TableSaver, load_table
 from tandemmq.protocol.bodies.access import UserInfo
 from tandemmq.protocol.codes import RequestCode as Code
+from tandemmq.protocol.command import Buffer
 from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.dispatch import Guard as RequestGuard
 from tandemmq.remoting.dispatch import Handler
@@ -77,6 +78,11 @@ class AccessService:
             self._make_first_user(first)
         if self._files is not None:
             self._files.load()
+
+    def bind(self, read_record: Callable[[int], Buffer | None]) -> None:
+        """Requests that name a place in the log are judged by what this reads there."""
+        if self._guard is not None:
+            self._guard.read_record = read_record
 
     async def watch(self) -> None:
         """Follows the files of the 4.x rules; returns at once when there are none."""

@@ -60,6 +60,7 @@ class Revive:
         clock: Clock,
     ) -> None:
         self._log = lease_log
+        self._store = store
         self._topics = topics
         self._groups = groups
         self._creator = creator
@@ -131,12 +132,18 @@ class Revive:
             if not ended:
                 return
             for lease in ended:
+                if self._is_target_unknown(lease):
+                    self._postpone(lease, "this broker does not know its topic or its group")
+                    continue
                 try:
                     await self._revive(lease)
                 except RequestRejected as error:  # no room for one more topic
-                    facts = {"topic": lease.key.topic, "group": lease.key.group, "reason": error.remark}
-                    log.warning(events.REVIVE_POSTPONED, extra=facts)
-                    self._log.leases.put_back(lease, self._clock.now_ms() + REFUSED_MS)
+                    self._postpone(lease, error.remark)
+
+    def _postpone(self, lease: Lease, reason: str) -> None:
+        facts = {"topic": lease.key.topic, "group": lease.key.group, "reason": reason}
+        log.warning(events.REVIVE_POSTPONED, extra=facts)
+        self._log.leases.put_back(lease, self._clock.now_ms() + REFUSED_MS)
 
     async def _revive(self, lease: Lease) -> None:
         """Until no message of the lease is open."""
@@ -171,6 +178,20 @@ class Revive:
         key = lease.key
         is_known = is_retry_topic(key.topic) or self._topics.get(key.topic) is not None
         return is_known and self._groups.get(key.group) is not None
+
+    def _is_target_unknown(self, lease: Lease) -> bool:
+        """True while the topic or the group may be one that this broker has yet to learn of: it is not known,
+        no deletion of it is recorded, and there are messages that could come back.
+        """
+        key = lease.key
+        if self._has_target(lease):
+            return False
+        is_topic_known = is_retry_topic(key.topic) or self._topics.get(key.topic) is not None
+        is_gone = (not is_topic_known and key.topic in self._store.deleted_topics) or (
+            self._groups.get(key.group) is None and self._groups.is_deleted(key.group)
+        )
+        is_kept = lease.end_offset > self._store.queue_min(key.topic, key.queue_id)
+        return not is_gone and is_kept and self._store.queue_max(key.topic, key.queue_id) > 0
 
     def _copy(self, message: Record, lease: Lease) -> NewRecord:
         properties = remove_property(message.raw_properties, POP_HANDLE.encode())

@@ -58,6 +58,8 @@ class _Told:
     is_empty: bool
 
 
+TakeDeletions = Callable[[Mapping[str, int]], Awaitable[list[str]]]
+
 _TakeOver = Callable[[_Told], None]
 """Takes over one item that was fetched."""
 
@@ -75,9 +77,11 @@ class ConfigSync:
         own_address: Callable[[], str],
         followed: Callable[[], str | None],
         queue_end: Callable[[str, int], int],
+        take_deletions: TakeDeletions | None = None,
     ) -> None:
         """`followed`: the life of the master whose log is copied now, "" when it cannot tell one, None while
-        none is copied. `queue_end`: where the own copy of a queue ends.
+        none is copied. `queue_end`: where the own copy of a queue ends. `take_deletions`: drops the queues of
+        topics that the master has deleted; which of them are news.
         """
         self._tables = tables
         self._client = client
@@ -86,6 +90,8 @@ class ConfigSync:
         self._own_address = own_address
         self._followed = followed
         self._queue_end = queue_end
+        self._take_deletions = take_deletions
+        self._deleted: Mapping[str, int] = {}
         self._master: str | None = None
         self._is_changed = asyncio.Event()
         self._failing: set[str] = set()
@@ -147,6 +153,7 @@ class ConfigSync:
             return False
         for take_over in fetched:
             take_over(told)
+        await self._drop_deleted(master)
         if self._failing:
             return False
         self.round_count += 1
@@ -166,6 +173,24 @@ class ConfigSync:
         is_followed = ends.life == life == self._followed()
         return _Told(is_empty=ends.max_offset == 0) if is_followed else None
 
+    async def _drop_deleted(self, master: str) -> None:
+        """Topics that the master has deleted lose their queues and offsets, also those made again since: what
+        the next round brings of their offsets is of their new life.
+        """
+        deleted, self._deleted = self._deleted, {}
+        if not deleted or self._take_deletions is None:
+            return
+        try:
+            news = await self._take_deletions(deleted)
+        except (OSError, TandemError) as error:
+            self._note_failure("deleted_topics", master, error)
+            return
+        self._note_success("deleted_topics", master)
+        for topic in news:
+            self._tables.consumer_offsets.drop_topic(topic)
+        if news:
+            self._is_changed.set()
+
     async def _fetch_topics(self, master: str) -> _TakeOver:
         table = self._tables.topics
         held = HeldTable(
@@ -175,6 +200,7 @@ class ConfigSync:
 
         def take_over(told: _Told) -> None:
             self._can_skip_topics = fetched.can_skip
+            self._deleted = {} if told.is_empty else fetched.deleted
             kept = _to_keep(table.snapshot().topics, fetched, told)
             if kept is not None:
                 table.replace_all(*kept)
@@ -193,6 +219,8 @@ class ConfigSync:
             kept = _to_keep(table.snapshot().groups, fetched, told)
             if kept is not None:
                 table.replace_all(*kept)
+            if not told.is_empty:
+                table.note_deleted(fetched.deleted)
 
         return take_over
 
@@ -280,7 +308,7 @@ class ConfigSync:
         finally:
             timer.cancel()
 
-    def _note_failure(self, item: str, master: str, error: TandemError) -> None:
+    def _note_failure(self, item: str, master: str, error: Exception) -> None:
         """One line per outage and item, not one per round."""
         if item not in self._failing:
             self._failing.add(item)

@@ -7,7 +7,7 @@ because RocketMQ's slaves fail or rewrite their files without it (spec replicati
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -21,7 +21,7 @@ from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.bodies.group import encode_group_table
 from tandemmq.protocol.bodies.ha import HaStatus, encode_ha_status
 from tandemmq.protocol.bodies.offset import encode_consumer_offsets, encode_delay_offsets
-from tandemmq.protocol.bodies.topic import encode_topic_config_table
+from tandemmq.protocol.bodies.topic import ReplicatedTopics, encode_topic_config_table
 from tandemmq.protocol.codes import OUR_LANGUAGE, RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.replica import (
@@ -37,9 +37,15 @@ from tandemmq.remoting.dispatch import Handler
 class ReplicaHandlers:
     """Answers from the live tables, each encoded before anything else can change it."""
 
-    def __init__(self, tables: ReplicaTables, ha_status: Callable[[], HaStatus]) -> None:
+    def __init__(
+        self,
+        tables: ReplicaTables,
+        ha_status: Callable[[], HaStatus],
+        deleted_topics: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
         self._tables = tables
         self._ha_status = ha_status
+        self._deleted_topics = deleted_topics
 
     def routes(self) -> dict[int, Handler]:
         return {
@@ -66,6 +72,9 @@ class ReplicaHandlers:
         )
         if page is not None:
             table = msgspec.structs.replace(table, topics=take_page(table.topics, page))
+        if table.topics and command.language == OUR_LANGUAGE:
+            deleted = dict(self._deleted_topics())
+            table = ReplicatedTopics(topics=table.topics, data_version=table.data_version, deleted=deleted)
         header = AllTopicConfigResponse(topic_count=total)
         return command.reply(header=header, body=encode_topic_config_table(table))
 
@@ -82,6 +91,8 @@ class ReplicaHandlers:
         )
         if page is not None:
             table = msgspec.structs.replace(table, groups=take_page(table.groups, page))
+        if not table.groups or command.language != OUR_LANGUAGE:
+            table = msgspec.structs.replace(table, deleted=msgspec.UNSET)
         header = AllGroupConfigResponse(group_count=total)
         return command.reply(header=header, body=encode_group_table(table))
 

@@ -88,6 +88,7 @@ class ReplicaRole:
             own_address=own_address,
             followed=self._followed_life,
             queue_end=store.queue_max,
+            take_deletions=store.take_deletions,
         )
         self.slave.on_following = self.config_sync.wake
         self._table_waits = TableWaits(tables, clock=clock)
@@ -102,7 +103,7 @@ class ReplicaRole:
             clock=clock,
         )
         self.slave.on_halted = self._state_teller.wake
-        self._handlers = ReplicaHandlers(tables, self.status)
+        self._handlers = ReplicaHandlers(tables, self.status, lambda: store.deleted_topics)
         self.tail_wait = TailWait(
             self._checksums,
             client=client,

@@ -72,6 +72,7 @@ class SendBackHandlers:
         if not target.is_writable:
             raise NotPermitted(f"the topic {target.name} is not writeable (permission {target.permission})")
         message = self._load(header.log_offset)
+        _check_is_meant(message, header)
         retry_count_max = group.retry_count_max
         if header.retry_count_max is not None and command.version >= VERSION_MAX_RETRY_HONOURED:
             retry_count_max = header.retry_count_max
@@ -138,3 +139,28 @@ class SendBackHandlers:
                 channel.send(command.reply(ResponseCode.SYSTEM_ERROR, remark=remark))
 
         self._store.append([record], answer)
+
+
+def _check_is_meant(message: Record, header: SendBackRequest) -> None:
+    """What lies at the log offset is the message that the consumer means, not one that came in its place.
+
+    The consumer names it by its unique key, or without one by the broker's id; only a client that tells no id
+    is judged by the topic, which it knows without its namespace and, at a retry, as the first one.
+    Raises:  RequestRejected; clients then send the message itself to the retry topic.
+    """
+    told_id, told_topic = header.original_message_id, header.original_topic
+    if told_id:
+        known = (message.unique_key, message.message_id, message.properties.get(names.ORIGIN_MESSAGE_ID))
+        if told_id in known:
+            return
+    elif not told_topic:
+        return
+    else:
+        topics = (message.topic, message.properties.get(names.RETRY_TOPIC, ""))
+        if any(topic == told_topic or topic.endswith(f"%{told_topic}") for topic in topics):
+            return
+    raise RequestRejected(
+        f"another message is stored at log offset {header.log_offset}, not"
+        f" {(told_id or '')[:160]!r} of {(told_topic or '')[:160]!r}",
+        code=ResponseCode.SYSTEM_ERROR,
+    )

@@ -1,13 +1,17 @@
 """The subscription groups of this broker and their version (spec semantics 16.4, store 18).
 
-Also the forbidden table: (group, topic) -> bits, of which bit 2 forbids reading.
-At a bound: a group too many is refused with Busy.
+Also the forbidden table: (group, topic) -> bits, of which bit 2 forbids reading; and which groups were
+deleted and not made again, because one that is merely unknown may be one that a slave has yet to learn of.
+At a bound: a group too many is refused with Busy; of DELETED_MAX deleted groups the one that is known longest
+            is forgotten.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+
+from msgspec import UNSET
 
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.data_version import DataVersion
@@ -24,6 +28,7 @@ log = logging.getLogger(__name__)
 
 FORBIDDEN_READ = 4
 FORBIDDEN_MAX = 100_000
+DELETED_MAX = 10_000
 
 
 class GroupTable:
@@ -39,6 +44,7 @@ class GroupTable:
     ) -> None:
         self._configs: dict[str, SubscriptionGroupConfig] = {}
         self._forbidden: dict[str, dict[str, int]] = {}
+        self._deleted: dict[str, int] = {}
         self.is_auto_created = auto_create
         self._create_system_groups = create_system_groups
         self._count_max = count_max
@@ -80,6 +86,7 @@ class GroupTable:
             return False
         self.require_room([config.name])
         self._configs[config.name] = config
+        self._deleted.pop(config.name, None)
         self._after_change(self._next_version(now_ms))
         return True
 
@@ -103,8 +110,19 @@ class GroupTable:
         self._forbidden.pop(group, None)
         if self._configs.pop(group, None) is None:
             return False
+        self.note_deleted({group: now_ms})
         self._after_change(self._next_version(now_ms))
         return True
+
+    def note_deleted(self, groups: Mapping[str, int]) -> None:
+        """These were deleted, here or at the master; saved with the next change."""
+        self._deleted |= {group: at_ms for group, at_ms in groups.items() if group not in self._configs}
+        while len(self._deleted) > DELETED_MAX:
+            del self._deleted[next(iter(self._deleted))]
+
+    def is_deleted(self, group: str) -> bool:
+        """True when the group was deleted; False also for one that was never heard of."""
+        return group in self._deleted
 
     def is_read_forbidden(self, group: str, topic: str) -> bool:
         of_group = self._forbidden.get(group)
@@ -133,12 +151,16 @@ class GroupTable:
     def replace_all(self, configs: Mapping[str, SubscriptionGroupConfig], data_version: DataVersion) -> None:
         """Become the master's table, version included; the forbidden table stays (spec replication 6.2)."""
         self._configs = dict(configs)
+        self._deleted = {group: at for group, at in self._deleted.items() if group not in configs}
         self._after_change(data_version)
 
     def snapshot(self) -> SubscriptionGroupTable:
         """The whole table, valid until the next change: encode it before anything else runs."""
         return SubscriptionGroupTable(
-            groups=self._configs, forbidden=self._forbidden, data_version=self.data_version
+            groups=self._configs,
+            forbidden=self._forbidden,
+            deleted=self._deleted or UNSET,
+            data_version=self.data_version,
         )
 
     def encode(self) -> bytes:
@@ -150,6 +172,7 @@ class GroupTable:
         table = decode_group_table(data)
         self._configs = dict(table.groups)
         self._forbidden = {group: dict(topics) for group, topics in table.forbidden.items()}
+        self._deleted = dict(table.deleted or {})
         self.data_version = table.data_version
 
     def _next_version(self, now_ms: int) -> DataVersion:

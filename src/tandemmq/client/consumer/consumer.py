@@ -28,6 +28,7 @@ from tandemmq.api import broker_send
 from tandemmq.client.consumer.assignment import Assignment
 from tandemmq.client.consumer.broker_requests import BrokerRequests
 from tandemmq.client.consumer.filter_check import check_filters
+from tandemmq.client.consumer.hand_back import hand_back
 from tandemmq.client.consumer.inbox import Delivery, Inbox
 from tandemmq.client.consumer.offsets import BrokerOffsets, LocalOffsets, OffsetStore
 from tandemmq.client.consumer.queue_reader import ReaderSeams
@@ -36,12 +37,11 @@ from tandemmq.client.faulty_peers import FaultyPeers
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ConsumerOptions, MessageModel
 from tandemmq.client.producer.replies import send_reply
-from tandemmq.errors import BadRequest, ClientError, NoRoute, TandemError
+from tandemmq.errors import BadRequest, ClientError, TandemError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.heartbeat import ConsumeFromWhere, ConsumerData, ConsumeType
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import ReceivedMessage
-from tandemmq.protocol.requests.send import SendBackRequest
 from tandemmq.protocol.topic_names import check_group, check_topic, retry_topic
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.ports import Disk
@@ -257,23 +257,18 @@ class Consumer:
         `delay_level` 0 lets the broker choose: 10 s at first, longer each time; after the group's limit (16)
         the message goes to the dead letters of the group. A negative level sends it there at once.
 
+        When the broker has something else at the message's place in its log by now, the message itself is
+        sent to the group's retry topic.
+
         Raises:  the error of the call; the message is then not finished.
         """
-        view = self._instance.routes.get(message.record.topic)
-        address = view.master_address(message.broker_name) if view is not None else None
-        if address is None:
-            raise NoRoute(f"broker {message.broker_name!r} has no master: the message cannot be handed back")
-        header = SendBackRequest(
-            log_offset=message.record.log_offset,
-            group=self.group,
+        await hand_back(
+            self._instance,
+            self.group,
+            message,
             delay_level=delay_level,
-            original_message_id=message.message_id,
-            original_topic=message.topic,
             retry_count_max=self.options.retry_count_max,
-            broker_name=message.broker_name,
         )
-        timeout_s = self._instance.options.call_timeout_s
-        await broker_send.send_back(self._instance.remoting, address, header, timeout_s=timeout_s)
         self.ack(message)
 
     async def suspend(self, message: ReceivedMessage, *, delay_s: float = 1.0) -> None:

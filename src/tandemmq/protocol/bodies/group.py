@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
 from tandemmq.protocol.bodies.data_version import DataVersion
@@ -59,12 +59,14 @@ class SubscriptionGroupConfig(Body, frozen=True, kw_only=True):
 class SubscriptionGroupTable(Body, frozen=True, kw_only=True):
     """All groups of a broker by name, and forbidden topics as group -> topic -> bits.
 
-    Also the shape of `subscriptionGroup.json`.
+    Also the shape of `subscriptionGroup.json`. `deleted`: group -> when it was deleted, in milliseconds;
+    ours, RocketMQ ignores it.
     """
 
     data_version: DataVersion = field(name="dataVersion", default=DataVersion())
     forbidden: dict[str, dict[str, int]] = field(name="forbiddenTable", default_factory=dict)
     groups: dict[str, SubscriptionGroupConfig] = field(name="subscriptionGroupTable", default_factory=dict)
+    deleted: dict[str, int] | UnsetType = field(name="tandemDeletedGroups", default=UNSET)
 
 
 class GroupConfigList(Body, frozen=True, kw_only=True):

@@ -64,6 +64,14 @@ class TopicConfigTable(Body, frozen=True, kw_only=True):
     topics: dict[str, TopicConfig] = field(name="topicConfigTable", default_factory=dict)
 
 
+class ReplicatedTopics(TopicConfigTable, frozen=True, kw_only=True):
+    """What a slave of ours is told of topics. `deleted`: topic -> log offset, below which its records were
+    deleted with it; ours, RocketMQ ignores it.
+    """
+
+    deleted: dict[str, int] = field(name="tandemDeletedTopics", default_factory=dict)
+
+
 class TopicConfigList(Body, frozen=True, kw_only=True):
     """The body of UPDATE_AND_CREATE_TOPIC_LIST (18)."""
 
@@ -91,6 +99,10 @@ def encode_topic_config_table(table: TopicConfigTable) -> bytes:
 
 def decode_topic_config_table(data: Buffer) -> TopicConfigTable:
     return decode_body(data, TopicConfigTable)
+
+
+def decode_replicated_topics(data: Buffer) -> ReplicatedTopics:
+    return decode_body(data, ReplicatedTopics)
 
 
 def decode_topic_config_list(data: Buffer) -> tuple[TopicConfig, ...]:

@@ -29,6 +29,7 @@ from tandemmq.replication.shell.slave_connection import SlaveConnection
 from tandemmq.runtime.chance import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
 from tandemmq.store.message_store import MessageStore
+from tandemmq.store.options import BrokerRole
 from tandemmq.telemetry import events
 from tandemmq.units import ReplicaId
 
@@ -77,6 +78,11 @@ class ReplicationMaster:
         host, port = self._listener.address
         facts = {"address": f"{host}:{port}", "commit_log_file_bytes": self._segment_bytes}
         log.info(events.REPLICATION_STARTED, extra=facts)
+        options = self._options
+        is_open = not options.shared_secret and not options.allowed_slaves
+        if is_open and self._store.options.role is BrokerRole.SYNC_MASTER:
+            # Sends are promised to be on a slave, and anybody who connects may say that he is one.
+            log.warning(events.REPLICATION_OPEN, extra={"address": f"{host}:{port}"})
         return host, port
 
     async def stop(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from tandemmq.protocol.record import Record, decode_records
 from tandemmq.replication.core.states import MasterState, SlaveState
 from tandemmq.replication.shell.master_status import SlaveStatus
 from tandemmq.sim.cluster.ledger import Fate, Ledger, Place, Sent
 from tandemmq.sim.cluster.nodes import BrokerNode
+from tandemmq.sim.cluster.promises import Promises
 from tandemmq.sim.cluster.settings import TOPIC, Group
 from tandemmq.sim.cluster.watch import EXCUSE_S, holds
 from tandemmq.sim.cluster.world import World
@@ -76,22 +78,30 @@ def first_difference(one: MessageStore, other: MessageStore, begin: int, end: in
     return None
 
 
-def check_promised(world: World, ledger: Ledger, holders: list[BrokerNode], *, after_cut: bool) -> None:
-    """What was acknowledged is held by one of `holders`.
-
-    After a power cut (or with a pool, any loss) the messages that did not wait, or waited in vain, may be
-    missing: those are forgotten.
-    """
-    names = ", ".join(node.name for node in holders)
+def check_stored(world: World, ledger: Ledger, promises: Promises, master: BrokerNode) -> None:
+    """Everything that was stored is there, but for what a loss may have taken: that is forgotten."""
     shown = 0
     for sent in ledger.sent.values():
-        if sent.fate not in (Fate.ACKNOWLEDGED, Fate.STORED) or any(holds(node, sent) for node in holders):
+        if sent.fate not in (Fate.ACKNOWLEDGED, Fate.STORED) or holds(master, sent):
             continue
-        if after_cut and not (sent.fate is Fate.ACKNOWLEDGED and sent.is_waiting):
+        if promises.may_be_gone(sent):
             sent.fate = Fate.GONE
         elif shown < SHOWN_MAX:
             shown += 1
-            world.findings.lost.append(f"{sent} is not on {names}")
+            world.findings.lost.append(f"{sent} is not on {master.name}")
+
+
+def check_promised(world: World, ledger: Ledger, holders: Sequence[BrokerNode]) -> None:
+    """Everything that was acknowledged in time is held by one of `holders`."""
+    names = ", ".join(node.name for node in holders)
+    missing = (
+        sent
+        for sent in ledger.acknowledged
+        if sent.is_waiting
+        and sent.fate is Fate.ACKNOWLEDGED
+        and not any(holds(node, sent) for node in holders)
+    )
+    world.findings.lost += [f"{sent} is not on {names}" for sent in islice(missing, SHOWN_MAX)]
 
 
 def read_queue(store: MessageStore, place: Place) -> list[Record]:
@@ -132,23 +142,16 @@ def check_queues(world: World, ledger: Ledger, node: BrokerNode) -> dict[Place, 
     return found
 
 
-def unfinished(ledger: Ledger, group: Group, store: MessageStore) -> list[str]:
-    """What the group has not finished of what the store holds."""
-    missing = []
-    for place in sorted(store.queue_keys()):
-        if place[0] != TOPIC:
-            continue
-        progress = ledger.progress_of(group.name, place)
-        if len(progress.finished) + len(progress.excused) >= store.queue_max(*place) and group.tags == "*":
-            continue
-        for record in read_queue(store, place):
+def unfinished(ledger: Ledger, group: Group, queues: Mapping[Place, Sequence[Record]]) -> Iterator[str]:
+    """What the group has not finished of what these queues hold."""
+    for place, records in queues.items():
+        finished = ledger.progress_of(group.name, place).finished
+        for record in records:
             sent = ledger.find(record.content)
-            offset = record.queue_offset
-            if sent is None or not group.wants(sent.tags) or offset in progress.excused:
+            if sent is None or not group.wants(sent.tags):
                 continue
-            if progress.finished.get(offset) != sent.number:
-                missing.append(f"{group.name} never finished {place[1]}:{offset}, {sent}")
-    return missing
+            if (record.queue_offset, sent.number) not in finished:
+                yield f"{group.name} never finished {place[1]}:{record.queue_offset}, {sent}"
 
 
 def check_copies(world: World, ledger: Ledger, queues: dict[Place, list[Sent]]) -> None:

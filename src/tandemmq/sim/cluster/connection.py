@@ -44,7 +44,7 @@ class Weather(Protocol):
 
     def forget(self, end: SimTransport) -> None: ...
 
-    def is_open(self, source_ip: str, target_ip: str) -> bool: ...
+    def is_open(self, source_ip: str, target_ip: str, port: int) -> bool: ...
 
     def latency_s(self) -> float: ...
 
@@ -56,10 +56,11 @@ class Weather(Protocol):
 
 
 class Pipe:
-    """One direction of one connection: from `source` to `target`."""
+    """One direction of one connection: from `source` to `target`. `port`: what the connection was made to."""
 
-    def __init__(self, fabric: Weather, source: SimTransport, target: SimTransport) -> None:
+    def __init__(self, fabric: Weather, source: SimTransport, target: SimTransport, port: int) -> None:
         self._fabric = fabric
+        self.port = port
         self.source = source
         self.target = target
         self.size = 0
@@ -90,14 +91,14 @@ class Pipe:
 
     def arm(self, delay_s: float = 0.0) -> None:
         """See to it that what is queued moves; nothing happens while the way is blocked."""
-        if self._timer is None and self._items and self._fabric.is_open(*self.route):
+        if self._timer is None and self._items and self._fabric.is_open(*self.route, self.port):
             due = max(self._items[0][0], self._fabric.loop.time() + delay_s)
             self._timer = self._fabric.loop.call_at(due, self._run, context=self._fabric.context)
 
     def _run(self) -> None:
         self._timer = None
         target = self.target
-        if not self._items or not self._fabric.is_open(*self.route) or not target.host.is_up:
+        if not self._items or not self._fabric.is_open(*self.route, self.port) or not target.host.is_up:
             return
         if target.is_gone:
             self._refuse()

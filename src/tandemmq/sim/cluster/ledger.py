@@ -48,9 +48,14 @@ class Sent:
 class Progress:
     """What one group has finished of one queue."""
 
-    finished: dict[int, int] = field(default_factory=dict)  # queue offset -> message number
-    excused: set[int] = field(default_factory=set)
-    """Offsets given a second time after the log had lost what was consumed at the first."""
+    finished: set[tuple[int, int]] = field(default_factory=set)
+    """(queue offset, message number)."""
+    at_offset: dict[int, int] = field(default_factory=dict)
+    """The number that was finished last at each offset."""
+
+    def finish(self, offset: int, number: int) -> None:
+        self.finished.add((offset, number))
+        self.at_offset[offset] = number
 
 
 @dataclass(slots=True)

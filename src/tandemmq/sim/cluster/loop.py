@@ -185,14 +185,17 @@ class SimLoop(asyncio.BaseEventLoop):
 
 
 class SimClock:
-    """A `runtime.ports.Clock` of one machine: the loop's time, and a wall clock that is off by `skew_ms`."""
+    """A `runtime.ports.Clock` of one machine: the loop's time, and a wall clock that is off by `skew_ms`.
+
+    The wall clock can be stepped, as an operator or a time service does it; the monotonic one only runs.
+    """
 
     def __init__(self, loop: SimLoop, skew_ms: int = 0) -> None:
         self._loop = loop
-        self._skew_ms = skew_ms
+        self.skew_ms = skew_ms
 
     def now_ms(self) -> EpochMs:
-        return EpochMs(START_MS + self._skew_ms + int(self._loop.time() * 1000))
+        return EpochMs(START_MS + self.skew_ms + int(self._loop.time() * 1000))
 
     def monotonic(self) -> float:
         return self._loop.time()

@@ -17,8 +17,11 @@ from tandemmq.sim.cluster.loop import Life, SimClock, SimLoop
 from tandemmq.sim.dice import Dice
 
 OnBytes = Callable[[bytes], None]
-Watcher = Callable[[Host, Host], tuple[OnBytes, OnBytes]]
-"""Told of a new connection between a client's host and a server's; gets what each of them writes."""
+Watcher = Callable[[Life, Life], tuple[OnBytes, OnBytes]]
+"""Told of a new connection between a client's process and a server's; gets what each of them writes."""
+
+Way = tuple[str, str, int | None]
+"""From a host to a host: connections to this port, or all."""
 
 FIRST_EPHEMERAL_PORT = 40_000
 SYN_RETRY_S = 0.5
@@ -45,8 +48,10 @@ class SimListener:
 class WatchedPipe(Pipe):
     """Tells somebody what is written into it."""
 
-    def __init__(self, fabric: Fabric, source: SimTransport, target: SimTransport, on_bytes: OnBytes) -> None:
-        super().__init__(fabric, source, target)
+    def __init__(
+        self, fabric: Fabric, source: SimTransport, target: SimTransport, port: int, on_bytes: OnBytes
+    ) -> None:
+        super().__init__(fabric, source, target, port)
         self._on_bytes = on_bytes
 
     def push(self, item: bytes | str) -> None:
@@ -65,7 +70,7 @@ class Fabric:
         self.hosts: dict[str, Host] = {}
         self.listeners: dict[Address, SimListener] = {}
         self.ends: dict[SimTransport, None] = {}
-        self.blocked: dict[tuple[str, str], None] = {}
+        self.blocked: dict[Way, None] = {}
         self.latency_ms = (0.2, 2.0)
         self.cut_percent = 10
         self.observers: list[Callable[[str], None]] = []
@@ -97,15 +102,20 @@ class Fabric:
 
     # Ways.
 
-    def is_open(self, source_ip: str, target_ip: str) -> bool:
-        return (source_ip, target_ip) not in self.blocked
+    def is_open(self, source_ip: str, target_ip: str, port: int) -> bool:
+        """Whether bytes of a connection that was made to `port` pass."""
+        blocked = self.blocked
+        return not blocked or (
+            (source_ip, target_ip, None) not in blocked and (source_ip, target_ip, port) not in blocked
+        )
 
-    def block(self, source_ip: str, target_ip: str) -> None:
-        self.blocked[source_ip, target_ip] = None
+    def block(self, source_ip: str, target_ip: str, port: int | None = None) -> None:
+        """In this direction; of all connections, or of those that are made to one port."""
+        self.blocked[source_ip, target_ip, port] = None
 
-    def unblock(self, source_ip: str, target_ip: str) -> None:
+    def unblock(self, source_ip: str, target_ip: str, port: int | None = None) -> None:
         """What waited moves on after a retransmission."""
-        self.blocked.pop((source_ip, target_ip), None)
+        self.blocked.pop((source_ip, target_ip, port), None)
         self._move()
 
     def is_up(self, ip: str) -> bool:
@@ -154,7 +164,7 @@ class Fabric:
         text = f"{self.loop.time():.6f} {pipe.route} {size}"
         self.digest = crc32(text.encode(), self.digest)
         address = pipe.source.get_extra_info("sockname")
-        if address[1] < FIRST_EPHEMERAL_PORT:
+        if address[1] == pipe.port:
             self.served_bytes[address, pipe.target.host.ip] += size
 
     def after_delivery(self, host_name: str) -> None:
@@ -177,10 +187,11 @@ class Fabric:
         far = SimTransport(self, listener.life, self.hosts[remote[0]], remote, local)
         watcher = self.watchers.get(remote[1])
         if watcher is None:
-            near.out, far.out = Pipe(self, near, far), Pipe(self, far, near)
+            near.out, far.out = Pipe(self, near, far, remote[1]), Pipe(self, far, near, remote[1])
         else:
-            on_near, on_far = watcher(near.host, far.host)
-            near.out, far.out = WatchedPipe(self, near, far, on_near), WatchedPipe(self, far, near, on_far)
+            on_near, on_far = watcher(near.life, far.life)
+            near.out = WatchedPipe(self, near, far, remote[1], on_near)
+            far.out = WatchedPipe(self, far, near, remote[1], on_far)
         far.inbound, near.inbound = near.out, far.out
         near.wants_data = False  # until its protocol exists
         self.ends[near] = self.ends[far] = None
@@ -213,14 +224,14 @@ class HostNetwork:
         if not self._life.is_alive:
             raise OSError("the process is gone")
         async with asyncio.timeout(timeout_s):
-            await self._travel(self._host.ip, host)
+            await self._travel(self._host.ip, host, port)
             listener = self._fabric.listeners.get((host, port))
             if listener is None or not listener.life.is_alive:
-                await self._travel(host, self._host.ip)
+                await self._travel(host, self._host.ip, port)
                 raise ConnectionRefusedError(f"nothing listens on {host}:{port}")
             near = self._fabric.join(self._life, self._host, listener)
             try:
-                await self._travel(host, self._host.ip)
+                await self._travel(host, self._host.ip, port)
             except BaseException:
                 near.abort()
                 raise
@@ -228,9 +239,9 @@ class HostNetwork:
         near.resume_reading()
         return near
 
-    async def _travel(self, source_ip: str, target_ip: str) -> None:
+    async def _travel(self, source_ip: str, target_ip: str, port: int) -> None:
         """A segment of the handshake arrives, or never does."""
         fabric = self._fabric
         await self._clock.sleep(fabric.latency_s())
-        while not (fabric.is_open(source_ip, target_ip) and fabric.is_up(target_ip)):
+        while not (fabric.is_open(source_ip, target_ip, port) and fabric.is_up(target_ip)):
             await self._clock.sleep(SYN_RETRY_S)

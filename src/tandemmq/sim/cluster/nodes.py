@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Callable
+from contextvars import Context
 from pathlib import Path
 
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import BrokerOptions
+from tandemmq.errors import FlushFailed
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.record import Record, RecordError, RecordOutcome, check_record, decode_record
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.chance import SeededRandom
+from tandemmq.sim.cluster.connection import Host
 from tandemmq.sim.cluster.disk import NodeDisk
 from tandemmq.sim.cluster.loop import LIFE, Life, SimClock
 from tandemmq.sim.cluster.network import HostNetwork
@@ -25,8 +28,10 @@ from tandemmq.sim.image import Image, Tear
 from tandemmq.store import BrokerRole, MessageStore, StoreOptions
 
 ROOT = Path("/store")
-LOG_DIR = ROOT / "commitlog"
+LOG_DIR, KEY_INDEX_DIR = ROOT / "commitlog", ROOT / "index"
 NAME_SERVER_PORT, BROKER_PORT, HA_PORT = 9876, 10911, 10912
+PORTS_BETWEEN = 100
+"""Between the ports of two brokers on one host."""
 STOP_TIMEOUT_S = 120.0
 WAIT_LOOK_S = 0.01
 TEARS = (
@@ -41,14 +46,14 @@ TEARS = (
 class Node:
     """One host and the process that runs on it."""
 
-    def __init__(self, name: str, world: World) -> None:
+    def __init__(self, name: str, world: World, *, beside: Node | None = None) -> None:
         self.name = name
         self.world = world
-        self.host = world.fabric.add_host(name)
+        self.host: Host = world.fabric.add_host(name) if beside is None else beside.host
         self.life: Life | None = None
         self.start_count = 0
-        self.skew_ms = world.dice.between(-2_000, 2_000)
-        self.clock = SimClock(world.loop, self.skew_ms)
+        skew_ms = world.dice.between(-2_000, 2_000)
+        self.clock: SimClock = SimClock(world.loop, skew_ms) if beside is None else beside.clock
 
     @property
     def is_running(self) -> bool:
@@ -169,14 +174,29 @@ class NameServerNode(Node):
 class BrokerNode(Node):
     """A broker and its disk. `broker_id` 0 is the master."""
 
-    def __init__(self, name: str, world: World, *, broker_id: int, name_servers: tuple[str, ...]) -> None:
-        super().__init__(name, world)
+    def __init__(
+        self,
+        name: str,
+        world: World,
+        *,
+        broker_id: int,
+        name_servers: tuple[str, ...],
+        beside: BrokerNode | None = None,
+    ) -> None:
+        """`beside`: it runs on the same host as that one."""
+        super().__init__(name, world, beside=beside)
         self.broker_id = broker_id
         self.role = BrokerRole.SLAVE if broker_id else world.settings.role
-        self.in_sync_replicas = 2 if world.settings.is_sync_double_write else 1
+        self.port: int = BROKER_PORT if beside is None else beside.port + PORTS_BETWEEN
+        self.ha_port: int = HA_PORT if beside is None else beside.ha_port + PORTS_BETWEEN
+        self.is_host_shared = beside is not None
+        if beside is not None:
+            beside.is_host_shared = True
+        self._ending: asyncio.Task[None] | None = None
         self._name_servers = name_servers
         self._image = Image()
         self._disk: NodeDisk | None = None
+        self._failed_paths: set[Path] = set()
         self.broker: Broker | None = None
         self.is_open = False
         """It serves: its start is through."""
@@ -192,6 +212,11 @@ class BrokerNode(Node):
             return self._image
         return self._disk.image if self._disk.left is None else self._disk.left
 
+    @property
+    def has_all_keys(self) -> bool:
+        """A failed write of the key index ends the indexing, as documented, and nothing else."""
+        return not any(KEY_INDEX_DIR in path.parents for path in self._failed_paths)
+
     def record_at(self, log_offset: int) -> Record | None:
         """The intact record that its log holds there."""
         size = self.world.settings.commit_log_file_bytes
@@ -206,11 +231,18 @@ class BrokerNode(Node):
         except RecordError:
             return None
 
+    def flip_bit(self, log_offset: int, bit: int) -> None:
+        """What the platter holds of its log is not what was written."""
+        size = self.world.settings.commit_log_file_bytes
+        name = f"{log_offset - log_offset % size:020d}"
+        self.world.note(f"{self.name}: bit {bit} at {log_offset} of its log flips")
+        self.image.files[LOG_DIR / name].data[log_offset % size] ^= 1 << bit
+
     def wipe(self) -> None:
         """An operator deletes its files."""
         assert not self.is_running
         self.world.note(f"{self.name} is wiped")
-        self._image, self._disk = Image(), None
+        self._image, self._disk, self._failed_paths = Image(), None, set()
 
     # Life.
 
@@ -232,6 +264,7 @@ class BrokerNode(Node):
             note=self.world.note,
             on_lost=self._on_lost,
         )
+        self._disk.failed_paths = self._failed_paths
         self._disk.faults = DiskFaults(slow_sync_percent=self.world.settings.slow_sync_percent)
         self._image = self._disk.image
         self.world.spawn(life, self._boot(life), "boot")
@@ -272,7 +305,7 @@ class BrokerNode(Node):
             role=self.role,
             flush_mode=settings.flush_mode,
             transient_pool_enable=settings.has_pool,
-            in_sync_replicas=self.in_sync_replicas,
+            in_sync_replicas=settings.copy_count,
             commit_log_file_bytes=settings.commit_log_file_bytes,
             consume_queue_file_bytes=2_000,
             key_index_slot_count=64,
@@ -285,8 +318,8 @@ class BrokerNode(Node):
         return BrokerOptions(
             broker_name=BROKER_NAME,
             broker_id=self.broker_id,
-            listen_port=BROKER_PORT,
-            ha_listen_port=HA_PORT,
+            listen_port=self.port,
+            ha_listen_port=self.ha_port,
             fast_listen=False,
             advertised_host=self.host.ip,
             name_servers=self._name_servers,
@@ -313,6 +346,30 @@ class BrokerNode(Node):
             first_transfer=settings.first_transfer,
         )
 
+    @property
+    def disk(self) -> NodeDisk:
+        """Of its present or last life."""
+        assert self._disk is not None
+        return self._disk
+
+    def on_fatal(self, error: BaseException) -> None:
+        """After a failed fsync it must not go on; its owner ends it, as the command does."""
+        is_explained = isinstance(error, FlushFailed) and self._disk is not None and self._disk.sync_failed
+        if not is_explained:
+            super().on_fatal(error)
+        elif self.is_running and self._ending is None:
+            self.world.note(f"{self.life} ends: {error}")
+            self._ending = self.world.loop.create_task(self._end(), context=Context())
+
+    @property
+    def is_ending(self) -> bool:
+        """It ends itself."""
+        return self._ending is not None
+
+    async def _end(self) -> None:
+        await self.end_in_order()
+        self._ending = None
+
     def kill(self) -> None:
         """SIGKILL: what was written to files stays."""
         self.world.note(f"{self.life} is killed")
@@ -326,6 +383,7 @@ class BrokerNode(Node):
     def arm_crash(self, operations: int, *, is_power_cut: bool) -> None:
         """Lose it in the middle of one of its next operations on files."""
         assert self._disk is not None
+        is_power_cut = is_power_cut and not self.is_host_shared
         self.world.note(f"{self.life} will be lost in {operations} disk operations")
         self._disk.crash = Crash(operations, is_power_cut, self.world.dice.pick_weighted(TEARS))
 
@@ -334,6 +392,8 @@ class BrokerNode(Node):
             self._disk.crash = None
 
     def _lose(self, *, is_power_cut: bool, tear: Tear | None = None) -> None:
+        # The power of a host that is shared stays: no more than one copy may go at a time.
+        is_power_cut = is_power_cut and not self.is_host_shared
         if self.is_running and self._disk is not None:
             self._disk.lose(Crash(0, is_power_cut, tear or self.world.dice.pick_weighted(TEARS)))
 

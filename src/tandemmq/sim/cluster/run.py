@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments,
         module="tandemmq.sim.cluster.run",
         description=__doc__,
-        seed_count=500,
+        seed_count=1000,
         run_many=run_many,
         run_one=run_one,
     )

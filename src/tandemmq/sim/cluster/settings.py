@@ -11,9 +11,31 @@ from tandemmq.store import BrokerRole, FlushMode
 BROKER_NAME = "sim"
 TOPIC = "Orders"
 TAGS = ("red", "blue", "")
-WORK_NAMES = ("timed", "transaction", "filter")
+WORK_NAMES = ("timed", "transaction", "filter", "pop", "numbered", "ordered")
 """The kinds of work in `work/kinds.py`."""
 WORK_COUNT_MAX = 3
+
+
+FAULTS = {
+    "lose master": 10,
+    "lose slave": 8,
+    "lose master for good": 4,
+    "empty master": 3,
+    "restart broker": 3,
+    "fail a sync": 4,
+    "fail writes": 4,
+    "fill a disk": 3,
+    "rot on a slave": 0,
+    "lose name server": 3,
+    "lose consumer": 5,
+    "lose producer": 2,
+    "partition": 6,
+    "cut a port": 6,
+    "break connections": 6,
+    "stall": 6,
+    "step a clock": 4,
+}
+"""What goes wrong, and how often in relation to the others (`faults.Trouble`); 0: only when it is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +76,26 @@ class Settings:
     slave_read_enable: bool
     load_s: float
     pause_ms: tuple[int, int]
+    in_sync_replicas: int = 2
+    """Copies that an acknowledgement of a SYNC_MASTER promises, the master's counted."""
+    is_host_shared: bool = False
+    """The slaves run on one machine, each with a disk of its own."""
     fault_names: tuple[str, ...] = ()
     """Only these go wrong; empty: everything may."""
     work: tuple[str, ...] = ()
     """What applications do besides sending and pulling."""
+    pair_percent: int = 0
+    """How often a second fault of another kind comes while the first one lasts."""
 
     @property
     def is_sync_double_write(self) -> bool:
         """An acknowledgement promises two copies."""
         return self.role is BrokerRole.SYNC_MASTER
+
+    @property
+    def copy_count(self) -> int:
+        """Copies that an acknowledgement promises."""
+        return self.in_sync_replicas if self.is_sync_double_write else 1
 
     @property
     def is_sync_flush(self) -> bool:
@@ -73,20 +106,33 @@ class Settings:
         members = ", ".join(f"{group.name} x{group.member_count} {group.tags}" for group in self.groups)
         return (
             f"{self.role.value} {self.flush_mode.value}{' with pool' if self.has_pool else ''}, "
+            f"{self.copy_count} copies, "
             f"{self.name_server_count} name servers, "
-            f"{self.slave_count} slaves ({self.first_transfer.value}), files of "
+            f"{self.slave_count} slaves{' on one host' if self.is_host_shared else ''} "
+            f"({self.first_transfer.value}), files of "
             f"{self.commit_log_file_bytes} bytes, {self.queue_count} queues, {self.producer_count} producers "
-            f"x {self.worker_count}, {members}, {self.latency_ms[0]:g}..{self.latency_ms[1]:g} ms"
+            f"x {self.worker_count}, {members}, {self.latency_ms[0]:g}..{self.latency_ms[1]:g} ms, "
+            f"faults: {', '.join(self.fault_names) or 'all'}, {self.pair_percent} % in pairs"
             f"{', work: ' + ' '.join(self.work) if self.work else ''}"
         )
 
 
+def draw_faults(dice: Dice) -> tuple[str, ...]:
+    """Mostly some kinds of faults only: what is left comes often, and comes together. Empty: everything."""
+    if dice.happens(20):
+        return ()
+    names = ["lose master"] if dice.happens(50) else []
+    for _ in range(dice.between(1, 4)):
+        names.append(dice.pick_weighted([(weight, name) for name, weight in FAULTS.items()]))
+    return tuple(name for name in FAULTS if name in names)
+
+
 def draw_settings(dice: Dice) -> Settings:
-    """Half of the seeds write synchronously to two nodes: that promise matters most."""
+    """Two thirds of the seeds write synchronously to several nodes: that promise matters most."""
     role, flush_mode = dice.pick_weighted(
         (
-            (5, (BrokerRole.SYNC_MASTER, FlushMode.ASYNC_FLUSH)),
-            (3, (BrokerRole.SYNC_MASTER, FlushMode.SYNC_FLUSH)),
+            (4, (BrokerRole.SYNC_MASTER, FlushMode.ASYNC_FLUSH)),
+            (4, (BrokerRole.SYNC_MASTER, FlushMode.SYNC_FLUSH)),
             (2, (BrokerRole.ASYNC_MASTER, FlushMode.SYNC_FLUSH)),
             (2, (BrokerRole.ASYNC_MASTER, FlushMode.ASYNC_FLUSH)),
         )
@@ -94,9 +140,12 @@ def draw_settings(dice: Dice) -> Settings:
     groups = [Group(name="all", member_count=dice.between(1, 3), tags="*")]
     if dice.happens(40):
         groups.append(Group(name="reds", member_count=dice.between(1, 2), tags="red"))
+    slave_count = dice.pick_weighted(((3, 1), (1, 2)))
     return Settings(
         name_server_count=dice.between(1, 2),
-        slave_count=dice.pick_weighted(((3, 1), (1, 2))),
+        slave_count=slave_count,
+        in_sync_replicas=dice.between(2, slave_count + 1),
+        is_host_shared=slave_count > 1 and dice.happens(40),
         role=role,
         flush_mode=flush_mode,
         has_pool=role is BrokerRole.SYNC_MASTER and flush_mode is FlushMode.ASYNC_FLUSH and dice.happens(25),
@@ -119,6 +168,8 @@ def draw_settings(dice: Dice) -> Settings:
         load_s=float(dice.between(15, 45)),
         pause_ms=dice.pick(((0, 200), (20, 400), (50, 800))),
         work=_draw_work(dice),
+        fault_names=draw_faults(dice),
+        pair_percent=dice.pick((0, 20, 60)),
     )
 
 

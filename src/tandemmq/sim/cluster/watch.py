@@ -11,6 +11,7 @@ from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.sim.cluster.ledger import Fate, Ledger, Place, Sent
 from tandemmq.sim.cluster.loop import Life
 from tandemmq.sim.cluster.nodes import BrokerNode
+from tandemmq.sim.cluster.promises import Promises
 from tandemmq.sim.cluster.settings import TOPIC, Group
 from tandemmq.sim.cluster.world import World
 
@@ -25,9 +26,10 @@ LATE_S = 1.0
 class Watch:
     """Told by clients and the network; tells `world.findings`."""
 
-    def __init__(self, world: World, ledger: Ledger) -> None:
+    def __init__(self, world: World, ledger: Ledger, promises: Promises) -> None:
         self._world = world
         self._ledger = ledger
+        self.promises = promises
         self.brokers: list[BrokerNode] = []
         self._at_place: dict[tuple[int, int], Sent] = {}
         self._handed: dict[tuple[str, Place, int, int], float] = {}
@@ -37,6 +39,8 @@ class Watch:
         self._topics_seen: dict[Life, tuple[int, bool]] = {}
         self._acknowledged: dict[Life, int] = {}
         self._committed: dict[tuple[Life, str, int], int] = {}
+        self._given_twice: dict[int, set[int]] = {}
+        """By queue: offsets that a log lost, and gave out again."""
         self.copies_lost_at = -1.0
         """When a copy of the log was last cut by a power failure, or wiped."""
         self._ack_floor = 0
@@ -59,7 +63,7 @@ class Watch:
             return
         place = sent.queue_id, sent.queue_offset
         other = self._at_place.get(place)
-        if other is not None:
+        if other is not None and not self.promises.may_be_gone(other):
             world.findings.lost.append(f"{other}: its place was given to {sent}")
         self._at_place[place] = sent
         if (
@@ -67,6 +71,7 @@ class Watch:
             and previous.fate is Fate.ACKNOWLEDGED
             and previous.is_waiting
             and previous.queue_offset >= sent.queue_offset
+            and not self.promises.may_be_gone(previous)
         ):
             world.findings.order.append(f"{sent} was sent after {previous}")
         self._check_copies(sent)
@@ -74,8 +79,8 @@ class Watch:
     def _check_copies(self, sent: Sent) -> None:
         holders = [node.name for node in self.brokers if holds(node, sent)]
         is_cut = self.copies_lost_at >= sent.sent_at
-        wanted = 2 if self._world.settings.is_sync_double_write and not is_cut else 1
-        if len(holders) < wanted and not (is_cut and not self._world.settings.is_sync_double_write):
+        wanted = self._world.settings.copy_count - is_cut
+        if len(holders) < wanted:
             self._world.findings.lost.append(
                 f"{sent} was acknowledged with {wanted} copies wanted and {holders} holding one"
             )
@@ -119,12 +124,13 @@ class Watch:
             self._ledger.counts["finished at a retry"] += 1
             return
         progress = self._ledger.progress_of(group.name, (message.topic, message.queue_id))
-        other = progress.finished.get(message.queue_offset)
-        if other not in (None, sent.number) and message.queue_offset not in progress.excused:
+        offset = message.queue_offset
+        other = progress.at_offset.get(offset)
+        if other not in (None, sent.number) and offset not in self._given_twice.get(message.queue_id, ()):
             self._world.findings.lost.append(
-                f"{group.name} had #{other} at {message.queue_id}:{message.queue_offset}, now {sent}"
+                f"{group.name} had #{other} at {message.queue_id}:{offset}, now {sent}"
             )
-        progress.finished[message.queue_offset] = sent.number
+        progress.finish(offset, sent.number)
 
     def on_handed_back(self, group: Group, message: ReceivedMessage, begin_s: float) -> None:
         """The broker has taken a message back: it owes it to the group once more.
@@ -135,9 +141,8 @@ class Watch:
         assert sent is not None
         if self._retried_at.get((group.name, sent.number), -1.0) < begin_s:
             self._ledger.owed[group.name, sent.number] = self._world.loop.time()
-        self._ledger.progress_of(group.name, (message.topic, message.queue_id)).finished[
-            message.queue_offset
-        ] = sent.number
+        progress = self._ledger.progress_of(group.name, (message.topic, message.queue_id))
+        progress.finish(message.queue_offset, sent.number)
 
     # Losses.
 
@@ -165,8 +170,9 @@ class Watch:
                 self.queue_high[queue_id] = max(high, self.queue_high.get(queue_id, 0))
 
     def on_master_open(self, node: BrokerNode) -> None:
-        """A master serves again. Where its queues end earlier than before, offsets are given a second time;
-        what a group had consumed there says nothing about what comes."""
+        """A master serves again. Where its queues end earlier than before, offsets are given a second time:
+        two messages at one place are then no finding. What a group must finish stays as it is.
+        """
         assert node.store is not None
         for broker in self.brokers:
             # A slave may have got more after its master's death, and have given it out.
@@ -177,11 +183,7 @@ class Watch:
                 continue
             self._world.note(f"queue {queue_id} goes back from {high} to {low}")
             self._ledger.counts["offsets given twice"] += high - low
-            for (_, (_, queue)), progress in self._ledger.progress.items():
-                if queue == queue_id:
-                    progress.excused.update(range(low, high))
-                    for offset in range(low, high):
-                        progress.finished.pop(offset, None)
+            self._given_twice.setdefault(queue_id, set()).update(range(low, high))
             self.queue_high[queue_id] = low
 
     # Servers.

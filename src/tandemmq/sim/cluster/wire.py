@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from struct import Struct
 
 from tandemmq.replication.core.frames import TANDEM_BODY_BYTES_MAX
-from tandemmq.sim.cluster.connection import Host
+from tandemmq.sim.cluster.loop import Life
 from tandemmq.sim.cluster.network import OnBytes
 from tandemmq.sim.cluster.nodes import BrokerNode
 from tandemmq.sim.cluster.world import World
@@ -25,13 +25,13 @@ class ReplicationWire:
         self._world = world
         self._brokers = brokers
 
-    def watch(self, client: Host, server: Host) -> tuple[OnBytes, OnBytes]:
+    def watch(self, client: Life, server: Life) -> tuple[OnBytes, OnBytes]:
         """The slave's bytes, the master's bytes."""
         reports = _Reports(self._world, self._node_of(client))
         return reports.feed, _Frames(self._world, server.name).feed
 
-    def _node_of(self, host: Host) -> BrokerNode | None:
-        return next((node for node in self._brokers if node.host is host), None)
+    def _node_of(self, life: Life) -> BrokerNode | None:
+        return next((node for node in self._brokers if node.life is life), None)
 
 
 class _Reports:

@@ -37,12 +37,33 @@ def test_a_retry_topic_belongs_to_its_group() -> None:
     pull = {"consumerGroup": "G", "topic": "%RETRY%G"}
     assert needs(Code.PULL_MESSAGE, pull) == {Need(GROUP, "G", SUB)}
     other = {"consumerGroup": "G", "topic": "%RETRY%H"}
-    assert Need(TOPIC, "%RETRY%H", SUB) in needs(Code.PULL_MESSAGE, other)
+    assert Need(GROUP, "H", SUB) in needs(Code.PULL_MESSAGE, other)
+
+
+@pytest.mark.parametrize(
+    ("topic", "others"),
+    [
+        ("%RETRY%b", set()),
+        ("%RETRY%b+T", set()),  # pops
+        ("%RETRY%b_T", {Need(TOPIC, "T", SUB)}),  # pops, or a group b_T
+        ("%RETRY%billing", {Need(GROUP, "billing", SUB)}),
+        ("%RETRY%billing+T", {Need(GROUP, "billing", SUB)}),
+        ("%RETRY%", {Need(GROUP, "", SUB)}),
+    ],
+)
+def test_a_group_has_its_own_retry_topics_only(topic: str, others: set[Need]) -> None:
+    """Not those of a group whose name begins with its own."""
+    own = {Need(GROUP, "b", SUB)}
+    assert needs(Code.PULL_MESSAGE, {"consumerGroup": "b", "topic": topic}) == own | others
+    assert needs(Code.ACK_MESSAGE, {"consumerGroup": "b", "topic": topic}) == own | others
+    assert needs(Code.BATCH_ACK_MESSAGE, body={"consumerGroup": "b", "acks": [{"t": topic}]}) == own | others
+    data = [{"groupName": "b", "subscriptionDataSet": [{"topic": topic}]}]
+    assert needs(Code.HEART_BEAT, body={"clientID": "c", "consumerDataSet": data}) == own | others
 
 
 def test_the_log_as_it_is_is_read_by_administrators_only() -> None:
-    """Get is no hurdle: the 4.x rules give it to every account."""
-    assert needs(Code.TANDEM_READ_LOG) == {Need(CLUSTER, "cluster-a", UPDATE)}
+    for code in (Code.TANDEM_READ_LOG, Code.TANDEM_READ_LOG_CHECKSUM):
+        assert needs(code) == {Need(CLUSTER, "cluster-a", UPDATE)}
 
 
 def test_needs_that_stand_in_bodies() -> None:
@@ -73,5 +94,5 @@ def test_needs_that_stand_in_bodies() -> None:
 
 def test_missing_names_are_no_resource_and_unlisted_codes_need_the_cluster() -> None:
     assert needs(Code.SEND_MESSAGE_V2) == {Need(TOPIC, "", PUB)}
-    assert needs(Code.VIEW_MESSAGE_BY_ID, {"topic": "T"}) == {Need(CLUSTER, "cluster-a", GET)}
+    assert needs(Code.GET_BROKER_CONFIG) == {Need(CLUSTER, "cluster-a", GET)}
     assert needs(29_999) == {Need(CLUSTER, "cluster-a", UPDATE)}

@@ -41,7 +41,7 @@ def test_permissions_by_name_come_before_the_default() -> None:
         (GROUP, "other", SUB): True,
         (TOPIC, "topicB", CREATE): False,
         (CLUSTER, "c", UPDATE): False,
-        (CLUSTER, "c", GET): True,
+        (CLUSTER, "c", GET): False,
         (CLUSTER, "c", 0): True,
     }
     assert {need: allows(rules, Need(*need)) for need in allowed} == allowed

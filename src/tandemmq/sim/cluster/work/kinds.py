@@ -6,13 +6,21 @@ from tandemmq.sim.cluster.ledger import Ledger
 from tandemmq.sim.cluster.watch import Watch
 from tandemmq.sim.cluster.work.later import FilterWork, TimedWork, TransactionWork
 from tandemmq.sim.cluster.work.node import WorkNode
+from tandemmq.sim.cluster.work.sharing import NumberedWork, OrderedWork, PopWork
 from tandemmq.sim.cluster.world import World
 
-KINDS: dict[str, type[WorkNode]] = {kind.kind: kind for kind in (TimedWork, TransactionWork, FilterWork)}
+KINDS: dict[str, type[WorkNode]] = {
+    kind.kind: kind for kind in (TimedWork, TransactionWork, FilterWork, PopWork, NumberedWork, OrderedWork)
+}
 
 
 def make_workers(
     names: tuple[str, ...], world: World, namesrv: str, ledger: Ledger, watch: Watch
 ) -> list[WorkNode]:
     """The processes of these kinds."""
-    return [KINDS[name](f"{name}-work", world, namesrv, ledger, watch) for name in names]
+    shared = (world, namesrv, ledger, watch)
+    workers = [KINDS[name](f"{name}-work", *shared) for name in names]
+    second = [
+        OrderedWork("ordered-work2", *shared, first=one) for one in workers if isinstance(one, OrderedWork)
+    ]
+    return [*workers, *second]

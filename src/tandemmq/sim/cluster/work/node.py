@@ -265,11 +265,7 @@ class WorkNode(ClientNode):
 
     def is_owed(self, item: Item) -> bool:
         """Acknowledged, and on a copy that no fault since may have taken."""
-        settings = self.world.settings
-        if not item.is_acknowledged:
-            return False
-        is_safe = settings.is_sync_double_write or settings.is_sync_flush
-        return is_safe or self._watch.copies_lost_at < item.begin_s
+        return item.is_acknowledged and self._watch.promises.is_kept_since(item.begin_s)
 
     def unfinished(self, group: str, items: Iterable[Item]) -> list[str]:
         """What is owed of these to the group."""

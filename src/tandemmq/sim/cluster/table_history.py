@@ -1,0 +1,125 @@
+"""What a promoted slave must know: the tables that its master had when a whole copy of them began.
+
+Strategy: the master's tables are noted every second with how many copies each slave had finished. When two
+          more are finished the second has begun after the note, so the slave has what was noted, or newer.
+          What the master itself had changed until its end is expected of nobody.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
+from tandemmq.sim.cluster.loop import Life
+from tandemmq.sim.cluster.nodes import BrokerNode
+from tandemmq.store import MessageStore
+
+NOTES_MAX = 60
+ROUNDS = 2
+
+Offsets = Mapping[str, Mapping[int, int]]
+Copies = Mapping[Life, int]
+"""Finished copies by life of a slave."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableNote:
+    """The tables of one broker at one moment."""
+
+    topics: Mapping[str, Any]
+    groups: Mapping[str, Any]
+    offsets: Offsets
+    levels: Mapping[int, int]
+
+    @classmethod
+    def of(cls, node: BrokerNode) -> TableNote:
+        assert node.broker is not None
+        tables = node.broker._tables
+        return cls(
+            topics=dict(tables.topics.snapshot().topics),
+            groups=dict(tables.groups.snapshot().groups),
+            offsets={key: dict(queues) for key, queues in tables.offsets.snapshot().offsets.items()},
+            levels=dict(tables.delay_offsets.snapshot().offsets),
+        )
+
+
+class TableHistory:
+    """The notes of the present master."""
+
+    def __init__(self) -> None:
+        self._notes: deque[tuple[Life, TableNote, Copies]] = deque(maxlen=NOTES_MAX)
+        self._expected: tuple[TableNote, TableNote] | None = None
+
+    def note(self, master: BrokerNode, slaves: Sequence[BrokerNode]) -> None:
+        """Both are asked while they run."""
+        assert master.life is not None
+        copies = {slave.life: _copies_of(slave) for slave in slaves if slave.life and slave.store}
+        self._notes.append((master.life, TableNote.of(master), copies))
+
+    def note_promotion(self, lost: BrokerNode, chosen: BrokerNode) -> None:
+        """The master is gone; its slave still runs. What the slave must know as a master is now known."""
+        self._expected = None
+        if chosen.life is not None and chosen.store is not None:
+            finished = _copies_of(chosen)
+            for life, noted, copies in reversed(self._notes):
+                if life is lost.life and finished >= copies.get(chosen.life, finished) + ROUNDS:
+                    self._expected = noted, TableNote.of(lost)
+                    break
+        self._notes.clear()
+
+    def check_promoted(self, master: BrokerNode) -> Iterator[str]:
+        """What is wrong with the tables of a master that was a slave."""
+        assert master.store is not None
+        held = TableNote.of(master)
+        yield from _beyond_queues(master, held, master.store)
+        if self._expected is None:
+            return
+        (noted, last), self._expected = self._expected, None
+        for what, ours, theirs, newest in (
+            ("topic", held.topics, noted.topics, last.topics),
+            ("group", held.groups, noted.groups, last.groups),
+        ):
+            for name, config in theirs.items():
+                if newest.get(name) == config and ours.get(name) != config:
+                    yield f"{master.life} has {what} {name} as {ours.get(name)}, its master had {config}"
+        yield from _lower_offsets(master, held, noted, last)
+
+
+def _copies_of(slave: BrokerNode) -> int:
+    replica = None if slave.broker is None else slave.broker._replica
+    return 0 if replica is None else replica.config_sync.round_count
+
+
+def _beyond_queues(master: BrokerNode, held: TableNote, store: MessageStore) -> Iterator[str]:
+    """No progress is ahead of what is there."""
+    for key, queues in held.offsets.items():
+        topic = key.partition("@")[0]
+        for queue_id, offset in queues.items():
+            end = store.queue_max(topic, queue_id)
+            if offset > end:
+                yield f"{master.life} opens with offset {offset} of {key}, queue {queue_id} ends at {end}"
+    for level, offset in held.levels.items():
+        end = store.queue_max(SCHEDULE_TOPIC, level - 1)
+        if offset > end:
+            yield f"{master.life} opens with delay level {level} at {offset}, its queue ends at {end}"
+
+
+def _lower_offsets(master: BrokerNode, held: TableNote, noted: TableNote, last: TableNote) -> Iterator[str]:
+    """Progress that was copied does not step back, but to the end of a queue."""
+    assert master.store is not None
+    for key, queues in noted.offsets.items():
+        topic = key.partition("@")[0]
+        for queue_id, offset in queues.items():
+            newest = last.offsets.get(key, {}).get(queue_id, 0)
+            wanted = min(offset, newest, master.store.queue_max(topic, queue_id))
+            ours = held.offsets.get(key, {}).get(queue_id, 0)
+            if ours < wanted:
+                yield f"{master.life} has offset {ours} of {key} queue {queue_id}, its master had {offset}"
+    for level, offset in noted.levels.items():
+        end = master.store.queue_max(SCHEDULE_TOPIC, level - 1)
+        ours = held.levels.get(level, 0)
+        if ours < min(offset, last.levels.get(level, 0), end):
+            yield f"{master.life} has delay level {level} at {ours}, its master had {offset}"

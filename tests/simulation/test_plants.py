@@ -1,0 +1,43 @@
+"""The catalogue of planted bugs fits the sources: each can be planted, and what is to find it exists."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tandemmq.sim.plant_catalogue import PLANTS, Plant
+from tandemmq.sim.plants import HUNTS, SOURCES, plant_into
+
+TESTS = Path(__file__).parent.parent
+COUNT_MIN = 40
+
+
+def test_the_catalogue_is_long_and_its_names_differ() -> None:
+    names = [plant.name for plant in PLANTS]
+    assert len(names) >= COUNT_MIN
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+def test_a_bug_can_be_planted(plant: Plant) -> None:
+    text = (SOURCES / plant.path).read_text(encoding="utf-8")
+    assert text.count(plant.sound) == 1, f"{plant.path} has its line {text.count(plant.sound)} times"
+    planted = text.replace(plant.sound, plant.bug)
+    assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(text))
+    assert plant.proofs
+    for proof in plant.proofs:
+        assert proof in HUNTS or (TESTS / proof).exists(), proof
+
+
+def test_a_bug_is_planted_into_a_copy(tmp_path: Path) -> None:
+    plant = PLANTS[0]
+    copy = plant_into(tmp_path, plant) / "src" / "tandemmq"
+    changed = [
+        path
+        for path in copy.rglob("*.py")
+        if path.read_bytes() != (SOURCES / path.relative_to(copy)).read_bytes()
+    ]
+    assert changed == [copy / plant.path]
+    assert plant.bug in changed[0].read_text(encoding="utf-8")
