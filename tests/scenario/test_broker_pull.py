@@ -79,6 +79,16 @@ async def test_pull_returns_messages_in_order_and_says_where_to_go_on(peer: Peer
     assert answer.remark == "FOUND"
 
 
+@pytest.mark.parametrize("count_max", [0, -1])
+async def test_a_pull_for_no_message_gets_one(peer: Peer, count_max: int) -> None:
+    for i in range(3):
+        await peer.send_ok("T1", b"m%d" % i)
+    answer = await peer.pull("T1", queue_offset=1, count_max=count_max)
+    assert [record.body for record in records_of(answer)] == [b"m1"]
+    bulk = await peer.pull("T1", queue_offset=1, count_max=count_max, bulk_bytes=1 << 20)
+    assert [record.body for record in records_of(bulk)] == [b"m1"]
+
+
 @pytest.mark.parametrize(
     ("offset", "code", "next_offset"),
     [
@@ -185,7 +195,6 @@ async def test_stopping_broker_answers_held_pulls(tmp_path: Path) -> None:
     [
         ("T1", {"queue_id": 4}, ResponseCode.INVALID_PARAMETER),
         ("T1", {"queue_id": -1}, ResponseCode.INVALID_PARAMETER),
-        ("T1", {"count_max": 0}, ResponseCode.INVALID_PARAMETER),
         ("Nowhere", {}, ResponseCode.TOPIC_NOT_EXIST),
         ("T1", {"consumer_group": "no/slash"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
         ("T1", {"subscription": "||"}, ResponseCode.SUBSCRIPTION_PARSE_FAILED),

@@ -110,10 +110,6 @@ class PullHandlers:
             return command.reply(
                 error.code, ForbiddenResponse(forbidden_type=error.forbidden_type), remark=error.remark
             )
-        if header.count_max < 1:
-            raise RequestRejected(
-                f"maxMsgNums {header.count_max} must be at least 1", code=ResponseCode.INVALID_PARAMETER
-            )
         pull = Pull(channel, command, header, admitted)
         reset = self._offsets.take_reset(header.consumer_group, header.topic, header.queue_id)
         if reset is not None:
@@ -139,16 +135,21 @@ class PullHandlers:
         return None
 
     def _read(self, pull: Pull, offset: int, *, count_max: int | None = None) -> tuple[GetResult, PullPlan]:
-        """What the store has from `offset` on, and what that means; `count_max` instead of the pull's own."""
+        """What the store has from `offset` on, and what that means; `count_max` instead of the pull's own.
+
+        A pull for 0 messages gets one, as in RocketMQ: Go's pull consumer asks so when nobody sets a number.
+        """
         header, group, sql = pull.header, pull.admitted.group, pull.admitted.sql
         is_bulk = header.bulk_bytes is not None and header.bulk_bytes > 0
+        asked_max = (
+            header.count_max if is_bulk else min(header.count_max, self._options.pull_message_count_max)
+        )
         bytes_max = header.bulk_bytes if is_bulk else header.bytes_max
         result = self._store.get(
             header.topic,
             header.queue_id,
             offset,
-            count_max=count_max
-            or (header.count_max if is_bulk else min(header.count_max, self._options.pull_message_count_max)),
+            count_max=max(1, count_max or asked_max),
             bytes_max=bytes_max if bytes_max is not None and bytes_max > 0 else GET_BYTES_MAX,
             tag_hashes=pull.admitted.tag_hashes,
             record_filter=None if sql is None else RecordFilter(sql.matches_record, SQL_WORK_MAX // sql.size),
