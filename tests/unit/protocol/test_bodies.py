@@ -11,6 +11,7 @@ import pytest
 
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol.bodies import DataVersion, MessageQueue
+from tandemmq.protocol.bodies.assignment import decode_assignment_query, decode_request_mode
 from tandemmq.protocol.bodies.client import (
     LockRequest,
     decode_consumer_list,
@@ -217,6 +218,26 @@ def test_enum_by_ordinal_text_and_unknown_enum() -> None:
         ConsumeType("99")
     with pytest.raises(RemoteProtocolError):
         decode_heartbeat(b'{"consumerDataSet":[{"consumeType":"CONSUME_TELEPATHICALLY"}]}')
+
+
+def test_enums_may_be_the_numbers_of_their_places() -> None:
+    """A push consumer that is built on the C++ client says so who it is."""
+    heartbeat = decode_heartbeat(
+        b'{"clientID":"127.0.0.1@7@DEFAULT","consumerDataSet":[{"consumeFromWhere":0,"consumeType":1,'
+        b'"groupName":"CG","messageModel":1,"subscriptionDataSet":[{"codeSet":["0"],"subString":"*",'
+        b'"subVersion":1,"tagsSet":[],"topic":"T"}]}],"producerDataSet":[]}'
+    )
+    (consumer,) = heartbeat.consumers
+    assert consumer.consume_from_where is ConsumeFromWhere.LAST_OFFSET
+    assert consumer.consume_type is ConsumeType.PASSIVELY
+    assert consumer.message_model is MessageModel.CLUSTERING
+    assert decode_request_mode(b'{"mode":1}').mode == "POP"
+    assert decode_assignment_query(b'{"messageModel":0}').message_model == "BROADCASTING"
+    table = decode_topic_config_table(b'{"topicConfigTable":{"T":{"topicFilterType":1}}}')
+    assert table.topics["T"].filter_type == "MULTI_TAG"
+    for wrong in (b"3", b"-1", b"1.0", b"true"):
+        with pytest.raises(RemoteProtocolError):
+            decode_heartbeat(b'{"consumerDataSet":[{"consumeType":%b}]}' % wrong)
 
 
 def test_equal_heartbeats_give_equal_bytes() -> None:

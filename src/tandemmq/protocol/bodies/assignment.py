@@ -4,14 +4,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from msgspec import field
 
-from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
+from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body, enum_names
 from tandemmq.protocol.bodies.message_queue import MessageQueue
 from tandemmq.protocol.command import Buffer
 
 PULL = "PULL"
 POP = "POP"
+ModeName = Annotated[str, enum_names(PULL, POP)]
 
 
 class AssignmentQuery(Body, frozen=True, kw_only=True):
@@ -19,7 +22,9 @@ class AssignmentQuery(Body, frozen=True, kw_only=True):
 
     client_id: str = field(name="clientId", default="")
     group: str = field(name="consumerGroup", default="")
-    message_model: str = field(name="messageModel", default="CLUSTERING")
+    message_model: Annotated[str, enum_names("BROADCASTING", "CLUSTERING")] = field(
+        name="messageModel", default="CLUSTERING"
+    )
     strategy_name: str = field(name="strategyName", default="AVG")
     topic: str = ""
 
@@ -28,7 +33,7 @@ class QueueAssignment(Body, frozen=True, kw_only=True):
     """One queue and how to consume it; queue id -1 with POP: all queues of that broker."""
 
     queue: MessageQueue = field(name="messageQueue", default=MessageQueue())
-    mode: str = PULL
+    mode: ModeName = PULL
 
 
 class Assignments(Body, frozen=True, kw_only=True):
@@ -41,7 +46,7 @@ class RequestMode(Body, frozen=True, kw_only=True):
     """How a group consumes a topic; also the body of SET_MESSAGE_REQUEST_MODE."""
 
     group: str = field(name="consumerGroup", default="")
-    mode: str = PULL
+    mode: ModeName = PULL
     pop_share_queue_count: int = field(name="popShareQueueNum", default=0)
     topic: str = ""
 

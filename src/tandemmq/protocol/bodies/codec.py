@@ -3,18 +3,26 @@
 Writing is strict JSON without whitespace and without nulls: Go splits some texts at commas without
 trimming, and pyrocketmq evaluates some as Python, where `null` is unknown (spec remoting 6). Reading tries
 the strict parser first and FastJSON's dialect second; in both, absent keys and nulls take the default,
-numbers may be quoted.
+numbers may be quoted, and an enum may be the number of its place, as the C++ client writes it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol import loose_json
 from tandemmq.protocol.command import Buffer
+
+
+def enum_names(*names: str) -> msgspec.Meta:
+    """Marks a text as an enum of Java: its names in the order in which Java declares them."""
+    return msgspec.Meta(extra={"enum": names})
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -78,7 +86,8 @@ def convert(value: Any, shape: type[T]) -> T:
     Raises:  RemoteProtocolError naming the shape and what is wrong.
     """
     try:
-        return msgspec.convert(_drop_nulls(value), shape, strict=False, str_keys=True)
+        plain = _name_enums(_drop_nulls(value), _enums_of(shape))  # type: ignore[arg-type]  # types have hashes
+        return msgspec.convert(plain, shape, strict=False, str_keys=True)
     except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError) as error:
         raise RemoteProtocolError(f"a {getattr(shape, '__name__', shape)} cannot be read: {error}") from None
 
@@ -90,3 +99,41 @@ def _drop_nulls(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_drop_nulls(item) for item in value if item is not None]
     return value
+
+
+@cache
+def _enums_of(shape: Hashable) -> dict[str, tuple[str, ...]]:
+    """Wire name of each field of a body that is an enum -> the enum's names in the order of Java."""
+    enums = {}
+    waiting = [inspect.type_info(shape)]
+    while waiting:
+        kind = waiting.pop()
+        if isinstance(kind, inspect.StructType):
+            for field in kind.fields:
+                waiting.append(field.type)
+                if isinstance(field.type, inspect.EnumType):
+                    enums[field.encode_name] = tuple(str(member.value) for member in field.type.cls)
+                elif isinstance(field.type, inspect.Metadata) and field.type.extra:
+                    enums[field.encode_name] = field.type.extra["enum"]
+        elif isinstance(kind, inspect.UnionType):
+            waiting += kind.types
+        elif isinstance(kind, inspect.DictType):
+            waiting.append(kind.value_type)
+        elif isinstance(kind, inspect.CollectionType):
+            waiting.append(kind.item_type)
+    return enums
+
+
+def _name_enums(value: Any, enums: dict[str, tuple[str, ...]]) -> Any:
+    if not enums:
+        return value
+    if isinstance(value, list):
+        return [_name_enums(item, enums) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: enums[key][item]
+        if key in enums and type(item) is int and 0 <= item < len(enums[key])
+        else _name_enums(item, enums)
+        for key, item in value.items()
+    }

@@ -11,7 +11,10 @@ from tandemmq.protocol.command import Buffer
 
 
 class _WireName(StrEnum):
-    """An enum that travels by name; FastJSON's ordinal as text and other cases are read too."""
+    """An enum that travels by name; FastJSON's number as text and other cases are read too.
+
+    Its members stand in the order of Java. Plain numbers are made names where bodies are read (`codec`).
+    """
 
     @classmethod
     def _missing_(cls, value: object) -> _WireName | None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntFlag
+from typing import Annotated
 
 from msgspec import field
 
-from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
+from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body, enum_names
 from tandemmq.protocol.bodies.data_version import DataVersion
 from tandemmq.protocol.command import Buffer
 
@@ -35,7 +36,9 @@ class TopicConfig(Body, frozen=True, kw_only=True):
     is_ordered: bool = field(name="order", default=False)
     permission: int = field(name="perm", default=PERMISSION_DEFAULT)
     read_queue_count: int = field(name="readQueueNums", default=16)
-    filter_type: str = field(name="topicFilterType", default="SINGLE_TAG")
+    filter_type: Annotated[str, enum_names("SINGLE_TAG", "MULTI_TAG")] = field(
+        name="topicFilterType", default="SINGLE_TAG"
+    )
     name: str = field(name="topicName", default="")
     sys_flag: int = field(name="topicSysFlag", default=0)
     write_queue_count: int = field(name="writeQueueNums", default=16)
