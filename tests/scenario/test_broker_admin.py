@@ -17,6 +17,7 @@ from tandemmq.protocol.bodies.group import (
     SubscriptionGroupConfig,
     decode_group_config,
     decode_group_list,
+    decode_group_table,
     encode_group_config,
 )
 from tandemmq.protocol.bodies.heartbeat import MessageModel
@@ -103,6 +104,19 @@ async def test_impossible_topics_are_refused(peer: Peer, request_: CreateTopicRe
     assert answer.remark
 
 
+async def test_a_group_that_is_asked_for_is_made_where_groups_are_made_by_use(
+    peer: Peer, tmp_path: Path
+) -> None:
+    asked = GroupConfigRequest(group="CG")
+    shown = await peer.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, asked)
+    assert decode_group_config(shown.body) == SubscriptionGroupConfig(name="CG")
+    bad = await peer.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, GroupConfigRequest(group="no/slash"))
+    assert bad.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    async with running_broker(tmp_path / "b", auto_create_group=False) as strict, Peer(strict) as other:
+        shown = await other.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, asked)
+        assert shown.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
 async def test_group_is_made_shown_and_deleted_with_its_offsets(peer: Peer) -> None:
     await peer.send_ok("T1")
     config = SubscriptionGroupConfig(name="CG", retry_count_max=3)
@@ -114,8 +128,8 @@ async def test_group_is_made_shown_and_deleted_with_its_offsets(peer: Peer) -> N
     await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
     delete = DeleteGroupRequest(group="CG", cleans_offsets=True)
     assert (await peer.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, delete)).code == ResponseCode.SUCCESS
-    shown = await peer.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, GroupConfigRequest(group="CG"))
-    assert shown.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    listed = await peer.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+    assert "CG" not in decode_group_table(listed.body).groups
     consumers = await peer.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicConsumersRequest(topic="T1"))
     assert decode_group_list(consumers.body) == ()
     bad = SubscriptionGroupConfig(name="no/slash")

@@ -171,6 +171,7 @@ class Parts:
             groups=groups,
             saver=tables.saver,
             file=tables.mode_file,
+            clock=clock,
         )
         self.offsets = OffsetHandlers(
             store=store, offsets=offsets, claims=claims, topics=topics, groups=groups, clock=clock

@@ -8,12 +8,12 @@ from tandemmq.broker.assignment.allocate import STRATEGIES, allocate_pop
 from tandemmq.broker.assignment.mode_table import ModeTable
 from tandemmq.broker.assignment.topic_queues import TopicQueues
 from tandemmq.broker.clients.consumer_table import BROADCASTING, ConsumerTable
-from tandemmq.broker.guards import invalid, read_body, require_topic
+from tandemmq.broker.guards import invalid, read_body, require_group, require_topic
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
-from tandemmq.errors import GroupNotFound, NotPermitted, RequestRejected
+from tandemmq.errors import NotPermitted, RequestRejected
 from tandemmq.protocol.bodies.assignment import (
     POP,
     PULL,
@@ -30,6 +30,7 @@ from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock
 
 SHARE_COUNT_MAX: Final = 2**31 - 1
 
@@ -48,6 +49,7 @@ class AssignmentHandlers:
         groups: GroupTable,
         saver: TableSaver,
         file: TableFile,
+        clock: Clock,
     ) -> None:
         self._options = options
         self._modes = modes
@@ -57,6 +59,7 @@ class AssignmentHandlers:
         self._groups = groups
         self._saver = saver
         self._file = file
+        self._clock = clock
 
     async def handle_query(self, channel: Channel, command: Command) -> Command:
         """QUERY_ASSIGNMENT (400)."""
@@ -70,19 +73,18 @@ class AssignmentHandlers:
         return command.reply(body=encode_assignments(Assignments(queues=rows)))
 
     async def handle_set_mode(self, channel: Channel, command: Command) -> Command:
-        """SET_MESSAGE_REQUEST_MODE (401); answered when it is on disk."""
+        """SET_MESSAGE_REQUEST_MODE (401); answered when it is on disk. The group may be made by it."""
         mode = read_body(decode_request_mode, command.body)
         if self._options.is_slave:
             raise RequestRejected("a slave changes no modes: ask the master", code=ResponseCode.SYSTEM_ERROR)
         if is_retry_topic(mode.topic):
             raise NotPermitted(f"the topic {mode.topic[:160]} is a retry topic: those are always pulled")
         require_topic(self._topics, mode.topic)
-        if self._groups.get(mode.group) is None:
-            raise GroupNotFound(f"the group {mode.group[:160]!r} does not exist")
         if mode.mode not in (PULL, POP):
             raise invalid(f"mode {mode.mode[:32]!r} is neither {PULL} nor {POP}")
         if abs(mode.pop_share_queue_count) > SHARE_COUNT_MAX:
             raise invalid(f"popShareQueueNum {mode.pop_share_queue_count} is too large")
+        require_group(self._groups, mode.group, self._clock.now_ms())
         self._modes.put(mode)
         await save_or_reject(self._saver, self._file)
         return command.reply()

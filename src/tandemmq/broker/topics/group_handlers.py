@@ -5,7 +5,7 @@ Source: spec semantics 16.4.
 
 from __future__ import annotations
 
-from tandemmq.broker.guards import invalid, read_body, require_topic
+from tandemmq.broker.guards import invalid, read_body, require_group, require_topic
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
@@ -104,11 +104,8 @@ class GroupHandlers:
         return command.reply()
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
-        """GET_SUBSCRIPTIONGROUP_CONFIG (352)."""
-        name = command.decode(GroupConfigRequest).group
-        config = self._groups.get(name)
-        if config is None:
-            raise GroupNotFound(f"the group {name[:160]!r} does not exist")
+        """GET_SUBSCRIPTIONGROUP_CONFIG (352): who asks is about to use the group, so it is made by use."""
+        config = require_group(self._groups, command.decode(GroupConfigRequest).group, self._clock.now_ms())
         return command.reply(body=encode_group_config(config))
 
     def _require_master(self) -> None:
