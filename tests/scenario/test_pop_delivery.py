@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 from broker_rig import Peer, make_broker, running_broker
-from pop_rig import Popped, ack, change, now_ms, pop, pop_all, pop_header
+from pop_rig import Popped, ack, change, now_ms, pop, pop_all, pop_header, popped_of
 
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.pop import revive
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.pop import BatchAck, BatchAckEntry, encode_batch_ack, encode_bits
 from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.pop import (
     AckRequest,
     ChangeInvisibleRequest,
@@ -27,7 +28,7 @@ from tandemmq.protocol.requests.pop import (
 )
 from tandemmq.store.options import FlushMode
 from tandemmq.telemetry import events
-from waits import until
+from waits import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -173,6 +174,44 @@ async def test_a_pop_that_finds_nothing_says_so_in_the_way_that_clients_know(pee
     assert answer.decode(PopResponse).rest_count == 0
     late = pop_header("T", poll_ms=100, born_at_ms=now_ms() - 5_000)
     assert (await peer.ask(RequestCode.POP_MESSAGE, late)).code == ResponseCode.POLLING_TIMEOUT
+
+
+@pytest.mark.parametrize("sent", [{}, {"bornTime": "0"}])
+async def test_the_time_of_a_request_without_a_birth_begins_on_arrival(
+    broker: Broker, peer: Peer, sent: dict[str, str]
+) -> None:
+    """RocketMQ's proxy sends its pops and notifications so."""
+    fields = {"consumerGroup": "CG", "topic": "T", "queueId": "-1", "pollTime": "50000", **sent}
+    await fill(peer, "T", 1)
+    asked = {**fields, "maxMsgNums": "1", "invisibleTime": "60000", "initMode": "0", "expType": "TAG"}
+
+    async def ask(code: RequestCode, fields: dict[str, str]) -> Command:
+        return await peer.client.request(
+            peer.address, Command(code=int(code), extra_fields=fields), PATIENCE_S
+        )
+
+    told = await ask(RequestCode.NOTIFICATION, fields)
+    assert told.decode(NotificationResponse).has_message
+    assert bodies(popped_of(await ask(RequestCode.POP_MESSAGE, asked), "T")) == [b"000"]
+    assert broker._parts is not None
+    polls = broker._parts.pop.polls
+    for code, wanted in ((RequestCode.NOTIFICATION, fields), (RequestCode.POP_MESSAGE, asked)):
+        waiting = asyncio.create_task(ask(code, wanted))
+        await until(lambda: len(polls) == 1, "the request is held")
+        await peer.send_ok("T", b"more")
+        assert (await waiting).code == ResponseCode.SUCCESS
+        if code == RequestCode.NOTIFICATION:
+            await pop_all(peer, "T", 1)
+
+
+async def test_a_late_notification_is_told_the_truth_and_not_held(peer: Peer) -> None:
+    await fill(peer, "T", 1)
+    late = NotificationRequest(
+        consumer_group="CG", topic="T", queue_id=-1, poll_ms=100, born_at_ms=now_ms() - 5_000
+    )
+    assert (await peer.ask(RequestCode.NOTIFICATION, late)).decode(NotificationResponse).has_message
+    await pop_all(peer, "T", 1)
+    assert not (await peer.ask(RequestCode.NOTIFICATION, late)).decode(NotificationResponse).has_message
 
 
 async def test_too_many_waiting_pops_are_told_so(tmp_path: Path) -> None:

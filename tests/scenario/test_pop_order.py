@@ -23,7 +23,7 @@ from tandemmq.protocol.bodies.assignment import (
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.admin import ResetOffsetRequest
-from tandemmq.protocol.requests.pop import PopResponse
+from tandemmq.protocol.requests.pop import NotificationRequest, NotificationResponse, PopResponse
 from tandemmq.protocol.requests.topic import DeleteTopicRequest
 from tandemmq.store.options import FlushMode
 from waits import until
@@ -112,6 +112,38 @@ async def test_a_reset_moves_pops_back(peer: Peer) -> None:
     assert sorted(message.body for message in await pop_all(peer, "T", 2)) == [b"1", b"2"]
 
 
+async def test_a_reset_frees_a_queue_that_is_open_in_order(peer: Peer, broker: Broker) -> None:
+    await fill(peer, 4)
+    order = {"is_ordered": True, "queue_id": 0}
+    first, *_ = await pop_all(peer, "T", 2, count_max=2, **order)
+    waiting = asyncio.create_task(pop(peer, "T", poll_ms=50_000, count_max=1, **order))
+    assert broker._parts is not None
+    polls = broker._parts.pop.polls
+    await until(lambda: len(polls) == 1, "the pop is held")
+    reset = ResetOffsetRequest(group="CG", topic="T", timestamp_ms=0, is_forced=True, queue_id=0, offset=1)
+    answer = await peer.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    [again] = await waiting
+    assert again.body == b"1"
+    assert await ack(peer, first) == 0
+    assert await pop(peer, "T", **order) == []  # the ack of the old pop freed nothing
+    assert await ack(peer, again) == 0
+    assert [message.body for message in await pop(peer, "T", **order)] == [b"2", b"3"]
+
+
+async def test_a_reset_is_not_undone_by_acks_that_come_before_the_next_pop(peer: Peer) -> None:
+    await fill(peer, 2)
+    order = {"is_ordered": True, "queue_id": 0}
+    popped = await pop_all(peer, "T", 2, **order)
+    reset = ResetOffsetRequest(group="CG", topic="T", timestamp_ms=0, is_forced=True, queue_id=0, offset=0)
+    await peer.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset)
+    assert [await ack(peer, message) for message in popped] == [0, 0]
+    asked = NotificationRequest(consumer_group="CG", topic="T", queue_id=0, is_ordered=True)
+    told = await peer.ask(RequestCode.NOTIFICATION, asked)
+    assert told.decode(NotificationResponse).has_message
+    assert [message.body for message in await pop(peer, "T", **order)] == [b"0", b"1"]
+
+
 async def ask_assignment(peer: Peer, client_id: str, **changes: str) -> Assignments:
     query = AssignmentQuery(**{"client_id": client_id, "group": "CG", "topic": "T", **changes})  # type: ignore[arg-type]
     answer = await peer.ask(RequestCode.QUERY_ASSIGNMENT, body=encode_assignment_query(query))
@@ -139,7 +171,9 @@ async def test_queues_are_assigned_by_the_group_s_members_and_mode(peer: Peer, b
         assert (await ask_assignment(peer, "c1", strategy_name="nonsense")).queues is None
     assert await set_mode(peer, "POP", topic="%RETRY%CG") == ResponseCode.NO_PERMISSION
     assert await set_mode(peer, "POP", topic="Nowhere") == ResponseCode.TOPIC_NOT_EXIST
-    assert await set_mode(peer, "POP", group="no-group") == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert await set_mode(peer, "POP", group="no-group-yet") == 0
+    assert broker._tables.groups.get("no-group-yet") is not None
+    assert await set_mode(peer, "POP", group="no/slash") == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
     assert await set_mode(peer, "PUSH") == ResponseCode.INVALID_PARAMETER
 
 

@@ -103,10 +103,10 @@ def test_reset_is_taken_once() -> None:
     table = OffsetTable()
     table.reset("g", "T", 0, 3, 0)
     assert table.committed("g", "T", 0) == 3
-    assert table.has_reset("g", "T", 0)
+    assert table.waiting_reset("g", "T", 0) == 3
     assert table.take_reset("g", "T", 0) == 3
     assert table.take_reset("g", "T", 0) is None
-    assert not table.has_reset("g", "T", 0)
+    assert table.waiting_reset("g", "T", 0) is None
 
 
 def test_dropped_topic_and_group_leave_no_offsets() -> None:

@@ -78,7 +78,7 @@ class OffsetHandlers:
         self._check_queue(topic, queue_id)
         if header.committed_offset < 0:
             raise invalid(f"commitOffset {header.committed_offset} must not be negative")
-        if not self._offsets.has_reset(group, topic, queue_id):
+        if self._offsets.waiting_reset(group, topic, queue_id) is None:
             offset = self._claims.judge_commit(channel, header, is_tool=not command.is_oneway)
             self._offsets.commit(group, topic, queue_id, offset, now_ms)
         return command.reply()

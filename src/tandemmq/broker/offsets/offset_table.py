@@ -28,6 +28,7 @@ class OffsetTable:
         self.data_version = DataVersion()
         self.on_change: list[Callable[[], None]] = []
         self.on_topic_dropped: list[Callable[[str], None]] = []
+        self.on_reset: list[Callable[[str, str, int], None]] = []
         self._version_step = version_step
         self._key_count_max = key_count_max
         self._commits = 0
@@ -72,12 +73,15 @@ class OffsetTable:
         return None if offsets is None else offsets.get(queue_id)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int, now_ms: int) -> None:
-        """Set the committed offset and have the group's next pull told to go there (spec semantics 11.4)."""
+        """Set the committed offset and have the group's next pull or pop go there (spec semantics 11.4)."""
         self.commit(group, topic, queue_id, offset, now_ms)
         self._resets.setdefault(f"{topic}@{group}", {})[queue_id] = offset
+        for callback in self.on_reset:
+            callback(group, topic, queue_id)
 
-    def has_reset(self, group: str, topic: str, queue_id: int) -> bool:
-        return bool(self._resets) and queue_id in self._resets.get(f"{topic}@{group}", ())
+    def waiting_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The offset of a reset that waits for this queue, and still waits; None without one."""
+        return self._resets.get(f"{topic}@{group}", {}).get(queue_id) if self._resets else None
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The offset of a reset that waits for this queue, which waits no longer; None without one."""

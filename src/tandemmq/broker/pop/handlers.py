@@ -101,7 +101,8 @@ class PopHandlers:
         """POP_MESSAGE (200050)."""
         header = command.decode(PopRequest)
         now_ms = self._clock.now_ms()
-        if is_late(header.born_at_ms, header.poll_ms, now_ms):
+        born_at_ms = header.born_at_ms or now_ms
+        if is_late(born_at_ms, header.poll_ms, now_ms):
             return self._nothing(
                 command, ResponseCode.POLLING_TIMEOUT, "the time to poll was over on arrival"
             )
@@ -128,7 +129,7 @@ class PopHandlers:
         asked = Asked(channel, command, want, admitted)
         if self._try(asked):
             return None
-        return self._hold(asked, header.born_at_ms + header.poll_ms, self._on_wake)
+        return self._hold(asked, born_at_ms + header.poll_ms, self._on_wake)
 
     def handle_peek(self, channel: Channel, command: Command) -> Command | None:
         """PEEK_MESSAGE (200052): also on a slave."""
@@ -146,11 +147,9 @@ class PopHandlers:
         return None
 
     def handle_notification(self, channel: Channel, command: Command) -> Command | None:
-        """NOTIFICATION (200054)."""
+        """NOTIFICATION (200054): one that comes late is answered, too, but not held."""
         header = command.decode(NotificationRequest)
         now_ms = self._clock.now_ms()
-        if is_late(header.born_at_ms, header.poll_ms, now_ms):
-            return command.reply(ResponseCode.SUCCESS, NotificationResponse())
         admitted = self._admission.admit(header, now_ms)
         want = Want(
             header.topic,
@@ -163,7 +162,8 @@ class PopHandlers:
         asked = Asked(channel, command, want, admitted)
         if self._reader.has_message(want, admitted.topic.read_queue_count, now_ms):
             return command.reply(ResponseCode.SUCCESS, NotificationResponse(has_message=True))
-        answer = self._hold(asked, header.born_at_ms + header.poll_ms, self._on_wake_notification)
+        until_ms = (header.born_at_ms or now_ms) + header.poll_ms
+        answer = self._hold(asked, until_ms, self._on_wake_notification)
         if answer is None:
             return None
         is_full = answer.code == ResponseCode.POLLING_FULL

@@ -341,7 +341,7 @@ class LeaseLog:
         for key, offset in moved.items():
             topic, group, queue_id = key
             current = self._positions.get(key, offset)
-            if not self._offsets.has_reset(group, topic, queue_id):
+            if self._offsets.waiting_reset(group, topic, queue_id) is None:
                 self._offsets.commit(group, topic, queue_id, min(offset, current), now_ms)
             if current == offset and key not in self._moved:
                 self._positions.pop(key, None)

@@ -234,7 +234,6 @@ class PopReader:
         except RequestRejected:
             self._offsets.reset(group, topic, queue_id, offset, self._now_ms())  # the next pop takes it
             raise
-        self._orders.clear(key)
         return offset
 
     def _newest(self, topic: str, queue_id: int, low: int) -> int:
@@ -245,8 +244,10 @@ class PopReader:
         return max(0, self._store.queue_max(topic, queue_id) - 1)
 
     def _left(self, key: QueueKey) -> int:
-        topic, _, queue_id = key
-        start = self._log.position(key)
+        topic, group, queue_id = key
+        start = self._offsets.waiting_reset(group, topic, queue_id)
+        if start is None:
+            start = self._log.position(key)
         if start is None:
             start = self._store.queue_min(topic, queue_id)
         return max(0, self._store.queue_max(topic, queue_id) - start)

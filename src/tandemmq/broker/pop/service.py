@@ -99,3 +99,12 @@ class PopService:
             clock=clock,
         )
         store.on_dispatch(self.polls.on_dispatch)
+        self._orders = orders
+        offsets.on_reset.append(self._on_reset)
+
+    def _on_reset(self, group: str, topic: str, queue_id: int) -> None:
+        """What the group has open in order holds the queue no longer, and its acks move nothing: they would
+        undo the reset. Who waits goes on at the new place.
+        """
+        self._orders.clear((topic, group, queue_id))
+        self.polls.touch((topic, group), queue_id)

@@ -17,7 +17,10 @@ INIT_MAX = 1
 
 
 class PopRequest(Header, frozen=True, kw_only=True):
-    """POP_MESSAGE (200050). `queue_id` -1: any queue. `poll_ms` counts from `born_at_ms`."""
+    """POP_MESSAGE (200050). `queue_id` -1: any queue.
+
+    `poll_ms` counts from `born_at_ms`, or from the arrival when that is 0: RocketMQ's proxy sends none.
+    """
 
     consumer_group: str = field(name="consumerGroup")
     topic: str
@@ -84,7 +87,7 @@ class ChangeInvisibleResponse(Header, frozen=True, kw_only=True):
 
 
 class NotificationRequest(Header, frozen=True, kw_only=True):
-    """NOTIFICATION (200054): is there something to pop; waits like a pop."""
+    """NOTIFICATION (200054): is there something to pop; waits like a pop, with the same times."""
 
     consumer_group: str = field(name="consumerGroup")
     topic: str
