@@ -404,6 +404,7 @@ class Trouble:
         clock = node.clock
         step_ms = self._dice.between(1, self._dice.pick(STEPS_MS)) * self._dice.pick((1, -1))
         before_ms = clock.skew_ms
+        self._world.is_clock_set = True
         clock.skew_ms += step_ms
         self._lead_ms = max(self._lead_ms or 0, clock.skew_ms)
         self._world.note(f"the clock of {node.name} steps by {step_ms} ms")

@@ -47,6 +47,8 @@ class World:
         self.trace: list[str] = []
         self.dead: list[Life] = []
         self.troubles: list[float] = [0.0]
+        self.is_clock_set = False
+        """A wall clock was stepped: times that different moments gave cannot be compared any more."""
 
     def note(self, text: str) -> None:
         self.trace.append(f"{self.loop.time():9.3f}  {text}")
