@@ -16,10 +16,11 @@ from replica_pair import log_bytes, wait_for_slaves
 
 from ports import free_port
 from tandemmq.api.broker_offset import commit_offset
-from tandemmq.api.broker_topic import create_topic
+from tandemmq.api.broker_topic import create_topic, delete_topic
 from tandemmq.api.replica import HeldTable, fetch_ha_status, fetch_topics, read_log
 from tandemmq.broker.broker import Broker
-from tandemmq.errors import ConfigError
+from tandemmq.client import Admin
+from tandemmq.errors import ConfigError, TopicNotFound
 from tandemmq.protocol.bodies.data_version import DataVersion
 from tandemmq.protocol.bodies.kv import decode_kv_table
 from tandemmq.protocol.bodies.topic import TopicConfig
@@ -204,6 +205,23 @@ async def test_topics_and_groups_are_pushed_without_waiting_for_a_round(group: G
             await until(lambda name=f"T{number}": slave._tables.topics.get(name) is not None, "topic")  # type: ignore[misc]  # default binds
         await to_master.pull("T0", consumer_group="made-by-use")
         await until(lambda: slave._tables.groups.get("made-by-use") is not None, "group")
+
+
+async def test_topic_is_deleted_at_the_master_whichever_replicas_are_asked(group: Group) -> None:
+    master, slave = await group.start(0), await group.start(1)
+    tables = slave._tables.topics
+    async with Peer(master) as to_master, Peer(slave) as to_slave, Admin(group.name_server) as admin:
+        for topic in ("ByAdmin", "ByReplica"):
+            await create_topic(to_master.client, to_master.address, TopicConfig(name=topic))
+            await to_master.send_ok(topic, b"x")
+            await until(lambda topic=topic: tables.get(topic) is not None, "topic")  # type: ignore[misc]  # default binds
+        await admin.delete_topic("ByAdmin")
+        await delete_topic(to_slave.client, to_slave.address, "ByReplica")
+        assert tables.get("ByReplica") is not None
+        await delete_topic(to_master.client, to_master.address, "ByReplica")
+        await until(lambda: tables.get("ByAdmin") is None and tables.get("ByReplica") is None, "deletion")
+        with pytest.raises(TopicNotFound):
+            await admin.topic_route("ByAdmin")
 
 
 async def test_each_broker_gives_its_log_as_it_is(group: Group) -> None:

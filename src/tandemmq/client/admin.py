@@ -136,14 +136,15 @@ class Admin:
         await self._wait_for_route(topic, set(masters))
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
-        """Delete the topic on every broker of the cluster and at the name servers; an unknown one is no
-        error.
+        """Delete the topic on every master of the cluster, whose slaves follow, and at the name servers; an
+        unknown one is no error.
+
+        Raises:  NoRoute when the cluster has no master.
         """
         info = await self.cluster_info()
         name = _cluster_name(info, cluster)
-        for broker_name in info.clusters[name]:
-            for address in info.brokers[broker_name].addresses.values():
-                await broker_topic.delete_topic(self._remoting, address, topic)
+        for address in (await self._masters(name)).values():
+            await broker_topic.delete_topic(self._remoting, address, topic)
         for address in self._instance.name_servers.addresses:
             await nameserver.delete_topic(self._remoting, address, topic, name)
         self._instance.routes.unwant(topic)

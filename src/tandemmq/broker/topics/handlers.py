@@ -116,14 +116,18 @@ class TopicHandlers:
         return True
 
     async def handle_delete(self, channel: Channel, command: Command) -> Command:
-        """DELETE_TOPIC_IN_BROKER (215): its offsets and queues go too; an unknown topic is no error."""
+        """DELETE_TOPIC_IN_BROKER (215): its offsets and queues go too; an unknown topic is no error.
+
+        mqadmin asks every replica. A slave only agrees: what goes there goes with its master's next tables.
+        """
         topic = command.decode(DeleteTopicRequest).topic
-        self._require_master()
         fault = topic_fault(topic)
         if fault:
             raise invalid(fault)
         if self._options.validate_system_topic_when_update and self._is_system(topic):
             raise invalid(f"the topic {topic} belongs to the system and must not be deleted")
+        if self._options.is_slave:
+            return command.reply()
         # What was popped of it and came back goes with it, or a new topic of the name would begin with that.
         retries = {
             name
