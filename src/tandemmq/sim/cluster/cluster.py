@@ -201,6 +201,7 @@ class Cluster:
         emptied_at_s = self._emptied_at.pop(lost, None)
         if emptied_at_s is not None:
             self.promises.on_discarded(emptied_at_s, now_s)
+        self.world.discards.append((now_s if emptied_at_s is None else emptied_at_s, now_s))
         self.promises.on_replaced(now_s, 0 if chosen.store is None else chosen.store.max_log_offset)
         self._tables.note_promotion(lost, chosen)
         self.world.note(f"{chosen.name} becomes master")

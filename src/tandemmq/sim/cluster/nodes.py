@@ -401,6 +401,7 @@ class BrokerNode(Node):
         assert self._disk is not None
         assert self._disk.lost_by is not None
         is_power_cut = self._disk.lost_by.is_power_cut
+        self.world.broker_losses.append(self.world.loop.time())
         self.on_lost(self, is_power_cut)
         self.is_open = False
         self.end_life(is_power_cut=is_power_cut)

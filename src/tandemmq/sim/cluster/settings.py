@@ -11,7 +11,9 @@ from tandemmq.store import BrokerRole, FlushMode
 BROKER_NAME = "sim"
 TOPIC = "Orders"
 TAGS = ("red", "blue", "")
-WORK_NAMES = ("timed", "transaction", "filter", "pop", "numbered", "ordered")
+PASSING_TOPIC = "Passing"
+"""A topic that operators delete and make again."""
+WORK_NAMES = ("timed", "transaction", "filter", "pop", "numbered", "ordered", "renewed", "moved")
 """The kinds of work in `work/kinds.py`."""
 WORK_COUNT_MAX = 3
 

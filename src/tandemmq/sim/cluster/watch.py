@@ -12,7 +12,7 @@ from tandemmq.sim.cluster.ledger import Fate, Ledger, Place, Sent
 from tandemmq.sim.cluster.loop import Life
 from tandemmq.sim.cluster.nodes import BrokerNode
 from tandemmq.sim.cluster.promises import Promises
-from tandemmq.sim.cluster.settings import TOPIC, Group
+from tandemmq.sim.cluster.settings import PASSING_TOPIC, TOPIC, Group
 from tandemmq.sim.cluster.world import World
 
 EXCUSE_S = 25.0
@@ -203,9 +203,10 @@ class Watch:
         table = node.broker._tables.topics
         count, had_ours = self._topics_seen.get(node.life, (0, False))
         has_ours = table.get(TOPIC) is not None
-        if len(table) < count or (had_ours and not has_ours):
-            self._world.findings.broken.append(f"{node.life} has {len(table)} topics, it had {count}")
-        self._topics_seen[node.life] = len(table), has_ours
+        lasting = len(table) - (table.get(PASSING_TOPIC) is not None)
+        if lasting < count or (had_ours and not has_ours):
+            self._world.findings.broken.append(f"{node.life} has {lasting} topics, it had {count}")
+        self._topics_seen[node.life] = lasting, has_ours
 
     def _check_acks(self, master: BrokerNode) -> None:
         """No acknowledgement is ahead of what its slave holds."""

@@ -49,6 +49,10 @@ class World:
         self.troubles: list[float] = [0.0]
         self.is_clock_set = False
         """A wall clock was stepped: times that different moments gave cannot be compared any more."""
+        self.broker_losses: list[float] = []
+        """When a broker's process or machine was lost."""
+        self.discards: list[tuple[float, float]] = []
+        """When slaves took a master's place, and since when their master's work is thrown away with it."""
 
     def note(self, text: str) -> None:
         self.trace.append(f"{self.loop.time():9.3f}  {text}")

@@ -7,10 +7,21 @@ from tandemmq.sim.cluster.watch import Watch
 from tandemmq.sim.cluster.work.later import FilterWork, TimedWork, TransactionWork
 from tandemmq.sim.cluster.work.node import WorkNode
 from tandemmq.sim.cluster.work.sharing import NumberedWork, OrderedWork, PopWork
+from tandemmq.sim.cluster.work.topics import MovedWork, RenewedWork
 from tandemmq.sim.cluster.world import World
 
 KINDS: dict[str, type[WorkNode]] = {
-    kind.kind: kind for kind in (TimedWork, TransactionWork, FilterWork, PopWork, NumberedWork, OrderedWork)
+    kind.kind: kind
+    for kind in (
+        TimedWork,
+        TransactionWork,
+        FilterWork,
+        PopWork,
+        NumberedWork,
+        OrderedWork,
+        RenewedWork,
+        MovedWork,
+    )
 }
 
 

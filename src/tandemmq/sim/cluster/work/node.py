@@ -165,7 +165,8 @@ class WorkNode(ClientNode):
             try:
                 await action()
                 return
-            except TandemError:
+            except TandemError as error:
+                self.world.note(f"{self.life} tries again: {type(error).__name__}: {error}")
                 await self.clock.sleep(RETRY_S)
 
     async def pause(self) -> None:

@@ -29,7 +29,6 @@ from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC
 from tandemmq.sim.cluster.checkers import read_queue
 from tandemmq.sim.cluster.nodes import BrokerNode
 from tandemmq.sim.cluster.settings import BROKER_NAME
-from tandemmq.sim.cluster.watch import EXCUSE_S
 from tandemmq.sim.cluster.work.node import RETRY_S, Item, WorkNode
 
 CALL_S = 2.0
@@ -55,13 +54,13 @@ class DirectWork(WorkNode):
 
 @dataclass(slots=True)
 class Popped:
-    """A message that this application has for some time. `ends_s`: not shown to others before."""
+    """A message that this application has for some time: until `ends_ms` by its broker's clock."""
 
     item: Item
     record: Record
     topic: str
     handle: str
-    ends_s: float
+    ends_ms: int
 
 
 class PopWork(DirectWork):
@@ -73,8 +72,10 @@ class PopWork(DirectWork):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._ends_s: dict[int, float] = {}
-        """Message number -> the end of the lease under which somebody has it."""
+        self._leases: dict[int, tuple[float, int]] = {}
+        """Message number -> since when somebody has it, and until when by the broker's clock."""
+        self._lead_ms = 0
+        """How far ahead a master's clock ever was."""
         self._done_s: dict[int, float] = {}
         """When the broker has taken its acknowledgement."""
         self._doubtful: set[int] = set()
@@ -145,17 +146,29 @@ class PopWork(DirectWork):
                 )
             retry = f"%RETRY%{self.group}_{self.topic}"
             topic = self.topic if handle.split(" ")[4] == "0" else retry
-            item = self._note_popped(record, topic, begin_s)
+            item = self._note_popped(record, topic)
             if item is not None:
-                self._ends_s[item.number] = begin_s + invisible_ms / 1000
-                found.append(Popped(item, record, topic, handle, begin_s + invisible_ms / 1000))
+                popped = Popped(item, record, topic, handle, _end_of(handle))
+                self._leases[item.number] = begin_s, popped.ends_ms
+                found.append(popped)
         return found
 
     def _broker_now_ms(self) -> int:
         """A broker refuses a pop whose time is over by its own clock, so clocks must agree about it."""
         return next(node.clock.now_ms() for node in self._watch.brokers if not node.broker_id)
 
-    def _note_popped(self, record: Record, topic: str, begin_s: float) -> Item | None:
+    def _is_over(self, ends_ms: int) -> bool:
+        """Some master may have thought so by now."""
+        time_ms = int(self.world.loop.time() * 1000)
+        self._lead_ms = max(self._lead_ms, self._broker_now_ms() - time_ms)
+        return self._lead_ms + time_ms >= ends_ms
+
+    def _is_kept(self, at_s: float) -> bool:
+        """What a broker said then is true for all that come after it."""
+        is_discarded = any(begin_s <= at_s <= end_s for begin_s, end_s in self.world.discards)
+        return not is_discarded and self._watch.promises.is_kept_since(at_s)
+
+    def _note_popped(self, record: Record, topic: str) -> Item | None:
         world = self.world
         item = self.book.find(record.content)
         where = f"{self.life} popped {topic}/{record.queue_id}:{record.queue_offset}"
@@ -164,19 +177,16 @@ class PopWork(DirectWork):
             return None
         now_s = world.loop.time()
         world.note(f"{where}: {item}")
-        done_s, ends_s = self._done_s.get(item.number), self._ends_s.get(item.number, 0.0)
-        if done_s is not None and not self.may_repeat(item, done_s, now_s):
+        done_s = self._done_s.get(item.number)
+        if done_s is not None and self._is_kept(done_s):
             world.findings.broken.append(f"{where}: {item}, whose acknowledgement was taken at {done_s:.3f}")
-        if now_s < ends_s and not world.had_trouble(begin_s - EXCUSE_S, now_s):
-            world.findings.broken.append(f"{where}: {item}, which another has until {ends_s:.3f}")
+        since_s, ends_ms = self._leases.get(item.number, (0.0, 0))
+        if done_s is None and not self._is_over(ends_ms) and self._is_kept(since_s):
+            world.findings.broken.append(f"{where}: {item}, which another has since {since_s:.3f}")
         if item.finished:
             self.count("popped again")
         item.finished[self.group] = now_s
         return item
-
-    def may_repeat(self, item: Item, before_s: float, now_s: float) -> bool:
-        """There is one copy, and an acknowledgement is answered when it is safe from what happens later."""
-        return self.world.had_trouble(before_s - EXCUSE_S, now_s)
 
     async def _acknowledge(self, one: Popped) -> None:
         header = AckRequest(
@@ -193,7 +203,7 @@ class PopWork(DirectWork):
             return
         now_s = self.world.loop.time()
         # Later it may have come back before the acknowledgement was there.
-        if answer.code == ResponseCode.SUCCESS and now_s < one.ends_s:
+        if answer.code == ResponseCode.SUCCESS and not self._is_over(one.ends_ms):
             self._doubtful.discard(one.item.number)
             self._done_s[one.item.number] = now_s
             self.count("acknowledged")
@@ -210,21 +220,21 @@ class PopWork(DirectWork):
             offset=one.record.queue_offset,
             invisible_ms=invisible_ms,
         )
-        begin_s = self.world.loop.time()
-        # Whether it is put off is not known before the answer: until then the earlier of both ends counts.
-        self._ends_s[one.item.number] = min(one.ends_s, begin_s + invisible_ms / 1000)
+        # Whether it is put off is not known before the answer: until then nothing is promised.
+        since_s, _ = self._leases.pop(one.item.number, (0.0, 0))
         try:
             answer = await self.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
         except TandemError:
             return
-        if answer.code != ResponseCode.SUCCESS or self.world.loop.time() >= one.ends_s:
+        if answer.code != ResponseCode.SUCCESS or self._is_over(one.ends_ms):
             return
         response = answer.decode(ChangeInvisibleResponse)
         parts = one.handle.split(" ")
         parts[0] = str(one.record.queue_offset)
         parts[1:4] = [str(response.pop_time_ms), str(response.invisible_ms), str(response.revive_queue_id)]
         one.handle = " ".join(parts)
-        one.ends_s = self._ends_s[one.item.number] = begin_s + invisible_ms / 1000
+        one.ends_ms = _end_of(one.handle)
+        self._leases[one.item.number] = since_s, one.ends_ms
         self.count("put off")
         if dice.happens(50):
             await self._acknowledge(one)
@@ -235,6 +245,12 @@ class PopWork(DirectWork):
             for item in self.book.items
             if item.number not in self._done_s and item.number not in self._doubtful and self.is_owed(item)
         ]
+
+
+def _end_of(handle: str) -> int:
+    """When the lease of a handle is over: pop time and invisible time."""
+    _, pop_time_ms, invisible_ms, *_ = handle.split(" ")
+    return int(pop_time_ms) + int(invisible_ms)
 
 
 def _start(text: str) -> tuple[tuple[str, str], str]:
