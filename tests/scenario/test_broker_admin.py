@@ -194,6 +194,22 @@ async def test_figures_of_days_leave_out_what_the_system_sends(broker: Broker, p
     assert table["msgPutTotalTodayNow"] == "2"
 
 
+async def test_figures_of_timers(peer: Peer) -> None:
+    in_a_minute = {"TIMER_DELAY_SEC": "60"}
+    assert (await peer.send("T1", properties=in_a_minute)).code == ResponseCode.SUCCESS
+    assert (await peer.send("T1", properties={"TIMER_DELAY_SEC": "1"})).code == ResponseCode.SUCCESS
+
+    async def figures() -> dict[str, str]:
+        table = decode_kv_table((await peer.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body)
+        return {name: text for name, text in table.items() if name.startswith("timer")}
+
+    assert float((await figures())["timerEnqueueTps"]) > 0
+    while float((found := await figures())["timerDequeueTps"]) == 0:
+        await peer.pull("T1", sys_flag=0x6, suspend_timeout_ms=100)
+    waiting = [found[name] for name in ("timerCongestNum", "timerOffsetBehind", "timerReadBehind")]
+    assert waiting == ["1", "0", "0"]
+
+
 async def test_runtime_info_and_settings(broker: Broker, peer: Peer) -> None:
     await peer.send_ok("T1")
     table = decode_kv_table((await peer.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body)
@@ -202,8 +218,15 @@ async def test_runtime_info_and_settings(broker: Broker, peer: Peer) -> None:
     assert len(table["putTps"].split()) == 3
     assert int(table["earliestMessageTimeStamp"]) > 1_600_000_000_000
     assert float(table["commitLogDiskRatio"]) >= 0
+    assert table["commitLogDiskRatio"] == table[f"commitLogDiskRatio_{broker._store_options.log_dir}"]
+    assert float(table["putLatency999"]) >= float(table["putLatency99"]) > 0
+    shares = dict(part.rsplit(":", 1) for part in table["putMessageDistributeTime"].split())
+    assert (len(shares), sum(map(int, shares.values()))) == (13, 1)
     answer = await peer.ask(RequestCode.GET_BROKER_CONFIG)
-    assert "brokerName=broker-a" in bytes(answer.body).decode().splitlines()
+    lines = bytes(answer.body).decode().splitlines()
+    assert "brokerName=broker-a" in lines
+    assert "messageDelayLevel=1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h" in lines
+    assert {"aclEnable=false", "authenticationEnabled=false", "authorizationEnabled=false"} <= {*lines}
     assert "counter" in answer.fields["version"]
 
 

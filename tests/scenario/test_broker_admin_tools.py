@@ -195,6 +195,11 @@ async def test_entries_of_a_queue_and_one_subscription(peer: Peer) -> None:
     one = headers.GroupSubscriptionRequest(group="CG", topic="T")
     found = await ask_json(peer, Code.QUERY_SUBSCRIPTION_BY_CONSUMER, one)
     assert (found["group"], found["subscriptionData"]["subString"]) == ("CG", "a")
+    await peer.heartbeat("c1", consumer("Tags", "T", expression="b || a ||b"))
+    online = await ask_json(
+        peer, Code.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerConnectionsRequest(consumer_group="Tags")
+    )
+    assert sorted(online["subscriptionTable"]["T"]["tagsSet"]) == ["a", "b"]
     other = headers.GroupSubscriptionRequest(group="CG", topic="None")
     assert (await ask_json(peer, Code.QUERY_SUBSCRIPTION_BY_CONSUMER, other)).get("subscriptionData") is None
 

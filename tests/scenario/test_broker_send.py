@@ -20,6 +20,7 @@ from tandemmq.protocol.requests.pull import ViewMessageRequest
 from tandemmq.protocol.requests.send import SendBackRequest, SendRequest, SendResponse
 from tandemmq.protocol.requests.topic import CreateTopicRequest, TopicConfigRequest
 from tandemmq.store import BrokerRole
+from waits import until
 
 
 @pytest.fixture
@@ -244,7 +245,9 @@ async def test_retry_topic_of_a_group_that_may_not_be_made_is_refused(tmp_path: 
         assert (await peer.send("%RETRY%CG")).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
-async def test_sent_back_message_is_stored_for_later_and_in_the_end_as_dead_letter(peer: Peer) -> None:
+async def test_sent_back_message_is_stored_for_later_and_in_the_end_as_dead_letter(
+    broker: Broker, peer: Peer
+) -> None:
     response = await peer.send_ok("T1", b"poison", properties={"TAGS": "a", "KEYS": "k"})
     log_offset = decode_message_id(response.message_id).log_offset
     answer = await peer.ask(
@@ -261,6 +264,17 @@ async def test_sent_back_message_is_stored_for_later_and_in_the_end_as_dead_lett
     assert dead.properties["RETRY_TOPIC"] == "T1"
     assert dead.properties["ORIGIN_MESSAGE_ID"] == response.message_id
     assert (dead.tags, dead.keys) == ("a", "k")
+    assert dead.properties["DELAY"] == "0"
+    await until(lambda: broker.store is not None and broker.store.queue_max("%RETRY%CG", 0) == 1)
+    [again] = records_of(await peer.pull("%RETRY%CG"))
+    answer = await peer.ask(
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        SendBackRequest(log_offset=again.log_offset, group="CG", delay_level=-1),
+    )
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    [_, dead] = records_of(await peer.pull("%DLQ%CG"))
+    places = [dead.properties[name] for name in ("DELAY", "REAL_TOPIC", "REAL_QID", "RETRY_TOPIC")]
+    assert places == ["0", "%RETRY%CG", "0", "T1"]
 
 
 async def test_sent_back_message_waits_for_a_second_copy(tmp_path: Path) -> None:

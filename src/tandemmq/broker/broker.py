@@ -100,6 +100,7 @@ class Broker:
         self._scope = TaskScope("broker", lambda _name, error: self._on_fatal(error))
         self._waiting = TaskScope("broker", lambda _name, error: self._on_fatal(error))
         self._tables = Tables(options, store_options.root / "config", disk=disk, clock=clock)
+        self._access_options = access
         self._access = AccessService(
             access,
             broker_name=options.broker_name,
@@ -149,6 +150,7 @@ class Broker:
             clock=clock,
             chance=self._chance,
             own_address=self._advertised_address,
+            access=self._access_options,
         )
         replica = self._replica = self._make_replica(store)
         own = build_routes(parts) | self._access.routes()
@@ -412,6 +414,7 @@ class Broker:
             await self._clock.sleep(SAMPLE_PERIOD_S)
             now_s = self._clock.monotonic()
             parts.stats.sample(now_s)
+            parts.runtime_info.sample()
             day = datetime.fromtimestamp(self._clock.now_ms() / 1000).date()
             parts.stats.note_day(day, parts.items.users_put_count(), parts.items.users_got_count())
             for _ in parts.items.steps(now_s):

@@ -54,6 +54,7 @@ class MasterDuties:
         """Read back where the last master was, and go on from there."""
         self._revive.start(self._on_fatal)
         self._delivery.start()
+        self._parts.runtime_info.timers = lambda: self._delivery.timer_figures
         self._transactions.start()
 
     async def stop(self) -> None:

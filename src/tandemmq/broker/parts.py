@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tandemmq.broker.access.options import AccessOptions
 from tandemmq.broker.admin.cleaning_handlers import CleaningHandlers
 from tandemmq.broker.admin.connection_handlers import ConnectionHandlers
 from tandemmq.broker.admin.inspection_handlers import InspectionHandlers
@@ -73,6 +74,7 @@ class Parts:
         clock: Clock,
         chance: Random,
         own_address: Callable[[], str],
+        access: AccessOptions,
     ) -> None:
         topics, groups, offsets = tables.topics, tables.groups, tables.offsets
         self._options, self._store, self._tables, self._clock = options, store, tables, clock
@@ -237,7 +239,7 @@ class Parts:
             disk=disk,
             clock=clock,
         )
-        self.settings = SettingsHandlers(options, store.options, disk=disk, clock=clock)
+        self.settings = SettingsHandlers(options, store.options, access, disk=disk, clock=clock)
         self.inspection = InspectionHandlers(
             options.broker_name,
             own_address=own_address,

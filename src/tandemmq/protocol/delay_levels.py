@@ -32,6 +32,14 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
     return tuple(delays)
 
 
+def render_delay_levels(delays_ms: Sequence[int]) -> str:
+    """As `parse_delay_levels` takes it, each level in its largest unit."""
+    return " ".join(
+        next(f"{delay_ms // size}{unit}" for unit, size in reversed(_UNIT_MS.items()) if delay_ms % size == 0)
+        for delay_ms in delays_ms
+    )
+
+
 DELAY_LEVELS_MS: Final = parse_delay_levels(DELAY_LEVELS_TEXT)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from tandemmq.broker.clients.consumer_table import ConsumerTable, Subscription
 from tandemmq.broker.clients.membership import Member
 from tandemmq.broker.clients.producer_table import ProducerTable
+from tandemmq.broker.pull.tag_filter import split_tags
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.client import (
     ClientConnection,
@@ -95,6 +96,7 @@ def describe_subscription(subscription: Subscription) -> SubscriptionData:
         expression_type=subscription.expression_type,
         version=subscription.version,
         tag_hashes=subscription.tag_hashes or frozenset(),
+        tags=frozenset(split_tags(subscription.expression) if subscription.tag_hashes else ()),
     )
 
 

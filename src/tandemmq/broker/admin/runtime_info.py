@@ -7,10 +7,19 @@ Source: spec semantics 22, remoting 11.8.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import ceil, inf
+from operator import sub
+from typing import Final, NamedTuple
+
 from tandemmq.broker.admin.stats_items import StatsItems
+from tandemmq.broker.delay.timer_delivery import TimerFigures
+from tandemmq.broker.delay.timer_rule import TIMER_TOPIC
 from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.stats import BrokerStats
+from tandemmq.broker.stats import SAMPLE_PERIOD_S, BrokerStats
 from tandemmq.protocol.bodies.kv import encode_kv_table
 from tandemmq.protocol.codes import OUR_VERSION, render_version
 from tandemmq.protocol.command import Command
@@ -20,23 +29,45 @@ from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.store.message_store import MessageStore
+from tandemmq.telemetry.metrics import Histogram
 
 _POOLS = ("send", "pull", "litePull", "query", "ack")
 _ZERO_KEYS = (
-    "putMessageEntireTimeMax",
     "getMessageEntireTimeMax",
-    "putLatency99",
-    "putLatency999",
     "dispatchMaxBuffer",
     "pageCacheLockTimeMills",
-    "timerReadBehind",
-    "timerOffsetBehind",
-    "timerCongestNum",
-    "timerEnqueueTps",
-    "timerDequeueTps",
     "EndTransactionQueueSize",
     "EndTransactionThreadPoolQueueCapacity",
 )
+
+
+MINUTE_SAMPLES: Final = 60 // SAMPLE_PERIOD_S
+_PUT_SHARES_MS: Final = (1, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
+_PUT_SHARES: Final = (
+    "[<=0ms]",
+    "[0~10ms]",
+    "[10~50ms]",
+    "[50~100ms]",
+    "[100~200ms]",
+    "[200~500ms]",
+    "[500ms~1s]",
+    "[1~2s]",
+    "[2~3s]",
+    "[3~4s]",
+    "[4~5s]",
+    "[5~10s]",
+    "[10s~]",
+)
+"""RocketMQ's names; what took less than 1 ms is in the first."""
+
+
+class _Sample(NamedTuple):
+    """`put_counts`: of each stage of sends, by bucket; `timer_end`: of the queue in which timers wait."""
+
+    at_s: float
+    put_counts: tuple[tuple[int, ...], ...]
+    timers: TimerFigures
+    timer_end: int
 
 
 class RuntimeInfoHandlers:
@@ -61,6 +92,12 @@ class RuntimeInfoHandlers:
         self._disk = disk
         self._clock = clock
         self._booted_at_ms = clock.now_ms()
+        self.timers: Callable[[], TimerFigures] = TimerFigures
+        self._samples: deque[_Sample] = deque([self._sample()], maxlen=MINUTE_SAMPLES + 1)
+
+    def sample(self) -> None:
+        """Keep how often stages of sends took how long; called every `SAMPLE_PERIOD_S`."""
+        self._samples.append(self._sample())
 
     def handle_runtime_info(self, channel: Channel, command: Command) -> Command:
         """GET_BROKER_RUNTIME_INFO (28)."""
@@ -72,7 +109,14 @@ class RuntimeInfoHandlers:
             table[f"{pool}ThreadPoolQueueSize"] = "0"
             table[f"{pool}ThreadPoolQueueCapacity"] = "0"
             table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = "0"
-        table |= self._who() | self._traffic() | self._log_state() | self._schedule()
+        table |= (
+            self._who()
+            | self._traffic()
+            | self._put_times()
+            | self._log_state()
+            | self._schedule()
+            | self._timers()
+        )
         if self._store.has_key_index:
             table[CAPABILITY] = CLAIM_VERSION
         return table
@@ -104,7 +148,6 @@ class RuntimeInfoHandlers:
             "putMessageSizeTotal": str(put_bytes),
             "putMessageAverageSize": f"{average:.1f}",
             "putMessageFailedTimes": str(stats.refused_count),
-            "putMessageDistributeTime": "",
             "msgPutTotalYesterdayMorning": str(stats.put_mornings[0]),
             "msgPutTotalTodayMorning": str(stats.put_mornings[1]),
             "msgGetTotalYesterdayMorning": str(stats.got_mornings[0]),
@@ -119,6 +162,50 @@ class RuntimeInfoHandlers:
             "getTransferedTps": transferred,  # the spelling of 4.9
         }
 
+    def _put_times(self) -> dict[str, str]:
+        """How long sends took in the last minute, in ms, as the bounds of our histograms tell: at most so
+        long. The slowest stage stands for all: the write, or the wait for the disk or the slaves.
+        """
+        since = self._samples[0].put_counts
+        stages = zip(self._put_stages(), since, strict=True)
+        grown = [(one.bounds, list(map(sub, one.counts, before))) for one, before in stages]
+        bounds, counts = max(grown, key=lambda stage: _quantile_ms(stage[0], stage[1], 0.99))
+        entire = max(_quantile_ms(one.bounds, one.counts, 1.0) for one in self._put_stages())
+        shares = [0] * len(_PUT_SHARES)
+        for bound, count in zip((*bounds, inf), counts, strict=True):
+            shares[bisect_left(_PUT_SHARES_MS, bound * 1000)] += count
+        return {
+            "putMessageEntireTimeMax": str(ceil(entire)),
+            "putLatency99": f"{_quantile_ms(bounds, counts, 0.99):.2f}",
+            "putLatency999": f"{_quantile_ms(bounds, counts, 0.999):.2f}",
+            "putMessageDistributeTime": "".join(map("{}:{} ".format, _PUT_SHARES, shares)),
+        }
+
+    def _timers(self) -> dict[str, str]:
+        """How far messages with a time of their own are."""
+        now, since = self._sample(), self._samples[0]
+        elapsed_s = max(now.at_s - since.at_s, 1.0)
+        figures = now.timers
+        return {
+            "timerReadBehind": str(figures.behind_s),
+            "timerOffsetBehind": str(figures.unread_count),
+            "timerCongestNum": str(figures.waiting_count),
+            "timerEnqueueTps": f"{(now.timer_end - since.timer_end) / elapsed_s:.1f}",
+            "timerDequeueTps": f"{(figures.delivered_count - since.timers.delivered_count) / elapsed_s:.1f}",
+        }
+
+    def _put_stages(self) -> tuple[Histogram, ...]:
+        recorder = self._store.recorder
+        return recorder.append_batch_s, recorder.flush_wait.seconds, recorder.ack_wait.seconds
+
+    def _sample(self) -> _Sample:
+        return _Sample(
+            self._clock.monotonic(),
+            tuple(tuple(stage.counts) for stage in self._put_stages()),
+            self.timers(),
+            self._store.queue_max(TIMER_TOPIC, 0),
+        )
+
     def _log_state(self) -> dict[str, str]:
         """Where the log begins and ends, what lags behind its end, and the disk below it."""
         store, facts = self._store, self._store.facts()
@@ -128,6 +215,7 @@ class RuntimeInfoHandlers:
             "commitLogMinOffset": str(store.min_log_offset),
             "commitLogMaxOffset": str(store.max_log_offset),
             "commitLogDiskRatio": used_ratio,
+            f"commitLogDiskRatio_{store.options.log_dir}": used_ratio,
             "consumeQueueDiskRatio": used_ratio,
             "commitLogDirCapacity": f"Total : {_render_gib(total)}, Free : {_render_gib(free)}.",
             "dispatchBehindBytes": str(store.appended.value - store.dispatched.value),
@@ -156,6 +244,17 @@ class RuntimeInfoHandlers:
             return now_ms if record is None else decode_record(record, check_crc=False).stored_at_ms
         except RecordError:
             return now_ms
+
+
+def _quantile_ms(bounds: Sequence[float], counts: Sequence[int], part: float) -> float:
+    """The bound that so large a part of the values is not above; 0 without values."""
+    wanted = ceil(sum(counts) * part)
+    reached = 0
+    for bound, count in zip((*bounds, bounds[-1]), counts, strict=True):
+        reached += count
+        if reached >= wanted > 0:
+            return bound * 1000
+    return 0.0
 
 
 def _render_age(age_ms: int) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from tandemmq.broker.access.options import OPEN, AccessOptions
 from tandemmq.broker.admin.live_settings import CHANGEABLE, apply_changes, parse_change
 from tandemmq.broker.guards import invalid
 from tandemmq.broker.options import BrokerOptions
@@ -17,6 +18,7 @@ from tandemmq.errors import BadRequest, ConfigError, NotPermitted, RequestReject
 from tandemmq.protocol.bodies.data_version import DataVersion, encode_data_version
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.delay_levels import render_delay_levels
 from tandemmq.protocol.properties_file import Setting, edit_properties, parse_properties
 from tandemmq.protocol.requests.admin import BrokerConfigResponse, ReadModeRequest
 from tandemmq.remoting.channel import Channel
@@ -40,10 +42,17 @@ class SettingsHandlers:
     """
 
     def __init__(
-        self, options: BrokerOptions, store_options: StoreOptions, *, disk: Disk, clock: Clock
+        self,
+        options: BrokerOptions,
+        store_options: StoreOptions,
+        access: AccessOptions,
+        *,
+        disk: Disk,
+        clock: Clock,
     ) -> None:
         self._options = options
         self._store_options = store_options
+        self._access = access
         self._disk = disk
         self._clock = clock
         self._version = DataVersion(timestamp_ms=clock.now_ms())
@@ -135,10 +144,12 @@ class SettingsHandlers:
         )
 
     def _texts(self) -> dict[str, str]:
-        return render_settings(self._options, self._store_options)
+        return render_settings(self._options, self._store_options, self._access)
 
 
-def render_settings(options: BrokerOptions, store_options: StoreOptions) -> dict[str, str]:
+def render_settings(
+    options: BrokerOptions, store_options: StoreOptions, access: AccessOptions = OPEN
+) -> dict[str, str]:
     """RocketMQ key -> text, of everything that GET_BROKER_CONFIG shows."""
     values: dict[str, object] = {
         "brokerClusterName": options.cluster_name,
@@ -190,6 +201,10 @@ def render_settings(options: BrokerOptions, store_options: StoreOptions) -> dict
         "channelExpiredTimeout": options.channel_expired_ms,
         "flushConsumerOffsetInterval": options.consumer_offset_flush_ms,
         "useServerSideResetOffset": options.server_side_reset,
+        "aclEnable": access.acl_enable,
+        "authenticationEnabled": access.authentication_enabled,
+        "authorizationEnabled": access.authorization_enabled,
+        "messageDelayLevel": render_delay_levels(store_options.delay_levels_ms),
         "storePathRootDir": store_options.root,
         "storePathCommitLog": store_options.log_dir,
         "mappedFileSizeCommitLog": store_options.commit_log_file_bytes,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from tandemmq.broker.delay.level_delivery import LevelDelivery
 from tandemmq.broker.delay.timer_check import TimerProgress
-from tandemmq.broker.delay.timer_delivery import TimerDelivery
+from tandemmq.broker.delay.timer_delivery import TimerDelivery, TimerFigures
 from tandemmq.broker.delay.timer_rule import ROLL_AFTER_MS, TIMER_TOPIC
 from tandemmq.broker.delay.timer_wheel import COUNT_MAX
 from tandemmq.broker.delay.writer import Writer
@@ -85,6 +85,11 @@ class Delivery:
             )
             self._tasks.append(scope.start("timers", self._timers.run()))
         log.info(events.DELIVERY_STARTED, extra={"has_timers": self._has_timers})
+
+    @property
+    def timer_figures(self) -> TimerFigures:
+        """How far timers are; all zero while none are delivered."""
+        return TimerFigures() if self._timers is None else self._timers.figures
 
     async def stop(self) -> None:
         """Returns when nothing more is delivered; `settle` afterwards, once the store is closed."""

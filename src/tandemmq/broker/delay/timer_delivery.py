@@ -19,6 +19,7 @@ Source:     spec store 16, semantics 18.2. RocketMQ's timerlog and timerwheel fi
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 from tandemmq.broker.delay.progress import Progress
 from tandemmq.broker.delay.restore import restore_timer, roll_timer
@@ -49,6 +50,15 @@ LOW_PERIOD_S = 10.0
 """How often the first pending offset is looked for: it only shortens the reading after a start."""
 
 
+class TimerFigures(NamedTuple):
+    """`behind_s`: by how much the first waiting message is overdue; `unread_count`: of the topic."""
+
+    behind_s: int = 0
+    unread_count: int = 0
+    waiting_count: int = 0
+    delivered_count: int = 0
+
+
 class TimerDelivery:
     """`run` is the task; `stop` lets it end at a boundary."""
 
@@ -71,6 +81,7 @@ class TimerDelivery:
         self._progress: Progress[TimerCheck] = Progress()
         self._wake = Wake(clock)
         self._is_stopping = False
+        self.delivered_count = 0  # messages that left the topic: delivered, stored anew, taken back
         self._low_at_s = 0.0
         self._begin(progress.check)
         first = progress.check.next_key
@@ -106,6 +117,18 @@ class TimerDelivery:
 
     def _wanted_window_ms(self) -> int:
         return min(self._roll_after_ms_max, roll_window_ms(self._store.options.file_reserved_hours))
+
+    @property
+    def figures(self) -> TimerFigures:
+        """How far it is now."""
+        first = self._wheel.next_key()
+        behind_ms = 0 if first is None else self._clock.now_ms() - first.slot_ms - PRECISION_MS
+        return TimerFigures(
+            behind_s=max(0, behind_ms // 1000),
+            unread_count=max(0, self._store.queue_max(TIMER_TOPIC, 0) - self._scan_offset),
+            waiting_count=len(self._wheel),
+            delivered_count=self.delivered_count,
+        )
 
     def wake(self) -> None:
         """A message became readable in the timer topic."""
@@ -204,6 +227,7 @@ class TimerDelivery:
             await self._writer.append(batch)
         done = keys[:used]
         self._wheel.remove(done)
+        self.delivered_count += used
         self._front = max(self._front, done[-1])
         if self._wheel.has_cancelled:
             self._wheel.forget_cancelled_below(done[-1].slot_ms)

@@ -16,6 +16,11 @@ def is_tag_type(expression_type: str | None) -> bool:
     return not expression_type or expression_type == TAG_TYPE
 
 
+def split_tags(expression: str) -> list[str]:
+    """The tags that an expression such as `TagA || TagB` names."""
+    return [tag for part in expression.split("||") if (tag := part.strip())]
+
+
 def parse_tags(expression: str | None) -> frozenset[int] | None:
     """The hashes of the tags in `expression`; None when it matches every message.
 
@@ -27,7 +32,7 @@ def parse_tags(expression: str | None) -> frozenset[int] | None:
         raise ValueError(
             f"the expression has {len(expression)} characters, at most {EXPRESSION_LENGTH_MAX} allowed"
         )
-    tags = [tag for part in expression.split("||") if (tag := part.strip())]
+    tags = split_tags(expression)
     if not tags:
         raise ValueError(
             f"the expression {expression[:64]!r} names no tag; allowed are '*' and 'TagA || TagB'"

@@ -105,10 +105,13 @@ class SendBackHandlers:
         pairs.setdefault(names.RETRY_TOPIC, message.topic)
         pairs.setdefault(names.ORIGIN_MESSAGE_ID, message.message_id)
         pairs[names.WAIT] = "false"
-        for name in (names.DELAY, names.REAL_TOPIC, names.REAL_QID, names.TRAN_MSG, *WISHES):
+        for name in (names.TRAN_MSG, *WISHES):
             pairs.pop(name, None)
         if delay_level > 0:
-            pairs[names.DELAY] = str(delay_level)
+            for name in (names.REAL_TOPIC, names.REAL_QID):
+                pairs.pop(name, None)
+        # A dead letter goes at level 0, and still says in which topic and queue it waited last.
+        pairs[names.DELAY] = str(delay_level)
         properties = encode_properties(pairs)
         return NewRecord(
             topic=target.name,
