@@ -279,7 +279,8 @@ class Cluster:
         for group in self.world.settings.groups:
             yield from checkers.unfinished(self.ledger, group, queues)
         for (name, number), at_s in self.ledger.owed.items():
-            yield f"{name} gave back {self.ledger.sent[number]} at {at_s:.3f} and never got it again"
+            if self.promises.is_kept_since(at_s):
+                yield f"{name} gave back {self.ledger.sent[number]} at {at_s:.3f} and never got it again"
         for worker in self.workers:
             yield from worker.missing(self.master)
 
