@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +42,8 @@ SEED_SECONDS_MAX = 180
 """A seed that takes longer hangs, and whoever runs the proof sees it."""
 TEST_SECONDS_MAX = 120
 """The same for a test."""
+TEST_MINUTES_MAX = 10
+"""A file of tests that takes longer hangs where no limit of a test reaches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,24 +138,44 @@ def _run(root: Path, proof: str, seeds: int) -> tuple[bool, str]:
     else:
         command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider"]
         command += ["-o", f"timeout={TEST_SECONDS_MAX}", f"tests/{proof}"]
-    try:
-        ran = subprocess.run(
-            command,
-            cwd=root,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=PROOF_MINUTES_MAX * 60,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return False, f"not within {PROOF_MINUTES_MAX} minutes"
+    minutes_max = PROOF_MINUTES_MAX if proof in HUNTS else TEST_MINUTES_MAX
+    output, exit_code = _wait_for(command, root, environment, minutes_max)
+    if exit_code is None:
+        return proof not in HUNTS, f"it hangs, {minutes_max} minutes at least"
     if proof in HUNTS:
-        found = [line for line in ran.stdout.splitlines() if line.startswith(FOUND)]
+        found = [line for line in output.splitlines() if line.startswith(FOUND)]
         return bool(found), found[0] if found else f"not in {seeds} seeds"
-    failed = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    name = failed[0].split("::", 1)[-1].split(" - ")[0] if failed else "passed"
-    return ran.returncode == 1 and bool(failed), name
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
+    return exit_code == 1 and bool(failed), _test_of(failed[0]) if failed else "passed"
+
+
+def _wait_for(
+    command: Sequence[str], root: Path, environment: Mapping[str, str], minutes_max: int
+) -> tuple[str, int | None]:
+    """What the command printed, and its exit code; None when it had to be ended, with all that it started."""
+    with subprocess.Popen(
+        command,
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=minutes_max * 60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return "", None
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return output, process.returncode
+
+
+def _test_of(line: str) -> str:
+    """The name in `FAILED tests/file.py::name[values] - reason`."""
+    return line.split("::", 1)[-1].split(" - ")[0]
 
 
 def run_all(

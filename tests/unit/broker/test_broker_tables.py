@@ -112,14 +112,15 @@ def test_reset_is_taken_once() -> None:
 def test_dropped_topic_and_group_leave_no_offsets() -> None:
     table = OffsetTable()
     for group in ("g", "h"):
-        for topic in ("T", "U"):
+        for topic in ("T", "U", "TT"):
             table.commit(group, topic, 0, 1, 0)
             table.note_pulled(group, topic, 0, 2)
     assert sorted(table.groups_of("T")) == ["g", "h"]
-    assert sorted(table.topics_of("g")) == ["T", "U"]
+    assert sorted(table.topics_of("g")) == ["T", "TT", "U"]
     table.drop_topic("T")
     table.drop_group("h")
     assert (table.groups_of("T"), table.groups_of("U"), table.topics_of("h")) == ([], ["g"], [])
+    assert table.groups_of("TT") == ["g"]  # its name only begins with the dropped one's
     assert table.pulled("g", "T", 0) is None
     assert table.pulled("g", "U", 0) == 2
 

@@ -184,8 +184,9 @@ async def test_store_times_never_fall_when_the_clock_does() -> None:
     rig.put(store, record(b"a"))
     rig.clock._start_ms -= 60_000
     placed = store.append([record(b"b")], lambda _: None)
+    batch = store.append([record(b"c"), record(b"d")], lambda _: None)
     rig.clock.run_soon()
-    assert placed.stored_at_ms == stored(store, 0).stored_at_ms
+    assert placed.stored_at_ms == batch.stored_at_ms == stored(store, 0).stored_at_ms
     await store.close()
 
 

@@ -48,6 +48,21 @@ async def test_a_slave_has_the_same_bytes_and_queues_however_chunks_are_cut(chun
             assert master_rig.disk.read_bytes(directory / name) == slave_rig.disk.read_bytes(directory / name)
 
 
+async def test_a_slave_has_all_messages_of_a_topic_made_again() -> None:
+    """The first one lies right where the deletion ends."""
+    rig = Rig()
+    master = await master_with(rig, 3)
+    slave = await Rig(**SLAVE).open()
+    copy(master, slave)
+    await master.drop_topics(["T"])
+    assert await slave.take_deletions(master.deleted_topics) == ["T"]
+    rig.put(master, record(b"first"), record(b"second"))
+    copy(master, slave)
+    assert bodies(slave) == [b"first", b"second"]
+    await master.close()
+    await slave.close()
+
+
 async def test_a_record_that_is_not_whole_is_not_dispatched() -> None:
     master = await master_with(Rig(), 3)
     slave = await Rig(**SLAVE).open()

@@ -9,7 +9,7 @@ from store_rig import ROOT, Rig, bodies, options, record
 
 from tandemmq.errors import ServiceNotAvailable
 from tandemmq.protocol.record import decode_records
-from tandemmq.store import GetStatus, MessageStore, PutStatus
+from tandemmq.store import BrokerRole, GetStatus, MessageStore, PutStatus
 from tandemmq.store.retention import HOUR_MS, plan_cleaning
 
 LOG = ROOT / "commitlog"
@@ -129,6 +129,20 @@ async def test_a_full_disk_refuses_messages_until_there_is_room() -> None:
     store.clean()
     assert rig.put(store, record()) == [PutStatus.PUT_OK]
     await store.close()
+
+
+async def test_files_that_no_queue_knows_yet_stay() -> None:
+    """A slave was sent foreign bytes: dispatching has stopped in front of them, whatever is flushed."""
+    rig = Rig(role=BrokerRole.SLAVE)
+    slave = await rig.open(commit_log_file_bytes=1024)
+    for log_offset in range(0, 4096, 1024):
+        slave.append_raw(log_offset, b"\x7f" * 1024)
+    await rig.clock.pass_time(11)
+    assert (slave.flushed.value, slave.dispatched.value) == (4096, 0)
+    rig.clock._start_ms += 30 * 24 * HOUR_MS
+    rig.disk.total_bytes = 1
+    assert slave.clean() == 0
+    await slave.close()
 
 
 async def test_files_that_are_not_flushed_stay() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from store_rig import Rig, record
 
+from tandemmq.runtime.memory_disk import NoFault
 from tandemmq.store import table_flusher
 from tandemmq.store.message_store import MessageStore
 
@@ -57,4 +61,35 @@ async def test_slow_disks_are_left_alone_most_of_the_time(monkeypatch: pytest.Mo
     assert queues_ms(store) == first
     await rig.clock.pass_time(3)
     assert queues_ms(store) > first
+    await store.close()
+
+
+class SlowQueueSync(NoFault):
+    """Something happens while the queues are being fsynced."""
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], None] | None = None
+
+    def on_sync(self, path: Path) -> None:
+        meanwhile = self.meanwhile
+        if "consumequeue" in path.parts and meanwhile is not None:
+            self.meanwhile = None
+            meanwhile()
+
+
+async def test_the_checkpoint_does_not_vouch_for_what_came_while_the_queues_were_synced() -> None:
+    rig = Rig()
+    store = await rig.open()
+    stored_at_ms = rig.clock.now_ms()
+    rig.put(store, record(b"a"))
+    faults = rig.disk.fault = SlowQueueSync()
+
+    def take_long_under_load() -> None:
+        rig.clock._start_ms += 60_000
+        rig.put(store, record(b"b"))
+
+    faults.meanwhile = take_long_under_load
+    assert await store._writers.table_flusher.flush(is_thorough=True)
+    assert faults.meanwhile is None
+    assert queues_ms(store) == stored_at_ms
     await store.close()
