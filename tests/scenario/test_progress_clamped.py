@@ -96,6 +96,29 @@ async def test_a_master_lowers_all_progress_to_what_its_log_has(tmp_path: Path) 
         assert committed(broker) == 3
 
 
+async def test_progress_in_a_deleted_topic_is_none_in_the_one_made_again(tmp_path: Path) -> None:
+    """Also when the process is killed before the offsets without it are saved."""
+    root, kept = tmp_path / "store", tmp_path / "consumerOffset.json"
+    async with running_broker(root) as broker, Peer(broker) as peer:
+        await send(peer, 5)
+        await peer.send_ok("Other")
+        for group, topic, offset in (("CG", "T", 2), ("ahead", "T", 5), ("CG", "Other", 1)):
+            broker._tables.offsets.commit(group, topic, 0, offset, 0)
+    shutil.copy(root / "config" / kept.name, kept)
+    async with running_broker(root) as broker, Peer(broker) as peer:
+        await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(topic="T"))
+        await send(peer, 3)
+    shutil.copy(kept, root / "config" / kept.name)
+
+    async with running_broker(root) as broker, Peer(broker) as peer:
+        offsets = broker._tables.offsets
+        assert committed(broker) is offsets.committed("ahead", "T", 0) is None
+        assert offsets.committed("CG", "Other", 0) == 1
+        offsets.commit("CG", "T", 0, 1, 0)
+    async with running_broker(root) as broker:
+        assert committed(broker) == 1
+
+
 async def test_a_member_that_claims_more_is_moved_once(broker: Broker, peer: Peer) -> None:
     await peer.heartbeat("c1", consumer("CG", "T"))
     await commit_oneway(peer, CLAIM)

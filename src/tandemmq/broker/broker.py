@@ -135,6 +135,7 @@ class Broker:
             self._store_options, disk=self._disk, clock=clock, on_fatal=self._on_fatal
         )
         self._tables.load(delay_level_count=len(self._store_options.delay_levels_ms))
+        self._tables.follow(store)
         self._access.load()
         self._access.bind(store.read_record)
         self._tls.load()

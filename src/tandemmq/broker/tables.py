@@ -98,6 +98,13 @@ class Tables:
             self.topics.add_missing(system_topics(self._options, delay_level_count=delay_level_count), now_ms)
             self.groups.add_missing(SYSTEM_GROUPS_AT_START, now_ms)
 
+    def follow(self, store: MessageStore) -> None:
+        """Progress is counted in this log from now on. What was saved of it before its topic was deleted is
+        forgotten: the topic may have been made again, and its first messages were consumed by nobody.
+        """
+        self.offsets.log_end = lambda: store.accepted_log_offset
+        self._tell_lowered(self._offset_file, self.offsets.forget_deleted(store.deleted_topics))
+
     def begin_life(self, store: MessageStore) -> None:
         """A master takes up its log: no progress may lie behind the ends of the queues, because what comes
         there next was consumed by nobody. A log that lost its end, or a slave's that was shorter, is such.
@@ -114,8 +121,11 @@ class Tables:
             (self._timer_file, self.timer_progress.clamp(queue_end(TIMER_TOPIC, 0), now_ms)),
             (self._order_file, self.orders.drop_behind(queue_end)),
         ):
-            if count:
-                log.warning(events.PROGRESS_CLAMPED, extra={"file": file.path.name, "count": count})
+            self._tell_lowered(file, count)
+
+    def _tell_lowered(self, file: TableFile, count: int) -> None:
+        if count:
+            log.warning(events.PROGRESS_CLAMPED, extra={"file": file.path.name, "count": count})
 
     @property
     def replicated(self) -> ReplicaTables:

@@ -1,6 +1,8 @@
 """How far each group has consumed each queue, how far it has pulled, and resets that wait to be taken.
 
-Invariants: a key is `topic@group`, and '@' is in neither name; only committed offsets are persisted.
+Invariants: a key is `topic@group`, and '@' is in neither name; only committed offsets are persisted. The file
+            tells where the log ended when it was saved: offsets of a topic that was deleted since then, and
+            perhaps made again, are of the deleted one.
 At a bound: a commit for a new key is refused with Busy.
 Source:     spec semantics 11.2 and 16.5, store 18 (consumerOffset.json), replication 6.2.
 """
@@ -8,6 +10,8 @@ Source:     spec semantics 11.2 and 16.5, store 18 (consumerOffset.json), replic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+
+from msgspec import UNSET, UnsetType, structs
 
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.codec import encode_body
@@ -28,6 +32,8 @@ class OffsetTable:
         self.data_version = DataVersion()
         self.on_change: list[Callable[[], None]] = []
         self.on_topic_dropped: list[Callable[[str], None]] = []
+        self.log_end: Callable[[], int] | None = None
+        """Set by the owner: where the log ends now."""
         self.on_reset: list[Callable[[str, str, int], None]] = []
         self._version_step = version_step
         self._key_count_max = key_count_max
@@ -35,6 +41,7 @@ class OffsetTable:
         self._committed: dict[str, QueueOffsets] = {}
         self._pulled: dict[str, QueueOffsets] = {}
         self._resets: dict[str, QueueOffsets] = {}
+        self._loaded_log_end: int | UnsetType = UNSET
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, now_ms: int) -> None:
         """Take over an offset, also a lower one.
@@ -118,6 +125,18 @@ class OffsetTable:
     def drop_group(self, group: str) -> None:
         self._drop([key for key in self._keys() if key.endswith("@" + group)])
 
+    def forget_deleted(self, deleted: Mapping[str, int]) -> int:
+        """Drop what the file says of topics that were deleted after it was saved; how many keys.
+
+        Units:   deleted: topic -> where the log ended at its deletion.
+        """
+        saved_at = self._loaded_log_end
+        if saved_at is UNSET:
+            return 0  # another broker wrote it
+        keys = [key for key in self._committed if deleted.get(_split(key)[0], -1) >= saved_at]
+        self._drop(keys)
+        return len(keys)
+
     def clamp(self, queue_end: Callable[[str, int], int], now_ms: int) -> int:
         """Lower every committed offset that lies behind its queue's end to that end; how many."""
         count = 0
@@ -153,15 +172,17 @@ class OffsetTable:
         for key in self._committed:
             topic, _, group = _split(key)
             topics.setdefault(group, []).append(topic)
-        return (
-            b'{"groupTopicMap":' + encode_body(topics) + b"," + encode_consumer_offsets(self.snapshot())[1:]
-        )
+        table = self.snapshot()
+        if self.log_end is not None:
+            table = structs.replace(table, log_end=self.log_end())
+        return b'{"groupTopicMap":' + encode_body(topics) + b"," + encode_consumer_offsets(table)[1:]
 
     def load(self, data: bytes) -> None:
         """Take over the content of consumerOffset.json."""
         table = decode_consumer_offsets(data)
         self._committed = {key: dict(queues) for key, queues in table.offsets.items()}
         self.data_version = table.data_version
+        self._loaded_log_end = table.log_end
 
     def _keys(self) -> set[str]:
         return {*self._committed, *self._pulled, *self._resets}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.bodies.codec import Body, convert, decode_body, decode_plain, encode_body
@@ -18,10 +18,14 @@ from tandemmq.protocol.command import Buffer
 
 
 class ConsumerOffsetTable(Body, frozen=True, kw_only=True):
-    """Committed offsets: `topic@group` -> queue id -> next offset; also the shape of consumerOffset.json."""
+    """Committed offsets: `topic@group` -> queue id -> next offset; also the shape of consumerOffset.json.
+
+    `log_end`: in the file, where the log ended when it was saved; ours, RocketMQ ignores it.
+    """
 
     data_version: DataVersion = field(name="dataVersion", default=DataVersion())
     offsets: dict[str, dict[int, int]] = field(name="offsetTable", default_factory=dict)
+    log_end: int | UnsetType = field(name="tandemLogEnd", default=UNSET)
 
 
 class DelayOffsetTable(Body, frozen=True, kw_only=True):
