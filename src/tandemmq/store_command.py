@@ -88,12 +88,22 @@ def repair(
     accept_damage: Annotated[
         bool, typer.Option("--accept-damage", help="Go on although records inside the log are lost.")
     ] = False,
+    skip_damaged: Annotated[
+        bool,
+        typer.Option(
+            "--skip-damaged",
+            help="Give damaged records up: copy them to damaged/, and write over them what brokers skip.",
+        ),
+    ] = False,
     index: Annotated[
         bool | None, typer.Option("--index/--no-index", help="Build a key index. [default: if there is one]")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Build ConsumeQueues, key index and checkpoint anew from the CommitLog, which is not touched."""
+    """Build ConsumeQueues, key index and checkpoint anew from the CommitLog.
+
+    The CommitLog is not touched, unless --skip-damaged says so.
+    """
     from tandemmq.store.inspect import RepairOptions, repair_store
 
     settings = _settings(config)
@@ -102,6 +112,7 @@ def repair(
     options = RepairOptions(
         inspect=_inspect_options(directory, commit_log, settings, check_crc=True),
         accepts_damage=accept_damage,
+        skips_damaged=skip_damaged,
         has_index=index,
         queue_file_bytes=None if settings is None else settings.consume_queue_file_bytes,
     )
@@ -272,6 +283,7 @@ def _print_repair(report: RepairReport, root: Path) -> None:
     if report.is_refused:
         console.print("refused: the CommitLog is damaged in its middle; nothing was changed")
         console.print("--accept-damage builds the files from what can still be read")
+        console.print("--skip-damaged gives the damaged records up, so that a broker takes messages again")
         return
     for change in report.changes:
         console.print(escape(change))

@@ -11,14 +11,24 @@ Source:     spec store 3.3.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from tandemmq.errors import Corrupt, DiskFull
-from tandemmq.protocol.record import RecordOutcome, check_record
+from tandemmq.protocol.record import (
+    NewRecord,
+    RecordOutcome,
+    check_record,
+    encode_blank,
+    encode_record,
+    record_size,
+)
 from tandemmq.protocol.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
-from tandemmq.runtime.ports import Clock, Disk
+from tandemmq.runtime.ports import Disk
+from tandemmq.store.record_maker import BLANK_BYTES
 from tandemmq.store.segmented_log import SegmentedLog
 from tandemmq.units import GIB, MIB
 
@@ -26,6 +36,11 @@ DAMAGED_RANGES_MAX = 1024
 COPIES_BYTES_MAX = GIB
 BLANK_SOUND_MS = -1
 """A BLANK has no store time."""
+SEAL_TOPIC = "TANDEM_DAMAGED_LOG"
+"""The topic that sealed ranges name; nothing is ever in it."""
+_SEAL_BYTES_MAX = MIB
+_ROLLED_BACK = 0xC
+_NO_HOST = bytes(8)
 _FIND_BYTES = MIB
 _MAGICS = {magic: (magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)}
 _ZEROS = bytes(MIB)
@@ -126,6 +141,48 @@ def next_sound(
     return None, is_stale
 
 
+def seal(begin: int, size: int, *, reaches_file_end: bool, stored_at_ms: int) -> bytes:
+    """Bytes that any broker reads over: records without queue and key, at a file's end a BLANK behind them.
+
+    The records are records of a transaction that was rolled back, which get an entry in no table (spec store 5, 8).
+    """
+    blank = b""
+    if reaches_file_end:
+        blank_bytes = BLANK_BYTES if size >= SEALED_BYTES_MIN + BLANK_BYTES else size
+        blank = encode_blank(blank_bytes).ljust(blank_bytes, b"\0")
+    sealed = b""
+    while left := size - len(blank) - len(sealed):
+        # What is left behind a piece must hold another record.
+        piece = left if left <= _SEAL_BYTES_MAX + _SEAL_BYTES_MIN else _SEAL_BYTES_MAX
+        empty = _empty_record(SEAL_TOPIC[: max(1, len(SEAL_TOPIC) - max(0, _SEAL_BYTES_MIN - piece))])
+        body = bytes(piece - record_size(empty))
+        sealed += encode_record(
+            msgspec.structs.replace(empty, body=body),
+            queue_offset=0,
+            log_offset=begin + len(sealed),
+            stored_at_ms=stored_at_ms,
+            store_host=_NO_HOST,
+        )
+    return sealed + blank
+
+
+def _empty_record(topic: str) -> NewRecord:
+    return NewRecord(
+        topic=topic,
+        queue_id=0,
+        body=b"",
+        properties=b"",
+        born_at_ms=0,
+        born_host=_NO_HOST,
+        sys_flag=_ROLLED_BACK,
+    )
+
+
+SEALED_BYTES_MIN = record_size(_empty_record("T"))
+"""A record is not shorter; so a range between two records is not either."""
+_SEAL_BYTES_MIN = record_size(_empty_record(SEAL_TOPIC))
+
+
 def find_bytes(view: memoryview, wanted: bytes, start: int) -> int:
     """Where `wanted` begins next, -1 when nowhere.
 
@@ -148,15 +205,15 @@ def data_end(view: memoryview, begin: int) -> int:
 
 
 def copy_aside(
-    log: SegmentedLog, begin: int, end: int, *, directory: Path, suffix: str, disk: Disk, clock: Clock
+    parts: Iterable[bytes], begin: int, size: int, *, directory: Path, suffix: str, disk: Disk, now_ms: int
 ) -> Path:
-    """Copy bytes `begin` to `end` of the log to a file of their own, and sync it; its path. Blocks.
+    """Copy `size` bytes of the log from `begin` on to a file of their own, and sync it; its path. Blocks.
 
-    What would be more than `COPIES_BYTES_MAX` is left out at the end.
+    `parts` are the bytes in order. What would be more than `COPIES_BYTES_MAX` is left out at the end.
     Raises:  DiskFull when the disk takes no writes; OSError when it cannot be read, or the fsync failed.
     """
-    size = min(end - begin, COPIES_BYTES_MAX)
-    path = directory / f"{begin:020d}-{clock.now_ms()}.{suffix}"
+    size = min(size, COPIES_BYTES_MAX)
+    path = directory / f"{begin:020d}-{now_ms}.{suffix}"
     try:
         _make_room(directory, size, disk)
         if disk.exists(path):
@@ -165,24 +222,30 @@ def copy_aside(
     except OSError as error:
         raise DiskFull(f"{path} cannot be made: {error}") from error
     try:
-        for at, raw in _read_range(log, begin, begin + size):
+        at = 0
+        for raw in parts:
+            part = raw[: size - at]
             try:
-                file.pwrite(at - begin, (raw,))
+                file.pwrite(at, (part,))
             except OSError as error:
                 raise DiskFull(f"{path} cannot be written: {error}") from error
+            at += len(part)
+            if at == size:
+                break
         file.sync()
     finally:
         file.close()
     return path
 
 
-def _read_range(log: SegmentedLog, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+def read_range(log: SegmentedLog, begin: int, end: int) -> Iterator[bytes]:
+    """Bytes of the log, which has all of them, in parts."""
     while begin < end:
         segment = log.find(begin)
         assert segment is not None, begin
         at = begin - segment.base
         raw = segment.file.pread(at, min(MIB, segment.size - at, end - begin))
-        yield begin, raw
+        yield raw
         begin += len(raw)
 
 

@@ -23,7 +23,7 @@ from tandemmq.runtime.ports import Clock
 from tandemmq.store.checkpoint import SAFETY_MS, Checkpoint
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queues import ConsumeQueues
-from tandemmq.store.damage import copy_aside, data_end
+from tandemmq.store.damage import copy_aside, data_end, read_range
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.flusher import sync_segments
 from tandemmq.store.recovery_plan import (
@@ -161,9 +161,12 @@ class Recovery:
             return
         disk = self._log.disk
         facts = {"log_offset": end, "size_bytes": stop - end}
-        copy = partial(copy_aside, directory=self._copies, suffix="cut", disk=disk, clock=self._clock)
+        parts = read_range(self._log.log, end, stop)
+        copy = partial(
+            copy_aside, directory=self._copies, suffix="cut", disk=disk, now_ms=self._clock.now_ms()
+        )
         try:
-            path = await disk.offload(copy, self._log.log, end, stop)
+            path = await disk.offload(copy, parts, end, stop - end)
         except DiskFull as error:
             # A full disk must not keep the broker down: nobody was told that these bytes are safe.
             extra = {"path": str(self._copies), "error": str(error), **facts}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from inspect_rig import (
+    LOG_FILE_BYTES,
     QUEUE_FILE_BYTES,
     SIZES,
     change,
@@ -29,10 +30,11 @@ from inspect_rig import (
 from store_rig import record
 
 from tandemmq.errors import StoreError, StoreLocked
-from tandemmq.protocol.record import decode_record
+from tandemmq.protocol.record import RecordOutcome, check_record, decode_record, decode_records
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.memory import ManualClock
 from tandemmq.store import GetStatus, MessageStore, StoreOptions
+from tandemmq.store.damage import SEALED_BYTES_MIN, seal
 from tandemmq.store.inspect import InspectOptions, RepairOptions, RepairReport, repair_store
 from tandemmq.store.queue_entries import FILLER, UNIT
 
@@ -229,7 +231,56 @@ def test_accepted_damage_leaves_a_filler_in_the_place_of_the_lost_message(root: 
 def test_damage_in_the_last_file_comes_with_a_warning(root: Path) -> None:
     damage_body(root, -1)
     report = repair(root, accepts_damage=True)
-    assert "a broker that starts here ends the log in front of it" in report.warnings[0]
+    assert "a broker that starts here takes no messages until it is healed" in report.warnings[0]
+
+
+@pytest.mark.parametrize("number", [0, 5, -2, -1])
+async def test_given_up_damage_is_sealed_and_the_broker_takes_messages_again(
+    tmp_path: Path, number: int
+) -> None:
+    """The last one is the newest of its queue: nobody gets its number a second time."""
+    root = tmp_path / "store"
+    await write_store(root, [record(b"%02d" % n + b"x" * 90, keys=f"k{n}") for n in range(40)])
+    numbers = list(range(40))
+    lost = numbers[number]
+    files = log_files(root)
+    log = b"".join(path.read_bytes() for path in files)
+    at = log.index(b"%02dxxx" % lost)
+    flip(files[at // LOG_FILE_BYTES], at % LOG_FILE_BYTES + 20)
+    report = await asyncio.to_thread(repair, root, skips_damaged=True)
+    assert not report.is_refused
+    assert damages(check(root)) == []
+    (copy,) = (root / "damaged").iterdir()
+    assert copy.read_bytes()[88 + 20] == ord("x") ^ 1
+    options = StoreOptions(root=root, **SIZES)
+    clock = ManualClock()
+    store = await MessageStore.open(options, disk=RealDisk(), clock=clock)
+    assert not store.damaged_ranges
+    placed = store.append([record(b"40")], lambda _: None)
+    clock.run_soon()
+    assert placed.queue_offset == 40
+    found = []
+    for offset in range(41):
+        result = store.get("T", 0, offset, count_max=1)
+        found += [int(r.body[:2]) for piece in result.slices for r in decode_records(piece)][:1]
+    assert sorted(set(found)) == [n for n in range(41) if n != lost]
+    await store.close()
+    assert not (await asyncio.to_thread(repair, root, skips_damaged=True)).is_refused
+    assert damages(check(root)) == []
+
+
+@pytest.mark.parametrize(
+    "size", [SEALED_BYTES_MIN, SEALED_BYTES_MIN + 1, 200, 1_048_576, 1_048_700, 3_000_000]
+)
+def test_a_seal_is_whole_records_of_exactly_its_size(size: int) -> None:
+    sealed = seal(700, size, reaches_file_end=False, stored_at_ms=5)
+    assert len(sealed) == size
+    at = 0
+    while at < size:
+        found = check_record(sealed, at, log_offset=700 + at)
+        assert found.outcome is RecordOutcome.OK
+        assert found.sys_flag & 0xC == 0xC
+        at += found.size
 
 
 def test_missing_log_file_is_damage_in_the_middle(root: Path) -> None:
@@ -366,6 +417,7 @@ import os, signal, sys
 from pathlib import Path
 from tandemmq.runtime import exchange
 from tandemmq.runtime.disk import RealDisk
+from tandemmq.store.damage import SEALED_BYTES_MIN, seal
 from tandemmq.store.inspect import InspectOptions, RepairOptions, repair_store
 
 root, due = Path(sys.argv[1]), int(sys.argv[2])

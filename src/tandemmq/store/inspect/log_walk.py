@@ -22,7 +22,7 @@ from tandemmq.protocol.record_check import check_record, has_good_seal, parse_re
 from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
 from tandemmq.store.column_rows import take_rows
-from tandemmq.store.damage import data_end, next_sound
+from tandemmq.store.damage import SEAL_TOPIC, data_end, next_sound
 from tandemmq.store.inspect.damage import Damage, describe_damage
 from tandemmq.store.inspect.files import OffsetFile, map_file
 from tandemmq.store.inspect.findings import Findings, Part
@@ -76,6 +76,7 @@ class LogWalk:
         self._check_crc = check_crc
         self._on_progress = on_progress
         self.damages: list[Damage] = []
+        self.sealed: list[tuple[int, int]] = []  # ranges that an operator gave up
         self.begin = files[0].base if files else 0
         self.intact_end = self.begin  # where the last intact record, or the BLANK behind it, ends
         self.last_record_at = -1
@@ -159,6 +160,10 @@ class LogWalk:
                     is_whole=True,
                 )
             )
+        if SEAL_TOPIC in self._topics.names:
+            for row in np.flatnonzero(topic == self._topics.names.index(SEAL_TOPIC)).tolist():
+                begin = int(columns.log_offset[row])
+                self.sealed.append((begin, begin + int(columns.size[row])))
         self._check_times(file, columns)
         good = np.flatnonzero(is_intact & (topic != UNREADABLE))
         for last in good[-2:].tolist():

@@ -168,10 +168,9 @@ class QueueCheck:
                     self._report(state, begin, end, reason, is_expected=is_expected)
 
     def _report_jumps(self, key: Key, state: _State, walk: LogWalk) -> None:
+        gone = [(damage.log_offset, damage.log_end) for damage in walk.damages] + walk.sealed
         for expected, found, before, after in state.jumps:
-            is_explained = found > expected and any(
-                before < damage.log_end and damage.log_offset < after for damage in walk.damages
-            )
+            is_explained = found > expected and any(before < end and begin < after for begin, end in gone)
             if is_explained:
                 continue
             reason = f"a record has queue offset {found} where {expected} follows"

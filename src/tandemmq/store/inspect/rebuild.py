@@ -79,6 +79,14 @@ class QueueBuilder:
                     queue.put(*entry)
         return True
 
+    def fill(self, key: Key, end: int) -> None:
+        """Let the queue end at `end` at least, by entries of no message."""
+        queue = self.queues.get_or_create(key)
+        if queue.max_offset == 0 and end > 0:
+            queue.put_at(end - 1, 0, FILLER_SIZE, 0)
+        while queue.max_offset < end:
+            queue.put(0, FILLER_SIZE, 0)
+
     def finish(self, log_end: int) -> None:
         """Everything is written and synced. Raises OSError."""
         for queue in self.queues:

@@ -1,8 +1,9 @@
 """Builds ConsumeQueues, key index and checkpoint of a stopped store anew from its CommitLog.
 
-Invariants: no byte of the CommitLog is written. New files are complete and on disk before they take the place
-            of the old ones, each directory in one step; so a kill leaves old or new files, which the log both
-            explains, and another run finishes.
+Invariants: no byte of the CommitLog is written, but for damaged ranges that the operator gives up: they
+            are copied aside, then sealed, so that every broker reads over them. New files are complete and on
+            disk before they take the place of the old ones, each directory in one step; so a kill leaves old
+            or new files, which the log both explains, and another run finishes.
 Strategy:   one walk over the log feeds the builders; what turns out equal to the old files is not replaced.
 """
 
@@ -12,22 +13,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from tandemmq.errors import StoreError
+from tandemmq.protocol.record import RecordOutcome, check_record
 from tandemmq.runtime.exchange import beside, remove_tree, replace, restore, sync_tree
 from tandemmq.runtime.ports import Disk
-from tandemmq.store.checkpoint import CheckpointTimes, encode_checkpoint
+from tandemmq.store.checkpoint import CheckpointTimes, decode_checkpoint, encode_checkpoint
+from tandemmq.store.damage import SEALED_BYTES_MIN, copy_aside, seal
 from tandemmq.store.deletions import read_deletions
 from tandemmq.store.inspect.changes import compare_indexes, compare_queues
 from tandemmq.store.inspect.check import InspectOptions, Progress, no_progress, report_log_damage
 from tandemmq.store.inspect.entries import EntryReader
-from tandemmq.store.inspect.files import holds_files, list_offset_files, require_store, usual_size
+from tandemmq.store.inspect.files import (
+    OffsetFile,
+    holds_files,
+    list_offset_files,
+    map_file,
+    require_store,
+    usual_size,
+)
 from tandemmq.store.inspect.findings import Findings
 from tandemmq.store.inspect.index_check import IndexLayout, guess_layout, list_index_files
 from tandemmq.store.inspect.log_walk import LogWalk
 from tandemmq.store.inspect.queue_files import list_queues
 from tandemmq.store.inspect.rebuild import IndexBuilder, QueueBuilder
-from tandemmq.store.options import QUEUE_UNIT_BYTES
-from tandemmq.store.paths import deletions_path
+from tandemmq.store.options import QUEUE_UNIT_BYTES, StoreOptions
+from tandemmq.store.paths import StorePaths, deletions_path
+from tandemmq.store.record_maker import BLANK_BYTES
 from tandemmq.store.topic_numbers import TopicNumbers
 
 QUEUE_FILE_BYTES = 6_000_000
@@ -37,13 +50,15 @@ INDEX_LAYOUT = IndexLayout(5_000_000, 20_000_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairOptions:
-    """`accepts_damage`: go on although records in the middle of the log are lost.
+    """`accepts_damage`: go on although records in the middle of the log are lost. `skips_damaged`: and write
+    records that nobody reads over what is damaged, so that the log is whole again.
 
     `has_index` None: as the store has it now. `queue_file_bytes` None: as long as the files are now.
     """
 
     inspect: InspectOptions
     accepts_damage: bool = False
+    skips_damaged: bool = False
     has_index: bool | None = None
     queue_file_bytes: int | None = None
 
@@ -100,9 +115,12 @@ class _Repair:
             self._log.files, topics=self._topics, findings=self._findings, on_progress=self._advance
         )
         self._done = 0
+        self._sealed: list[tuple[int, int]] = []
 
     def run(self) -> RepairReport:
         self._require_known_form()
+        if self._options.skips_damaged:
+            self._seal_damage()
         with self._beside():
             queues = QueueBuilder(beside(self._queue_dir), self._queue_file_bytes(), self._disk)
             index = self._index_builder()
@@ -122,6 +140,8 @@ class _Repair:
             self._report.is_refused = True
             return
         self._keep_empty(queues)
+        if self._sealed:
+            self._keep_numbers(queues)
         index_ms = self._finish(queues, index)
         self._report.queue_count = len(queues.queues)
         self._replace(has_index=index is not None)
@@ -171,6 +191,69 @@ class _Repair:
             for path in (self._queue_dir, self._index_dir):
                 remove_tree(beside(path))
 
+    # Sealing.
+
+    def _seal_damage(self) -> None:
+        """Write over every damaged range that was on disk once; what a crash tore is the next start's matter.
+
+        Each range is on disk before the next; a run that was killed is finished by another.
+        """
+        walk = LogWalk(
+            self._log.files, topics=TopicNumbers(), findings=Findings(), on_progress=lambda _: None
+        )
+        for _ in walk.runs():
+            pass
+        mark = decode_checkpoint(self._checkpoint.read_bytes()) if self._checkpoint.is_file() else None
+        durable_end = 0 if mark is None else mark.durable_log_offset or 0
+        for damage in walk.damages:
+            if damage.lost is not None:
+                raise StoreError(f"{damage.reason}: bytes that are in no file cannot be skipped")
+            end = damage.log_end
+            if damage.is_tail:
+                if damage.log_offset >= durable_end:
+                    continue
+                end = min(durable_end, damage.file.end)
+            self._seal(damage.file, damage.log_offset, end)
+
+    def _seal(self, log_file: OffsetFile, begin: int, end: int) -> None:
+        size = end - begin
+        reaches_end = end == log_file.end
+        if size < (BLANK_BYTES if reaches_end else SEALED_BYTES_MIN):
+            raise StoreError(f"{log_file.path}: no record fits into the {size} damaged bytes at {begin}")
+        at = begin - log_file.base
+        view = memoryview(map_file(log_file.path))
+        copies = StorePaths(StoreOptions(root=self._options.inspect.root)).damaged
+        raw = bytes(view[at : at + size])
+        now_ms = int(log_file.path.stat().st_mtime * 1000)
+        copy = copy_aside((raw,), begin, size, directory=copies, suffix="bad", disk=self._disk, now_ms=now_ms)
+        stored_at_ms = _stored_around(view, at, at + size)
+        sealed = seal(begin, size, reaches_file_end=reaches_end, stored_at_ms=stored_at_ms)
+        assert len(sealed) == size, (begin, size)
+        file = self._disk.open(log_file.path)
+        try:
+            file.pwrite(at, (sealed,))
+            file.sync()
+        finally:
+            file.close()
+        self._sealed.append((begin, end))
+        self._report.changes.append(
+            f"CommitLog: bytes {begin} to {end} are given up and sealed; they were copied to {copy}"
+        )
+
+    def _keep_numbers(self, queues: QueueBuilder) -> None:
+        """Let no queue give a number again that the old entries gave to a message that is sealed."""
+        for key, old in self._queues.items():
+            end = 0
+            for first, entries in old.blocks(old.first, old.end):
+                offsets = entries["log_offset"].astype(np.int64)
+                is_sealed = np.zeros(len(entries), dtype=np.bool_)
+                for begin, stop in self._sealed:
+                    is_sealed |= (begin <= offsets) & (offsets < stop)
+                if is_sealed.any():
+                    end = first + int(np.flatnonzero(is_sealed)[-1]) + 1
+            if end and self._deleted.get(key[0], 0) <= self._walk.begin:
+                queues.fill(key, end)
+
     # Building.
 
     def _advance(self, size: int) -> None:
@@ -197,7 +280,7 @@ class _Repair:
             if damage.file == last:
                 self._report.warnings.append(
                     f"the damage at log offset {damage.log_offset} lies in the last file: a broker that "
-                    "starts here ends the log in front of it, and what follows is lost"
+                    "starts here takes no messages until it is healed, or sealed by --skip-damaged"
                 )
         return bool(middle) and not self._options.accepts_damage
 
@@ -254,3 +337,15 @@ class _Repair:
         self._on_progress("replacing the checkpoint", 0, 1)
         self._disk.write_atomically(self._checkpoint, data)
         self._report.changes.append("checkpoint: " + ("set to the end of the log" if is_there else "made"))
+
+
+def _stored_around(view: memoryview, at: int, end: int) -> int:
+    """The store time of the record in front of `at` of a file, or of the one from `end` on: times rise."""
+    position = stored_at_ms = 0
+    while position < at:
+        record = check_record(view, position, check_crc=False)
+        if record.outcome is not RecordOutcome.OK:
+            break
+        stored_at_ms = record.stored_at_ms
+        position += record.size
+    return stored_at_ms or check_record(view, end, check_crc=False).stored_at_ms
