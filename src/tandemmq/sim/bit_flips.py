@@ -1,8 +1,9 @@
 """Bits that turn over on the platter: whatever recovery and reading give back must be what was sent.
 
 A record's checksum covers its body only (spec store 3), so bits are flipped where damage can be noticed: in
-bodies, and in what says how long a record is. Losing records behind the damage is allowed
-here; giving out a damaged one is not.
+bodies, and in what says how long a record is. What was on disk before a power cut, or written before a clean
+stop or the death of the process, is kept and readable but for the damaged record, which is never given out.
+Then the bit is turned back, as a heal does it: the record is there again, and sends are taken.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tandemmq.sim.ledger import Ledger, Send
 from tandemmq.sim.machine import Machine
 from tandemmq.sim.workload import STORE_HOST, random_options, random_record
 from tandemmq.store import FlushMode, GetStatus, MessageStore, PutStatus
+from tandemmq.store.checkpoint import CheckpointTimes, decode_checkpoint
 
 RECORDS = 60
 ROUNDS = 6
@@ -26,13 +28,25 @@ _HEAD_FIELDS = ((0, 8), (84, 88))  # size, magic; body length
 
 @dataclass(slots=True)
 class FlipResult:
-    """What one seed flipped; `returned` must be empty."""
+    """What one seed flipped; `returned` and `lost` must be empty."""
 
     seed: int
     flipped_count: int = 0
-    cut_count: int = 0  # recovery ended the log at or before the damage
+    cut_count: int = 0  # recovery took the damage for a torn tail, which a power cut allows
     refused_count: int = 0  # a reader's checksum noticed it
+    fenced_count: int = 0  # recovery noticed it, and sends are refused
     returned: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A bit of one record; `below_mark`: the checkpoint said that the record was on disk."""
+
+    send: Send
+    at: int
+    mask: int
+    below_mark: bool
 
 
 def run_flips(seed: int) -> FlipResult:
@@ -57,26 +71,74 @@ class _FlipRun:
             open_store=MessageStore.open,
         )
         self._sends: list[Send] = []
+        self._was_power_cut = False
 
     async def run(self) -> FlipResult:
-        machine = self.machine
-        await machine.start()
+        await self.machine.start()
         for _ in range(ROUNDS):
             await self._fill()
-            if self.dice.happens(50):
-                await machine.stop()
-            else:
-                machine.lose(is_power_cut=False, tear=Tear.EVERYTHING)
-            await machine.replace()
-            damaged = self._flip()
-            await machine.start()
-            self.ledger.is_frozen = False
-            self._read(damaged)
-            end = self._store.max_log_offset
-            self.result.cut_count += damaged is not None and end <= damaged.log_offset
-            self._sends = [send for send in self._sends if send.end <= end and send is not damaged]
-        await machine.end_tasks()
+            kept_end = await self._end_life()
+            flip = self._flip(kept_end)
+            await self._start()
+            found = self._read(flip)
+            self._check_kept(kept_end, flip, found)
+            self._sends = [send for send in self._sends if send in found]
+            if flip is not None and self._store.max_log_offset > flip.send.log_offset:
+                await self._heal(flip)
+        await self.machine.end_tasks()
         return self.result
+
+    async def _end_life(self) -> int:
+        """Stop, kill or cut the power; up to where the log must be there afterwards."""
+        machine, store = self.machine, self._store
+        way = self.dice.below(3)
+        self._was_power_cut = way == 1
+        if way == 0:
+            await machine.stop()
+            kept_end = store.max_log_offset
+        else:
+            kept_end = store.flushed.value if self._was_power_cut else store.appended.value
+            machine.lose(is_power_cut=self._was_power_cut, tear=self.dice.pick(tuple(Tear)))
+        await machine.replace()
+        return kept_end
+
+    async def _start(self) -> None:
+        machine = self.machine
+        is_open = await machine.start()
+        assert is_open, f"seed {self.result.seed}: the store does not open"
+        end = self._store.max_log_offset
+        self.ledger.written_end = self.ledger.durable_end = end
+        self.ledger.is_frozen = False
+
+    def _check_kept(self, kept_end: int, flip: Flip | None, found: set[Send]) -> None:
+        """A bit above the mark may look like the tear of a power cut, and end the log."""
+        store, result = self._store, self.result
+        damaged = None if flip is None else flip.send
+        if flip is not None and store.max_log_offset <= flip.send.log_offset:
+            result.cut_count += 1
+            if not flip.below_mark and self._was_power_cut:
+                kept_end = min(kept_end, flip.send.log_offset)
+        result.fenced_count += bool(store.damaged_ranges)
+        result.lost += [
+            f"seed {result.seed}: {send} is gone, {damaged} was damaged"
+            for send in self._sends
+            if send.end <= kept_end and send is not damaged and send not in found
+        ]
+
+    async def _heal(self, flip: Flip) -> None:
+        """Turn the bit back while nothing runs, and have the queues built from the log."""
+        await self.machine.stop()
+        await self.machine.replace()
+        self._turn(flip)
+        files = self.machine.disk.image.files
+        for path in [path for path in files if "consumequeue" in path.parts]:
+            del files[path]
+        await self._start()
+        self._sends.append(flip.send)
+        found = self._read(None)
+        missing = [send for send in self._sends if send not in found]
+        self.result.lost += [f"seed {self.result.seed}: {send} did not come back" for send in missing]
+        assert not self._store.damaged_ranges
 
     @property
     def _store(self) -> MessageStore:
@@ -95,51 +157,60 @@ class _FlipRun:
             await self.machine.pass_time(self.dice.between(0, 20) / 1000)
         await self.machine.pass_time(1)
 
-    def _flip(self) -> Send | None:
+    def _flip(self, kept_end: int) -> Flip | None:
         """Turn one bit of one record over; None when there was no record."""
-        end = self._log_end()
-        sends = [send for send in self._sends if send.end <= end]
+        sends = [send for send in self._sends if send.end <= kept_end]
         if not sends:
             return None
         send = self.dice.pick(sends)
         begin, stop = self.dice.pick(_HEAD_FIELDS)
         if send.record.body and self.dice.happens(75):
             begin, stop = 88, 88 + len(send.record.body)
-        at = send.log_offset + self.dice.between(begin, stop - 1)
-        size = self.options.commit_log_file_bytes
-        node = self.machine.disk.image.files[self.options.log_dir / f"{at - at % size:020d}"]
-        node.data[at % size] ^= 1 << self.dice.below(8)
+        checkpoint = self.machine.disk.image.files.get(self.options.root / "checkpoint")
+        times = CheckpointTimes() if checkpoint is None else decode_checkpoint(bytes(checkpoint.data))
+        flip = Flip(
+            send=send,
+            at=send.log_offset + self.dice.between(begin, stop - 1),
+            mask=1 << self.dice.below(8),
+            below_mark=send.end <= (times.durable_log_offset or 0),
+        )
+        self._turn(flip)
         self.result.flipped_count += 1
-        return send
+        return flip
 
-    def _log_end(self) -> int:
-        names = [int(path.name) for path in self.machine.disk.image.files if path.parent.name == "commitlog"]
-        return max(names, default=0) + self.options.commit_log_file_bytes if names else 0
+    def _turn(self, flip: Flip) -> None:
+        size = self.options.commit_log_file_bytes
+        name = f"{flip.at - flip.at % size:020d}"
+        self.machine.disk.image.files[self.options.log_dir / name].data[flip.at % size] ^= flip.mask
 
-    def _read(self, damaged: Send | None) -> None:
+    def _read(self, flip: Flip | None) -> set[Send]:
         """Read every queue as a consumer does; whatever passes the checksum must be what was sent."""
         store = self._store
+        found: set[Send] = set()
         for topic, queue_id in store.queue_keys():
             offset, end = store.queue_min(topic, queue_id), store.queue_max(topic, queue_id)
             while offset < end:
                 result = store.get(topic, queue_id, offset, count_max=1)
                 for view in result.slices:
-                    self._judge(bytes(view), damaged)
+                    send = self._judge(bytes(view), flip)
+                    if send is not None:
+                        found.add(send)
                 offset = (
                     max(offset + 1, result.next_offset) if result.status is GetStatus.FOUND else offset + 1
                 )
+        return found
 
-    def _judge(self, data: bytes, damaged: Send | None) -> None:
+    def _judge(self, data: bytes, flip: Flip | None) -> Send | None:
         try:
             record = decode_record(data)
         except RecordError:
             self.result.refused_count += 1
-            return
-        candidates = self.ledger.by_offset.get(record.log_offset, [])
-        if not any(send.data == data for send in candidates):
-            self.result.returned.append(
-                f"seed {self.result.seed}: {damaged} came back as {record.log_offset}"
-            )
+            return None
+        for send in self.ledger.by_offset.get(record.log_offset, []):
+            if send.data == data:
+                return send
+        self.result.returned.append(f"seed {self.result.seed}: {flip} came back as {record.log_offset}")
+        return None
 
 
 def _ignore(status: PutStatus) -> None:

@@ -56,20 +56,28 @@ class Summary:
         return [text for result in self.flips for text in result.returned]
 
     @property
+    def lost_by_damage(self) -> list[str]:
+        """Intact records that were gone because another one was damaged."""
+        return [text for result in self.flips for text in result.lost]
+
+    @property
     def is_ok(self) -> bool:
-        return not self.failed and not self.returned
+        return not self.failed and not self.returned and not self.lost_by_damage
 
     def lines(self) -> Iterator[str]:
         """The report; the verdict last."""
         flipped = sum(result.flipped_count for result in self.flips)
         cut = sum(result.cut_count for result in self.flips)
         refused = sum(result.refused_count for result in self.flips)
+        fenced = sum(result.fenced_count for result in self.flips)
         yield f"starts={self.start_count} crashes={self.crash_count}"
         yield (
             f"bit flips: seeds={len(self.flips)} flipped={flipped} cut_by_recovery={cut} "
-            f"refused_by_checksum={refused} returned={len(self.returned)}"
+            f"fenced={fenced} refused_by_checksum={refused} returned={len(self.returned)} "
+            f"lost={len(self.lost_by_damage)}"
         )
         yield from self.returned[:FAULTS_SHOWN]
+        yield from self.lost_by_damage[:FAULTS_SHOWN]
         for seed, faults in list(self.failed.items())[:FAILED_SEEDS_SHOWN]:
             for text in faults.lines()[:FAULTS_SHOWN]:
                 yield f"seed {seed}: {text}"

@@ -144,7 +144,7 @@ def next_sound(
 def seal(begin: int, size: int, *, reaches_file_end: bool, stored_at_ms: int) -> bytes:
     """Bytes that any broker reads over: records without queue and key, at a file's end a BLANK behind them.
 
-    The records are records of a transaction that was rolled back, which get an entry in no table (spec store 5, 8).
+    They are those of a transaction that was rolled back, which get an entry in no table (spec store 5, 8).
     """
     blank = b""
     if reaches_file_end:

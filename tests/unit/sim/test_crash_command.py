@@ -64,8 +64,9 @@ def test_the_trace_does_not_depend_on_hashes() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_record_with_a_turned_bit_is_given_out(seed: int) -> None:
+def test_a_turned_bit_costs_one_record_which_is_not_given_out(seed: int) -> None:
     result = run_flips(seed)
     assert result.flipped_count > 0
-    assert result.cut_count + result.refused_count > 0
+    assert result.fenced_count + result.cut_count + result.refused_count > 0
     assert result.returned == []
+    assert result.lost == []
