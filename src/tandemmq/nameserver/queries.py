@@ -16,6 +16,7 @@ from tandemmq.nameserver.route_view import select_zone
 from tandemmq.protocol.bodies.cluster import encode_cluster_info
 from tandemmq.protocol.bodies.route import encode_member_group, encode_topic_route
 from tandemmq.protocol.bodies.topic import encode_topic_list
+from tandemmq.protocol.codes import VERSION_STANDARD_JSON
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.route import (
     AddWritePermissionRequest,
@@ -52,10 +53,7 @@ class QueryHandlers:
         self._options = options
 
     def handle_route(self, channel: Channel, command: Command) -> Command:
-        """GET_ROUTEINFO_BY_TOPIC (105).
-
-        All clients get one dialect: compact strict JSON with quoted ids is read by each (spec remoting 6).
-        """
+        """GET_ROUTEINFO_BY_TOPIC (105), in the dialect that the client reads by its version or word."""
         header = command.decode(RouteRequest)
         options = self._options()
         age_s = self._clock.monotonic() - self.started_at_s
@@ -68,11 +66,13 @@ class QueryHandlers:
             route = replace(route, order_topic_conf=self._orders.get(ORDER_TOPICS, header.topic))
         if header.is_zone_mode and header.zone_name and header.zone_name.strip():
             route = select_zone(route, header.zone_name)
-        return command.reply(body=encode_topic_route(route))
+        is_strict = _reads_strict_json(command) or bool(header.accepts_standard_json)
+        return command.reply(body=encode_topic_route(route, is_strict=is_strict))
 
     def handle_cluster_info(self, channel: Channel, command: Command) -> Command:
         """GET_BROKER_CLUSTER_INFO (106)."""
-        return command.reply(body=encode_cluster_info(self._table.cluster_info()))
+        info = self._table.cluster_info()
+        return command.reply(body=encode_cluster_info(info, is_strict=_reads_strict_json(command)))
 
     def handle_member_group(self, channel: Channel, command: Command) -> Command:
         """GET_BROKER_MEMBER_GROUP (901): the replicas of a broker name; none when it is unknown."""
@@ -131,3 +131,7 @@ class QueryHandlers:
         if not self._options().topic_list_enable:
             raise RequestRejected("enableTopicList is false")
         return command.reply(body=encode_topic_list(topics))
+
+
+def _reads_strict_json(command: Command) -> bool:
+    return command.version >= VERSION_STANDARD_JSON

@@ -182,7 +182,9 @@ DIFFERENCES: Final = (
         "nameserver/route_table.py",
     ),
     (
-        "Route answers are compact strict JSON with quoted ids for every client.",
+        "Routes for clients before 4.9.4 leave enableActingMaster out while it is false, and have no blanks."
+        " GET_BROKER_CLUSTER_INFO, too, has the dialect that the client's version reads, and a route of one"
+        " zone that of its asker. RocketMQ writes both in the old dialect.",
         "nameserver/queries.py",
     ),
     (

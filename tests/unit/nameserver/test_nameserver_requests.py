@@ -292,14 +292,29 @@ async def test_data_version_question(harness: Harness) -> None:
     assert dict(other.fields) == {"changed": "true"}
 
 
-@pytest.mark.parametrize("version", [1, 317, 401, 479])
-async def test_8_route_text_suits_every_client(harness: Harness, version: int) -> None:
+@pytest.mark.parametrize(
+    ("version", "accepts", "is_strict"),
+    [
+        (1, None, False),
+        (317, None, False),
+        (400, False, False),
+        (317, True, True),
+        (401, None, True),
+        (479, None, True),
+    ],
+)
+async def test_8_route_text_is_in_the_dialect_of_the_client(
+    harness: Harness, version: int, accepts: bool | None, is_strict: bool
+) -> None:
     await harness.register(is_acting_master_enabled=False)
-    answer = await harness.call(105, headers.RouteRequest(topic="T1"), version=version)
+    header = headers.RouteRequest(topic="T1", accepts_standard_json=accepts)
+    answer = await harness.call(105, header, version=version)
     text = bytes(answer.body).decode()
-    assert json.loads(text) == ast.literal_eval(text)
-    assert json.loads(text) == {
-        "brokerDatas": [{"brokerAddrs": {"0": MASTER}, "brokerName": "broker-a", "cluster": "C"}],
+    broker: dict[str, Any] = {"brokerAddrs": {0: MASTER}, "brokerName": "broker-a", "cluster": "C"}
+    if is_strict:
+        broker |= {"brokerAddrs": {"0": MASTER}, "enableActingMaster": False}
+    assert (json.loads if is_strict else ast.literal_eval)(text) == {
+        "brokerDatas": [broker],
         "filterServerTable": {},
         "queueDatas": [
             {"brokerName": "broker-a", "perm": 6, "readQueueNums": 4, "topicSysFlag": 0, "writeQueueNums": 4}
@@ -310,11 +325,16 @@ async def test_8_route_text_suits_every_client(harness: Harness, version: int) -
 
 async def test_cluster_info_member_group_and_lists(harness: Harness) -> None:
     await harness.register()
+    broker = {"brokerAddrs": {0: MASTER}, "brokerName": "broker-a", "cluster": "C"}
+    strict = {**broker, "brokerAddrs": {"0": MASTER}, "enableActingMaster": False}
+    clusters = {"C": ["broker-a"]}
     assert json.loads(bytes((await harness.call(106)).body)) == {
-        "brokerAddrTable": {
-            "broker-a": {"brokerAddrs": {"0": MASTER}, "brokerName": "broker-a", "cluster": "C"}
-        },
-        "clusterAddrTable": {"C": ["broker-a"]},
+        "brokerAddrTable": {"broker-a": strict},
+        "clusterAddrTable": clusters,
+    }
+    assert ast.literal_eval(bytes((await harness.call(106, version=317)).body).decode()) == {
+        "brokerAddrTable": {"broker-a": broker},
+        "clusterAddrTable": clusters,
     }
     group = await harness.call(901, headers.MemberGroupRequest(cluster_name="C", broker_name="broker-a"))
     assert decode_member_group(group.body).addresses == {0: MASTER}

@@ -75,12 +75,14 @@ TOPIC = (
 )
 ROUTE = (
     '{"brokerDatas":[{"brokerAddrs":{"0":"127.0.0.1:10911","1":"127.0.0.1:10921"},"brokerName":"broker-a",'
-    '"cluster":"DefaultCluster"}],"filterServerTable":{},"queueDatas":[{"brokerName":"broker-a","perm":6,'
+    '"cluster":"DefaultCluster","enableActingMaster":false}],"filterServerTable":{},'
+    '"queueDatas":[{"brokerName":"broker-a","perm":6,'
     '"readQueueNums":4,"topicSysFlag":0,"writeQueueNums":4}]}'
 )
 CLUSTER = (
     '{"brokerAddrTable":{"broker-a":{"brokerAddrs":{"0":"127.0.0.1:10911"},"brokerName":"broker-a",'
-    '"cluster":"DefaultCluster"}},"clusterAddrTable":{"DefaultCluster":["broker-a"]}}'
+    '"cluster":"DefaultCluster","enableActingMaster":false}},'
+    '"clusterAddrTable":{"DefaultCluster":["broker-a"]}}'
 )
 SUBSCRIPTION = (
     '{"classFilterMode":false,"codeSet":[2598919],"expressionType":"TAG","subString":"TagA || TagB",'
@@ -160,18 +162,36 @@ def test_java_writes_integer_keys_without_quotes() -> None:
     assert decode_delay_offsets(b'{"offsetTable":{1:0,3:17}}').offsets == {1: 0, 3: 17}
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        encode_topic_route(TopicRoute(brokers=(BrokerData(broker_name="b"),), queues=(QueueData(),))),
-        encode_topic_route(TopicRoute()),
-        encode_cluster_info(ClusterInfo(brokers={"b": BrokerData(addresses={0: "h:1"}, zone_name=None)})),
-    ],
-)
-def test_route_and_cluster_can_be_evaluated_as_python(data: bytes) -> None:
-    text = data.decode()
-    assert ast.literal_eval(text) == json.loads(text)
-    assert not any(word in text for word in ("true", "false", "null", " ", "\n"))
+def test_old_clients_evaluate_route_and_cluster_as_python_and_look_ids_up_as_numbers() -> None:
+    broker = BrokerData(broker_name="b{}", cluster="[]", addresses={0: "h:1", 1: "h:2"})
+    route = TopicRoute(brokers=(broker, BrokerData(broker_name="c", cluster="C")), queues=(QueueData(),))
+    info = ClusterInfo(brokers={"b{}": broker}, clusters={"[]": ("b{}",)})
+    texts = [
+        encode_topic_route(route, is_strict=False),
+        encode_topic_route(TopicRoute(), is_strict=False),
+        encode_cluster_info(info, is_strict=False),
+        encode_cluster_info(ClusterInfo(), is_strict=False),
+    ]
+    for text in texts:
+        assert not any(word in text for word in (b"true", b"false", b"null", b" ", b"\n"))
+    routed, nothing, clusters, _ = [ast.literal_eval(text.decode()) for text in texts]
+    assert routed["brokerDatas"] == [
+        {"brokerAddrs": {0: "h:1", 1: "h:2"}, "brokerName": "b{}", "cluster": "[]"},
+        {"brokerAddrs": {}, "brokerName": "c", "cluster": "C"},
+    ]
+    assert nothing == {"brokerDatas": [], "filterServerTable": {}, "queueDatas": []}
+    assert clusters["brokerAddrTable"]["b{}"]["brokerAddrs"] == {0: "h:1", 1: "h:2"}
+    assert decode_topic_route(texts[0]) == route
+    assert decode_cluster_info(texts[2]) == info
+
+
+def test_strict_routes_are_ascii_and_always_say_whether_a_slave_may_act() -> None:
+    broker = BrokerData(broker_name="b-\u00e9", cluster="C", addresses={0: "h:1"})
+    text = encode_topic_route(TopicRoute(brokers=(broker,)))
+    assert text.isascii()
+    assert json.loads(text)["brokerDatas"] == [
+        {"brokerAddrs": {"0": "h:1"}, "brokerName": "b-\u00e9", "cluster": "C", "enableActingMaster": False}
+    ]
 
 
 def test_empty_parts_of_a_route_are_written() -> None:

@@ -1,12 +1,19 @@
 """Where the queues of a topic are (spec remoting 11.2; spec nameserver 2 and 6).
 
-Clients read these texts with parsers of their own: no whitespace, quoted broker ids, and none of `true`,
-`false`, `null` (spec remoting 6).
+Routes and clusters have two dialects. Clients of today read strict JSON, and some demand
+`enableActingMaster`. Older ones read the texts with parsers of their own: broker ids without quotes, by which
+Python clients look masters up, no whitespace, and none of `true`, `false`, `null` (spec remoting 6).
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
 from msgspec import field
+from msgspec.structs import replace
 
 from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
 from tandemmq.protocol.command import Buffer
@@ -30,7 +37,7 @@ def _no_addresses() -> dict[int, str]:
 class BrokerData(Body, frozen=True, kw_only=True, omit_defaults=True):
     """One replica set: broker id -> `host:port`, 0 is the master.
 
-    The last two are only written when set, so that no `false` or `null` appears.
+    In the old dialect the last two are only written when set, so that no `false` or `null` appears.
     """
 
     addresses: dict[int, str] = field(name="brokerAddrs", default_factory=_no_addresses)
@@ -61,8 +68,29 @@ class _MemberGroupAnswer(Body, frozen=True, kw_only=True):
     group: MemberGroup = field(name="brokerMemberGroup", default=MemberGroup())
 
 
-def encode_topic_route(route: TopicRoute) -> bytes:
-    return encode_body(route)
+def encode_topic_route(route: TopicRoute, *, is_strict: bool = True) -> bytes:
+    """In the dialect of today, or in the old one."""
+    if is_strict:
+        fields = msgspec.to_builtins(route, str_keys=True)
+        if route.order_topic_conf is None:
+            del fields["orderTopicConf"]
+        return encode_strict(fields, fields["brokerDatas"])
+    rest = encode_body(replace(route, brokers=()))
+    return rest.replace(b"[]", b"[" + b",".join(map(encode_old_broker, route.brokers)) + b"]", 1)
+
+
+def encode_strict(fields: dict[str, Any], brokers: Iterable[dict[str, Any]]) -> bytes:
+    """As clients from 4.9.4 on read it: JSON in ASCII; each of these brokers says `enableActingMaster`."""
+    for broker in brokers:
+        broker.setdefault("enableActingMaster", False)
+    return json.dumps(fields, separators=(",", ":"), sort_keys=True).encode("ascii")
+
+
+def encode_old_broker(broker: BrokerData) -> bytes:
+    """As clients older than 4.9.4 read it: not JSON, the ids have no quotes."""
+    rest = encode_body(replace(broker, addresses={}))
+    pairs = [b"%d:%b" % (broker_id, encode_body(address)) for broker_id, address in broker.addresses.items()]
+    return rest.replace(b"{}", b"{" + b",".join(pairs) + b"}", 1)
 
 
 def decode_topic_route(data: Buffer) -> TopicRoute:
