@@ -14,7 +14,7 @@ from client_rig import running_cluster, take
 from tandemmq.broker.broker import Broker
 from tandemmq.client import Message, Producer
 from tandemmq.protocol.codes import RequestCode, ResponseCode
-from tandemmq.protocol.record import Record
+from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.pull import PullResponse
 from tandemmq.protocol.requests.send import RecallRequest, RecallResponse, SendBackRequest, SendResponse
 from waits import until
@@ -136,7 +136,9 @@ async def test_timers_can_be_switched_off(tmp_path: Path) -> None:
 
 
 async def recall(peer: Peer, handle: str, topic: str = "T1") -> tuple[int, str]:
-    answer = await peer.ask(RequestCode.RECALL_MESSAGE, RecallRequest(topic=topic, recall_handle=handle))
+    header = RecallRequest(topic=topic, recall_handle=handle, producer_group="PG")
+    answer = await peer.ask(RequestCode.RECALL_MESSAGE, header)
+    assert answer.fields["MSG_REGION"] == "DefaultRegion"
     if answer.code != ResponseCode.SUCCESS:
         return answer.code, answer.remark or ""
     return answer.code, answer.decode(RecallResponse).message_id
@@ -150,6 +152,20 @@ async def test_recalled_message_never_comes(broker: Broker, peer: Peer) -> None:
     later = await peer.send_ok("T1", b"later", properties={"TIMER_DELAY_SEC": "3"})
     assert bodies(await wait_for_bodies(peer, "T1", 2)) == [b"kept", b"later"]
     assert kept.recall_handle != later.recall_handle
+
+
+async def test_a_recall_says_who_took_back_what_and_when(broker: Broker, peer: Peer) -> None:
+    sent = await peer.send_ok("T1", properties={"TIMER_DELAY_SEC": "60"})
+    assert sent.recall_handle is not None
+    before_ms = int(time.time() * 1000)
+    assert (await recall(peer, sent.recall_handle))[0] == ResponseCode.SUCCESS
+    assert broker.store is not None
+    got = broker.store.get("rmq_sys_wheel_timer", 0, 1, count_max=1)
+    [record] = decode_records(b"".join(got.slices))
+    assert record.properties["PGROUP"] == "PG"
+    assert before_ms <= int(record.properties["BORN_TIMESTAMP"]) <= time.time() * 1000
+    assert b"\x02TRACE_CONTEXT\x01\x02" in record.raw_properties
+    assert record.properties["TIMER_DEL_UNIQKEY"] == f"T1+{sent.transaction_id}"
 
 
 async def test_recalls_that_make_no_sense_are_refused(broker: Broker, peer: Peer) -> None:

@@ -1,7 +1,8 @@
 """RECALL_MESSAGE (370): a timed message is taken back before its time (spec semantics 18.2).
 
 The recall is itself a timed message that names its target; when their slot comes, neither is delivered. A
-recall that arrives while the slot is being delivered may be too late.
+recall that arrives while the slot is being delivered may be too late. Every answer names the region, without
+which Java's clients trace no recall.
 """
 
 from __future__ import annotations
@@ -22,16 +23,25 @@ from tandemmq.errors import NotPermitted, RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import encode_host
-from tandemmq.protocol.properties import TAGS, UNIQ_KEY, encode_properties
+from tandemmq.protocol.properties import (
+    BORN_TIMESTAMP,
+    MSG_REGION,
+    PGROUP,
+    TAGS,
+    TRACE_CONTEXT,
+    UNIQ_KEY,
+    append_property,
+    encode_properties,
+)
 from tandemmq.protocol.record import NewRecord, tag_hash_of
 from tandemmq.protocol.requests.send import RecallRequest, RecallResponse
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
 from tandemmq.store import MessageStore, PutStatus
+from tandemmq.store.outcomes import NOT_STORED
 
 RECALL_TAG = "_RECALL_TAG_"
 RECALL_BODY = b"0"
-_STORED = (PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT, PutStatus.FLUSH_SLAVE_TIMEOUT)
 
 
 class RecallHandlers:
@@ -56,23 +66,27 @@ class RecallHandlers:
 
     def handle_recall(self, channel: Channel, command: Command) -> Command | None:
         """Answered with the message's id once the recall is stored."""
-        header = command.decode(RecallRequest)
-        record, unique_key = self._make_recall(channel, header)
+        region = self._options.region_id
+        fields = {MSG_REGION: region}
 
         def answer(status: PutStatus) -> None:
             if command.is_oneway:
                 return
-            if status in _STORED:
-                channel.send(command.reply(0, RecallResponse(message_id=unique_key)))
-            else:
+            if status in NOT_STORED:
                 remark = f"the recall was not stored: {status.value}"
-                channel.send(command.reply(ResponseCode.SYSTEM_ERROR, remark=remark))
+                channel.send(command.reply(ResponseCode.SYSTEM_ERROR, remark=remark, fields=fields))
+            else:
+                channel.send(command.reply(0, RecallResponse(message_id=record.unique_key, region=region)))
 
-        self._store.append([record], answer)
+        try:
+            record = self._make_recall(channel, command.decode(RecallRequest))
+            self._store.append([record], answer)
+        except RequestRejected as error:
+            return command.reply(error.code, remark=error.remark, fields=fields)
         return None
 
-    def _make_recall(self, channel: Channel, header: RecallRequest) -> tuple[NewRecord, str]:
-        """The recall as a timer message, and the id of its target."""
+    def _make_recall(self, channel: Channel, header: RecallRequest) -> NewRecord:
+        """The recall as a timer message; its unique key is that of its target."""
         options = self._options
         if options.is_slave:
             raise RequestRejected(
@@ -89,6 +103,9 @@ class RecallHandlers:
             raise _illegal(
                 f"the recall handle is for the topic {handle.topic} of the broker {handle.broker_name}"
             )
+        group = header.producer_group or ""
+        if "\x01" in group or "\x02" in group:
+            raise _illegal("producerGroup holds a byte that separates properties")
         now_ms = self._clock.now_ms()
         if not now_ms < handle.at_ms < now_ms + self._limits.delay_s_max * 1000:
             raise _illegal(f"the message's time {handle.at_ms} has passed or lies too far ahead")
@@ -98,8 +115,11 @@ class RecallHandlers:
                 UNIQ_KEY: handle.unique_key,
                 TIMER_DEL_UNIQKEY: cancel_name(handle.topic, handle.unique_key),
                 TIMER_DELIVER_MS: str(handle.at_ms),
+                BORN_TIMESTAMP: str(now_ms),
+                PGROUP: group,
             }
         )
+        properties = append_property(properties, TRACE_CONTEXT, "")
         record = NewRecord(
             topic=handle.topic,
             queue_id=0,
@@ -111,7 +131,7 @@ class RecallHandlers:
             unique_key=handle.unique_key,
         )
         self._delay.postpone_until(record, slot_of(handle.at_ms))
-        return record, handle.unique_key
+        return record
 
 
 def _illegal(remark: str) -> RequestRejected:

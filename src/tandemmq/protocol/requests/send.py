@@ -133,6 +133,7 @@ class RecallRequest(Header, frozen=True, kw_only=True):
 
 
 class RecallResponse(Header, frozen=True, kw_only=True):
-    """Answer to RECALL_MESSAGE."""
+    """Answer to RECALL_MESSAGE. Java's clients trace a recall only if the answer names a region."""
 
     message_id: str = field(name="msgId")
+    region: str | None = field(name="MSG_REGION", default=None)
