@@ -64,6 +64,30 @@ async def test_topic_is_made_shown_and_deleted(rig: Rig) -> None:
     assert {"topic": "Orders"} not in (await rows(rig, "topicList"))["topics"]
 
 
+async def test_a_topic_of_a_master_and_its_slave_is_deleted(rig: Rig) -> None:
+    """The slave follows its master, and is not asked; a master that is away may bring the topic back."""
+    await rig.start_broker()
+    slave = await rig.start_broker("broker-a", 1)
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders")
+    tables = slave._tables
+    await until(lambda: tables.topics.get("Orders") is not None)
+    await send(rig, "Orders", 1)
+    await rig.wait_for_slave()
+    await rows(rig, "deleteTopic", "-c", "DefaultCluster", "-t", "Orders")
+    assert {"topic": "Orders"} not in (await rows(rig, "topicList"))["topics"]
+    await until(lambda: tables.topics.get("Orders") is None)
+    await rig.stop_broker("broker-a")
+    result = await invoke("admin", "deleteTopic", "-c", "DefaultCluster", "-t", "Orders", "-n", rig.namesrv)
+    assert (result.exit_code, "broker-a, which has no master now" in result.output) == (1, True)
+
+
+async def test_no_broker_is_registered(rig: Rig) -> None:
+    result = await invoke("admin", "clusterList", "-c", "Any", "-n", rig.namesrv)
+    assert result.exit_code != 0
+    text = " ".join(result.output.replace("│", " ").split())
+    assert "cluster 'Any' is unknown; no broker is registered at these name servers" in text
+
+
 async def test_brokers_are_shown(rig: Rig) -> None:
     broker = await rig.start_broker()
     address = render_address(broker.address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from broker_rig import Peer, consumer, make_broker, records_of, running_broker, 
 
 from ports import free_port
 from tandemmq.api.nameserver import query_route
+from tandemmq.broker import registration
 from tandemmq.broker.broker import Broker
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.group import (
@@ -23,10 +25,12 @@ from tandemmq.protocol.bodies.group import (
 from tandemmq.protocol.bodies.heartbeat import MessageModel
 from tandemmq.protocol.bodies.kv import decode_kv_table
 from tandemmq.protocol.bodies.message_queue import MessageQueue
+from tandemmq.protocol.bodies.register import decode_register_broker_body
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.stats import decode_consume_stats, decode_topic_stats
 from tandemmq.protocol.bodies.topic import decode_topic_config, decode_topic_config_table
 from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.admin import ConsumeStatsRequest, TopicConsumersRequest
 from tandemmq.protocol.requests.offset import UpdateOffsetRequest
 from tandemmq.protocol.requests.pull import QueryMessageRequest, ViewMessageRequest
@@ -40,6 +44,10 @@ from tandemmq.protocol.requests.topic import (
     TopicStatsRequest,
 )
 from tandemmq.remoting.address import render_address
+from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.server import RemotingServer
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.network import TcpNetwork
 from waits import until
 
 
@@ -337,6 +345,44 @@ async def test_broker_registers_tells_new_topics_at_once_and_leaves(tmp_path: Pa
         assert routes["Made"].queues[0].read_queue_count == 5
         await broker.stop()
         assert await route_of(peer, name_server, "Fresh") is None
+
+
+async def test_a_topic_is_made_when_the_name_servers_know_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is slow holds the answer up, but not for ever."""
+    gate = asyncio.Event()
+    gate.set()
+    told: list[str] = []
+
+    async def register(channel: Channel, command: Command) -> Command:
+        told.extend(decode_register_broker_body(command.body).topics.topics)
+        await gate.wait()
+        return command.reply()
+
+    server = RemotingServer(
+        {
+            RequestCode.REGISTER_BROKER: register,
+            RequestCode.UNREGISTER_BROKER: lambda _, command: command.reply(),
+        },
+        network=TcpNetwork(),
+        clock=LoopClock(),
+    )
+    address = render_address(await server.start("127.0.0.1", 0))
+    async with running_broker(tmp_path, name_servers=(address,)) as broker, Peer(broker) as peer:
+        gate.clear()
+        asked = asyncio.create_task(peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_request("Made")))
+        await until(lambda: "Made" in told)
+        assert (await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicConfigRequest(topic="Made"))).code == 0
+        assert not asked.done()
+        gate.set()
+        assert (await asked).code == ResponseCode.SUCCESS
+        gate.clear()
+        monkeypatch.setattr(registration, "TELL_WAIT_S", 0.1)
+        answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_request("Later"))
+        assert answer.code == ResponseCode.SUCCESS
+        gate.set()
+    await server.stop()
 
 
 async def test_unreachable_name_server_is_passed_over_and_found_later(tmp_path: Path) -> None:

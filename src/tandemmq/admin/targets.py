@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from tandemmq.admin.security import tools_options
-from tandemmq.client.admin import Admin
+from tandemmq.client.admin import Admin, known_clusters
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.cluster import ClusterInfo
 from tandemmq.remoting.client import RemotingClient
@@ -82,7 +82,7 @@ async def find_targets(
 def targets_of(info: ClusterInfo, cluster: str = "", *, masters_only: bool = False) -> list[Target]:
     """The brokers of one cluster, or of all. Raises ConfigError for an unknown cluster."""
     if cluster and cluster not in info.clusters:
-        raise ConfigError(f"cluster {cluster!r} is unknown; known are {', '.join(sorted(info.clusters))}")
+        raise ConfigError(f"cluster {cluster!r} is unknown; {known_clusters(info)}")
     return sorted(
         Target(name, broker_name, broker_id, address)
         for name, broker_names in info.clusters.items()

@@ -58,7 +58,7 @@ async def change_topic(tools: Tools, config: TopicConfig, address: str, cluster:
 
 
 async def remove_topic(tools: Tools, topic: str, cluster: str) -> Answer:
-    """Delete the topic at every broker of the cluster and at the name servers."""
+    """Delete the topic at every master of the cluster and at the name servers."""
     await tools.cluster_admin.delete_topic(topic, cluster=cluster or None)
     return Answer([Table("deleted", ("topic",), [(topic,)])])
 

@@ -393,6 +393,7 @@ class Broker:
             is_looking=lambda: replica.is_looking,
         )
         replica.on_master_lost = self._registration.ask_soon
+        parts.topics.wait_told = self._registration.wait_told
         await self._registration.start(self._identity())
 
     def _identity(self) -> BrokerIdentity:

@@ -33,6 +33,9 @@ RETRY_S = 2.0
 
 UNREGISTER_TIMEOUT_S = 3.0
 
+TELL_WAIT_S = 3.0
+"""How long the answer to a creation waits for the name servers; tools wait 5 s for the answer."""
+
 
 class Registration:
     """The links to all name servers. `on_answer` gets what they say about the master, on each answer."""
@@ -53,6 +56,7 @@ class Registration:
         self._is_looking = is_looking
         self._topics = topics
         self._scope = scope
+        self._clock = clock
         self._on_answer = on_answer
         self._is_started = False
         self._links = [
@@ -74,7 +78,30 @@ class Registration:
         """Take this broker out of all routes; the links' tasks are ended by their scope."""
         if self._is_started:
             self._is_started = False
+            for link in self._links:
+                link.note_tried()
             await asyncio.gather(*(link.leave() for link in self._links))
+
+    async def wait_told(self, names: Iterable[str]) -> None:
+        """Returns when every name server that is reachable knows these topics, at the latest after
+        `TELL_WAIT_S`: who made a topic may ask for its route at once.
+        """
+        names = tuple(names)
+        is_over = False
+
+        def end() -> None:
+            nonlocal is_over
+            is_over = True
+            for link in self._links:
+                link.note_tried()
+
+        timer = self._clock.call_later(TELL_WAIT_S, end)
+        try:
+            for link in self._links:
+                while self._is_started and not is_over and link.lacks(names):
+                    await link.tried.wait()
+        finally:
+            timer.cancel()
 
     def on_registered(self) -> None:
         """One of the servers answered: pass on what the first that knows a master says."""
@@ -153,13 +180,26 @@ class NameServerLink:
         self._clock = clock
         self._period_s = options.register_period_clamped_ms / 1000
         self._timeout_s = options.register_timeout_ms / 1000
+        self.tried = asyncio.Event()  # set by the end of the next registration
         self._unconfirmed: dict[str, None] = {}
+        self._telling: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._is_reachable = True
 
     def tell_change(self, names: list[str]) -> None:
         self._unconfirmed.update(dict.fromkeys(names))
         self._wake.set()
+
+    def lacks(self, names: tuple[str, ...]) -> bool:
+        """True while the server can be reached and was not told of all of these changes."""
+        return self._is_reachable and any(
+            name in self._unconfirmed or name in self._telling for name in names
+        )
+
+    def note_tried(self) -> None:
+        """Wake who waits for the end of a registration."""
+        self.tried.set()
+        self.tried = asyncio.Event()
 
     def ask_soon(self) -> None:
         """Register in full now, for the sake of the answer."""
@@ -171,6 +211,8 @@ class NameServerLink:
         while True:
             self._wake.clear()
             is_ok = await self._register(is_full)
+            self._telling = {}
+            self.note_tried()
             self.first_try_done.set()
             period_s = self._period_s if is_ok and not self._owner.lacks_master(self.answer) else RETRY_S
             is_full = not await self._wait_for_change(period_s) or not is_ok
@@ -188,6 +230,7 @@ class NameServerLink:
         """True when the server confirmed."""
         assert self.identity is not None
         told, self._unconfirmed = self._unconfirmed, {}
+        self._telling = told
         table = self._owner.all_topics() if is_full else self._owner.changed_topics(told)
         if not is_full and not table.topics:
             return True  # only deletions: a name server is told of those by the tool that deletes

@@ -136,18 +136,28 @@ class Admin:
         await self._wait_for_route(topic, set(masters))
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
-        """Delete the topic on every master of the cluster, whose slaves follow, and at the name servers; an
-        unknown one is no error.
+        """Delete the topic on every master of the cluster and at the name servers; an unknown one is no
+        error. Slaves follow their master.
 
-        Raises:  NoRoute when the cluster has no master.
+        Raises:  NoRoute when a broker of the cluster has no master now: that may bring the topic back.
         """
         info = await self.cluster_info()
         name = _cluster_name(info, cluster)
-        for address in (await self._masters(name)).values():
-            await broker_topic.delete_topic(self._remoting, address, topic)
+        without_master: list[str] = []
+        for broker_name in info.clusters[name]:
+            address = info.brokers[broker_name].addresses.get(MASTER_ID)
+            if address is None:
+                without_master.append(broker_name)
+            else:
+                await broker_topic.delete_topic(self._remoting, address, topic)
         for address in self._instance.name_servers.addresses:
             await nameserver.delete_topic(self._remoting, address, topic, name)
         self._instance.routes.unwant(topic)
+        if without_master:
+            raise NoRoute(
+                f"topic {topic!r} is deleted, but not at {', '.join(without_master)}, which has no master"
+                " now: delete it again when it has one"
+            )
 
     async def topic_offsets(self, topic: str) -> dict[MessageQueue, QueueRange]:
         """What each queue of the topic holds, in queue order; asks the masters, or slaves while there is
@@ -284,11 +294,20 @@ class Admin:
         return QueueRange(low, high)
 
 
+def known_clusters(info: ClusterInfo) -> str:
+    """What to say of the clusters that there are."""
+    if not info.clusters:
+        return "no broker is registered at these name servers"
+    return f"known are {', '.join(sorted(info.clusters))}"
+
+
 def _cluster_name(info: ClusterInfo, cluster: str | None) -> str:
     if cluster is not None:
         if cluster not in info.clusters:
-            raise BadRequest(f"cluster {cluster!r} is unknown; known are {sorted(info.clusters)}")
+            raise BadRequest(f"cluster {cluster!r} is unknown; {known_clusters(info)}")
         return cluster
+    if not info.clusters:
+        raise BadRequest(known_clusters(info))
     if len(info.clusters) != 1:
         raise BadRequest(f"name one of the clusters {sorted(info.clusters)}")
     return next(iter(info.clusters))

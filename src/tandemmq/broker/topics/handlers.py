@@ -6,6 +6,7 @@ Source: spec semantics 16.3, remoting 8.6.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
@@ -40,8 +41,14 @@ QUEUE_COUNT_MAX = 65_536
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 
+async def _tell_nobody(_names: Iterable[str]) -> None:
+    pass
+
+
 class TopicHandlers:
-    """Changes the topic table; a change is on disk before it is answered."""
+    """Changes the topic table; a change is on disk before it is answered, and a new topic known to the name
+    servers: `wait_told` waits for them, once the broker is registered.
+    """
 
     def __init__(
         self,
@@ -61,6 +68,7 @@ class TopicHandlers:
         self._saver = saver
         self._file = file
         self._clock = clock
+        self.wait_told: Callable[[Iterable[str]], Awaitable[None]] = _tell_nobody
         self._system_names = system_topic_names(options)
 
     async def handle_create(self, channel: Channel, command: Command) -> Command:
@@ -78,6 +86,7 @@ class TopicHandlers:
         )
         if self._put(self._checked(config, header.attributes), channel.peer):
             await save_or_reject(self._saver, self._file)
+        await self.wait_told([config.name])
         return command.reply()
 
     async def handle_create_list(self, channel: Channel, command: Command) -> Command:
@@ -91,6 +100,7 @@ class TopicHandlers:
         changed = [config for config in checked if self._put(config, channel.peer)]
         if changed:
             await save_or_reject(self._saver, self._file)
+        await self.wait_told([config.name for config in checked])
         return command.reply()
 
     def _checked(self, config: TopicConfig, changes: str | None) -> TopicConfig:
