@@ -340,7 +340,7 @@ _REPLICATION: Final = (
         path="broker/replica/tail_wait.py",
         sound="needed = max(1, len(slaves) - ack_count + 1)",
         bug="needed = 1",
-        proofs=("scenario/test_replication_tail_wait.py", "sim"),
+        proofs=("unit/replication/test_slaves_asked.py", "sim"),
     ),
     Plant(
         name="a machine that tells no boot is taken for the same boot",

@@ -190,6 +190,13 @@ def test_heartbeat_repeats_the_last_report() -> None:
     assert subject.on_tick(5_002) == []
 
 
+def test_heartbeat_does_not_report_a_record_that_is_not_whole() -> None:
+    log, _ = make_log([10], segment_bytes=SEGMENT)
+    subject = connected(0)
+    assert subject.on_data(frame(0, log[:-1]), 1) == []
+    assert subject.on_tick(5_001) == [Send(encode_report(0))]
+
+
 def test_silent_master_is_left_and_dialled_again_at_once() -> None:
     subject = connected(640)
     assert not any(isinstance(effect, Disconnect) for effect in subject.on_tick(20_000))

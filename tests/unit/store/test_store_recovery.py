@@ -536,7 +536,9 @@ def left_on_this_boot(rig: Rig) -> bool:
     return StoreMarks(StorePaths(options()), rig.disk).same_boot
 
 
-async def test_the_abort_mark_tells_whether_the_machine_has_been_restarted_since() -> None:
+async def test_the_abort_mark_tells_whether_the_machine_has_been_restarted_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rig = Rig()
     await filled(rig, 3)
     rig.kill()
@@ -549,6 +551,8 @@ async def test_the_abort_mark_tells_whether_the_machine_has_been_restarted_since
     assert not left_on_this_boot(rig)
     rig.disk.write_atomically(ROOT / "abort", b"4711")  # as RocketMQ leaves it
     assert not left_on_this_boot(rig)
+    monkeypatch.setattr(rig.disk, "boot_id", lambda: "")
+    assert not left_on_this_boot(rig)  # neither of them tells
 
 
 async def test_a_recovery_that_did_not_end_leaves_the_boot_of_the_life_before() -> None:

@@ -1,0 +1,67 @@
+"""How many of its slaves a master in doubt has to hear of before it serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tandemmq.broker.replica import tail_wait
+from tandemmq.broker.replica.log_checksum import LogChecksums
+from tandemmq.broker.replica.tail_wait import TailWait
+from tandemmq.errors import BrokerUnreachable
+from tandemmq.protocol.requests.replica import LogChecksumResponse
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.runtime.memory import ManualClock, MemoryDisk
+from tandemmq.store import BrokerRole, MessageStore, StoreOptions
+
+RECORD_BYTES_MAX = 4096
+EMPTY = LogChecksumResponse(min_offset=0, max_offset=0, size_bytes=0, crc=0)
+
+
+@pytest.mark.parametrize(
+    ("in_sync_replicas", "slave_count", "answer_count", "is_enough"),
+    [
+        (2, 1, 1, True),
+        (2, 1, 0, False),
+        (2, 2, 2, True),
+        (2, 2, 1, False),  # what was acknowledged may be at the other one only
+        (3, 2, 1, True),
+        (3, 3, 1, False),
+        (3, 3, 2, True),
+    ],
+)
+async def test_enough_slaves_leave_no_room_for_an_acknowledged_message(
+    monkeypatch: pytest.MonkeyPatch,
+    in_sync_replicas: int,
+    slave_count: int,
+    answer_count: int,
+    is_enough: bool,
+) -> None:
+    async def read_log_checksum(_client: object, address: str, *_: Any) -> LogChecksumResponse:
+        if int(address.rpartition(":")[2]) > answer_count:
+            raise BrokerUnreachable(f"{address} does not answer")
+        return EMPTY
+
+    monkeypatch.setattr(tail_wait, "read_log_checksum", read_log_checksum)
+    clock, disk = ManualClock(), MemoryDisk()
+    store = await MessageStore.open(
+        StoreOptions(root=Path("/store"), role=BrokerRole.SYNC_MASTER, in_sync_replicas=in_sync_replicas),
+        disk=disk,
+        clock=clock,
+    )
+
+    async def listed() -> dict[int, str]:
+        return {number: f"10.0.0.9:{number}" for number in range(1, slave_count + 1)}
+
+    subject = TailWait(
+        LogChecksums(store, disk=disk, life="life"),
+        client=cast(RemotingClient, None),
+        clock=clock,
+        record_bytes_max=RECORD_BYTES_MAX,
+        listed=listed,
+        told=list,
+    )
+    assert (not await subject._ask_all(0.0)) == is_enough
+    await store.close()
