@@ -10,6 +10,7 @@ import pytest
 from broker_rig import Peer, consumer, held_count, pull_header, pull_response, records_of, running_broker
 
 from tandemmq.broker.broker import Broker
+from tandemmq.broker.pull import handlers
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig, encode_group_config
 from tandemmq.protocol.bodies.offset import decode_reset_offsets
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -145,6 +146,28 @@ async def test_held_pull_passes_over_messages_of_other_tags(broker: Broker, peer
     answer = await waiting
     assert [record.body for record in records_of(answer)] == [b"3"]
     assert pull_response(answer).next_offset == 3
+
+
+async def test_held_pull_tells_soon_what_it_passed_over(
+    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the group would not commit, and its lag would grow with messages that are none of its business."""
+    monkeypatch.setattr(handlers, "SKIPPED_HOLD_S", 0.1)
+    await peer.send_ok("T1", properties={"TAGS": "a"})
+    async with asyncio.TaskGroup() as tasks:
+        held = tasks.create_task(
+            peer.pull(
+                "T1",
+                queue_offset=1,
+                sys_flag=SUSPEND | WITH_SUBSCRIPTION,
+                subscription="a",
+                suspend_timeout_ms=HELD_MS,
+            )
+        )
+        await until(lambda: held_count(broker) == 1, "the pull is held")
+        await peer.send_ok("T1", properties={"TAGS": "b"})
+    answer = held.result()
+    assert (answer.code, pull_response(answer).next_offset) == (ResponseCode.PULL_NOT_FOUND, 2)
 
 
 async def test_held_pull_ends_with_not_found(peer: Peer) -> None:

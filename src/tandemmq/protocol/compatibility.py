@@ -161,6 +161,23 @@ DIFFERENCES: Final = (
         "broker/admin/inspection_handlers.py",
     ),
     (
+        "GET_CONSUME_STATS with a topic has no queues when the group is online to broadcast and has no"
+        " offset there: RocketMQ shows a lag from offset 0.",
+        "broker/admin/progress_handlers.py",
+    ),
+    (
+        "A lock of an orderly consumer whose connection is closed is free 35 s after its last renewal, as"
+        " soon as no client trusts it any more; RocketMQ waits 60 s.",
+        "broker/clients/queue_locks.py",
+    ),
+    (
+        "GET_MAX_OFFSET, GET_MIN_OFFSET and SEARCH_OFFSET_BY_TIMESTAMP of an unknown topic or queue are"
+        " refused (17, 29); RocketMQ answers 0, which reads as an empty queue. QUERY_CONSUMER_OFFSET of a new"
+        " group is 0 on a queue that never had a message, so that none is missed that comes meanwhile;"
+        " RocketMQ says not found.",
+        "broker/offsets/handlers.py",
+    ),
+    (
         "VIEW_BROKER_STATS_DATA knows what tools ask for and what goes with it: TOPIC_PUT_, QUEUE_PUT_ and"
         " GROUP_GET_ with NUMS and SIZE, SNDBCK_PUT_NUMS, GROUP_CK_NUMS, GROUP_ACK_NUMS, BROKER_ with"
         " PUT_NUMS, GET_NUMS (and both _WITHOUT_SYSTEM_TOPIC), CK_NUMS and ACK_NUMS; no QUEUE_GET_, no"

@@ -25,6 +25,21 @@ def test_lock_is_renewed_by_asking_and_expires_otherwise() -> None:
     assert locks.lock("g", "c2", [Q0], now_ms=110_001) == [Q0]
 
 
+class Connection:
+    is_closed = False
+
+
+def test_lock_of_a_closed_connection_is_free_when_its_client_gave_it_up() -> None:
+    """A client that lives on trusts a lock for 30 s; one that came back by another connection keeps it."""
+    locks = QueueLocks(60_000)
+    first, second = Connection(), Connection()
+    locks.lock("g", "c1", [Q0, Q1], 0, first)
+    first.is_closed = True
+    assert locks.lock("g", "c2", [Q0], 35_000) == []
+    locks.lock("g", "c1", [Q1], 35_000, second)
+    assert locks.lock("g", "c2", [Q0, Q1], 35_001) == [Q0]
+
+
 def test_only_the_holder_unlocks() -> None:
     locks = QueueLocks(60_000)
     locks.lock("g", "c1", [Q0], now_ms=0)

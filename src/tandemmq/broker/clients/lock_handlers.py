@@ -31,7 +31,7 @@ class LockHandlers:
         now_ms = self._clock.now_ms()
         require_group(self._groups, request.consumer_group, now_ms)
         queues = [queue for queue in request.queues if self._exists(queue)]
-        held = self._locks.lock(request.consumer_group, request.client_id, queues, now_ms)
+        held = self._locks.lock(request.consumer_group, request.client_id, queues, now_ms, channel)
         return command.reply(body=encode_lock_answer(held))
 
     def handle_unlock(self, channel: Channel, command: Command) -> Command:

@@ -1,20 +1,34 @@
 """Which client holds which queue of a group, for orderly consumption. Pure; time is passed in.
 
 A lock is renewed by asking for it again and is free once `expired_ms` have passed since (spec semantics 10.6,
-remoting 9.8). Expired locks go when their group is asked for, and a group without locks goes with them.
+remoting 9.8); sooner, when the connection is closed over which it was renewed last. Expired locks go when
+their group is asked for, and a group without locks goes with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from tandemmq.protocol.bodies.message_queue import MessageQueue
+
+LEFT_EXPIRED_MS: Final = 35_000
+"""When the lock of a closed connection is free. Not at once: the client may live and go on with what it has
+for the 30 s that a lock lasts on its side, and 5 s for the message that it is at.
+"""
+
+
+class Holder(Protocol):
+    """What is asked of a connection."""
+
+    @property
+    def is_closed(self) -> bool: ...
 
 
 class _Lock(NamedTuple):
     client_id: str
     renewed_at_ms: int
+    holder: Holder | None
 
 
 class QueueLocks:
@@ -25,15 +39,20 @@ class QueueLocks:
         self._groups: dict[str, dict[MessageQueue, _Lock]] = {}
 
     def lock(
-        self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
+        self,
+        group: str,
+        client_id: str,
+        queues: Iterable[MessageQueue],
+        now_ms: int,
+        holder: Holder | None = None,
     ) -> list[MessageQueue]:
-        """The queues that `client_id` now holds, in the order asked."""
+        """The queues that `client_id` now holds, in the order asked. `holder`: its connection."""
         locks = self._groups.setdefault(group, {})
         held = []
         for queue in queues:
             lock = locks.get(queue)
             if lock is None or lock.client_id == client_id or self._is_expired(lock, now_ms):
-                locks[queue] = _Lock(client_id, now_ms)
+                locks[queue] = _Lock(client_id, now_ms, holder)
                 held.append(queue)
         self._drop_expired(group, now_ms)
         return held
@@ -62,4 +81,7 @@ class QueueLocks:
             del self._groups[group]
 
     def _is_expired(self, lock: _Lock, now_ms: int) -> bool:
-        return now_ms - lock.renewed_at_ms > self._expired_ms
+        expired_ms = self._expired_ms
+        if lock.holder is not None and lock.holder.is_closed:
+            expired_ms = min(expired_ms, LEFT_EXPIRED_MS)
+        return now_ms - lock.renewed_at_ms > expired_ms

@@ -39,6 +39,10 @@ COLD_HOLD_S = 3.0
 """How long a pull waits whose group is over its threshold of cold reads, as in RocketMQ."""
 COLD_HOLD_UNASKED_S = 1.0
 """The same for who did not ask to be held, and so may not wait so long for an answer: the Spark source."""
+SKIPPED_HOLD_S = 5.0
+"""How long a pull is held on after new messages were none for its group: RocketMQ looks at held pulls every
+5 s, and answers those behind the end.
+"""
 COLD_QUEUE = ("", 0)
 """Where it waits: no topic has this name, so nothing but time wakes it."""
 CLAIM_REFUSED = "OFFSET_NOT_OF_THIS_LOG"
@@ -258,8 +262,10 @@ class PullHandlers:
         result, plan = found
         if reason is Wake.NEW_MESSAGES:
             if result.status is GetStatus.NO_MATCHED_MESSAGE and plan.next_offset >= result.max_offset:
-                # Nothing of it was for this group: it waits on behind what was looked at.
+                # Nothing of it was for this group: it waits on behind what was looked at, and not for long,
+                # because the client must learn where it is to commit that.
                 held.offset = plan.next_offset
+                held.deadline_s = min(held.deadline_s, self._clock.monotonic() + SKIPPED_HOLD_S)
                 if self._long_polls.hold(held):
                     return
             elif plan.can_hold and self._long_polls.hold(held):
