@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from broker_rig import Peer, consumer
 from client_rig import Rig, running_rig, take
 from typer.testing import CliRunner, Result
 
@@ -124,6 +125,30 @@ async def test_messages_are_found(rig: Rig) -> None:
     found = await rows(rig, "queryMsgByKey", "-t", "T", "-k", "order-7")
     assert found["messages"] == [row]
     assert (await rows(rig, "queryMsgByKey", "-t", "T", "-k", "none", exit_code=1))["messages"] == []
+
+
+async def test_what_a_group_was_refused_is_shown(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """Its consumer is silent and the broker is well: only this tells why."""
+    broker = await rig.start_broker(auto_create_group=False)
+    async with Peer(broker) as peer:
+        await peer.heartbeat("c1", consumer("Deaf", "T"))
+        await peer.heartbeat("c1", consumer("Deaf", "T"))
+        for _ in range(3):
+            assert (await peer.pull("T", consumer_group="Deaf")).code != 0
+        shown = await rows(rig, "consumerConnection", "-g", "Deaf", exit_code=1)
+        refused = {(row["request"], row["code"]): row for row in shown["refusals"]}
+        assert refused["HEART_BEAT", 26]["client"] == "c1"
+        assert [row["count"] for row in refused.values()] == [2, 3]
+        lines = [record for record in caplog.records if record.getMessage() == "consumer.refused"]
+        assert [record.request for record in lines] == ["HEART_BEAT", "PULL_MESSAGE"]  # type: ignore[attr-defined]  # of extra
+        (row,) = (await rows(rig, "clusterList"))["brokers"]
+        assert row["refused"] == "5"
+        await rows(rig, "updateSubGroup", "-c", "DefaultCluster", "-g", "Deaf")
+        await peer.heartbeat("c1", consumer("Deaf", "T", "no/topic", expression="a"))
+        shown = await rows(rig, "consumerConnection", "-g", "Deaf")
+        assert [row["client"] for row in shown["members"]] == ["c1"]
+        assert [(row["topic"], row["expression"]) for row in shown["subscriptions"]] == [("T", "a")]
+        assert "no/topic" in shown["refusals"][-1]["reason"]
 
 
 async def test_progress_is_shown_and_reset(rig: Rig) -> None:

@@ -324,6 +324,7 @@ async def test_every_metric_of_the_table_is_served_and_no_other(pair: tuple[Brok
     async with Peer(master) as peer:
         await peer.send_ok("T")
         await peer.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        await peer.pull("Nowhere")
     role = slave._replica
     assert role is not None
     await until(lambda: role.config_sync.synced_at is not None, "the tables were copied")

@@ -9,6 +9,7 @@ from tandemmq.admin.targets import Target, Tools, find_targets
 from tandemmq.api import broker_admin, replica
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.ha import HaClient, HaStatus
+from tandemmq.protocol.bodies.kv import REFUSALS_KEY
 from tandemmq.protocol.properties_file import parse_properties
 
 _REFUSED: Final = ("AHEAD", "TOO_OLD", "HALTED")
@@ -54,19 +55,31 @@ _REPLICATION_TABLES: Final = (
 
 async def list_clusters(tools: Tools, cluster: str) -> Answer:
     """Every registered broker with its figures; one that does not answer is listed with the reason."""
-    columns = ("cluster", "broker", "id", "address", "role", "version", "in_tps", "out_tps", "note")
+    columns = (
+        "cluster",
+        "broker",
+        "id",
+        "address",
+        "role",
+        "version",
+        "in_tps",
+        "out_tps",
+        "refused",
+        "note",
+    )
     table = Table("brokers", columns)
     for target in await find_targets(tools, cluster=cluster):
         place = (target.cluster, target.broker_name, target.broker_id, target.address)
         try:
             facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
         except TandemError as error:
-            table.rows.append((*place, None, None, None, None, str(error)))
+            table.rows.append((*place, None, None, None, None, None, str(error)))
             continue
         in_tps = _first_rate(facts.get("putTps"))
         out_tps = _first_rate(facts.get("getTransferredTps") or facts.get("getTransferedTps"))
         role = facts.get("brokerRole")
-        table.rows.append((*place, role, facts.get("brokerVersionDesc"), in_tps, out_tps, None))
+        refused = facts.get(REFUSALS_KEY)
+        table.rows.append((*place, role, facts.get("brokerVersionDesc"), in_tps, out_tps, refused, None))
     return Answer([table])
 
 

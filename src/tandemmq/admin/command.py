@@ -181,6 +181,19 @@ def consumer_progress(
     run(namesrv, lambda tools: groups.show_progress(tools, group, topic), as_json=as_json)
 
 
+@app.command("consumerConnection")
+def consumer_connection(
+    group: Group, namesrv: NameServers = "", broker: Address = "", as_json: AsJson = False
+) -> None:
+    """The members of a group, and what it was refused; exit code 1 when nobody is online."""
+    run(
+        namesrv,
+        lambda tools: groups.show_connections(tools, group, broker),
+        as_json=as_json,
+        needs_names=not broker,
+    )
+
+
 @app.command("resetOffsetByTime")
 def reset_offset_by_time(
     group: Annotated[str, typer.Option("-g", "--group", help="The consumer group.")],

@@ -1,4 +1,4 @@
-"""Commands about consumer groups: consumerProgress, resetOffsetByTime, updateSubGroup."""
+"""Commands about consumer groups: consumerProgress, consumerConnection, resetOffsetByTime, updateSubGroup."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tandemmq.admin.targets import Target, Tools, find_targets
 from tandemmq.api import broker_admin, broker_topic
 from tandemmq.errors import GroupNotFound, RequestRejected
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
+from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.topic_names import RETRY_PREFIX
 
 
@@ -28,6 +29,28 @@ async def show_progress(tools: Tools, group: str, topic: str) -> Answer:
         lag = sum(row[-3] for row in await _rows(tools, masters, one, ""))
         table.rows.append((one, await _member_count(tools, masters, one), lag))
     return Answer([table])
+
+
+async def show_connections(tools: Tools, group: str, address: str) -> Answer:
+    """Who is in a group, what it wants, and what brokers refused it."""
+    members = Table("members", ("broker", "client", "address", "language", "version"))
+    wants = Table("subscriptions", ("broker", "topic", "expression", "type"))
+    refused = Table("refusals", ("broker", "client", "request", "code", "count", "last_at", "reason"))
+    for target in await find_targets(tools, address=address):
+        found = await broker_admin.query_consumer_connections(tools.remoting, target.address, group)
+        if found is None:
+            continue
+        for one in found.connections:
+            version = render_version(one.version)
+            members.rows.append((target.address, one.client_id, one.address, one.language, version))
+        for topic, data in sorted(found.subscriptions.items()):
+            wants.rows.append((target.address, topic, data.expression, data.expression_type))
+        for refusal in found.refusals or ():
+            what = (refusal.client, refusal.request, refusal.code, refusal.count)
+            refused.rows.append((target.address, *what, refusal.last_at_ms, refusal.reason))
+    tables = [table for table in (members, wants, refused) if table.rows]
+    notes = [] if members.rows else [f"no consumer of the group {group!r} is online"]
+    return Answer(tables, notes, exit_code=0 if members.rows else 1)
 
 
 async def reset_by_time(tools: Tools, group: str, topic: str, time_ms: int) -> Answer:

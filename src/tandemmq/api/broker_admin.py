@@ -72,11 +72,14 @@ async def query_consume_stats(
 async def query_consumer_connections(
     client: RemotingClient, address: str, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> ConsumerConnections | None:
-    """The group's online members and subscriptions; None when nobody is online here."""
+    """The group's online members and subscriptions; None when nobody is online here.
+
+    A broker of ours also tells what it refused the group; then there is an answer without members.
+    """
     header = ConsumerConnectionsRequest(consumer_group=group)
     answer = await ask(client, address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header, timeout_s=timeout_s)
     if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:
-        return None
+        return decode_consumer_connections(answer.body) if answer.body else None
     if answer.code != ResponseCode.SUCCESS:
         raise rejections.to_error(answer)
     return decode_consumer_connections(answer.body)

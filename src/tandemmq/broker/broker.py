@@ -355,6 +355,7 @@ class Broker:
             long_polls=parts.long_polls,
             pop=parts.pop,
             consumers=parts.consumers,
+            refusals=parts.refusals,
             listeners=dict(zip(("main", "fast"), self._servers, strict=False)),
             replica=replica,
             disk=self._disk,

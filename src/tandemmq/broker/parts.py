@@ -23,6 +23,7 @@ from tandemmq.broker.clients.lock_handlers import LockHandlers
 from tandemmq.broker.clients.notices import Notices
 from tandemmq.broker.clients.producer_table import ProducerTable
 from tandemmq.broker.clients.queue_locks import QueueLocks
+from tandemmq.broker.clients.refusals import Refusals
 from tandemmq.broker.clients.relay_handlers import RelayHandlers
 from tandemmq.broker.delay.recall import RecallHandlers
 from tandemmq.broker.delay.timer_rule import TimerLimits
@@ -90,6 +91,7 @@ class Parts:
         timers = TimerLimits(is_enabled=options.timer_wheel_enable, delay_s_max=options.timer_delay_s_max)
         delay = DelayRule(store.options.delay_levels_ms, timers)
         queue_locks = QueueLocks(options.queue_lock_expired_ms)
+        self.refusals = Refusals(clock)
         notices = Notices(options, groups, clock)
         consumers = self.consumers = notices.consumers = ConsumerTable(
             groups_per_client_max=options.groups_per_client_max, on_change=notices.on_change
@@ -194,6 +196,7 @@ class Parts:
             producers=producers,
             groups=groups,
             creator=creator,
+            refusals=self.refusals,
             clock=clock,
         )
         self.locks = LockHandlers(
@@ -226,7 +229,7 @@ class Parts:
             consumers=consumers,
             items=self.items,
         )
-        self.connections = ConnectionHandlers(consumers, producers)
+        self.connections = ConnectionHandlers(consumers, producers, self.refusals)
         self.relays = RelayHandlers(
             options.broker_name, store=store, consumers=consumers, topics=topics, groups=groups
         )
@@ -235,6 +238,7 @@ class Parts:
             store=store,
             stats=self.stats,
             items=self.items,
+            refusals=self.refusals,
             delay_offsets=tables.delay_offsets,
             disk=disk,
             clock=clock,

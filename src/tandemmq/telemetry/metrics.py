@@ -205,6 +205,13 @@ PULLS: Final = _counter(
     "code",
     bound=_CODES,
 )
+CONSUMER_REFUSALS: Final = _counter(
+    "tandemmq_consumer_refusals_total",
+    "heartbeats, pulls and pops that were refused, and parts of heartbeats that were passed over",
+    "request",
+    "code",
+    bound="4 requests, response codes",
+)
 MESSAGES_IN: Final = _counter("tandemmq_messages_in_total", "messages taken from producers")
 BYTES_IN: Final = _counter("tandemmq_message_in_bytes_total", "their bodies")
 MESSAGES_OUT: Final = _counter("tandemmq_messages_out_total", "messages given to consumers")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from tandemmq.broker.clients.consumer_table import ConsumerTable, Subscription
 from tandemmq.broker.clients.membership import Member
 from tandemmq.broker.clients.producer_table import ProducerTable
+from tandemmq.broker.clients.refusals import Refusals
 from tandemmq.broker.pull.tag_filter import split_tags
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.client import (
@@ -29,27 +30,33 @@ from tandemmq.remoting.channel import Channel
 class ConnectionHandlers:
     """Reads the tables of clients."""
 
-    def __init__(self, consumers: ConsumerTable, producers: ProducerTable) -> None:
+    def __init__(self, consumers: ConsumerTable, producers: ProducerTable, refusals: Refusals) -> None:
+        self._refusals = refusals
         self._consumers = consumers
         self._producers = producers
 
     def handle_consumers(self, channel: Channel, command: Command) -> Command:
-        """GET_CONSUMER_CONNECTION_LIST (203)."""
+        """GET_CONSUMER_CONNECTION_LIST (203); to our tools also what the group was refused."""
         name = command.decode(ConsumerConnectionsRequest).consumer_group
         group = self._consumers.get(name)
+        refusals = self._refusals.of_group(name) or None
         if group is None:
-            raise RequestRejected(
-                f"no consumer of the group {name[:160]!r} is online", code=ResponseCode.CONSUMER_NOT_ONLINE
-            )
+            remark, body = f"no consumer of the group {name[:160]!r} is online", b""
+            if refusals:
+                one = refusals[-1]
+                remark += f"; {one.request} of {one.client} was refused ({one.code}): {one.reason}"
+                body = encode_consumer_connections(ConsumerConnections(refusals=refusals))
+            return command.reply(ResponseCode.CONSUMER_NOT_ONLINE, remark=remark, body=body)
         consumption = group.consumption
-        body = ConsumerConnections(
+        connections = ConsumerConnections(
             connections=tuple(_connection(member) for member in self._consumers.members(name)),
             consume_type=ConsumeType(consumption.consume_type),
             message_model=MessageModel(consumption.message_model),
             consume_from_where=ConsumeFromWhere(consumption.consume_from_where),
             subscriptions={topic: describe_subscription(each) for topic, each in group.subscriptions.items()},
+            refusals=refusals,
         )
-        return command.reply(body=encode_consumer_connections(body))
+        return command.reply(body=encode_consumer_connections(connections))
 
     def handle_producers(self, channel: Channel, command: Command) -> Command:
         """GET_PRODUCER_CONNECTION_LIST (204)."""

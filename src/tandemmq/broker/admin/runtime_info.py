@@ -15,12 +15,13 @@ from operator import sub
 from typing import Final, NamedTuple
 
 from tandemmq.broker.admin.stats_items import StatsItems
+from tandemmq.broker.clients.refusals import Refusals
 from tandemmq.broker.delay.timer_delivery import TimerFigures
 from tandemmq.broker.delay.timer_rule import TIMER_TOPIC
 from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.stats import SAMPLE_PERIOD_S, BrokerStats
-from tandemmq.protocol.bodies.kv import encode_kv_table
+from tandemmq.protocol.bodies.kv import REFUSALS_KEY, encode_kv_table
 from tandemmq.protocol.codes import OUR_VERSION, render_version
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.exactly_once import CAPABILITY, CLAIM_VERSION
@@ -80,6 +81,7 @@ class RuntimeInfoHandlers:
         store: MessageStore,
         stats: BrokerStats,
         items: StatsItems,
+        refusals: Refusals,
         delay_offsets: DelayOffsetTable,
         disk: Disk,
         clock: Clock,
@@ -88,6 +90,7 @@ class RuntimeInfoHandlers:
         self._store = store
         self._stats = stats
         self._items = items
+        self._refusals = refusals
         self._delay_offsets = delay_offsets
         self._disk = disk
         self._clock = clock
@@ -148,6 +151,7 @@ class RuntimeInfoHandlers:
             "putMessageSizeTotal": str(put_bytes),
             "putMessageAverageSize": f"{average:.1f}",
             "putMessageFailedTimes": str(stats.refused_count),
+            REFUSALS_KEY: str(self._refusals.count),
             "msgPutTotalYesterdayMorning": str(stats.put_mornings[0]),
             "msgPutTotalTodayMorning": str(stats.put_mornings[1]),
             "msgGetTotalYesterdayMorning": str(stats.got_mornings[0]),

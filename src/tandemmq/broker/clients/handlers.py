@@ -17,6 +17,7 @@ from tandemmq.broker.clients.consumer_table import (
 )
 from tandemmq.broker.clients.membership import Member
 from tandemmq.broker.clients.producer_table import ProducerTable
+from tandemmq.broker.clients.refusals import Refusals
 from tandemmq.broker.guards import invalid, read_body
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pull.sql_filter import require_sql
@@ -57,6 +58,7 @@ class ClientHandlers:
         producers: ProducerTable,
         groups: GroupTable,
         creator: TopicCreator,
+        refusals: Refusals,
         clock: Clock,
     ) -> None:
         self._options = options
@@ -64,6 +66,7 @@ class ClientHandlers:
         self._producers = producers
         self._groups = groups
         self._creator = creator
+        self._refusals = refusals
         self._clock = clock
         self._watched: dict[Channel, None] = {}
 
@@ -78,7 +81,11 @@ class ClientHandlers:
         self._watch(channel)
         for consumer in heartbeat.consumers:
             member = Member(channel, client_id, command.language, command.version, now_ms)
-            self._register_consumer(member, consumer, keep=heartbeat.is_without_subscriptions)
+            try:
+                self._register_consumer(member, consumer, keep=heartbeat.is_without_subscriptions)
+            except RequestRejected as error:
+                self._note_refusal(client_id, consumer.group, error.code, error.remark)
+                raise
         for producer in heartbeat.producers:
             if not 0 < len(producer.group) <= PRODUCER_GROUP_LENGTH_MAX:
                 raise invalid(
@@ -141,11 +148,23 @@ class ClientHandlers:
         name = consumer.group
         config = self._groups.find_or_create(name, member.seen_at_ms)
         if config is None:
+            self._note_refusal(
+                member.client_id,
+                name,
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                "the group does not exist and is not made by use (autoCreateSubscriptionGroup)",
+            )
             return
         consumption = Consumption(
             consumer.consume_type.value, consumer.message_model.value, consumer.consume_from_where.value
         )
         if options.reject_pull_consumers and consumption.consume_type == ACTIVE_TYPE:
+            self._note_refusal(
+                member.client_id,
+                name,
+                ResponseCode.NO_PERMISSION,
+                "it pulls for itself, and rejectPullConsumerEnable is true",
+            )
             return
         if len(consumer.subscriptions) > options.subscriptions_per_group_max:
             raise invalid(
@@ -156,7 +175,15 @@ class ClientHandlers:
             self._creator.create_retry_topic(
                 name, queue_count=config.retry_queue_count, is_unit=consumer.is_unit_mode
             )
+        for data in consumer.subscriptions:
+            fault = topic_fault(data.topic)
+            if fault:
+                self._note_refusal(member.client_id, name, ResponseCode.INVALID_PARAMETER, fault)
         self._consumers.register(name, member, consumption, None if keep else _subscriptions(consumer))
+
+    def _note_refusal(self, client_id: str, group: str, code: int, reason: str) -> None:
+        """The client is not told of what is only passed over, as in RocketMQ: the log and tools are."""
+        self._refusals.note("HEART_BEAT", group, client_id, code, reason)
 
     def _watch(self, channel: Channel) -> None:
         if channel not in self._watched:

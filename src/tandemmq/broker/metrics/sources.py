@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tandemmq.broker.clients.consumer_table import ConsumerTable
+from tandemmq.broker.clients.refusals import Refusals
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.service import PopService
 from tandemmq.broker.pull.long_poll import LongPolls
@@ -28,6 +29,7 @@ class MetricSources:
     long_polls: LongPolls
     pop: PopService
     consumers: ConsumerTable
+    refusals: Refusals
     listeners: Mapping[str, RemotingServer]
     replica: ReplicaRole
     disk: Disk

@@ -38,6 +38,8 @@ def read_traffic(sources: MetricSources) -> Iterator[Reading]:
     stats, tables = sources.stats, sources.tables
     yield from _by_code(metrics.SENDS, count_sends(sources.store.recorder.outcomes, stats.send_refusals))
     yield from _by_code(metrics.PULLS, {ResponseCode.SUCCESS: stats.found_count, **stats.pull_endings})
+    for (request, code), count in sorted(sources.refusals.counts.items()):
+        yield Reading(metrics.CONSUMER_REFUSALS, count, (request, _name_of(code)))
     yield Reading(metrics.MESSAGES_IN, stats.put_count)
     yield Reading(metrics.BYTES_IN, stats.put_bytes)
     yield Reading(metrics.MESSAGES_OUT, stats.got_count)

@@ -42,6 +42,17 @@ class ClientConnection(Body, frozen=True, kw_only=True):
     version: int = 0
 
 
+class Refusal(Body, frozen=True, kw_only=True):
+    """Ours: what a consumer asked for and did not get. `client`: its id in a heartbeat, else its address."""
+
+    client: str = ""
+    code: int = 0
+    count: int = 0
+    last_at_ms: int = field(name="lastTime", default=0)
+    reason: str = ""
+    request: str = ""
+
+
 class ConsumerConnections(Body, frozen=True, kw_only=True):
     """The answer to GET_CONSUMER_CONNECTION_LIST (203)."""
 
@@ -52,6 +63,7 @@ class ConsumerConnections(Body, frozen=True, kw_only=True):
     consume_type: ConsumeType = field(name="consumeType", default=ConsumeType.PASSIVELY)
     message_model: MessageModel = field(name="messageModel", default=MessageModel.CLUSTERING)
     subscriptions: dict[str, SubscriptionData] = field(name="subscriptionTable", default_factory=dict)
+    refusals: tuple[Refusal, ...] | None = field(name="tandemRefusals", default=None)
 
 
 class ProducerConnections(Body, frozen=True, kw_only=True):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol import loose_json
 from tandemmq.protocol.bodies.codec import decode_plain, encode_body
 from tandemmq.protocol.command import Buffer
+
+REFUSALS_KEY: Final = "tandemConsumerRefusals"
+"""Ours, in the runtime info: heartbeats, pulls and pops that were refused since the start."""
 
 
 def encode_kv_table(table: Mapping[str, str]) -> bytes:
