@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -366,6 +367,26 @@ async def test_users_and_policies_survive_a_restart(tmp_path: Path) -> None:
             await root.ask(3003, UserRequest(username="app-user"))
             gone = await root.ask(3004, UserRequest(username="app-user"))
             assert bytes(gone.body) == b""
+
+
+async def test_passwords_are_for_super_users_and_their_owners(tmp_path: Path) -> None:
+    async def passwords(caller: Caller) -> list[str | None]:
+        listed = await caller.ask(3005, ListUsersRequest())
+        shown = [await caller.ask(3004, UserRequest(username=name)) for name in ("app-user", "root")]
+        users = json.loads(bytes(listed.body))
+        assert [json.loads(bytes(one.body)) for one in shown] == users
+        return [user.get("password") for user in users]
+
+    access = replace(AUTH, authorization_enabled=False)
+    assert access.first_user is not None
+    async with guarded(tmp_path, access) as broker, Caller(broker, access.first_user) as root:
+        body = json.dumps({"password": APP.secret_key, "userType": "Normal"}).encode()
+        await root.ask(3001, UserRequest(username="app-user"), body=body)
+        assert await passwords(root) == [APP.secret_key, access.first_user.secret_key]
+        async with Caller(broker, APP) as app:
+            assert await passwords(app) == [APP.secret_key, None]
+    async with guarded(tmp_path, AccessOptions()) as broker, Caller(broker, access.first_user) as anybody:
+        assert await passwords(anybody) == [None, None]
 
 
 async def test_users_cannot_be_made_while_nobody_is_asked_who_he_is(tmp_path: Path) -> None:

@@ -108,6 +108,10 @@ BODIES: Final[dict[int, tuple[str, str]]] = {
 NOT_SERVED: Final = (
     ("static topics", "the queues of a topic belong to the brokers that have them"),
     ("class filters", "brokers run no code of clients; SQL92 filters are served"),
+    (
+        "batch queues (BatchCQ, inner batches)",
+        "a batch is stored as its messages; their queues have a format of their own",
+    ),
     ("light message queues (LMQ)", "a topic with many queues, or many topics, take their place"),
     ("broker container", "each broker is a process of its own"),
     ("DLedger log, controller", "a master is not elected by them"),
@@ -120,6 +124,11 @@ DIFFERENCES: Final = (
         "Access control: where an allowing and a denying entry fit equally well, the denial decides; RocketMQ"
         " lets the one decide that it sorts first.",
         "broker/access/policy.py",
+    ),
+    (
+        "AUTH_GET_USER and AUTH_LIST_USER show passwords to super users, and each user his own; to others,"
+        " and while authenticationEnabled is off, none. RocketMQ shows all to everybody who may ask.",
+        "broker/access/auth_handlers.py",
     ),
     ("A send to a topic without write permission is refused (16).", "broker/send/targets.py"),
     (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tandemmq.broker.access.auth_table import AuthTable, render_user
+from tandemmq.broker.access.options import AccessOptions
 from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
 from tandemmq.errors import NotPermitted, RequestRejected
 from tandemmq.protocol.bodies.access import AclInfo, UserInfo
@@ -16,7 +19,15 @@ from tandemmq.protocol.requests.access import (
     ListUsersRequest,
     UserRequest,
 )
+from tandemmq.protocol.signature import ACCESS_KEY
 from tandemmq.remoting.channel import Channel
+
+
+def _shown(user: UserInfo, sees: str | None) -> UserInfo:
+    """Without the password, unless the asker sees it: tools that copy users then fail, and never set a wrong
+    one.
+    """
+    return user if sees is None or sees == user.username else msgspec.structs.replace(user, password=None)
 
 
 class AuthHandlers:
@@ -26,9 +37,11 @@ class AuthHandlers:
     user of later.
     """
 
-    def __init__(self, table: AuthTable, *, is_on: bool, saver: TableSaver, file: TableFile) -> None:
+    def __init__(
+        self, table: AuthTable, options: AccessOptions, *, saver: TableSaver, file: TableFile
+    ) -> None:
         self._table = table
-        self._is_on = is_on
+        self._options = options
         self._saver = saver
         self._file = file
 
@@ -53,10 +66,13 @@ class AuthHandlers:
     def handle_get_user(self, channel: Channel, command: Command) -> Command:
         """An empty answer when there is no such user, as in RocketMQ."""
         user = self._table.user(command.decode(UserRequest).username)
-        return command.reply(body=b"" if user is None else encode_body(render_user(user)))
+        sees = self._sees(command)
+        return command.reply(body=b"" if user is None else encode_body(_shown(render_user(user), sees)))
 
     def handle_list_users(self, channel: Channel, command: Command) -> Command:
-        return command.reply(body=encode_body(self._table.users(command.decode(ListUsersRequest).name_part)))
+        sees = self._sees(command)
+        users = self._table.users(command.decode(ListUsersRequest).name_part)
+        return command.reply(body=encode_body([_shown(user, sees) for user in users]))
 
     async def handle_create_acl(self, channel: Channel, command: Command) -> Command:
         subject = command.decode(AclRequest).subject
@@ -87,8 +103,20 @@ class AuthHandlers:
         request = command.decode(ListAclsRequest)
         return command.reply(body=encode_body(self._table.acls(request.subject_part, request.resource_part)))
 
+    def _sees(self, command: Command) -> str | None:
+        """Whose password the asker is shown: his own, None for a super user who sees all, "" for who did not
+        show who he is.
+        """
+        options = self._options
+        if not options.authentication_enabled or command.code in options.authentication_white_codes:
+            return ""
+        name = command.fields.get(ACCESS_KEY, "")
+        inner, user = options.inner_credentials, self._table.user(name)
+        is_super = (user is not None and user.is_super) or (inner is not None and inner.access_key == name)
+        return None if is_super else name
+
     def _check_on(self) -> None:
-        if not self._is_on:
+        if not self._options.authentication_enabled:
             raise NotPermitted("users and policies are only changed while authenticationEnabled is true")
 
     async def _saved(self, command: Command) -> Command:

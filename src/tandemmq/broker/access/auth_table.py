@@ -205,8 +205,8 @@ class AuthTable:
 
 
 def render_user(user: User) -> UserInfo:
-    """What tools see of a user. The password is part of it, as in RocketMQ, whose copyUser needs it: who asks
-    must be allowed to change users.
+    """What tools see of a user. The password is part of it, as in RocketMQ, whose copyUser needs it: it is
+    for super users and the user himself.
     """
     return UserInfo(
         username=user.username,

@@ -62,9 +62,7 @@ class AccessService:
         self._auth_file = saver.add(config_directory / AUTH_FILE, self.users.encode, delay_ms=SAVE_SOON_MS)
         self._saver = saver
         self._plain = PlainHandlers(self._files, broker_name=broker_name, cluster=cluster, address=address)
-        self._auth = AuthHandlers(
-            self.users, is_on=options.authentication_enabled, saver=saver, file=self._auth_file
-        )
+        self._auth = AuthHandlers(self.users, options, saver=saver, file=self._auth_file)
 
     def load(self) -> None:
         """Reads users and rules.
