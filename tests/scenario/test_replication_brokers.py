@@ -118,6 +118,37 @@ async def test_master_that_comes_back_is_followed_again(group: Group) -> None:
     await until(lambda: slave._tables.topics.get("Later") is not None, "topic of the new life")
 
 
+@pytest.mark.parametrize("broker_id", [0, 1])
+@pytest.mark.parametrize("number", [3, 9])
+async def test_damage_is_healed_from_the_other_copy(group: Group, broker_id: int, number: int) -> None:
+    """A bit turns over while a broker is down; it fetches the record, and goes on as if nothing had been."""
+    master = await group.start(0)
+    await group.start(1)
+    async with Peer(master) as to_master:
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="T", write_queue_count=1))
+        for count in range(10):
+            await to_master.send_ok("T", b"message %d" % count)
+        await group.caught_up()
+    assert master.store is not None
+    end = master.store.max_log_offset
+    ports = master.address[1], master.ha_address[1]
+    await group.stop(broker_id)
+    path = group.root / str(broker_id) / "commitlog" / ("0" * 20)
+    sound = path.read_bytes()
+    at = sound.index(b"message %d" % number)
+    path.write_bytes(sound[:at] + b"M" + sound[at + 1 :])
+    again = await group.start(broker_id, ports=(0, 0) if broker_id else ports)
+    store = again.store
+    assert store is not None
+    await until(lambda: not store.damaged_ranges, "healed")
+    assert path.read_bytes()[:end] == sound[:end]
+    async with Peer(again) as peer, Peer(group.brokers[0]) as to_master:
+        bodies = [record.body for record in records_of(await peer.pull("T"))]
+        assert bodies == [b"message %d" % count for count in range(10)]
+        await to_master.send_ok("T", b"one more")
+    await group.caught_up()
+
+
 async def test_synchronous_send_over_the_wire(group: Group) -> None:
     settings = {"role": BrokerRole.SYNC_MASTER, "in_sync_replicas": 2, "slave_timeout_ms": 200}
     master = await group.start(0, **settings)

@@ -133,6 +133,28 @@ class ConsumeQueue:
             self.next_offset = self.max_offset
         return gap
 
+    def restore(self, queue_offset: int, log_offset: int, size: int, tag_hash: int) -> None:
+        """Put the entry of a record that was damaged in its place, unless another entry stands there.
+
+        Raises:  OSError when the file takes no write: the entry is missing until the queue is built anew.
+        """
+        if queue_offset >= self.max_offset:
+            self.put_at(queue_offset, log_offset, size, tag_hash)
+            return
+        old = self.entry(queue_offset)
+        if old is None or old[1] != FILLER_SIZE:
+            return
+        raw = _pack(log_offset, size, tag_hash)
+        if queue_offset >= self._tail_start:
+            at = (queue_offset - self._tail_start) * QUEUE_UNIT_BYTES
+            self._tail[at : at + QUEUE_UNIT_BYTES] = raw
+        if queue_offset < self._written:
+            segment = self._log.find(queue_offset * QUEUE_UNIT_BYTES)
+            assert segment is not None, queue_offset
+            segment.file.pwrite(queue_offset * QUEUE_UNIT_BYTES - segment.base, (raw,))
+            self._synced = min(self._synced, queue_offset)
+        self.min_offset = min(self.min_offset, queue_offset)
+
     def _start_at(self, queue_offset: int) -> None:
         """Make the queue begin at `queue_offset`: fillers from the start of its file on."""
         self._log.remove_all()

@@ -69,6 +69,9 @@ class DamagedRanges:
     def __len__(self) -> int:
         return len(self._ranges)
 
+    def __contains__(self, damaged: object) -> bool:
+        return damaged in self._ranges
+
     def __iter__(self) -> Iterator[DamagedRange]:
         return iter(tuple(self._ranges))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS, delivered_at_ms
@@ -241,6 +241,32 @@ class Dispatcher:
             self.block(queue, error)
             return
         note_gap(queue, gap, checked.queue_offset)
+
+    def restore(
+        self, view: memoryview, base: int, records: Sequence[RecordCheck]
+    ) -> dict[ConsumeQueue, None]:
+        """Give damaged records their queue entries, where none or a filler stands; the queues, to be told of.
+
+        Their bytes are in `view`, which begins at byte `base` of the log.
+        """
+        touched: dict[ConsumeQueue, None] = {}
+        for checked in records:
+            if not self.is_queued(checked):
+                continue
+            queue = self._queues.get_or_create((checked.topic, checked.queue_id))
+            tag = checked.tag_hash
+            if queue.is_schedule and self._has_own_delays:
+                tag = self._own_due_at(view, checked.log_offset - base, tag)
+            try:
+                queue.restore(checked.queue_offset, checked.log_offset, checked.size, tag)
+            except OSError as error:
+                self.block(queue, error)
+            touched[queue] = None
+        return touched
+
+    def tell_of(self, touched: dict[ConsumeQueue, None]) -> None:
+        """Records of these queues can be read that could not before."""
+        self._finish(self._dispatched.value, touched)
 
     def _own_due_at(self, view: memoryview, at: int, tag: int) -> int:
         """When the delayed message at `at` is due by the configured levels."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from tandemmq.errors import Corrupt, LogMissing, ServiceNotAvailable, StoreError
+from tandemmq.errors import Corrupt, DiskFull, FlushFailed, LogMissing, ServiceNotAvailable, StoreError
 from tandemmq.protocol.record import NewRecord
 from tandemmq.protocol.record_scan import RecordColumns
 from tandemmq.runtime.ports import Advice, Buffer, Clock, Disk
@@ -25,6 +25,7 @@ from tandemmq.store.damage import DamagedRange
 from tandemmq.store.dispatcher import Dispatcher, DispatchListener
 from tandemmq.store.fail_stop import FailStopClock
 from tandemmq.store.flusher import PAGE_BYTES
+from tandemmq.store.heal import Fetch, Healer
 from tandemmq.store.key_indexes import KeyIndexes
 from tandemmq.store.lock import StoreMarks
 from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
@@ -123,6 +124,14 @@ class MessageStore:
             recorder=self.recorder,
             appended=self.appended,
             flushed=self.flushed,
+        )
+        self._healing = asyncio.Lock()
+        self._healer = Healer(
+            log=self._log,
+            dispatcher=self._dispatcher,
+            copies=self._paths.damaged,
+            clock=self._clock,
+            flush_tables=lambda: self._writers.table_flusher.flush_soon(),
         )
         self._replica_log = ReplicaLog(
             log=self._log, clock=self._clock, recorder=self.recorder, on_written=self._on_raw_written
@@ -536,6 +545,30 @@ class MessageStore:
             record_filter=record_filter,
             is_bulk=is_bulk,
         )
+
+    async def heal(self, fetch: Fetch) -> int:
+        """Put damaged ranges right with the bytes of another copy of this log; how many are left.
+
+        When none is, sends are taken again.
+        Raises:  what `fetch` raises, at once; Corrupt or DiskFull for the last range that was not healed.
+        """
+        failure: StoreError | None = None
+        async with self._healing:
+            for damaged in self._log.damaged:
+                if not self._is_open:
+                    break
+                try:
+                    await self._healer.heal(damaged, fetch)
+                except (Corrupt, DiskFull) as error:
+                    failure = error
+                except OSError as error:
+                    self._writers.flusher.fail(error)
+                    raise FlushFailed(f"fsync failed, the store must be recovered: {error}") from error
+        if not self._log.damaged:
+            self._admission.unblock(_DAMAGED)
+        elif failure is not None:
+            raise failure
+        return len(self._log.damaged)
 
     @property
     def damaged_ranges(self) -> Sequence[DamagedRange]:

@@ -102,6 +102,14 @@ class TableFlusher:
             or dispatcher.dispatched_count - self._thorough_count >= BACKLOG_COUNT_MAX
         )
 
+    async def flush_soon(self) -> None:
+        """Returns when a thorough round is over that began after the call, or the flusher is halted."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+        if not self._is_stopped:
+            self._task = self._tasks.start("flush_tables", self._round(is_thorough=True))
+            await asyncio.wait([self._task])
+
     async def _round(self, is_thorough: bool) -> None:
         try:
             await self.flush(is_thorough=is_thorough)

@@ -211,3 +211,71 @@ async def test_a_hole_at_the_very_end_of_a_record_is_found() -> None:
         assert store.max_log_offset == begin, beyond
         assert store.queue_max("T", 0) == 1
         await store.close()
+
+
+async def healed(store: MessageStore, data: bytes) -> int:
+    """From another copy of the log; how many ranges are left."""
+
+    async def fetch(log_offset: int, size: int) -> bytes:
+        return data[log_offset : log_offset + size]
+
+    return await store.heal(fetch)
+
+
+@pytest.mark.parametrize("has_queues", [True, False])
+@pytest.mark.parametrize("numbers", [(10,), (10, 11, 40), (0,), (COUNT - 1,)])
+async def test_a_range_is_healed_from_another_copy_while_the_store_is_open(
+    has_queues: bool, numbers: tuple[int, ...]
+) -> None:
+    """Readers get the messages at once, sends are taken, and the damaged bytes are kept aside."""
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    await filled(rig)
+    places = [place(rig, number) for number in numbers]
+    await rig.stores[-1].close()
+    sound = log_bytes(rig)
+    for at in places:
+        flip(rig, at + 95)
+    damaged = log_bytes(rig)
+    if not has_queues:
+        without_queues(rig)
+    store = await rig.open()
+    assert read(store) == [n for n in range(COUNT) if n not in numbers]
+    touched: dict[tuple[str, int], int] = {}
+    store.on_dispatch(touched.update)
+    assert await healed(store, sound) == 0
+    assert touched == {("T", 0): COUNT}
+    assert read(store) == read(store, is_bulk=True) == list(range(COUNT))
+    assert log_bytes(rig) == sound
+    kept = b"".join(rig.disk.read_bytes(COPIES / name) for name in rig.disk.list(COPIES))
+    assert all(damaged[at : at + 200] in kept for at in places)
+    rig.put(store, record(b"060"))
+    assert read(store) == list(range(COUNT + 1))
+    rig.kill()
+    store = await rig.open()
+    assert read(store) == list(range(COUNT + 1))
+    await store.close()
+
+
+@pytest.mark.parametrize("how", ["damaged too", "another history", "too short"])
+async def test_nothing_is_written_from_a_copy_that_does_not_fit(how: str) -> None:
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    await filled(rig)
+    at = place(rig, 10)
+    await rig.stores[-1].close()
+    other = bytearray(log_bytes(rig))
+    flip(rig, at + 95)
+    damaged = log_bytes(rig)
+    if how == "damaged too":
+        other[at + 100] ^= 1
+    elif how == "another history":
+        other[at - 20] ^= 1
+    else:
+        del other[at + 50 :]
+    store = await rig.open()
+    with pytest.raises(Corrupt, match="not healed"):
+        await healed(store, bytes(other))
+    assert log_bytes(rig) == damaged
+    assert len(store.damaged_ranges) == 1
+    with pytest.raises(ServiceNotAvailable):
+        store.append([record()], lambda _: None)
+    await store.close()

@@ -16,6 +16,7 @@ from tandemmq.broker.replica.ha_status import describe_master, describe_slave
 from tandemmq.broker.replica.handlers import ReplicaHandlers
 from tandemmq.broker.replica.lag import lag_seconds
 from tandemmq.broker.replica.log_checksum import LogChecksums
+from tandemmq.broker.replica.log_heal import LogHeal
 from tandemmq.broker.replica.state_teller import StateTeller
 from tandemmq.broker.replica.table_waits import TableWaits
 from tandemmq.broker.replica.table_watch import TableWatch
@@ -112,6 +113,8 @@ class ReplicaRole:
             listed=listed,
             told=lambda: self._told_states.addresses,
         )
+        self._log_heal = LogHeal(store, client=client, clock=clock, sources=self._copies)
+        self._listed = listed
         self.on_master_lost: Callable[[], None] = lambda: None
         """Set by the owner: where the master is now must be asked."""
         self.slave.on_lost = lambda: self.on_master_lost()
@@ -133,6 +136,8 @@ class ReplicaRole:
     async def start(self, host: str, port: int) -> Address:
         """The address that slaves dial. A slave starts following as soon as it learns its master."""
         address = await self.master.start(host, port)
+        if self._store.damaged_ranges:
+            self._scope.start("log_heal", self._log_heal.run())
         if self._is_slave:
             if self._fixed_ha_address:
                 self.slave.set_master(self._fixed_ha_address)
@@ -171,9 +176,18 @@ class ReplicaRole:
         return self._is_slave and self.slave.status().state in _LOOKING
 
     async def _introduce_and_check(self, log_end: int) -> TailVerdict:
-        """The verdict on the own end; the master learns first who has connected."""
+        """The verdict on the own end; the master learns first who has connected, and heals what it can."""
         await self._state_teller.tell()
+        await self._log_heal.try_now()
         return await self._check_tail(log_end)
+
+    async def _copies(self) -> list[str]:
+        """Where other copies of the log are: the master, or the slaves that are known."""
+        if self._is_slave:
+            master = self._master_address()
+            return [] if master is None else [master]
+        listed = await self._listed()
+        return list(dict.fromkeys((*(listed or {}).values(), *self._told_states.addresses)))
 
     def _master_address(self) -> str | None:
         """Where the master can be asked: as it was told, or else beside the port for slaves, where brokers
