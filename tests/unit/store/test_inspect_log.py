@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from inspect_rig import LOG_FILE_BYTES, change, check, content, damages, flip, l
 
 from tandemmq.protocol.record import Record, decode_record, encode_sealed_record
 from tandemmq.store.inspect import Finding, Part, StoreReport
+from tandemmq.store.inspect.files import data_limit
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,26 @@ def test_intact_store_is_clean_and_stays_as_it_is(root: Path) -> None:
     assert report.index_files > 1
     assert content(root) == before
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == times
+
+
+@pytest.mark.timeout(30)
+def test_room_that_is_only_kept_for_files_is_not_read(tmp_path: Path) -> None:
+    """Sparse files of so many bytes would take minutes; a prepared log file behind the last one as well."""
+    tib = 1 << 40
+    root = make_store(tmp_path / "store", commit_log_file_bytes=1 << 20, consume_queue_file_bytes=6_000_000)
+    (last,) = log_files(root)
+    os.truncate(last, tib)
+    (last.parent / f"{tib:020d}").touch()
+    os.truncate(last.parent / f"{tib:020d}", tib)
+    for path in (root / "consumequeue").glob("*/*/*"):
+        os.truncate(path, tib // 20 * 20)
+    report = check(root)
+    assert report.is_clean
+    assert (report.record_count, report.log_end < 1 << 20) == (60, True)
+    with open(last, "r+b") as file:
+        file.seek(tib - 1)
+        file.write(b"x")
+    assert data_limit(last) == tib
 
 
 def test_flipped_bit_in_a_body_names_file_offset_and_topic(root: Path) -> None:

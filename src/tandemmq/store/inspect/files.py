@@ -7,6 +7,7 @@ Source:     spec store 1.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -88,6 +89,19 @@ def read_range(path: Path, offset: int, size: int) -> bytes:
     """Bytes of a file; shorter at its end."""
     with open(path, "rb", buffering=0) as file:
         return os.pread(file.fileno(), size, offset)
+
+
+def data_limit(path: Path) -> int:
+    """Behind the last byte that the file system has stored for a file; what follows was prepared only, and is
+    zero. The file's length where the file system does not tell.
+    """
+    with open(path, "rb", buffering=0) as file:
+        limit = 0
+        try:
+            while True:
+                limit = os.lseek(file.fileno(), os.lseek(file.fileno(), limit, os.SEEK_DATA), os.SEEK_HOLE)
+        except OSError as error:
+            return limit if error.errno == errno.ENXIO else os.fstat(file.fileno()).st_size
 
 
 @contextmanager

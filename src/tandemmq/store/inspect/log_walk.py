@@ -24,7 +24,7 @@ from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boun
 from tandemmq.store.column_rows import take_rows
 from tandemmq.store.damage import SEAL_TOPIC, data_end, next_sound
 from tandemmq.store.inspect.damage import Damage, describe_damage
-from tandemmq.store.inspect.files import OffsetFile, map_file
+from tandemmq.store.inspect.files import OffsetFile, data_limit, map_file
 from tandemmq.store.inspect.findings import Findings, Part
 from tandemmq.store.property_scan import PropertyScan
 from tandemmq.store.topic_numbers import UNREADABLE, TopicNumbers
@@ -113,6 +113,7 @@ class LogWalk:
         mapped = map_file(file.path)
         mapped.madvise(mmap.MADV_SEQUENTIAL)
         view = memoryview(mapped)
+        stored = view[: data_limit(file.path)]
         position = 0
         while position < len(view):
             bounds = scan_boundaries(view, position, count_max=RECORDS_PER_RUN)
@@ -130,9 +131,9 @@ class LogWalk:
             if len(whole) == len(columns):
                 if bounds.outcome is RecordOutcome.OK:
                     continue
-                if self._is_finished(file, view, position, is_last=is_last):
+                if self._is_finished(file, view, stored, position, is_last=is_last):
                     break
-            position = self._skip_damage(file, view, position, is_last=is_last)
+            position = self._skip_damage(file, view, stored, position, is_last=is_last)
         self._on_progress(file.size - self._reported)
         self._reported = 0
 
@@ -193,17 +194,22 @@ class LogWalk:
 
     # What follows the records.
 
-    def _is_finished(self, file: OffsetFile, view: memoryview, position: int, *, is_last: bool) -> bool:
-        """True when the file ends here as it should: with a BLANK, or with zeros at the end of the log."""
+    def _is_finished(
+        self, file: OffsetFile, view: memoryview, stored: memoryview, position: int, *, is_last: bool
+    ) -> bool:
+        """True when the file ends here as it should: with a BLANK, or with zeros at the end of the log.
+
+        `stored` is the view without what the file system only keeps room for; here and below.
+        """
         found = check_record(view, position, log_offset=file.base + position, check_crc=False)
         remaining = len(view) - position
         if found.outcome is RecordOutcome.BLANK and found.size == remaining:
             self.intact_end = file.end
-            if data_end(view, position + 8) > position + 8:
+            if data_end(stored, position + 8) > position + 8:
                 reason = "behind the BLANK lie bytes that are not zero; nothing reads them"
                 self._findings.note(Part.LOG, file.path, reason, offset=position, size_bytes=remaining)
             return True
-        if not is_last or data_end(view, position) > position:
+        if not is_last or data_end(stored, position) > position:
             return False
         self._check_last(file, view)
         return True
@@ -222,12 +228,14 @@ class LogWalk:
             self.intact_end = self.last_record_at
             self.last_record_at, self.stored_at_ms = self._before_last
 
-    def _skip_damage(self, file: OffsetFile, view: memoryview, position: int, *, is_last: bool) -> int:
+    def _skip_damage(
+        self, file: OffsetFile, view: memoryview, stored: memoryview, position: int, *, is_last: bool
+    ) -> int:
         """Take down the damage at `position`; where the walk goes on, the file's end when nowhere."""
         newest_ms = self.stored_at_ms if is_last else 0
         sound, is_stale = next_sound(view, position, base=file.base, newest_ms=newest_ms, check_crc=False)
         end = len(view) if sound is None else sound.log_offset - file.base
-        shown_end = end if end < len(view) or not is_last else data_end(view, position)
+        shown_end = end if end < len(view) or not is_last else data_end(stored, position)
         self.damages.append(describe_damage(file, view, position, shown_end, is_stale=is_stale))
         return end
 
@@ -239,7 +247,7 @@ def used_count(files: Sequence[OffsetFile]) -> int:
         size = files[count - 1].size
         if size:
             view = memoryview(map_file(files[count - 1].path))
-            if any(view[:8]) or data_end(view, 0):
+            if any(view[:8]) or data_end(view[: data_limit(files[count - 1].path)], 0):
                 break
         count -= 1
     return count

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tandemmq.store.inspect.files import OffsetFile, OffsetFiles, list_offset_files, read_range
+from tandemmq.store.inspect.files import OffsetFile, OffsetFiles, data_limit, list_offset_files, read_range
 from tandemmq.store.options import QUEUE_UNIT_BYTES
 from tandemmq.store.paths import parse_queue_id
 from tandemmq.store.queue_entries import ENTRY, FILLER_SIZE
@@ -44,8 +44,9 @@ class QueueFiles:
     def _data_end(file: OffsetFile) -> int:
         """The queue offset behind the file's last entry that is not all zero."""
         step = ENTRIES_PER_READ * QUEUE_UNIT_BYTES
-        for at in range(file.size // step * step, -1, -step):
-            size = len(read_range(file.path, at, step).rstrip(b"\0"))
+        for at in range(data_limit(file.path) // step * step, -1, -step):
+            part = read_range(file.path, at, step)
+            size = len(part.rstrip(b"\0")) if any(part) else 0
             if size:
                 return (file.base + at + size - 1) // QUEUE_UNIT_BYTES + 1
         return file.base // QUEUE_UNIT_BYTES
