@@ -19,6 +19,7 @@ from tandemmq.broker.broker import Broker
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.codes import ResponseCode
+from tandemmq.remoting.address import render_address
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.store import BrokerRole
 from waits import until
@@ -151,6 +152,28 @@ async def test_another_history_at_the_slave_is_for_a_person_to_judge(group: Grou
     await group.stop(0)
     master = await group.start(0, ports=ports, **SYNC)
     assert not doubt_of(master)
+
+
+async def test_while_a_slave_was_made_the_master_it_goes_on_waiting(group: Group) -> None:
+    """What another slave holds is the new master's log; to serve it, too, would make two masters."""
+    ports = await shortened(group)
+    await group.stop(1)
+    shutil.copytree(group.root / "1", group.root / "2")
+    master = await group.start(0, ports=ports, **SYNC)
+    del group.brokers[0]
+    try:
+        promoted = await group.start(0, directory="1")
+        await group.start(2)
+        await until(lambda: "is the master of this name" in reason_of(master), "it says why")
+        async with Peer(master) as peer:
+            await accept_log(peer.client, peer.address)
+            assert (await peer.send("T", b"nowhere")).code == ResponseCode.SERVICE_NOT_AVAILABLE
+            addresses = (await query_cluster_info(peer.client, group.name_server)).brokers["group"].addresses
+        assert addresses[0] == render_address(promoted.address)
+        await group.stop(0)
+        await until(lambda: not doubt_of(master), "the master serves")
+    finally:
+        await master.stop()
 
 
 async def test_a_setting_takes_the_log_as_it_is(group: Group) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -211,22 +211,31 @@ class Broker:
 
         Raises:  ConfigError when another one is registered and says that it is a master of this name.
         """
-        options = self.options
-        if options.is_slave or not options.refuse_second_master:
+        if self.options.is_slave:
             return
+        other = await self._other_master()
+        if other is not None:
+            raise ConfigError(
+                f"{other} is the master of {self.options.broker_name} and answers: stop it first,"
+                " or set refuseSecondMaster=false"
+            )
+
+    async def _other_master(self, also: Iterable[str] = ()) -> str | None:
+        """Who says that it is the master of this name, of those that name servers list and `also`."""
+        options = self.options
+        if not options.refuse_second_master:
+            return None
         own = render_address((options.advertised_host, options.listen_port))
         known = await self._known_members()
-        for address in sorted({members[0] for members in known if 0 in members} - {own}):
+        for address in sorted({members[0] for members in known if 0 in members}.union(also) - {own}):
             try:
                 text = await query_broker_config(self._client, address, timeout_s=ASK_TIMEOUT_S)
                 told = {key: one.text for key, one in parse_properties(text.encode(), address).items()}
             except (TandemError, ValueError):
                 continue  # nobody is there, or nobody who says so
             if (told.get("brokerName"), told.get("brokerId")) == (options.broker_name, "0"):
-                raise ConfigError(
-                    f"{address} is the master of {options.broker_name} and answers: stop it first,"
-                    " or set refuseSecondMaster=false"
-                )
+                return address
+        return None
 
     async def _listed_slaves(self) -> dict[int, str] | None:
         """The slaves of this broker's name by id, as all name servers that answer know them."""
@@ -308,6 +317,7 @@ class Broker:
             fixed_ha_address=self.options.ha_master_address,
             fixed_address=self.options.ha_master_remoting_address,
             listed=self._listed_slaves,
+            other_master=self._other_master,
             on_fatal=self._on_fatal,
         )
 

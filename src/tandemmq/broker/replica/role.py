@@ -7,7 +7,7 @@ Owns: both ends of replication and the config sync of one broker, what the last 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import msgspec
 
@@ -61,6 +61,7 @@ class ReplicaRole:
         fixed_ha_address: str = "",
         fixed_address: str = "",
         listed: Callable[[], Awaitable[Mapping[int, str] | None]],
+        other_master: Callable[[Iterable[str]], Awaitable[str | None]],
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._is_slave = is_slave
@@ -112,6 +113,7 @@ class ReplicaRole:
             record_bytes_max=options.record_bytes_max,
             listed=listed,
             told=lambda: self._told_states.addresses,
+            other_master=other_master,
         )
         self._log_heal = LogHeal(store, client=client, clock=clock, sources=self._copies)
         self._listed = listed

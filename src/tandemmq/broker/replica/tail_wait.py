@@ -8,7 +8,8 @@ Strategy:   it asks every slave that a name server lists, or that told it, where
             Enough slaves are those that leave no room for a message that was acknowledged: of `n` slaves any
             `n - inSyncReplicas + 2` hold together all that was.
 Invariants: while it waits nothing is sent to it or read from it, and no name server lists it; it takes bytes
-            behind its own end only, and only from a log that is the same below it; it serves what is on disk.
+            behind its own end only, and only from a log that is the same below it; it serves what is on disk,
+            and nothing while another broker is the master of its name.
 Way out:    without such a slave a person decides (`accept`).
 """
 
@@ -64,9 +65,11 @@ class TailWait:
         record_bytes_max: int,
         listed: Callable[[], Awaitable[Mapping[int, str] | None]],
         told: Callable[[], Iterable[str]],
+        other_master: Callable[[Iterable[str]], Awaitable[str | None]],
     ) -> None:
         """`listed`: the group's slaves by id as name servers know them, None when none of them answers.
-        `told`: where slaves said that they are.
+        `told`: where slaves said that they are. `other_master`: where another master of the name is, whom
+        name servers list or one of these addresses has become.
         """
         self._own = own
         self._store: MessageStore = own.store
@@ -75,6 +78,7 @@ class TailWait:
         self._record_bytes_max = record_bytes_max
         self._listed = listed
         self._told = told
+        self._other_master = other_master
         self._is_accepted = False
         self._is_due = asyncio.Event()
         self.reason = self._store.tail_doubt
@@ -99,14 +103,26 @@ class TailWait:
         facts = {"log_end": self._store.max_log_offset, "reason": self._store.tail_doubt}
         log.warning(events.LOG_TAIL_DOUBTED, extra=facts)
         begun_at = self._clock.monotonic()
-        while not self._is_accepted:
+        while True:
             self._is_due.clear()
-            reason = await self._ask_all(self._clock.monotonic() - begun_at)
+            is_accepted = self._is_accepted
+            reason = "" if is_accepted else await self._ask_all(self._clock.monotonic() - begun_at)
+            reason = reason or await self._ask_for_master()
             if not reason:
                 break
             self._note(reason)
             await self._pause()
-        await self._accept("a person's decision" if self._is_accepted else "slaves")
+        await self._accept("a person's decision" if is_accepted else "slaves")
+
+    async def _ask_for_master(self) -> str:
+        """Empty when nobody else is the master: a person may have made a slave the master meanwhile, and the
+        other slaves hold what that one has stored since.
+        """
+        other = await self._other_master(self._told())
+        if other is None:
+            return ""
+        self._is_accepted = False  # who decided so did not know, and that one goes on storing
+        return f"{other} is the master of this name: stop one of the two"
 
     async def _accept(self, by: str) -> None:
         """Raises:  OSError when the disk takes no writes."""
