@@ -109,3 +109,31 @@ async def test_a_topic_made_again_is_the_same_on_a_slave_and_once_it_is_master(g
         assert [record.body for record in records_of(await to_master.pull("T"))] == new
         await to_master.send_ok("T", b"newer")
         assert [record.body for record in records_of(await to_master.pull("T"))] == [*new, b"newer"]
+
+
+async def test_a_deletion_behind_the_end_of_a_copy_hides_nothing_of_what_comes_there(group: Group) -> None:
+    """Its master told of a deletion and lost the end of its log before the slave had got there."""
+    master, slave = await group.start(0), await group.start(1)
+    assert slave.store is not None
+    new = [b"new %d" % number for number in range(3)]
+    async with Peer(master) as to_master:
+        for topic in ("T", "Other"):
+            await create_topic(to_master.client, to_master.address, TopicConfig(name=topic))
+        await to_master.send_ok("Other")
+    await group.caught_up()
+    end = slave.store.max_log_offset
+    assert await slave.store.take_deletions({"T": end + 100_000}) == ["T"]
+    ports = master.address[1], master.ha_address[1]
+    await group.stop(0)
+    master = await group.start(0, ports=ports)
+    async with Peer(master) as to_master:
+        for body in new:
+            await to_master.send_ok("T", body)
+    await group.caught_up()
+    async with Peer(slave) as to_slave:
+        assert [record.body for record in records_of(await to_slave.pull("T"))] == new
+    await group.stop(1)
+    slave = await group.start(1)
+    assert slave.store is not None
+    assert slave.store.deleted_topics == {"T": end}
+    assert slave.store.queue_max("T", 0) == 3

@@ -3,7 +3,8 @@
 The records of a deleted topic stay in the log until they expire. Whoever builds queue entries from the log,
 a recovery, a slave, a repair, asks here first, so that deleted messages do not come back.
 Invariants: a deletion is on disk before a queue is touched. It is forgotten once the log begins behind it.
-            No record that is appended here lies below one: a recovery that ends the log earlier lowers it.
+            No record that is appended here lies below one: a recovery that ends the log earlier lowers it, so
+            does a slave that begins to copy a log, which may have gone on in another way than it was told.
 At a bound: the deletion that expires next is forgotten; if the queues of its topic are then built anew, they
             hold the deleted messages, until the topic is made again.
 Knows not:  topics, groups: a name is a name.
@@ -81,10 +82,20 @@ class Deletions:
 
         Raises:  OSError when the change cannot be written.
         """
-        lowered = {topic: min(end, log_end) for topic, end in self.ends.items() if log_end}
-        if lowered != self.ends:
-            self.ends = lowered
+        if self.lower(log_end):
             self._writer()()
+
+    def lower(self, log_end: int) -> bool:
+        """As `cut`, in memory only; True when there is something to `save`."""
+        lowered = {topic: min(end, log_end) for topic, end in self.ends.items() if log_end}
+        is_changed = lowered != self.ends
+        self.ends = lowered
+        return is_changed
+
+    async def save(self) -> None:
+        """Raises:  OSError when they cannot be written."""
+        async with self._lock:
+            await self._disk.offload(self._writer())
 
     def _writer(self) -> partial[None]:
         return partial(self._disk.write_atomically, self._path, msgspec.json.encode(_File(topics=self.ends)))

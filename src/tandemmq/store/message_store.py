@@ -695,6 +695,21 @@ class MessageStore:
         """Topic -> log offset: records of the topic below it were deleted with it."""
         return self._queues.deletions.ends
 
+    def begin_copy(self) -> None:
+        """On a slave: from the end of the log on follow a master's bytes. Its log may not be the one of which
+        deletions behind our end were told: a shorter slave has become the master, or the master came back
+        shorter. What it stores there now is of topics made again; it tells its deletions anew.
+        """
+        if self._queues.deletions.lower(self._log.end):
+            self._tasks.start("save_deletions", self._save_deletions())
+
+    async def _save_deletions(self) -> None:
+        try:
+            await self._queues.deletions.save()
+        except OSError as error:  # written with the next deletion, or when a copy begins again
+            extra = {"path": str(self._paths.deletions), "reason": str(error)}
+            log.warning(events.TABLE_SAVE_FAILED, extra=extra)
+
     async def take_deletions(self, deleted: Mapping[str, int]) -> list[str]:
         """On a slave: drop what its master has deleted; the topics of which that was not known yet.
 

@@ -115,6 +115,11 @@ class ConfigSync:
             self._can_skip_topics = self._can_skip_groups = False
             self._is_changed.set()
 
+    def begin_copy(self) -> None:
+        """A log is copied from now on: everything is asked for, and at once."""
+        self._can_skip_topics = self._can_skip_groups = False
+        self.wake()
+
     def wake(self) -> None:
         """The next round comes at once."""
         self._is_changed.set()

@@ -92,7 +92,7 @@ class ReplicaRole:
             queue_end=store.queue_max,
             take_deletions=store.take_deletions,
         )
-        self.slave.on_following = self.config_sync.wake
+        self.slave.on_following = self._begin_copy
         self._table_waits = TableWaits(tables, clock=clock)
         self._table_watch = TableWatch(tables, self.config_sync, client=client, clock=clock)
         self._told_states = ToldStates(self.master)
@@ -176,6 +176,11 @@ class ReplicaRole:
     def is_looking(self) -> bool:
         """True on a slave without a connection to its master: the address it has may be an old one."""
         return self._is_slave and self.slave.status().state in _LOOKING
+
+    def _begin_copy(self) -> None:
+        """Before the first byte of this connection is stored."""
+        self._store.begin_copy()
+        self.config_sync.begin_copy()
 
     async def _introduce_and_check(self, log_end: int) -> TailVerdict:
         """The verdict on the own end; the master learns first who has connected, and heals what it can."""
