@@ -26,6 +26,7 @@ from tandemmq.protocol.requests.pop import (
     PollingInfoResponse,
     PopResponse,
 )
+from tandemmq.protocol.requests.topic import DeleteTopicRequest
 from tandemmq.store.options import FlushMode
 from tandemmq.telemetry import events
 from waits import PATIENCE_S, until
@@ -351,3 +352,32 @@ async def test_a_lease_of_an_unknown_group_waits_until_it_is_known_or_deleted(
             await until(lambda: len(leases) == 0, "the message is back")
     groups.put(config, now_ms())
     assert await pop(peer, "T") == []
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("is_ordered", [False, True])
+async def test_pops_begin_anew_in_a_topic_that_is_made_again(
+    tmp_path: Path, *, is_ordered: bool, is_restarted: bool
+) -> None:
+    """Positions and leases of the deleted one are in memory and in the log, and its acks still come."""
+    new = [b"new %d" % number for number in range(3)]
+    old: list[Popped] = []
+
+    async def begin_anew(peer: Peer) -> None:
+        for message in old:
+            await ack(peer, message)
+        assert [message.body for message in await pop(peer, "T", is_ordered=is_ordered)] == new
+
+    async with running_broker(tmp_path / "store") as broker, Peer(broker) as peer:
+        await fill(peer, "T", 5, queues=1)
+        old += await pop(peer, "T", is_ordered=is_ordered)
+        assert len(old) == 5
+        delete = DeleteTopicRequest(topic="T")
+        assert (await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, delete)).code == ResponseCode.SUCCESS
+        for body in new:
+            await peer.send_ok("T", body)
+        if not is_restarted:
+            await begin_anew(peer)
+    if is_restarted:
+        async with running_broker(tmp_path / "store") as broker, Peer(broker) as peer:
+            await begin_anew(peer)

@@ -8,7 +8,7 @@ slaves that are in sync, up to the end of what it speaks of. After a kill the re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -35,6 +35,10 @@ class Progress(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def __iter__(self) -> Iterator[T]:
+        """What is not valid yet, oldest first."""
+        return (value for _, value in self._waiting)
 
     @property
     def is_full(self) -> bool:

@@ -3,6 +3,8 @@
 Invariants: what is answered is in the log, as safe as the store makes a send; the table is what the records
             of the revive topic say, from its committed offset on. A group's position in a queue becomes its
             committed offset, and the revive topic is given up to a place, only when the log is safe beyond.
+            Of a topic that was deleted nothing is left, in the table or of the records, so that pops of one
+            that is made again begin anew.
 Strategy:   a pop writes its check points in one append; acks of one turn of the loop and one lease are one
             record. A check point that keeps the committed offset of its queue back too far is written again.
 At a bound: ROLL_AFTER_COUNT records behind, leases are repeated, ROLL_COUNT_MAX a round.
@@ -92,7 +94,7 @@ class LeaseLog:
         self._foreign.clear()
         self._progress = Progress()
         for record in heapq.merge(*map(self._records_of, self._queue_ids()), key=_log_offset):
-            change = read_change(record)
+            change = self._change_in(record)
             if change is not None:
                 self._apply(change, record.queue_offset, is_live=False)
         self.is_ready = True
@@ -136,9 +138,21 @@ class LeaseLog:
                 self._foreign.append((queue_id, begin, end))  # written, not dispatched yet
                 continue
             for record in self._read(queue_id, begin, end):
-                change = read_change(record)
+                change = self._change_in(record)
                 if change is not None:
                     self._apply(change, record.queue_offset, is_live=True)
+
+    def _change_in(self, record: Record) -> Change | None:
+        """None also for what was said of a topic before it was deleted."""
+        change = read_change(record)
+        deleted = self._store.deleted_topics
+        if change is None or not deleted:
+            return change
+        if isinstance(change, NewLease):
+            topic = change.lease.key.topic
+        else:
+            topic = change.key.topic if isinstance(change, Finished) else change.topic
+        return change if record.log_offset >= deleted.get(topic, 0) else None
 
     def _apply(self, change: Change, revive_offset: int, *, is_live: bool) -> None:
         """`is_live`: of what we wrote ourselves the table knows already."""
@@ -185,6 +199,14 @@ class LeaseLog:
     def move(self, key: QueueKey, offset: int) -> None:
         """Pops go on there; messages before it were looked at and not wanted."""
         self._positions[key] = self._moved[key] = offset
+
+    def forget_topic(self, topic: str) -> None:
+        """It was deleted: whatever has its name from now on is another one."""
+        for table in (self._positions, self._moved, *(moved for _, moved in self._progress)):
+            for key in [key for key in table if key[0] == topic]:
+                del table[key]
+        for lease in self.leases.of_topic(topic):
+            self.leases.drop(lease)
 
     def put_position(self, key: QueueKey, offset: int, on_done: OnDone) -> None:
         """Pops go on there, also lower, and also after a kill.
@@ -236,6 +258,8 @@ class LeaseLog:
         self.on_sooner()
 
     def _take_back(self, lease: Lease) -> None:
+        if self.leases.get(lease.key) is not lease:
+            return  # forgotten with its topic
         self.leases.drop(lease)
         key = lease.key[:3]
         self.move(key, min(lease.key.start_offset, self._positions.get(key, lease.key.start_offset)))

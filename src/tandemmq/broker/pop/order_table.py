@@ -119,6 +119,10 @@ class OrderTable:
         if self._pops.pop(key, None) is not None:
             self._after_change()
 
+    def drop_topic(self, topic: str) -> None:
+        for key in [key for key in self._pops if key[0] == topic]:
+            self.clear(key)
+
     def drop_behind(self, queue_end: Callable[[str, int], int]) -> int:
         """Forget the pops of messages that their queue does not have; how many."""
         gone = [
