@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,6 +56,9 @@ async def test_enough_slaves_leave_no_room_for_an_acknowledged_message(
     async def listed() -> dict[int, str]:
         return {number: f"10.0.0.9:{number}" for number in range(1, slave_count + 1)}
 
+    async def nobody(_also: Iterable[str]) -> None:
+        return None
+
     subject = TailWait(
         LogChecksums(store, disk=disk, life="life"),
         client=cast(RemotingClient, None),
@@ -62,6 +66,7 @@ async def test_enough_slaves_leave_no_room_for_an_acknowledged_message(
         record_bytes_max=RECORD_BYTES_MAX,
         listed=listed,
         told=list,
+        other_master=nobody,
     )
     assert (not await subject._ask_all(0.0)) == is_enough
     await store.close()
