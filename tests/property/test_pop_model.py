@@ -173,8 +173,8 @@ class World:
         await self.clock.pass_time(0.05)
         return self._take(channel.frame, now_ms)
 
-    async def pop_refused(self) -> int:
-        """The code of a pop that cannot be stored."""
+    async def pop_refused(self, *, settles: bool) -> int:
+        """The code of a pop that cannot be stored; `settles`: a round of revive comes before its write."""
         header = PopRequest(
             consumer_group="G",
             topic="T",
@@ -186,6 +186,9 @@ class World:
         channel = FakeChannel()
         command = Command.request(RequestCode.POP_MESSAGE, header)
         assert self.parts.pop.pops.handle_pop(channel, command) is None  # type: ignore[arg-type]
+        if settles:
+            self.parts.pop.pops._log.settle()
+        assert not any(self.tables.offsets.committed("G", "T", queue_id) for queue_id in range(QUEUES))
         await self.clock.pass_time(0.5)
         [(reply, _)] = channel.answers.values()
         return reply.code
@@ -403,7 +406,8 @@ def test_a_long_lease_does_not_keep_the_start_long() -> None:
     asyncio.run(run())
 
 
-def test_a_refused_check_point_gives_the_messages_back() -> None:
+@pytest.mark.parametrize("settles", [False, True])
+def test_a_refused_check_point_gives_the_messages_back(settles: bool) -> None:
     """The write fails: nobody was told of the messages, so the next pop has them."""
 
     async def run() -> None:
@@ -414,7 +418,7 @@ def test_a_refused_check_point_gives_the_messages_back() -> None:
         before = {q: lease_log.position(("T", "G", q)) for q in range(QUEUES)}
         assert set(before.values()) == {None}
         world.disk.fault = _FullDisk()
-        assert await world.pop_refused() == ResponseCode.SYSTEM_ERROR
+        assert await world.pop_refused(settles=settles) == ResponseCode.SYSTEM_ERROR
         world.disk.fault = NoFault()
         got: list[Held] = []
         while not got:

@@ -245,8 +245,11 @@ class LeaseLog:
         records = [self.records.check_point(lease, moves_position=True, now_ms=now_ms) for lease in leases]
 
         def settled(status: PutStatus) -> None:
-            if not is_stored(status):
-                for lease in leases:
+            for lease in leases:
+                if is_stored(status):
+                    # Not before: what becomes committed must not be ahead of a check point that is staged.
+                    self._moved[lease.key[:3]] = lease.end_offset
+                else:
                     self._take_back(lease)
             on_done(status)
 
@@ -254,7 +257,7 @@ class LeaseLog:
         for place, lease in enumerate(leases):
             self.leases.add(lease)
             self.leases.note_written(lease, first + place)
-            self.move(lease.key[:3], lease.end_offset)
+            self._positions[lease.key[:3]] = lease.end_offset
         self.on_sooner()
 
     def _take_back(self, lease: Lease) -> None:
