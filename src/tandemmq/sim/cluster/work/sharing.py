@@ -31,7 +31,8 @@ from tandemmq.sim.cluster.nodes import BrokerNode
 from tandemmq.sim.cluster.settings import BROKER_NAME
 from tandemmq.sim.cluster.work.node import RETRY_S, Item, WorkNode
 
-CALL_S = 2.0
+CALL_S = 4.0
+"""Above the 3 s that a synchronous master waits for its slaves."""
 ONCE = ProducerOptions(timeout_s=4.0, retry_count_max=0)
 """A send that is not repeated leaves one copy at most."""
 
