@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tandemmq.broker.access.options import AccessOptions
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.parts import Parts
 from tandemmq.broker.tables import Tables
@@ -102,6 +103,7 @@ class World:
         self.scope.start("saver", self.tables.saver.run())
         self.parts = Parts(
             options,
+            access=AccessOptions(),
             store=self.store,
             tables=self.tables,
             own_address=lambda: "127.0.0.1:10911",
