@@ -114,6 +114,7 @@ def test_op_log_knows_what_is_done_and_from_where_a_restart_reads() -> None:
     assert [offset for offset in range(15, 40) if ops.is_done(offset)] == [21, 22, 23, 30]
     assert ops.next_op == 104
     assert ops.settle(23) == 102  # the third names 30, which is ahead
+    assert ops.settle(30) == 102  # and is needed until 30 is behind
     assert ops.settle(31) == 104
     assert not ops.is_done(22)
     assert ops.add([31])
