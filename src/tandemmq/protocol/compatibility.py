@@ -248,6 +248,17 @@ DIFFERENCES: Final = (
 )
 """What differs on purpose, and where."""
 
+CLIENTS: Final = (
+    ("Java clients 4.9.8", "`make interop`: every case of the 4.9 line"),
+    ("Java clients and mqadmin 5.3.3", "`make interop`: every case of the 5.x line"),
+    ("Java brokers and name servers 4.9.7, 5.3.3", "`make interop`: replication and stores, both ways"),
+    (
+        "Go, C++, Python, Rust clients, gRPC proxy",
+        "not run by a test: their requests and dialects are, as bytes",
+    ),
+)
+"""Who runs against us, and how that is checked."""
+
 _SECTIONS: Final = (
     ((10, 310, 320, 36), "remoting 9.2, 9.6"),
     ((11, 361), "remoting 9.3"),
@@ -304,6 +315,13 @@ def _lines() -> Iterator[str]:
     for role, title in _AREAS:
         yield from _table(title, [entry for entry in CATALOGUE.values() if entry.served_by is role])
     yield from _not_served()
+    yield ""
+    yield "## Clients that are checked"
+    yield ""
+    yield "| what | how |"
+    yield "|---|---|"
+    for what, how in CLIENTS:
+        yield f"| {what} | {how} |"
     yield ""
     yield "## Deliberate differences"
     yield ""
