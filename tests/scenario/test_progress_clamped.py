@@ -145,6 +145,18 @@ async def test_who_insists_is_believed(peer: Peer) -> None:
     assert len(records_of(await pull(peer, CLAIM))) == 11
 
 
+async def test_who_has_not_got_the_answer_is_moved_again(broker: Broker, peer: Peer) -> None:
+    """The connection broke on the way: what was asked over it is asked again over the next one."""
+    await peer.heartbeat("c1", consumer("CG", "T"))
+    for claim in (CLAIM, 900):
+        assert pull_response(await pull(peer, claim)).next_offset == LIFE_START
+        async with Peer(broker) as again:
+            await again.heartbeat("c1", consumer("CG", "T"))
+            answer = await pull(again, claim)
+            assert (answer.code, pull_response(answer).next_offset) == (MOVED, LIFE_START)
+            assert len(records_of(await pull(again, LIFE_START))) == 20
+
+
 async def test_a_claim_behind_the_end_is_moved_to_what_is_safe(broker: Broker, peer: Peer) -> None:
     """Also of a member that was believed; who is no member goes to the end, as with RocketMQ."""
     await peer.heartbeat("c1", consumer("CG", "T"))

@@ -7,7 +7,8 @@ the old number skips them, and nobody notices once the queue has grown past it.
 Invariants: each queue remembers where it ended when this life of the broker began (its life start). A client
             of a group is believed in a queue once this life has told it where it is: it asked for the group's
             offset, pulled at or below the life start, was reset, or showed a record that is in this log. A
-            client that is not believed and claims more than the group's safe offset is moved there once.
+            client that is not believed and claims more than the group's safe offset is moved there, once over
+            each connection, because the answer may be lost with it.
             What the master keeps as committed is never a claim that was not believed.
 Strategy:   duplicates rather than gaps. One look into a dict for each pull; commits at or below the life
             start cost a comparison.
@@ -28,6 +29,7 @@ from tandemmq.protocol.requests.offset import QueryOffsetRequest, UpdateOffsetRe
 from tandemmq.protocol.requests.pull import PullRequest, SeenRecord
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Address
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 
@@ -60,7 +62,8 @@ class Claims:
         self._count = 0
         self._believed: dict[tuple[str, Who], set[QueueName]] = {}
         self._hosts: dict[tuple[str, str], set[QueueName]] = {}  # where believed clients have come from
-        self._moved: set[tuple[str, Who, QueueName]] = set()
+        # Who was moved, over which connection.
+        self._moved: dict[tuple[str, Who, QueueName], Address] = {}
         offsets.on_topic_dropped.append(self._forget_topic)
 
     def judge_pull(self, channel: Channel, header: PullRequest) -> int | None:
@@ -84,9 +87,9 @@ class Claims:
             return None
         queue = (header.topic, header.queue_id)
         key = (header.consumer_group, who, queue)
-        if key in self._moved:
+        if self._moved.get(key) == channel.peer:
             return None
-        return self._move(key, header.queue_offset, self._safe_offset(header.consumer_group, queue))
+        return self._move(channel, key, header.queue_offset, self._safe_offset(header.consumer_group, queue))
 
     def judge_commit(
         self, channel: Channel, header: UpdateOffsetRequest | PullRequest, *, is_tool: bool = False
@@ -139,16 +142,16 @@ class Claims:
             if seen is not None and safe <= seen.queue_offset < offset and self._has(queue, seen):
                 safe = seen.queue_offset + 1
             key = (group, who, queue)
-            if offset > safe and key not in self._moved and self._count < self._count_max:
-                return self._move(key, offset, safe)
+            if offset > safe and self._moved.get(key) != channel.peer and self._count < self._count_max:
+                return self._move(channel, key, offset, safe)
         if isinstance(who, str) or _needs_heartbeat(header):
             self._believe(channel, group, who, queue)
         return None
 
-    def _move(self, key: tuple[str, Who, QueueName], claimed: int, safe: int) -> int:
+    def _move(self, channel: Channel, key: tuple[str, Who, QueueName], claimed: int, safe: int) -> int:
         """Until it comes from there, or insists, its commits stay at what is safe."""
         group, who, (topic, queue_id) = key
-        self._moved.add(key)
+        self._moved[key] = channel.peer
         believed = self._believed.get((group, who))
         if believed is not None and (topic, queue_id) in believed:
             believed.discard((topic, queue_id))
@@ -194,7 +197,7 @@ class Claims:
         return not isinstance(who, str) and queue in self._hosts.get((group, channel.peer[0]), ())
 
     def _believe(self, channel: Channel, group: str, who: Who, queue: QueueName) -> None:
-        self._moved.discard((group, who, queue))
+        self._moved.pop((group, who, queue), None)
         if self._is_slave or self._count >= self._count_max:
             return
         key = (group, who)
@@ -217,7 +220,7 @@ class Claims:
         """Its queues begin anew: nobody is anywhere in them."""
         for believed in (*self._believed.values(), *self._hosts.values()):
             believed.difference_update([queue for queue in believed if queue[0] == topic])
-        self._moved = {key for key in self._moved if key[2][0] != topic}
+        self._moved = {key: peer for key, peer in self._moved.items() if key[2][0] != topic}
         self._count = sum(map(len, self._believed.values()))
 
 
