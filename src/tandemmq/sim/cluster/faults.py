@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from tandemmq.protocol.record import decode_record
+from tandemmq.protocol.record_layout import HEAD_V4_BYTES
 from tandemmq.sim.cluster.checkers import is_halted
 from tandemmq.sim.cluster.cluster import Cluster
 from tandemmq.sim.cluster.network import Way
@@ -266,13 +268,27 @@ class Trouble:
             node.start()
 
     async def _rot_on_slave(self) -> None:
-        """One bit of what a slave had on its disk is another one when it starts again."""
+        """One bit of a body that a slave had on its disk is another one when it starts again.
+
+        What else is in a record no checksum covers: there the slave finds out that its log is another one.
+        """
         node = self._dice.pick(self._cluster.slaves)
-        if node.store is None or not node.store.flushed.value:
+        store = node.store
+        if store is None:
             return
-        low, high = node.store.min_log_offset, node.store.flushed.value
+        places = [place for place in sorted(store.queue_keys()) if store.queue_max(*place)]
+        if not places:
+            return
+        place = self._dice.pick(places)
+        entries = store.queue_entries(*place, store.queue_min(*place), 1_000)
+        flushed = [at for at, size, _ in entries if at + size <= store.flushed.value]
+        if not flushed:
+            return
+        record = decode_record(store.log_view(at := self._dice.pick(flushed), 1 << 20))
+        if not record.body:
+            return
         node.kill() if self._dice.happens(50) else await node.end_in_order()
-        node.flip_bit(self._dice.between(low, high - 1), self._dice.below(8))
+        node.flip_bit(at + HEAD_V4_BYTES + self._dice.below(len(record.body)), self._dice.below(8))
         await self._start_again(node)
 
     async def _fail_writes(self) -> None:
