@@ -561,8 +561,7 @@ _EXACTLY_ONCE: Final = (
         path="broker/exactly_once/sends.py",
         sound="        if status not in NOT_STORED:\n            self._last[place]",
         bug="        if status is not None:\n            self._last[place]",
-        proofs=("scenario/test_exactly_once_sends.py",),
-        why_not="no test lets the store refuse a numbered send",
+        proofs=("unit/broker/test_numbered_sends.py",),
     ),
 )
 
