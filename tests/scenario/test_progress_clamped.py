@@ -222,6 +222,43 @@ async def test_a_record_that_is_in_the_log_proves_a_claim(broker: Broker, peer: 
     assert committed(broker) == CLAIM
 
 
+async def pull_shown(peer: Peer, client: str, seen: SeenRecord) -> Command:
+    values = {"sys_flag": PUSH | 0x4, "client_id": client, "seen": seen.render()}
+    return await pull(peer, seen.queue_offset + 1, **values)
+
+
+async def test_a_record_that_is_not_in_the_log_refutes_a_claim_of_an_earlier_life(tmp_path: Path) -> None:
+    """A loss that an earlier start found is nothing that this start knows of; the same for a slave's copy."""
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        await send(peer, 20)
+        record = records_of(await pull(peer, CLAIM - 1, sys_flag=0x4))[0]
+        broker._tables.offsets.commit("CG", "T", 0, 5, 0)
+    real = SeenRecord(CLAIM - 1, record.log_offset, record.stored_at_ms)
+    lost = real._replace(log_offset=record.log_offset - 8)
+    later = real._replace(queue_offset=40, log_offset=1 << 19)
+    for broker_id in (0, 1):
+        async with (
+            running_broker(tmp_path, broker_id=broker_id, slave_read_enable=True) as broker,
+            Peer(broker) as peer,
+        ):
+            header = UpdateOffsetRequest(
+                consumer_group="CG",
+                topic="T",
+                queue_id=0,
+                committed_offset=CLAIM,
+                client_id="c1",
+                seen=lost.render(),
+            )
+            await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+            assert committed(broker) == 5
+            answer = await pull_shown(peer, "c1", lost)
+            assert (answer.code, pull_response(answer).next_offset) == (MOVED, 5)
+            assert len(records_of(await pull_shown(peer, "c1", lost))) == 8  # who insists is believed
+            assert len(records_of(await pull_shown(peer, "c2", real))) == 8
+            if broker_id:  # a copy may only be behind
+                assert (await pull_shown(peer, "c3", later)).code != MOVED
+
+
 async def test_a_consumer_says_who_it_is_before_it_is_believed(broker: Broker, peer: Peer) -> None:
     """A Java consumer pulls and commits over a new connection before its next heartbeat."""
     async with Peer(broker) as early:

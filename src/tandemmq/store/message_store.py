@@ -605,8 +605,10 @@ class MessageStore:
 
     def has_record(
         self, topic: str, queue_id: int, queue_offset: int, log_offset: int, stored_at_ms: int
-    ) -> bool:
-        """Whether the record at a queue offset lies there in the log and was stored then."""
+    ) -> bool | None:
+        """Whether the record at a queue offset lies there in the log and was stored then; None when no record
+        can be read at that queue offset: not yet, not any more, or it is damaged.
+        """
         return self._reader.has_record(topic, queue_id, queue_offset, log_offset, stored_at_ms)
 
     def is_far(self, topic: str, queue_id: int, offset: int) -> bool:

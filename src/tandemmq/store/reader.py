@@ -246,14 +246,18 @@ class Reader:
 
     def has_record(
         self, topic: str, queue_id: int, queue_offset: int, log_offset: int, stored_at_ms: int
-    ) -> bool:
+    ) -> bool | None:
+        """See `MessageStore.has_record`."""
         queue = self._queues.table.get((topic, queue_id))
         if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
-            return False
+            return None
         entry = queue.entry(queue_offset)
-        if entry is None or entry[1] == FILLER_SIZE or entry[0] != log_offset:
+        if entry is None or entry[1] == FILLER_SIZE:
+            return None
+        if entry[0] != log_offset:
             return False
-        return self._log.stored_at(log_offset) == stored_at_ms
+        held_at_ms = self._log.stored_at(log_offset)
+        return None if held_at_ms == -1 else held_at_ms == stored_at_ms
 
     def earliest_stored_at(self, topic: str, queue_id: int) -> int:
         """When the first record that is kept was stored; -1 for an empty queue."""

@@ -10,10 +10,13 @@ Invariants: each queue remembers where it ended when this life of the broker beg
             client that is not believed and claims more than the group's safe offset is moved there, once over
             each connection, because the answer may be lost with it.
             What the master keeps as committed is never a claim that was not believed.
-Strategy:   duplicates rather than gaps. One look into a dict for each pull; commits at or below the life
-            start cost a comparison.
-At a bound: after `count_max` believed queues of clients every other client is believed, too.
-Knows not:  slaves. They judge nobody, because they may only be behind; their master does.
+            A client that shows a record in whose place this log has another is nowhere believed before it
+            has followed, on a slave neither: a copy that is only behind has nothing in that place.
+Strategy:   duplicates rather than gaps. On a master one look into a dict for each pull; commits at or below
+            the life start cost a comparison. On a slave one look into the log for each pull that shows a
+            record: readers come to it from the master and go back, so nothing holds for the next pull.
+At a bound: after `count_max` believed queues of clients, or as many that were moved, every other client is
+            believed, too.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ Who: TypeAlias = str | Channel
 
 
 class Claims:
-    """Judges what members of groups say about themselves; on a slave it believes everything."""
+    """Judges what members of groups say about themselves; on a slave only by the record that they show."""
 
     def __init__(
         self,
@@ -72,13 +75,17 @@ class Claims:
         Raises:  RequestRejected for a consumer whose heartbeat has to come first.
         """
         if self._is_slave:
-            return None
+            return self._judge_in_copy(channel, header)
         queue = (header.topic, header.queue_id)
         who = self._who(channel, header.consumer_group, header.client_id)
         believed = self._believed.get((header.consumer_group, who))
         if believed is not None and queue in believed:
             return None
         return self._judge_first(channel, who, header, queue)
+
+    def judge_held(self, channel: Channel, header: PullRequest) -> int | None:
+        """The same for a pull that was held: a slave may have got meanwhile what shows where it belongs."""
+        return self._judge_in_copy(channel, header) if self._is_slave else None
 
     def judge_overflow(self, channel: Channel, header: PullRequest) -> int | None:
         """The same for a pull behind the queue's end, which cannot be of this log whoever asks."""
@@ -97,7 +104,8 @@ class Claims:
         """What is to be kept of a commit; `is_tool`: somebody who is no member waits for the answer."""
         offset = header.committed_offset
         queue = (header.topic, header.queue_id)
-        if self._is_slave or offset <= self._store.queue_life_start(*queue):
+        is_old = self._is_slave or offset <= self._store.queue_life_start(*queue)
+        if is_old and header.seen is None:
             return offset
         group = header.consumer_group
         who = self._who(channel, group, header.client_id)
@@ -106,11 +114,16 @@ class Claims:
             return min(offset, queue_end)
         if not self._is_believed(channel, group, who, queue):
             seen = header.seen_record()
-            if seen is not None and offset <= seen.queue_offset + 1 and self._has(queue, seen):
+            has_seen = self._has(queue, seen)
+            if seen is not None and has_seen is False:
+                return min(offset, self._safe_offset_without(group, queue, seen))
+            if is_old:
+                return offset
+            if seen is not None and offset <= seen.queue_offset + 1 and has_seen:
                 self._believe(channel, group, who, queue)
             else:
                 return min(offset, self._safe_offset(group, queue))
-        if offset > queue_end:
+        if offset > queue_end and not self._is_slave:
             return min(offset, self._safe_offset(group, queue))
         return offset
 
@@ -126,9 +139,10 @@ class Claims:
 
     def _judge_first(self, channel: Channel, who: Who, header: PullRequest, queue: QueueName) -> int | None:
         group, offset = header.consumer_group, header.queue_offset
-        if offset > self._store.queue_life_start(*queue) and not self._is_believed(
-            channel, group, who, queue
-        ):
+        seen = header.seen_record()
+        has_seen = self._has(queue, seen)
+        is_claim = offset > self._store.queue_life_start(*queue) or has_seen is False
+        if is_claim and not self._is_believed(channel, group, who, queue):
             if not isinstance(who, str):
                 if _needs_heartbeat(header):
                     raise RequestRejected(
@@ -137,16 +151,33 @@ class Claims:
                         code=ResponseCode.SUBSCRIPTION_NOT_EXIST,
                     )
                 return None
-            safe = self._safe_offset(group, queue)
-            seen = header.seen_record()
-            if seen is not None and safe <= seen.queue_offset < offset and self._has(queue, seen):
-                safe = seen.queue_offset + 1
+            if seen is not None and has_seen is False:
+                safe = self._safe_offset_without(group, queue, seen)
+            else:
+                safe = self._safe_offset(group, queue)
+                if seen is not None and safe <= seen.queue_offset < offset and has_seen:
+                    safe = seen.queue_offset + 1
             key = (group, who, queue)
             if offset > safe and self._moved.get(key) != channel.peer and self._count < self._count_max:
                 return self._move(channel, key, offset, safe)
         if isinstance(who, str) or _needs_heartbeat(header):
             self._believe(channel, group, who, queue)
         return None
+
+    def _judge_in_copy(self, channel: Channel, header: PullRequest) -> int | None:
+        """On a slave: only who shows a record in whose place the copy has another is not of its log."""
+        if header.seen is None:
+            return None
+        group, queue, seen = header.consumer_group, (header.topic, header.queue_id), header.seen_record()
+        key = (group, self._who(channel, group, header.client_id), queue)
+        if seen is None or self._has(queue, seen) is not False:
+            self._moved.pop(key, None)
+            return None
+        safe = self._safe_offset_without(group, queue, seen)
+        is_again = self._moved.get(key) == channel.peer
+        if safe >= header.queue_offset or is_again or len(self._moved) >= self._count_max:
+            return None
+        return self._move(channel, key, header.queue_offset, safe)
 
     def _move(self, channel: Channel, key: tuple[str, Who, QueueName], claimed: int, safe: int) -> int:
         """Until it comes from there, or insists, its commits stay at what is safe."""
@@ -181,7 +212,32 @@ class Claims:
             safe = max(safe, self._offsets.pulled(group, *queue) or 0)
         return min(safe, self._store.queue_next(*queue))
 
-    def _has(self, queue: QueueName, seen: SeenRecord) -> bool:
+    def _safe_offset_without(self, group: str, queue: QueueName, seen: SeenRecord) -> int:
+        """The same for who shows a record that is not in this log.
+
+        Other lives may lie between, and their logs may have parted below this life's start. What the group
+        has committed was lowered by each of them.
+        A group that has committed nothing goes on at the first record that is no older than the lost one,
+        but no higher than the life start: clocks can be set back.
+        """
+        online = self._consumers.get(group)
+        committed = None
+        if online is None or online.consumption.message_model != BROADCASTING:
+            committed = self._offsets.committed(group, *queue)
+        if committed is not None:
+            return min(committed, self._store.queue_next(*queue))
+        younger = self._store.offset_by_time(*queue, seen.stored_at_ms)
+        return max(
+            self._store.queue_min(*queue),
+            min(younger, seen.queue_offset, self._store.queue_life_start(*queue)),
+        )
+
+    def _has(self, queue: QueueName, seen: SeenRecord | None) -> bool | None:
+        """None when that cannot be told: a slave may not have it yet, and an old record may be deleted."""
+        if seen is None:
+            return None
+        if not self._is_slave and seen.queue_offset >= self._store.queue_next(*queue):
+            return False
         return self._store.has_record(*queue, seen.queue_offset, seen.log_offset, seen.stored_at_ms)
 
     def _who(self, channel: Channel, group: str, client_id: str | None) -> Who:

@@ -275,9 +275,15 @@ class PullHandlers:
     def _read_again(
         self, held: HeldPull[Pull], *, count_max: int | None = None
     ) -> tuple[GetResult, PullPlan] | None:
-        """As `_read`, for a pull that was held; None when nobody waits any more or an error was answered."""
+        """As `_read`, for a pull that was held; None when nobody waits any more, the client was moved or an
+        error was answered.
+        """
         pull = held.request
         if pull.channel.is_closed:
+            return None
+        safe = self._claims.judge_held(pull.channel, pull.header)
+        if safe is not None:
+            pull.channel.send(self._answer_moved(pull, safe, CLAIM_REFUSED))
             return None
         try:
             return self._read(pull, held.offset, count_max=count_max)
