@@ -46,9 +46,13 @@ class StoreMarks:
         if not self.has_abort:
             self.write_abort()
 
-    def write_abort(self) -> None:
-        """What is not on disk was written on this boot; this process's id first, as RocketMQ writes it."""
-        content = f"{os.getpid()} {self._disk.boot_id()}".rstrip()
+    def write_abort(self, *, is_readable: bool = True) -> None:
+        """What is not on disk was written on this boot; this process's id first, as RocketMQ writes it.
+
+        `is_readable` False: an fsync has failed, and pages that were written may be gone from memory, too.
+        Then no boot is named, and the next start trusts as little as after a power cut.
+        """
+        content = f"{os.getpid()} {self._disk.boot_id() if is_readable else ''}".rstrip()
         self._disk.write_atomically(self._paths.abort, content.encode())
 
     def _told_boot_id(self) -> str:

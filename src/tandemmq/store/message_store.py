@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 
 from tandemmq.errors import Corrupt, DiskFull, FlushFailed, LogMissing, ServiceNotAvailable, StoreError
 from tandemmq.protocol.record import NewRecord
@@ -346,10 +347,16 @@ class MessageStore:
         return is_complete and self.dispatched.value == self.appended.value
 
     def _fail(self, error: BaseException) -> None:
-        """Nothing can be trusted any more: touch no file, refuse everything, tell who waits and the owner."""
+        """Nothing can be trusted any more: touch no file, refuse everything, tell who waits and the owner.
+
+        The one exception is the mark by which the next start trusts what this machine's memory holds.
+        """
         if self._admission.is_blocked(_FAILED):
             return
         self._admission.block(_FAILED, "the store has failed")
+        if isinstance(error, FlushFailed):
+            with suppress(OSError):
+                self._marks.write_abort(is_readable=False)
         if self._has_writers:
             self._replica_log.close()
             self._writers.halt()

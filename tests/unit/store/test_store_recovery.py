@@ -506,23 +506,26 @@ async def test_a_missing_checkpoint_costs_only_time() -> None:
     await store.close()
 
 
+class NoSync:
+    """No fsync of the log succeeds."""
+
+    def on_create(self, path: Path, size: int) -> None: ...
+
+    def on_write(self, path: Path, offset: int, size: int) -> int:
+        return size
+
+    def on_sync(self, path: Path) -> None:
+        if path.parent == LOG:
+            raise OSError(5, "input/output error")
+
+
 async def test_a_crash_during_recovery_is_noticed_by_the_next_one() -> None:
     rig = Rig()
     await filled(rig, 5)
     rig.kill()
 
-    class NoRoom:
-        def on_create(self, path: Path, size: int) -> None: ...
-
-        def on_write(self, path: Path, offset: int, size: int) -> int:
-            return size
-
-        def on_sync(self, path: Path) -> None:
-            if path.parent == LOG:
-                raise OSError(5, "input/output error")
-
     works = rig.disk.fault
-    rig.disk.fault = NoRoom()
+    rig.disk.fault = NoSync()
     with pytest.raises(Exception, match="cannot be opened"):
         await rig.open()
     assert rig.disk.exists(ROOT / "abort")
@@ -553,6 +556,19 @@ async def test_the_abort_mark_tells_whether_the_machine_has_been_restarted_since
     assert not left_on_this_boot(rig)
     monkeypatch.setattr(rig.disk, "boot_id", lambda: "")
     assert not left_on_this_boot(rig)  # neither of them tells
+
+
+async def test_after_a_failed_fsync_the_next_start_trusts_no_page_that_this_one_wrote() -> None:
+    rig = Rig()
+    store = await filled(rig, 3)
+    rig.disk.fault = NoSync()
+    rig.put(store, record(b"unsynced"))
+    await rig.clock.pass_time(11)
+    assert len(rig.fatal) == 1
+    assert rig.disk.exists(ROOT / "abort")
+    assert not left_on_this_boot(rig)
+    await store.close()
+    assert not left_on_this_boot(rig)
 
 
 async def test_a_recovery_that_did_not_end_leaves_the_boot_of_the_life_before() -> None:
