@@ -213,7 +213,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "diskSpaceWarningLevelRatio": _key(clamped(35, 90), "store.disk_warning_percent"),
     # Replication.
     "inSyncReplicas": _key(whole(0, 100), "store.in_sync_replicas"),
-    "totalReplicas": _key(whole(1, 100)),
+    "totalReplicas": _key(whole(1, 100), "store.total_replicas"),
     "minInSyncReplicas": _key(whole(1, 100)),
     "slaveTimeout": _key(POSITIVE, "store.slave_timeout_ms"),
     "haMaxGapNotInSync": _key(

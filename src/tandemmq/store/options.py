@@ -85,6 +85,7 @@ class StoreOptions:
 
     # Waiting for slaves.
     in_sync_replicas: int = 1  # inSyncReplicas, the master counted
+    total_replicas: int = 1  # totalReplicas: how many brokers the group has; what is known of more counts
     slave_timeout_ms: int = 3_000  # slaveTimeout
     replica_gap_bytes_max: int = 256 * MIB  # haMaxGapNotInSync
     accept_log: bool = False  # ours, acceptLog: a log that may lack acknowledged messages is used as it is
@@ -191,6 +192,7 @@ _RANGES = (
     ("queue_flush_least_pages", 0, 2**20),
     ("queue_flush_thorough_interval_ms", 1, 2**31),
     ("in_sync_replicas", 0, 100),
+    ("total_replicas", 1, 100),
     ("slave_timeout_ms", 1, 2**31),
     ("replica_gap_bytes_max", 1, 2**62),
     ("access_message_in_memory_ratio", 0, 100),

@@ -22,20 +22,25 @@ EMPTY = LogChecksumResponse(min_offset=0, max_offset=0, size_bytes=0, crc=0)
 
 
 @pytest.mark.parametrize(
-    ("in_sync_replicas", "slave_count", "answer_count", "is_enough"),
+    ("in_sync_replicas", "total_replicas", "slave_count", "answer_count", "is_enough"),
     [
-        (2, 1, 1, True),
-        (2, 1, 0, False),
-        (2, 2, 2, True),
-        (2, 2, 1, False),  # what was acknowledged may be at the other one only
-        (3, 2, 1, True),
-        (3, 3, 1, False),
-        (3, 3, 2, True),
+        (2, 1, 1, 1, True),
+        (2, 1, 1, 0, False),
+        (2, 1, 2, 2, True),
+        (2, 1, 2, 1, False),  # what was acknowledged may be at the other one only
+        (2, 3, 1, 1, False),  # which is not listed yet
+        (2, 3, 2, 2, True),
+        (3, 1, 2, 1, True),
+        (3, 1, 3, 1, False),
+        (3, 1, 3, 2, True),
+        (3, 4, 2, 2, True),
+        (3, 4, 1, 1, False),
     ],
 )
 async def test_enough_slaves_leave_no_room_for_an_acknowledged_message(
     monkeypatch: pytest.MonkeyPatch,
     in_sync_replicas: int,
+    total_replicas: int,
     slave_count: int,
     answer_count: int,
     is_enough: bool,
@@ -48,7 +53,12 @@ async def test_enough_slaves_leave_no_room_for_an_acknowledged_message(
     monkeypatch.setattr(tail_wait, "read_log_checksum", read_log_checksum)
     clock, disk = ManualClock(), MemoryDisk()
     store = await MessageStore.open(
-        StoreOptions(root=Path("/store"), role=BrokerRole.SYNC_MASTER, in_sync_replicas=in_sync_replicas),
+        StoreOptions(
+            root=Path("/store"),
+            role=BrokerRole.SYNC_MASTER,
+            in_sync_replicas=in_sync_replicas,
+            total_replicas=total_replicas,
+        ),
         disk=disk,
         clock=clock,
     )

@@ -6,7 +6,8 @@ Strategy:   it asks every slave that a name server lists, or that told it, where
             the last bytes are compared. What a slave holds more is read from it, looked at record by record,
             and written; so the slave can follow as before, and nobody needs to be emptied.
             Enough slaves are those that leave no room for a message that was acknowledged: of `n` slaves any
-            `n - inSyncReplicas + 2` hold together all that was.
+            `n - inSyncReplicas + 2` hold together all that was. Name servers that were just started list
+            slaves one by one: `totalReplicas` says how many there are.
 Invariants: while it waits nothing is sent to it or read from it, and no name server lists it; it takes bytes
             behind its own end only, and only from a log that is the same below it; it serves what is on disk,
             and nothing while another broker is the master of its name.
@@ -139,11 +140,12 @@ class TailWait:
             return "no slave is known that could show what it holds"
         # Each acknowledged message is at so many slaves.
         ack_count = self._store.options.slave_ack_count(self._store.options.role)
-        needed = max(1, len(slaves) - ack_count + 1)
+        slave_count = max(len(slaves), self._store.options.total_replicas - 1)
+        needed = max(1, slave_count - ack_count + 1)
         answers = {slave: await self._ask(slave) for slave in slaves}
         missing = [f"{slave}: {answer}" for slave, answer in answers.items() if answer]
         if len(slaves) - len(missing) < needed:
-            return f"{needed} of {len(slaves)} slaves must show what they hold; {'; '.join(missing)}"
+            return f"{needed} of {slave_count} slaves must show what they hold; {'; '.join(missing)}"
         if listed is None and waited_s < UNLISTED_S:
             return "no name server lists the slaves: others may come"
         return ""
