@@ -149,6 +149,35 @@ async def test_damage_is_healed_from_the_other_copy(group: Group, broker_id: int
     await group.caught_up()
 
 
+@pytest.mark.parametrize("broker_id", [0, 1])
+async def test_damage_that_a_running_broker_finds_is_healed_at_once(
+    group: Group, broker_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No restart and no refused send between."""
+    monkeypatch.setattr("tandemmq.store.scrub.FIRST_DELAY_S", 0.05)
+    master = await group.start(0, scrub_interval_ms=50)
+    await group.start(1, scrub_interval_ms=50)
+    store = group.brokers[broker_id].store
+    assert store is not None
+    async with Peer(master) as to_master:
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="T", write_queue_count=1))
+        for count in range(10):
+            await to_master.send_ok("T", b"message %d" % count)
+        await group.caught_up()
+        path = group.root / str(broker_id) / "commitlog" / ("0" * 20)
+        end = store.max_log_offset
+        sound = path.read_bytes()[:end]
+        at = sound.index(b"message 3")
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(b"M")
+        await until(lambda: any((group.root / str(broker_id) / "damaged").glob("*.bad")), "found")
+        await until(lambda: not store.damaged_ranges, "healed")
+        assert path.read_bytes()[:end] == sound
+        await to_master.send_ok("T", b"one more")
+    await group.caught_up()
+
+
 async def test_synchronous_send_over_the_wire(group: Group) -> None:
     settings = {"role": BrokerRole.SYNC_MASTER, "in_sync_replicas": 2, "slave_timeout_ms": 200}
     master = await group.start(0, **settings)

@@ -185,6 +185,8 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "flushLeastPagesWhenWarmMapedFile": _key(whole(1, 2**20), "store.warm_flush_pages"),
     "dataReadAheadEnable": _key(FLAG, "store.read_ahead_enable"),
     "checkCRCOnRecover": _key(FLAG, "store.check_crc_on_recover"),
+    "scrubBytesPerSecond": _key(whole(0, 2**31), "store.scrub_bytes_per_second"),  # ours
+    "scrubInterval": _key(POSITIVE, "store.scrub_interval_ms"),  # ours
     # Flushing.
     "flushDiskType": _key(choice(FlushMode), "store.flush_mode"),
     "syncFlushTimeout": _key(POSITIVE, "store.sync_flush_timeout_ms"),

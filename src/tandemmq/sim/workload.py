@@ -53,6 +53,7 @@ def _random_files(dice: Dice) -> StoreOptions:
         file_reserved_hours=3,
         delete_at_hours=tuple(range(24)),  # whatever the time zone of the machine that runs this
         clean_first_delay_ms=10 * 24 * 3_600_000,  # cleaning only when a run asks for it
+        scrub_bytes_per_second=0,
     )
 
 

@@ -86,6 +86,8 @@ class MessageStore:
         self.tail_doubt = ""
         """Why the log may lack acknowledged messages. Then the store is a slave's until `accept_log`, so that
         what is missing can be appended as it is; empty when there is no doubt."""
+        self.on_damaged: Callable[[], None] = lambda: None
+        """Set by the owner: damage was found while the store is open, which another copy may heal."""
         self._segment_task: asyncio.Task[None] | None = None
         self._log = CommitLog(
             SegmentedLog(
@@ -284,6 +286,7 @@ class MessageStore:
             on_written=self._on_written,
             on_refused=self._on_refused,
             on_failed=self._fail,
+            on_damaged=lambda: self.on_damaged(),
         )
 
     def _connect(self) -> None:

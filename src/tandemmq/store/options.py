@@ -105,6 +105,10 @@ class StoreOptions:
     # Recovery.
     check_crc_on_recover: bool = True  # checkCRCOnRecover
 
+    # Reading the log again while it is open, so that damage is found early.
+    scrub_bytes_per_second: int = 8 * MIB  # ours, scrubBytesPerSecond; 0: not at all
+    scrub_interval_ms: int = 86_400_000  # ours, scrubInterval: the rest between two rounds
+
     # Retention.
     file_reserved_hours: int = 72  # fileReservedTime
     delete_at_hours: tuple[int, ...] = (4,)  # deleteWhen, split at ';'
@@ -203,6 +207,8 @@ _RANGES = (
     ("transfer_count_on_disk_max", 1, 2**31),
     ("filter_scan_bytes_max", QUEUE_UNIT_BYTES, 2**31),
     ("query_count_max", 1, 2**20),
+    ("scrub_bytes_per_second", 0, 2**31),
+    ("scrub_interval_ms", 1, 2**31),
     ("file_reserved_hours", 1, 24 * 36_500),
     ("clean_interval_ms", 1, 2**31),
     ("clean_first_delay_ms", 0, 2**31),

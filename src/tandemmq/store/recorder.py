@@ -58,6 +58,7 @@ class StoreRecorder:
         "flush_wait",
         "outcomes",
         "read_distance_bytes",
+        "scrubbed_bytes",
     )
 
     def __init__(self) -> None:
@@ -69,6 +70,7 @@ class StoreRecorder:
         self.outcomes = dict.fromkeys(PutStatus, 0)
         self.read_distance_bytes = 0  # of the last read, from the log's end
         self.far_read_count = 0  # reads from beyond the memory window
+        self.scrubbed_bytes = 0  # of the log that were read to find damage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

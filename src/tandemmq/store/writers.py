@@ -28,13 +28,14 @@ from tandemmq.store.paths import StorePaths
 from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.replies import Sends
 from tandemmq.store.retention import Cleaner
+from tandemmq.store.scrub import Scrubber
 from tandemmq.store.table_flusher import TableFlusher
 from tandemmq.store.transient_pool import TransientPool
 from tandemmq.store.watermarks import Watermark
 
 
 class Writers:
-    """Appends, the log's flushes and commits, the tables' flushes, and retention."""
+    """Appends, the log's flushes and commits, the tables' flushes, retention, and the search for damage."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Writers:
         on_written: Callable[[list[Unit], Sends, int], None],
         on_refused: Callable[[Sends, PutStatus], None],
         on_failed: Callable[[BaseException], None],
+        on_damaged: Callable[[], None],
     ) -> None:
         self._indexes = indexes
         self._dispatcher = dispatcher
@@ -134,16 +136,29 @@ class Writers:
             flushed=flushed,
             dispatched=dispatched,
         )
+        self.scrubber = Scrubber(
+            options,
+            log=log,
+            disk=disk,
+            clock=clock,
+            tasks=tasks,
+            recorder=recorder,
+            flushed=flushed,
+            dispatched=dispatched,
+            on_damaged=on_damaged,
+        )
 
     def start(self) -> None:
         """Start what goes by the clock."""
         self.flusher.start()
         self.table_flusher.start()
         self.cleaner.start()
+        self.scrubber.start()
 
     async def stop(self) -> None:
         """What goes by the clock has ended; everything can still be called."""
         self.cleaner.stop()
+        await self.scrubber.stop()
         await self.flusher.stop()
         await self.table_flusher.stop()
 
@@ -156,6 +171,7 @@ class Writers:
         self.flusher.halt()
         self.table_flusher.halt()
         self.cleaner.stop()
+        self.scrubber.halt()
         if self._indexes is not None:
             self._indexes.halt()
 

@@ -166,6 +166,13 @@ MEMORY_WINDOW: Final = _gauge(
 READS_BEYOND_MEMORY: Final = _counter(
     "tandemmq_store_reads_beyond_memory_total", "pulls from further behind, which a slave may answer"
 )
+DAMAGED_RANGES: Final = _gauge(
+    "tandemmq_store_damaged_ranges", "ranges of the log that are known to be damaged: see `log.damaged`"
+)
+DAMAGED_BYTES: Final = _gauge("tandemmq_store_damaged_bytes", "bytes in them, which nobody is given")
+SCRUBBED: Final = _counter(
+    "tandemmq_store_scrubbed_bytes_total", "bytes of the log that were read again to find damage"
+)
 DISK_USED: Final = _gauge("tandemmq_disk_used_bytes", "used on the file system of the CommitLog")
 DISK_TOTAL: Final = _gauge("tandemmq_disk_total_bytes", "size of that file system, without root's reserve")
 DISK_RATIO: Final = _gauge("tandemmq_disk_used_ratio", "used share of it, 0..1")

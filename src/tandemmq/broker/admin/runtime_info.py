@@ -226,6 +226,9 @@ class RuntimeInfoHandlers:
             "remainTransientStoreBufferNumbs": str(facts.pool_free_count),
             "remainHowManyDataToCommit": f"{facts.uncommitted_bytes} B",
             "remainHowManyDataToFlush": f"{store.appended.value - store.flushed.value} B",
+            "damagedRangeCount": str(facts.damaged_range_count),
+            "damagedBytes": str(facts.damaged_bytes),
+            "scrubbedBytes": str(store.recorder.scrubbed_bytes),
             "earliestMessageTimeStamp": str(self._earliest_ms(self._clock.now_ms())),
         }
 

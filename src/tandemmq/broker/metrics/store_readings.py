@@ -32,6 +32,9 @@ def read_store(store: MessageStore, disk: Disk) -> Iterator[Reading]:
     yield Reading(metrics.READ_DISTANCE, recorder.read_distance_bytes)
     yield Reading(metrics.MEMORY_WINDOW, store.options.memory_window_bytes)
     yield Reading(metrics.READS_BEYOND_MEMORY, recorder.far_read_count)
+    yield Reading(metrics.DAMAGED_RANGES, facts.damaged_range_count)
+    yield Reading(metrics.DAMAGED_BYTES, facts.damaged_bytes)
+    yield Reading(metrics.SCRUBBED, recorder.scrubbed_bytes)
     yield from _read_disk(store, disk)
     yield Reading(metrics.APPEND_BATCH, recorder.append_batch_s)
     if facts.has_pool:

@@ -1,4 +1,4 @@
-"""Heals what a start found damaged in the own log, from the other copies of the group.
+"""Heals what a start or a scrub found damaged in the own log, from the other copies of the group.
 
 Strategy:   a slave asks its master, before it has the ends of both logs compared, because damage would look
             like another history there; a master asks the slaves that a name server lists or that told it.

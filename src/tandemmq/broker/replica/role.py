@@ -7,6 +7,7 @@ Owns: both ends of replication and the config sync of one broker, what the last 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import msgspec
@@ -116,6 +117,8 @@ class ReplicaRole:
             other_master=other_master,
         )
         self._log_heal = LogHeal(store, client=client, clock=clock, sources=self._copies)
+        self._heal_task: asyncio.Task[None] | None = None
+        store.on_damaged = self._heal
         self._listed = listed
         self.on_master_lost: Callable[[], None] = lambda: None
         """Set by the owner: where the master is now must be asked."""
@@ -139,7 +142,7 @@ class ReplicaRole:
         """The address that slaves dial. A slave starts following as soon as it learns its master."""
         address = await self.master.start(host, port)
         if self._store.damaged_ranges:
-            self._scope.start("log_heal", self._log_heal.run())
+            self._heal()
         if self._is_slave:
             if self._fixed_ha_address:
                 self.slave.set_master(self._fixed_ha_address)
@@ -171,6 +174,11 @@ class ReplicaRole:
             self.slave.check_again()
         if ha_address and not self._fixed_ha_address:
             self.slave.set_master(ha_address)
+
+    def _heal(self) -> None:
+        """Damage is known: ask other copies until none is left."""
+        if self._heal_task is None or self._heal_task.done():
+            self._heal_task = self._scope.start("log_heal", self._log_heal.run())
 
     @property
     def is_looking(self) -> bool:

@@ -312,6 +312,7 @@ class BrokerNode(Node):
             key_index_entry_count=500,
             message_bytes_max=4_096,
             memory_bytes=20_000,
+            scrub_bytes_per_second=0,
         )
 
     def _broker_options(self) -> BrokerOptions:

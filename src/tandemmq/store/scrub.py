@@ -1,0 +1,236 @@
+"""Reads what lies in the log's files again and again, so that damage is found before the bytes are needed.
+
+Invariants: looked at is what is flushed and dispatched: whole records, which never change. Bytes are damage
+            only when a second look finds no record either, in a file that is still the log's. Sends go on.
+Strategy:   one block at a time, off the loop, then a rest that keeps to the speed; oldest first. Bytes are
+            read, not mapped, so a sector that cannot be read is an error and no signal. What a block cannot
+            tell (a longer record, the end of a file, damage) is looked at in the map, once it was read.
+At a bound: with `DAMAGED_RANGES_MAX` ranges known the round ends.
+Knows not:  what heals a range.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeVar
+
+from tandemmq.errors import Corrupt
+from tandemmq.protocol.record import RecordOutcome, check_record
+from tandemmq.protocol.record_layout import PREFIX
+from tandemmq.runtime.ports import Advice, Clock, Disk, File, TimerHandle
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.store.commit_log import CommitLog
+from tandemmq.store.damage import DamagedRange, next_sound
+from tandemmq.store.options import StoreOptions
+from tandemmq.store.record_block import read_block
+from tandemmq.store.recorder import StoreRecorder
+from tandemmq.store.segment import Segment
+from tandemmq.store.watermarks import Watermark
+from tandemmq.telemetry import events
+from tandemmq.units import MIB
+
+log = logging.getLogger(__name__)
+
+BLOCK_BYTES: Final = MIB
+FIRST_DELAY_S: Final = 60.0
+"""A start has read the last file itself, and has other things to do."""
+_T = TypeVar("_T")
+
+
+class _Look(NamedTuple):
+    """Sound records reach up to byte `end` of the file; `reason`: what lies there is none."""
+
+    end: int
+    read_bytes: int
+    reason: str = ""
+
+
+class Scrubber:
+    """The rounds of one store. `on_damaged` is told when a range was added to those of the log."""
+
+    def __init__(
+        self,
+        options: StoreOptions,
+        *,
+        log: CommitLog,
+        disk: Disk,
+        clock: Clock,
+        tasks: TaskScope,
+        recorder: StoreRecorder,
+        flushed: Watermark,
+        dispatched: Watermark,
+        on_damaged: Callable[[], None],
+    ) -> None:
+        self._bytes_per_second = options.scrub_bytes_per_second
+        self._interval_s = options.scrub_interval_ms / 1000
+        self._log = log
+        self._disk = disk
+        self._clock = clock
+        self._tasks = tasks
+        self._recorder = recorder
+        self._flushed = flushed
+        self._dispatched = dispatched
+        self._on_damaged = on_damaged
+        self._position = 0  # where the next look begins
+        self._timer: TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_stopped = False
+
+    def start(self) -> None:
+        """Begin the rounds, unless the options switch them off."""
+        if self._bytes_per_second:
+            self._rest(FIRST_DELAY_S)
+
+    def halt(self) -> None:
+        """Look at nothing any more."""
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def stop(self) -> None:
+        """Returns when nothing is being read."""
+        self.halt()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def _rest(self, seconds: float) -> None:
+        self._timer = self._clock.call_later(seconds, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if not self._is_stopped:
+            self._task = self._tasks.start("scrub", self._go_on())
+
+    async def _go_on(self) -> None:
+        """One look, and the rest behind it; behind the last one of a round a long one."""
+        try:
+            read_bytes = await self._look()
+        finally:
+            self._task = None
+        if self._is_stopped:
+            return
+        if read_bytes is None:
+            self._position = 0
+            self._rest(self._interval_s)
+        else:
+            self._rest(read_bytes / self._bytes_per_second)
+
+    async def _look(self) -> int | None:
+        """Go on by one block; how many bytes were read, None at the end of the round."""
+        position = max(self._position, self._log.begin)  # retention may have overtaken us
+        while (known := self._log.damaged.find(position, position + 1)) is not None:
+            position = known.end
+        segment = self._log.log.find(position)
+        end = min(self._flushed.value, self._dispatched.value)
+        if segment is None or position >= end:
+            return None
+        at, limit = position - segment.base, min(segment.size, end - segment.base)
+        try:
+            look = await self._off_loop(segment, _look_at, at, limit)
+            self._recorder.scrubbed_bytes += look.read_bytes
+            self._position = segment.base + look.end
+            if not look.reason:
+                return look.read_bytes if look.end <= limit else None
+            is_going_on = await self._judge(segment, look.end, look.reason)
+        except OSError as error:
+            self._report_failure(segment, position, str(error))
+            self._position = segment.end
+            return BLOCK_BYTES
+        return look.read_bytes if is_going_on else None
+
+    async def _judge(self, segment: Segment, at: int, reason: str) -> bool:
+        """Bytes `at` of a file are no record; False when the round ends here. Raises OSError."""
+        begin = segment.base + at
+        if self._is_gone(segment) or self._log.damaged.find(begin, begin + 1) is not None:
+            return True  # the next look begins behind it
+        if not _sound_end(segment.view(), at, segment.base)[1]:
+            return True  # it was healed meanwhile, or the memory erred
+        limit = min(segment.size, self._flushed.value - segment.base, self._dispatched.value - segment.base)
+        found_at = await self._off_loop(segment, _find_sound, at, limit)
+        if self._is_gone(segment):
+            return True
+        if found_at is None and limit < segment.size and self._flushed.value < self._dispatched.value:
+            return False  # whether a record ends at `limit` is not known: next time
+        end = segment.base + (limit if found_at is None else found_at)
+        following = self._log.damaged.find(begin, end)
+        damaged = DamagedRange(begin, end if following is None else following.begin, reason)
+        try:
+            self._log.damaged.add(damaged, segment.path)
+        except Corrupt as error:
+            self._report_failure(segment, begin, str(error))
+            return False
+        self._position = damaged.end
+        log.error(
+            events.LOG_DAMAGED,
+            extra={
+                "path": str(segment.path),
+                "file_offset": at,
+                "log_offset": begin,
+                "size_bytes": damaged.size,
+                "reason": reason,
+                "found_by": "scrub",
+            },
+        )
+        self._on_damaged()
+        return True
+
+    async def _off_loop(self, segment: Segment, look: Callable[..., _T], *facts: int) -> _T:
+        """`look(file, view, base, *facts)`, which blocks; the file stays open meanwhile."""
+        file = segment.pin()
+        try:
+            return await self._disk.offload(look, file, segment.view(), segment.base, *facts)
+        finally:
+            segment.unpin()
+
+    def _is_gone(self, segment: Segment) -> bool:
+        return self._log.log.find(segment.base) is not segment
+
+    def _report_failure(self, segment: Segment, log_offset: int, reason: str) -> None:
+        extra = {"path": str(segment.path), "log_offset": log_offset, "reason": reason}
+        log.error(events.LOG_SCRUB_FAILED, extra=extra)
+
+
+def _look_at(file: File, view: memoryview, base: int, at: int, limit: int) -> _Look:
+    """Sound records from byte `at` of a file on, as far as one block shows. Raises OSError."""
+    raw = memoryview(file.pread(at, min(BLOCK_BYTES, limit - at)))
+    block = read_block(raw, log_offset=base + at, check_crc=True)
+    if len(block):
+        return _Look(at + block.end, len(raw))
+    size = PREFIX.unpack_from(raw)[0] if len(raw) >= PREFIX.size else 0
+    is_long = len(raw) < size <= len(view) - at
+    if is_long:
+        _read(file, at + len(raw), at + size)
+    end, reason = _sound_end(view, at, base)
+    if is_long:
+        file.advise(Advice.IDLE)
+    return _Look(end, max(len(raw), size if is_long else 0), reason)
+
+
+def _sound_end(view: memoryview, at: int, base: int) -> tuple[int, str]:
+    """Behind the record or BLANK at byte `at` of a whole file; or `at`, and why neither is there."""
+    found = check_record(view, at, log_offset=base + at)
+    if found.outcome is RecordOutcome.OK:
+        return at + found.size, ""
+    if found.outcome is RecordOutcome.BLANK and found.size == len(view) - at:
+        return len(view), ""
+    return at, found.outcome.value
+
+
+def _find_sound(file: File, view: memoryview, base: int, at: int, limit: int) -> int | None:
+    """Where in the file sound bytes go on behind the unsound ones at `at`; None: not below `limit`.
+
+    Nothing there is a left-over from behind an earlier end of the log. Raises OSError.
+    """
+    _read(file, at, limit)
+    sound, _ = next_sound(view[:limit], at, base=base)
+    file.advise(Advice.IDLE)
+    return None if sound is None else sound.log_offset - base
+
+
+def _read(file: File, begin: int, end: int) -> None:
+    """So that what cannot be read is an error here, and not a signal where the mapped bytes are touched."""
+    for at in range(begin, end, BLOCK_BYTES):
+        file.pread(at, min(BLOCK_BYTES, end - at))

@@ -1,0 +1,164 @@
+"""The search for damage in the log of an open store."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from store_rig import Rig, record
+from test_damage import COUNT, FIELDS, FILE_BYTES, filled, flip, healed, log_bytes, place, read
+
+from tandemmq.runtime.ports import File
+from tandemmq.store import FlushMode, MessageStore
+from tandemmq.store.scrub import BLOCK_BYTES, FIRST_DELAY_S
+from tandemmq.telemetry import events
+
+ROUND_S = 120
+SCRUB: dict[str, Any] = {"commit_log_file_bytes": FILE_BYTES, "scrub_interval_ms": ROUND_S * 1000}
+
+
+def found(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    """Where damage was told, and who found it."""
+    return [(r.log_offset, r.found_by) for r in caplog.records if r.msg == events.LOG_DAMAGED]  # type: ignore[attr-defined]
+
+
+def ranges(store: MessageStore) -> list[tuple[int, int]]:
+    return [(begin, end) for begin, end, _ in store.damaged_ranges]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+async def test_a_flipped_bit_in_an_old_file_is_found_while_the_store_is_open(
+    field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Told once, read around, and sends go on."""
+    rig = Rig(**SCRUB, flush_mode=FlushMode.SYNC_FLUSH)
+    size = await filled(rig, 300)
+    store = rig.stores[-1]
+    told: list[int] = []
+    store.on_damaged = lambda: told.append(len(store.damaged_ranges))
+    at = place(rig, 10)
+    flip(rig, at + FIELDS[field])
+    with caplog.at_level(logging.ERROR):
+        await rig.clock.pass_time(FIRST_DELAY_S + 5)
+        await rig.clock.pass_time(ROUND_S + 5)
+    assert ranges(store) == [(at, at + size)]
+    assert found(caplog) == [(at, "scrub")]
+    assert told == [1]
+    others = [n for n in range(300) if n != 10]
+    assert read(store) == read(store, is_bulk=True) == others
+    assert store.facts().damaged_range_count == 1
+    assert store.facts().damaged_bytes == size
+    assert store.recorder.scrubbed_bytes > store.max_log_offset
+    rig.put(store, record(b"300"))
+    await rig.clock.pass_time(1)
+    assert read(store) == [*others, 300]
+    await store.close()
+
+
+async def test_what_was_found_is_healed_and_readable() -> None:
+    rig = Rig(**SCRUB)
+    await filled(rig)
+    store = rig.stores[-1]
+    sound = log_bytes(rig)
+    for number in (10, 11, 40, COUNT - 1):
+        flip(rig, place(rig, number) + 95)
+    await rig.clock.pass_time(FIRST_DELAY_S + 5)
+    assert read(store) == [n for n in range(COUNT) if n not in (10, 11, 40, COUNT - 1)]
+    assert await healed(store, sound) == 0
+    assert read(store) == read(store, is_bulk=True) == list(range(COUNT))
+    assert log_bytes(rig) == sound
+    await rig.clock.pass_time(ROUND_S + 5)
+    assert not store.damaged_ranges
+    await store.close()
+
+
+async def test_damage_at_the_end_of_a_file_ends_with_it() -> None:
+    """The BLANK behind the last record, and the first record of the next file."""
+    rig = Rig(**SCRUB)
+    size = await filled(rig, 300)
+    store = rig.stores[-1]
+    blank_at = (FILE_BYTES - 8) // size * size
+    flip(rig, blank_at + 5)
+    flip(rig, FILE_BYTES + 95)
+    await rig.clock.pass_time(FIRST_DELAY_S + 5)
+    assert ranges(store) == [(blank_at, FILE_BYTES), (FILE_BYTES, FILE_BYTES + size)]
+    await store.close()
+
+
+async def test_a_record_longer_than_a_block_is_checked_as_a_whole() -> None:
+    rig = Rig(**{**SCRUB, "commit_log_file_bytes": 4 * BLOCK_BYTES})
+    store = await rig.open()
+    rig.put(store, record(b"first"), record(bytes(2 * BLOCK_BYTES) + b"x"), record(b"last"))
+    await rig.clock.pass_time(11)
+    await rig.clock.pass_time(FIRST_DELAY_S + 5)
+    assert not store.damaged_ranges
+    (first, long, last) = (entry[0] for entry in store.queue_entries("T", 0, 0, 3))
+    assert store.recorder.scrubbed_bytes > last
+    file = rig.disk.open(store.options.log_dir / ("0" * 20))
+    file.pwrite(long + 2 * BLOCK_BYTES, (b"\1",))
+    file.close()
+    await rig.clock.pass_time(ROUND_S + 5)
+    assert ranges(store) == [(long, last)]
+    assert store.read_record(first) is not None
+    await store.close()
+
+
+async def test_the_speed_is_kept_and_nothing_is_read_when_it_is_switched_off() -> None:
+    for speed in (0, 1000):
+        rig = Rig(**SCRUB, scrub_bytes_per_second=speed)
+        await filled(rig, 300)
+        store = rig.stores[-1]
+        await rig.clock.pass_time(FIRST_DELAY_S + 12)
+        if speed:
+            assert 0 < store.recorder.scrubbed_bytes < 3 * FILE_BYTES
+        else:
+            assert store.recorder.scrubbed_bytes == 0
+        await store.close()
+        assert rig.fatal == []
+
+
+async def test_files_that_are_deleted_meanwhile_are_passed_over() -> None:
+    rig = Rig(
+        **SCRUB,
+        scrub_bytes_per_second=1000,
+        clean_first_delay_ms=10 * 24 * 3_600_000,
+    )
+    await filled(rig, 300)
+    store = rig.stores[-1]
+    await rig.clock.pass_time(FIRST_DELAY_S + 1)
+    assert 0 < store.recorder.scrubbed_bytes < 2 * FILE_BYTES
+    for _ in range(2):
+        store._log.log.drop_oldest()
+    store.cut_queues()
+    await rig.clock.pass_time(ROUND_S)
+    assert not store.damaged_ranges
+    assert rig.fatal == []
+    await store.close()
+
+
+async def test_a_file_that_cannot_be_read_is_told_and_passed_over(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(**SCRUB)
+    await filled(rig, 300)
+    store = rig.stores[-1]
+    at = place(rig, 299)
+    flip(rig, at + 95)
+    first = store._log.log.segments[0]
+    file_type = type(first.file)
+    sound_pread = file_type.pread
+
+    def pread(file: File, offset: int, size: int) -> bytes:
+        if file.path == first.path:
+            raise OSError(5, "Input/output error")
+        return sound_pread(file, offset, size)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(file_type, "pread", pread)
+    await rig.clock.pass_time(FIRST_DELAY_S + 5)
+    monkeypatch.undo()
+    failed = [r for r in caplog.records if r.msg == events.LOG_SCRUB_FAILED]
+    assert [r.log_offset for r in failed] == [0]  # type: ignore[attr-defined]
+    assert [begin for begin, _ in ranges(store)] == [at]
+    assert rig.fatal == []
+    await store.close()
