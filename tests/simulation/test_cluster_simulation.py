@@ -31,7 +31,7 @@ from tandemmq.sim.cluster.work.kinds import KINDS
 from tandemmq.store import BrokerRole, FlushMode, StoreOptions, flusher
 from tandemmq.store.segment import Segment
 
-SMOKE_SEEDS = (901, 902, 903, 905, 906, 907, 908, 909)
+SMOKE_SEEDS = range(901, 909)
 SMOKE_LOAD_S = 12.0
 REPEATED_SEED = 903
 LATE_S = 0.02
