@@ -345,7 +345,7 @@ _REPLICATION: Final = (
     Plant(
         name="a master in doubt takes one slave's word for all",
         path="broker/replica/tail_wait.py",
-        sound="needed = max(1, len(slaves) - ack_count + 1)",
+        sound="needed = max(1, slave_count - ack_count + 1)",
         bug="needed = 1",
         proofs=("unit/replication/test_slaves_asked.py", "sim"),
     ),
