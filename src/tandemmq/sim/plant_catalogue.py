@@ -569,15 +569,15 @@ _OFFSETS: Final = (
     Plant(
         name="a consumer's proof of its place is not looked up",
         path="broker/offsets/claims.py",
-        sound="if seen is not None and offset <= seen.queue_offset + 1 and self._has(queue, seen):",
+        sound="if seen is not None and offset <= seen.queue_offset + 1 and has_seen:",
         bug="if seen is not None and offset <= seen.queue_offset + 1:",
         proofs=("scenario/test_progress_clamped.py", "sim"),
     ),
     Plant(
         name="a record of another log passes for the one that was seen",
         path="store/reader.py",
-        sound="return self._log.stored_at(log_offset) == stored_at_ms",
-        bug="return self._log.stored_at(log_offset) >= 0",
+        sound="return None if held_at_ms == -1 else held_at_ms == stored_at_ms",
+        bug="return None if held_at_ms == -1 else held_at_ms >= 0",
         proofs=("scenario/test_progress_clamped.py", "unit/store/test_store_reader.py", "sim"),
     ),
     Plant(

@@ -1,4 +1,4 @@
-"""How many of its slaves a master in doubt has to hear of before it serves."""
+"""Who is asked where a log ends: a master in doubt asks its slaves, and a slave its master."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
-from tandemmq.broker.replica import tail_wait
+from tandemmq.broker.replica import tail_check, tail_wait
 from tandemmq.broker.replica.log_checksum import LogChecksums
+from tandemmq.broker.replica.tail_check import TailCheck
 from tandemmq.broker.replica.tail_wait import TailWait
 from tandemmq.errors import BrokerUnreachable
 from tandemmq.protocol.requests.replica import LogChecksumResponse
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.replication.core.tail import TailOutcome
 from tandemmq.runtime.memory import ManualClock, MemoryDisk
 from tandemmq.store import BrokerRole, MessageStore, StoreOptions
 
@@ -79,4 +82,25 @@ async def test_enough_slaves_leave_no_room_for_an_acknowledged_message(
         other_master=nobody,
     )
     assert (not await subject._ask_all(0.0)) == is_enough
+    await store.close()
+
+
+@pytest.mark.parametrize("is_slave", [False, True])
+async def test_only_a_master_can_halt_a_slave(monkeypatch: pytest.MonkeyPatch, is_slave: bool) -> None:
+    """A lost master that came back as an empty slave is asked until name servers tell of the new one."""
+
+    async def read_log_checksum(*_: Any) -> LogChecksumResponse:
+        return msgspec.structs.replace(EMPTY, is_slave=is_slave or None)
+
+    monkeypatch.setattr(tail_check, "read_log_checksum", read_log_checksum)
+    clock, disk = ManualClock(), MemoryDisk()
+    store = await MessageStore.open(StoreOptions(root=Path("/store")), disk=disk, clock=clock)
+    check = TailCheck(
+        LogChecksums(store, disk=disk, life="life"),
+        client=cast(RemotingClient, None),
+        master=lambda: "10.0.0.9:10911",
+    )
+    verdict = await check(4096)
+    assert verdict.outcome is (TailOutcome.FAILED if is_slave else TailOutcome.SLAVE_AHEAD)
+    assert ("10.0.0.9:10911 is no master" in verdict.detail) == is_slave
     await store.close()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemmq.replication.core.effects import CheckTail, Disconnect, Halt, HaltReason, Send
+from tandemmq.replication.core.effects import CheckTail, Dial, Disconnect, Halt, HaltReason, Send
 from tandemmq.replication.core.frames import encode_head, encode_report
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import StartRule
@@ -91,6 +91,26 @@ def test_master_that_cannot_be_asked_is_dialled_again() -> None:
     session = checking()
     assert session.on_checked(verdict(TailOutcome.FAILED), 5) == [Disconnect("why")]
     assert session.state is SlaveState.PAUSED
+
+
+@pytest.mark.parametrize("outcome", [TailOutcome.SAME, TailOutcome.SLAVE_AHEAD])
+def test_what_was_compared_says_nothing_of_the_broker_that_was_dialled_before(outcome: TailOutcome) -> None:
+    session = checking()
+    session.on_assigned("10.0.0.2:10912")
+    (left,) = session.on_checked(verdict(outcome), 5)
+    assert isinstance(left, Disconnect)
+    assert session.state is SlaveState.PAUSED
+    assert session.on_tick(10**9) == [Dial("10.0.0.2:10912")]
+
+
+def test_the_shorter_log_of_a_former_master_halts_nobody() -> None:
+    """It may have come back as an empty slave, and sends heartbeats that name its end."""
+    session = checking()
+    session.on_checked(verdict(TailOutcome.SAME), 5)
+    session.on_assigned("10.0.0.2:10912")
+    (left,) = session.on_data(encode_head(0, 0), 6)
+    assert isinstance(left, Disconnect)
+    assert session.on_tick(10**9) == [Dial("10.0.0.2:10912")]
 
 
 def test_connection_may_break_while_comparing() -> None:

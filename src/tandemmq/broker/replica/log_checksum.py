@@ -26,6 +26,7 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.runtime.ports import Disk
 from tandemmq.store.message_store import MessageStore
+from tandemmq.store.options import BrokerRole
 from tandemmq.units import MIB
 
 SLICE_BYTES: Final = 4 * MIB
@@ -78,6 +79,7 @@ class LogChecksums:
             crc=found.crc,
             life=self._life,
             is_waiting=True if self._store.tail_doubt else None,
+            is_slave=True if self._store.options.role is BrokerRole.SLAVE else None,
         )
         return command.reply(header=header)
 

@@ -9,12 +9,14 @@ Source:     spec replication 4.10; spec decisions 2, 4.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from tandemmq.api.replica import read_log_checksum
 from tandemmq.broker.replica.log_checksum import LogChecksums
 from tandemmq.errors import RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.requests.replica import LogChecksumResponse
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.replication.core.tail import TailOutcome, TailVerdict, find_difference
 from tandemmq.store.message_store import MessageStore
@@ -22,6 +24,9 @@ from tandemmq.units import MIB
 
 COMPARED_BYTES_MIN: Final = 8 * MIB
 """More than the filler at the end of a file, so that at least one record is compared; a few ms of CPU."""
+
+_REFUSALS: Final = frozenset({TailOutcome.SLAVE_AHEAD, TailOutcome.TOO_OLD, TailOutcome.DIFFERENT})
+"""After these a slave of a master halts."""
 
 
 class TailCheck:
@@ -53,6 +58,14 @@ class TailCheck:
 
     async def _compare(self, address: str, log_end: int) -> TailVerdict:
         ends = await read_log_checksum(self._client, address, log_end, 0)
+        verdict = await self._judge(ends, address, log_end)
+        if ends.is_slave and verdict.outcome in _REFUSALS:
+            # Who was the master may have come back as an empty slave, and name servers tell of it late.
+            detail = f"{address} is no master; {verdict.detail}"
+            return replace(verdict, outcome=TailOutcome.FAILED, detail=detail)
+        return verdict
+
+    async def _judge(self, ends: LogChecksumResponse, address: str, log_end: int) -> TailVerdict:
         low, high, life = ends.min_offset, ends.max_offset, ends.life or ""
         if log_end and log_end > high and ends.is_waiting:
             detail = f"the master, whose log ends at {high}, is taking over what ours holds up to {log_end}"

@@ -68,7 +68,7 @@ class LogChecksumResponse(Header, frozen=True, kw_only=True):
     """`crc` is the CRC-32 of the first `size_bytes` bytes of the range: fewer than asked for, or none, where
     the log does not hold them. The ends are those of the log when it answered. `life`: another one each time
     the broker is started. `is_waiting`: a master that may lack acknowledged messages, and takes over what its
-    slaves hold.
+    slaves hold. `is_slave`: no master, so that nobody needs to agree with its log.
     """
 
     min_offset: Int64 = field(name="minOffset")
@@ -77,6 +77,7 @@ class LogChecksumResponse(Header, frozen=True, kw_only=True):
     crc: Int64 = field(name="crc32")
     life: str | None = field(name="life", default=None)
     is_waiting: bool | None = field(name="waiting", default=None)
+    is_slave: bool | None = field(name="slave", default=None)
 
 
 class ReadLogRequest(Header, frozen=True, kw_only=True):

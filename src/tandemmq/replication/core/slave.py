@@ -130,6 +130,8 @@ class SlaveSession:
         """The comparison that `CheckTail` asked for; nothing was reported before it."""
         assert self.state is SlaveState.CHECKING
         self.tail = verdict
+        if self._is_elsewhere():  # what was compared may be another log than the one that would be copied
+            return self._fail(f"connected to {self._dialled}, the master is at {self.address} now", now_ms)
         refusal = _REFUSALS.get(verdict.outcome)
         if refusal is not None:
             return self._halt(refusal, verdict.log_offset, verdict.detail)
@@ -260,6 +262,8 @@ class SlaveSession:
             return []
         if is_first and size == 0 and offset < self._received_to:
             detail = f"the master's log ends at {offset}, ours at {self._received_to}"
+            if self._is_elsewhere():
+                return self._fail(f"{detail}; the master is at {self.address} now", now_ms)
             return self._halt(HaltReason.SLAVE_AHEAD, offset, detail)
         return self._fail(f"a frame begins at {offset}, expected was {self._received_to}", now_ms)
 
