@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from tandemmq.broker.exactly_once.sends import NumberedSends
 from tandemmq.broker.replica.tail_check import TailCheck
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.protocol.bodies.data_version import DataVersion
@@ -55,6 +56,24 @@ def test_seeds_break_no_promise() -> None:
 
 def test_every_kind_of_work_can_be_drawn() -> None:
     assert set(KINDS) == set(WORK_NAMES)
+
+
+def test_a_broker_that_does_not_find_numbered_sends_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bug: who was restarted, or was a slave, looks for the last number in vain. A master with an
+    empty disk in between excuses nothing that comes after it.
+    """
+    monkeypatch.setattr(NumberedSends, "_find", lambda *_: None)
+
+    def with_losses(settings: Settings) -> Settings:
+        return replace(
+            settings,
+            role=BrokerRole.SYNC_MASTER,
+            work=("numbered",),
+            fault_names=("empty master",),
+            load_s=30.0,
+        )
+
+    assert seeds_until_found(range(5), "numbered sends cannot go on", with_losses) <= 5
 
 
 def test_seed_repeats_exactly_whatever_the_hash_seed() -> None:

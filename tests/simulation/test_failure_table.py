@@ -209,6 +209,29 @@ def test_master_disk_lost_and_restarted_empty() -> None:
     play(script)
 
 
+def test_numbered_sends_go_on_after_a_master_with_an_empty_disk() -> None:
+    """It lacks what went before, and refuses them; the slave that takes its place has that and takes them."""
+
+    async def script(scene: Scene) -> None:
+        scene.cluster.has_operator = False
+        await scene.until(lambda: scene.counts["numbered: batches"] > 5, "numbered sends are taken")
+        await scene.level()
+        scene.master.cut_power()
+        scene.cluster.lose_disk(scene.master)
+        scene.master.start()
+        await scene.until(
+            lambda: scene.counts["numbered: refused by an empty master"] > 2, "they are refused"
+        )
+        scene.master.kill()
+        await scene.cluster.promote()
+        scene.cluster.has_operator = True
+        taken = scene.counts["numbered: batches"]
+        await scene.until(lambda: scene.counts["numbered: batches"] > taken + 5, "the slave takes them")
+        assert not scene.counts["numbered: runs broken"]
+
+    play(script, replace(DOUBLE_WRITE, work=("numbered",)))
+
+
 @pytest.mark.parametrize("has_slave", [True, False])
 def test_master_back_after_a_power_cut_with_what_only_its_slave_holds(has_slave: bool) -> None:
     """It serves nothing until it has taken over what its slave holds: nothing acknowledged is lost."""

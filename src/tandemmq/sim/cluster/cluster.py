@@ -189,6 +189,8 @@ class Cluster:
         assert not node.is_running
         self.ledger.counts["disks of the master lost"] += node is self.master
         self._emptied_at[node] = self.world.loop.time()
+        if node is self.master:
+            self.promises.on_emptied()
         self._flushed.pop(node, None)
         self.watch.on_copy_lost(node)
         node.wipe()

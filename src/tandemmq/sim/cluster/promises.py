@@ -7,6 +7,7 @@ Knows not: who looks whether a message is there.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tandemmq.sim.cluster.ledger import Fate, Sent
@@ -33,6 +34,8 @@ class Promises:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._losses: list[Loss] = []
+        self._empty_until_s = -math.inf
+        """When the newest master that had got an empty disk was replaced; inf: it is still there."""
 
     @property
     def spares_power_cut(self) -> bool:
@@ -54,14 +57,26 @@ class Promises:
         spares = self._settings.is_sync_double_write
         self._losses.append(Loss(0.0, now_s, copied, spares_promised=spares))
 
+    def on_emptied(self) -> None:
+        """The master's disk is lost: until a slave takes its place it serves from an empty one."""
+        self._empty_until_s = math.inf
+
     def on_discarded(self, begin_s: float, now_s: float) -> None:
         """A master served from an empty disk since `begin_s`; its whole log is thrown away."""
+        self._empty_until_s = now_s
         spares = self._settings.is_sync_double_write
         self._losses.append(Loss(begin_s, now_s, 0, spares_promised=spares))
 
     def is_kept_since(self, begin_s: float) -> bool:
         """No loss since then takes what was acknowledged in time."""
         return all(loss.spares_promised for loss in self._losses if loss.end_s >= begin_s)
+
+    def may_be_hidden(self, begin_s: float) -> bool:
+        """Who was asked at `begin_s` or later may have been a master with an empty disk.
+
+        What it lacks is not lost: whoever takes its place must have it.
+        """
+        return begin_s <= self._empty_until_s
 
     def may_be_gone(self, sent: Sent) -> bool:
         """Some loss explains that the message is not there.

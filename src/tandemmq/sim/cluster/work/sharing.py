@@ -320,6 +320,7 @@ class NumberedWork(DirectWork):
         body = encode_batch(
             (0, item.body, encode_properties({"UNIQ_KEY": self._key(item.number)})) for item in items
         )
+        begin_s = self.world.loop.time()
         where = f"{self.life} numbered {begin}..{end - 1} of run {self._run}.{self._epoch}"
         try:
             answer = await broker_send.send(
@@ -328,7 +329,7 @@ class NumberedWork(DirectWork):
         except RequestRejected as error:
             self.world.note(f"{where} refused: {error}")
             if error.code == ResponseCode.ILLEGAL_OPERATION:
-                self._begin_anew(begin, error)
+                self._on_illegal(begin, begin_s, error)
             return False
         except TandemError as error:
             self.world.note(f"{where} fails: {type(error).__name__}")
@@ -343,9 +344,17 @@ class NumberedWork(DirectWork):
         self._safe = max(self._safe, end)
         return True
 
-    def _begin_anew(self, begin: int, error: RequestRejected) -> None:
-        """The broker cannot go on from what it has; only the loss of what was promised is a reason."""
-        if begin == self._first or self.is_owed(self.book.items[begin - 1]):
+    def _on_illegal(self, begin: int, begin_s: float, error: RequestRejected) -> None:
+        """The broker cannot go on from what it has; only that what went before is not there is a reason.
+
+        Where it is only hidden the run is tried again, as by a job that fails until an operator has looked:
+        the master that comes next must know the end of the run.
+        """
+        is_first = begin == self._first
+        if not is_first and self._watch.promises.may_be_hidden(begin_s):
+            self.count("refused by an empty master")
+            return
+        if is_first or self.is_owed(self.book.items[begin - 1]):
             self.world.findings.lost.append(f"numbered sends cannot go on: {error}")
         self.count("runs broken")
         self._run += 1
