@@ -227,6 +227,18 @@ async def pull_shown(peer: Peer, client: str, seen: SeenRecord) -> Command:
     return await pull(peer, seen.queue_offset + 1, **values)
 
 
+async def commit_shown(peer: Peer, seen: SeenRecord) -> None:
+    header = UpdateOffsetRequest(
+        consumer_group="CG",
+        topic="T",
+        queue_id=0,
+        committed_offset=CLAIM,
+        client_id="c1",
+        seen=seen.render(),
+    )
+    await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+
 async def test_a_record_that_is_not_in_the_log_refutes_a_claim_of_an_earlier_life(tmp_path: Path) -> None:
     """A loss that an earlier start found is nothing that this start knows of; the same for a slave's copy."""
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
@@ -241,15 +253,7 @@ async def test_a_record_that_is_not_in_the_log_refutes_a_claim_of_an_earlier_lif
             running_broker(tmp_path, broker_id=broker_id, slave_read_enable=True) as broker,
             Peer(broker) as peer,
         ):
-            header = UpdateOffsetRequest(
-                consumer_group="CG",
-                topic="T",
-                queue_id=0,
-                committed_offset=CLAIM,
-                client_id="c1",
-                seen=lost.render(),
-            )
-            await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+            await commit_shown(peer, lost)
             assert committed(broker) == 5
             answer = await pull_shown(peer, "c1", lost)
             assert (answer.code, pull_response(answer).next_offset) == (MOVED, 5)
@@ -257,6 +261,40 @@ async def test_a_record_that_is_not_in_the_log_refutes_a_claim_of_an_earlier_lif
             assert len(records_of(await pull_shown(peer, "c2", real))) == 8
             if broker_id:  # a copy may only be behind
                 assert (await pull_shown(peer, "c3", later)).code != MOVED
+
+
+async def test_who_was_believed_and_read_at_a_copy_of_another_log_is_moved(
+    broker: Broker, peer: Peer
+) -> None:
+    """A slave whose log has parted from its master's serves until it has found that out."""
+    record = records_of(await pull(peer, CLAIM - 1, sys_flag=0x4))[0]
+    first = records_of(await pull(peer, LIFE_START - 1, sys_flag=0x4))[0]
+    real = SeenRecord(LIFE_START - 1, first.log_offset, first.stored_at_ms)
+    assert len(records_of(await pull_shown(peer, "c1", real))) == 20
+    lost = SeenRecord(CLAIM - 1, record.log_offset - 8, record.stored_at_ms)
+    broker._tables.offsets.commit("CG", "T", 0, LIFE_START, 0)
+    await commit_shown(peer, lost)
+    assert committed(broker) == LIFE_START
+    answer = await pull_shown(peer, "c1", lost)
+    assert (answer.code, pull_response(answer).next_offset) == (MOVED, LIFE_START)
+
+
+async def test_a_slave_trusts_no_commit_of_who_shows_a_lost_record(tmp_path: Path) -> None:
+    """It has kept the commit when it had nothing in that place yet."""
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        await send(peer, 20)
+        record = records_of(await pull(peer, CLAIM - 1, sys_flag=0x4))[0]
+        broker._tables.offsets.commit("CG", "T", 0, CLAIM, 0)
+    lost = SeenRecord(CLAIM - 1, record.log_offset - 8, record.stored_at_ms)
+    async with (
+        running_broker(tmp_path, broker_id=1, slave_read_enable=True) as broker,
+        Peer(broker) as peer,
+    ):
+        answer = await pull_shown(peer, "c1", lost)
+        assert answer.code == MOVED
+        assert pull_response(answer).next_offset < CLAIM
+        await commit_shown(peer, lost)
+        assert (committed(broker) or 0) < CLAIM
 
 
 async def test_a_consumer_says_who_it_is_before_it_is_believed(broker: Broker, peer: Peer) -> None:

@@ -11,10 +11,11 @@ Invariants: each queue remembers where it ended when this life of the broker beg
             each connection, because the answer may be lost with it.
             What the master keeps as committed is never a claim that was not believed.
             A client that shows a record in whose place this log has another is nowhere believed before it
-            has followed, on a slave neither: a copy that is only behind has nothing in that place.
+            has followed, also when it was: it may have read at a slave meanwhile whose log had parted from
+            this one. On a slave neither: a copy that is only behind has nothing in that place.
 Strategy:   duplicates rather than gaps. On a master one look into a dict for each pull; commits at or below
-            the life start cost a comparison. On a slave one look into the log for each pull that shows a
-            record: readers come to it from the master and go back, so nothing holds for the next pull.
+            the life start cost a comparison. One look into the log for each pull and commit that shows a
+            record: readers go to slaves and come back, so nothing holds for the next one.
 At a bound: after `count_max` believed queues of clients, or as many that were moved, every other client is
             believed, too.
 """
@@ -78,10 +79,12 @@ class Claims:
             return self._judge_in_copy(channel, header)
         queue = (header.topic, header.queue_id)
         who = self._who(channel, header.consumer_group, header.client_id)
+        seen = header.seen_record()
+        has_seen = self._has(queue, seen)
         believed = self._believed.get((header.consumer_group, who))
-        if believed is not None and queue in believed:
+        if believed is not None and queue in believed and has_seen is not False:
             return None
-        return self._judge_first(channel, who, header, queue)
+        return self._judge_claim(channel, who, header, queue, seen, has_seen)
 
     def judge_held(self, channel: Channel, header: PullRequest) -> int | None:
         """The same for a pull that was held: a slave may have got meanwhile what shows where it belongs."""
@@ -112,11 +115,11 @@ class Claims:
         queue_end = self._store.queue_next(*queue)
         if not isinstance(who, str) and is_tool:
             return min(offset, queue_end)
+        seen = header.seen_record()
+        has_seen = self._has(queue, seen)
+        if seen is not None and has_seen is False:
+            return min(offset, self._safe_offset_without(group, queue, seen))
         if not self._is_believed(channel, group, who, queue):
-            seen = header.seen_record()
-            has_seen = self._has(queue, seen)
-            if seen is not None and has_seen is False:
-                return min(offset, self._safe_offset_without(group, queue, seen))
             if is_old:
                 return offset
             if seen is not None and offset <= seen.queue_offset + 1 and has_seen:
@@ -137,12 +140,19 @@ class Claims:
         who = self._who(channel, header.consumer_group, header.client_id)
         self._believe(channel, header.consumer_group, who, (header.topic, header.queue_id))
 
-    def _judge_first(self, channel: Channel, who: Who, header: PullRequest, queue: QueueName) -> int | None:
+    def _judge_claim(
+        self,
+        channel: Channel,
+        who: Who,
+        header: PullRequest,
+        queue: QueueName,
+        seen: SeenRecord | None,
+        has_seen: bool | None,
+    ) -> int | None:
+        """Of a client that is not believed, or comes from a copy of another log after it was believed."""
         group, offset = header.consumer_group, header.queue_offset
-        seen = header.seen_record()
-        has_seen = self._has(queue, seen)
-        is_claim = offset > self._store.queue_life_start(*queue) or has_seen is False
-        if is_claim and not self._is_believed(channel, group, who, queue):
+        is_claim = offset > self._store.queue_life_start(*queue)
+        if has_seen is False or (is_claim and not self._is_believed(channel, group, who, queue)):
             if not isinstance(who, str):
                 if _needs_heartbeat(header):
                     raise RequestRejected(
@@ -215,22 +225,20 @@ class Claims:
     def _safe_offset_without(self, group: str, queue: QueueName, seen: SeenRecord) -> int:
         """The same for who shows a record that is not in this log.
 
-        Other lives may lie between, and their logs may have parted below this life's start. What the group
-        has committed was lowered by each of them.
-        A group that has committed nothing goes on at the first record that is no older than the lost one,
-        but no higher than the life start: clocks can be set back.
+        Other lives may lie between, and their logs may have parted below this life's start. The first record
+        that is no older than the lost one is where they parted, unless clocks were set back. What the group
+        has committed was lowered by each life of a master; but a slave keeps commits that nothing refutes
+        yet, of this client, too. So the lowest of them holds. A group that has committed nothing goes on no
+        higher than the life start.
         """
         online = self._consumers.get(group)
         committed = None
         if online is None or online.consumption.message_model != BROADCASTING:
             committed = self._offsets.committed(group, *queue)
-        if committed is not None:
-            return min(committed, self._store.queue_next(*queue))
+        if committed is None:
+            committed = self._store.queue_life_start(*queue)
         younger = self._store.offset_by_time(*queue, seen.stored_at_ms)
-        return max(
-            self._store.queue_min(*queue),
-            min(younger, seen.queue_offset, self._store.queue_life_start(*queue)),
-        )
+        return max(self._store.queue_min(*queue), min(committed, younger, seen.queue_offset))
 
     def _has(self, queue: QueueName, seen: SeenRecord | None) -> bool | None:
         """None when that cannot be told: a slave may not have it yet, and an old record may be deleted."""
