@@ -68,6 +68,41 @@ def test_a_stream_repeats_a_batch_with_the_same_keys(spark: Any, cluster: Any, t
     assert len({row.msgId for row in rows}) == 300
 
 
+def test_arrays_of_keys_and_rows_without_a_body(spark: Any, cluster: Any, tmp_path: Path) -> None:
+    cluster.send("SinkHoles", 90)
+    options = {"nameServer": cluster.namesrv, "topic": "SinkHoles", "startingOffsets": "earliest"}
+    stream = spark.readStream.format("tandemmq").options(**options, columns="body,keys").load()
+    rows = stream.selectExpr(
+        "CASE keys WHEN 'k3' THEN NULL WHEN 'k4' THEN '' ELSE cast(body AS string) END AS body",
+        "CASE WHEN keys = 'k5' THEN array('x', NULL, 'y') ELSE array(keys, 'all') END AS keys",
+    )
+
+    def follow(name: str, **more: str) -> None:
+        options = {"nameServer": cluster.namesrv, "topic": name, **more}
+        query = rows.writeStream.format("tandemmq").options(**options)
+        query = query.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True)
+        query.start().awaitTermination()
+
+    follow("SinkSkipped", emptyBodies="skip", semantics="exactly-once")
+    follow("SinkDiverted", emptyBodies="divert", emptyBodiesTopic="SinkEmpty")
+    for topic in ("SinkSkipped", "SinkDiverted"):
+        found = {bytes(row.body): row["keys"] for row in _read(spark, cluster, topic).collect()}
+        assert len(found) == 88
+        assert found[b'{"n":5}'] == "x y"
+        assert found[b'{"n":6}'] == "k6 all"
+    empty = {bytes(row.body): row["keys"] for row in _read(spark, cluster, "SinkEmpty").collect()}
+    assert empty == {
+        b'{"topic": "SinkDiverted", "body": null}': "k3 all",
+        b'{"topic": "SinkDiverted", "body": ""}': "k4 all",
+    }
+    # What cannot be null in Spark's own types has no nulls in Arrow's either.
+    ordinary = spark.sql(
+        "SELECT 'b' AS body, array('k1', 'k2') AS keys UNION ALL SELECT 'c', split('k3,k4', ',')"
+    )
+    _sink(ordinary, cluster, topic="SinkArrays").mode("append").save()
+    assert {row["keys"] for row in _read(spark, cluster, "SinkArrays").collect()} == {"k1 k2", "k3 k4"}
+
+
 def test_what_the_sink_does_not_do_is_said(spark: Any, cluster: Any) -> None:
     frame = spark.sql("SELECT 'x' AS body")
     delayed = frame.selectExpr("body", "1 AS delayLevel")

@@ -115,6 +115,7 @@ SLAVE_TOO_OLD: Final = "slave.found_too_old"
 TASK_FAILED: Final = "task.failed"
 
 # spark
+EMPTY_BODIES_LEFT: Final = "empty_bodies.left"
 LAKE_COMMIT_FAILED: Final = "lake_commit.failed"
 MESSAGES_LOST: Final = "messages.found_lost"
 PROGRESS_REFUSED: Final = "progress.refused"

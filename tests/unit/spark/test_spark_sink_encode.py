@@ -18,6 +18,7 @@ from tandemmq.protocol.properties import decode_properties
 from tandemmq.spark.sink.columns import SinkColumns, find_sink_columns
 from tandemmq.spark.sink.encode import BatchEncoder, Shipment
 from tandemmq.spark.sink.keys import make_keys, make_prefix
+from tandemmq.spark.sink.options import EmptyBodies
 
 PREFIX = make_prefix("query", 7, 1)
 
@@ -168,6 +169,48 @@ def test_properties_as_stored_and_given_keys() -> None:
 def test_rows_that_no_broker_would_store_are_named(columns: dict[str, Any], why: str) -> None:
     with pytest.raises(MessageIllegal, match=why):
         encode(columns)
+
+
+@pytest.mark.parametrize("has_nulls", [True, False])
+def test_keys_are_a_list_of_texts_of_any_kind(has_nulls: bool) -> None:
+    lists = [["k0"], ["k1", "k2"], [], ["k3"]]
+    if has_nulls:
+        lists = [["k0"], ["k1", None, "k2", ""], None, [None, "k3"]]
+    keys = pa.array(lists, pa.list_(pa.field("element", pa.string(), nullable=has_nulls)))
+    (shipment,) = encode({"body": pa.array([b"1", b"2", b"3"]), "keys": keys.slice(1)})
+    assert [properties.get("KEYS") for _, _, properties in unpack(shipment)] == ["k1 k2", None, "k3"]
+
+
+def test_rows_without_a_body_are_skipped_or_diverted_and_counted() -> None:
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "body": pa.array([b"0", None, b"2", b"", b"4"]),
+            "topic": pa.array(["T", "T", "S", "S", "T"]),
+            "queueId": pa.array([1, 77, None, 77, 1], pa.int32()),
+        }
+    )
+
+    def encode_as(chosen: EmptyBodies, spread: int | None = None) -> dict[Any, list[tuple[bytes, str]]]:
+        encoder = BatchEncoder(
+            SinkColumns({"body": 0, "topic": 1, "queueId": 2}),
+            topic="",
+            batch_bytes=1 << 19,
+            key_prefix=PREFIX,
+            queues=queues,
+            spread=spread,
+            empty_bodies=chosen,
+            empty_bodies_topic="Empty" if chosen is EmptyBodies.DIVERT else "",
+        )
+        shipments = list(encoder.encode(batch))
+        assert (encoder.row_count, encoder.empty_count) == (5, 2)
+        # Whatever becomes of the others, a row keeps its number, and so its key.
+        return {s.topic: [(body, p["UNIQ_KEY"][-1]) for _, body, p in unpack(s)] for s in shipments}
+
+    kept = {"T": [(b"0", "0"), (b"4", "4")], "S": [(b"2", "2")]}
+    assert encode_as(EmptyBodies.SKIP) == kept
+    empty = [(b'{"topic": "T", "body": null}', "1"), (b'{"topic": "S", "body": ""}', "3")]
+    assert encode_as(EmptyBodies.DIVERT) == {**kept, "Empty": empty}
+    assert encode_as(EmptyBodies.DIVERT, spread=1) == {**kept, "Empty": empty}
 
 
 def test_columns_are_found_or_refused() -> None:

@@ -9,6 +9,7 @@ Pure: numpy and pyarrow, no Spark, no network; the queues of a topic are asked f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from tandemmq.protocol.message import MESSAGE_BYTES_MAX
 from tandemmq.spark.sink.columns import SinkColumns
 from tandemmq.spark.sink.grouping import Group, group_rows
 from tandemmq.spark.sink.keys import fixed_binary, make_keys
+from tandemmq.spark.sink.options import EmptyBodies
 from tandemmq.spark.sink.property_text import encode_row_properties
 
 Queues = Callable[[str], Sequence[MessageQueue]]
@@ -71,6 +73,8 @@ class BatchEncoder:
         batch_count: int = BATCH_COUNT_MAX,
         spread: int | None = None,
         is_singly: bool = False,
+        empty_bodies: EmptyBodies = EmptyBodies.FAIL,
+        empty_bodies_topic: str = "",
     ) -> None:
         self._columns = columns
         self._topic = topic
@@ -80,7 +84,11 @@ class BatchEncoder:
         self._queues = queues
         self._spread = spread
         self._is_singly = is_singly
+        self._empty_bodies = empty_bodies
+        self._empty_bodies_topic = empty_bodies_topic
         self.row_count = 0
+        self.empty_count = 0
+        """Rows without a body that were left out or diverted."""
 
     def encode(self, batch: Any) -> Iterator[Shipment]:
         """The sends of one RecordBatch; rows for the same queue keep their order.
@@ -91,11 +99,11 @@ class BatchEncoder:
         if count == 0:
             return
         first_row, self.row_count = self.row_count, self.row_count + count
-        body = self._read_bodies(batch, first_row)
+        body, is_empty = self._read_bodies(batch, first_row)
         keys = make_keys(self._key_prefix, first_row, count)
         properties, is_delayed = encode_row_properties(batch, self._columns, keys, first_row)
         flags = self._read_flags(batch)
-        groups = group_rows(batch, self._columns, self._topic, self._queues)
+        groups = self._group(batch, is_empty)
         if self._spread is not None:
             groups = [part for group in groups for part in self._fix(group, first_row, count, self._spread)]
         is_single = np.ones_like(is_delayed) if self._is_singly else is_delayed
@@ -109,15 +117,42 @@ class BatchEncoder:
             elif len(group.rows):
                 yield from self._cut(group, messages.take(pa.array(group.rows)), first_row)
 
-    def _read_bodies(self, batch: Any, first_row: int) -> Any:
+    def _read_bodies(self, batch: Any, first_row: int) -> tuple[Any, NDArray[np.bool_] | None]:
+        """The bodies, and which rows have none of their own; None when all have."""
         place = self._columns.place("body")
         assert place is not None
         body = batch.column(place).cast(pa.binary())
         is_missing = pc.fill_null(pc.equal(pc.binary_length(body), 0), True)
-        if pc.any(is_missing).as_py():
+        if not pc.any(is_missing).as_py():
+            return body, None
+        if self._empty_bodies is EmptyBodies.FAIL:
             row = first_row + pc.index(is_missing, True).as_py()
-            raise MessageIllegal(f"row {row} of the task has no body: at least one byte is needed")
-        return body
+            raise MessageIllegal(
+                f"row {row} of the task has no body: at least one byte is needed; the option emptyBodies"
+                " can skip or divert such rows"
+            )
+        is_empty = is_missing.to_numpy(zero_copy_only=False)
+        self.empty_count += int(is_empty.sum())
+        notes = [self._note(batch, row, body[row].is_valid) for row in np.flatnonzero(is_empty).tolist()]
+        return pc.replace_with_mask(body, is_missing, pa.array(notes, pa.binary())), is_empty
+
+    def _note(self, batch: Any, row: int, is_valid: bool) -> bytes:
+        """The body of a diverted message: where the row was to go, and what its body was."""
+        place = self._columns.place("topic")
+        topic = self._topic or (None if place is None else batch.column(place)[row].as_py())
+        return json.dumps({"topic": topic, "body": "" if is_valid else None}).encode()
+
+    def _group(self, batch: Any, is_empty: NDArray[np.bool_] | None) -> list[Group]:
+        """Which rows go where; those without a body to their topic, or nowhere."""
+        if is_empty is None:
+            return group_rows(batch, self._columns, self._topic, self._queues)
+        chosen, empty = np.flatnonzero(~is_empty), np.flatnonzero(is_empty)
+        whole = batch.take(pa.array(chosen))
+        groups = group_rows(whole, self._columns, self._topic, self._queues) if len(chosen) else []
+        groups = [group.of(chosen) for group in groups]
+        if self._empty_bodies is EmptyBodies.DIVERT:
+            groups.append(Group(self._empty_bodies_topic, None, empty))
+        return groups
 
     def _read_flags(self, batch: Any) -> NDArray[np.int32]:
         place = self._columns.place("flag")

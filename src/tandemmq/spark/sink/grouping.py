@@ -31,6 +31,10 @@ class Group:
     queue: MessageQueue | None
     rows: Ints | None
 
+    def of(self, chosen: Ints) -> Group:
+        """The same rows by their numbers in a batch out of which only `chosen` were grouped."""
+        return replace(self, rows=chosen if self.rows is None else chosen[self.rows])
+
     def without(self, is_out: NDArray[np.bool_]) -> Group:
         rows = np.flatnonzero(~is_out) if self.rows is None else self.rows[~is_out[self.rows]]
         return replace(self, rows=rows)

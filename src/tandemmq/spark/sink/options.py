@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.message import MESSAGE_BYTES_MAX
-from tandemmq.protocol.topic_names import DEFAULT_PRODUCER_GROUP
+from tandemmq.protocol.topic_names import DEFAULT_PRODUCER_GROUP, topic_fault
 from tandemmq.spark.option_table import SECURITY_ROWS, OptionRow
 from tandemmq.spark.option_text import (
     name_options,
     parse_bool,
+    parse_enum,
     parse_int,
     parse_list,
     parse_name_servers,
@@ -29,6 +31,15 @@ EXACTLY_ONCE = "exactly-once"
 TRANSACTIONAL = "transactional"
 TRANSACTION_GROUP = "TANDEMMQ_SPARK_SINK"
 """A group of its own: nobody in it may answer a broker that asks about a half message."""
+
+
+class EmptyBodies(Enum):
+    """What becomes of rows without a body."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    DIVERT = "divert"
+
 
 _STATE_DIR = "tandemmq_sink"
 _SEMANTICS = (AT_LEAST_ONCE, EXACTLY_ONCE, TRANSACTIONAL)
@@ -87,6 +98,20 @@ SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
         "with `transactional`: rows of one batch at most; the driver keeps some 50 bytes of each",
     ),
     OptionRow(
+        "emptyBodies",
+        "fail",
+        "SB",
+        "rows whose body is null or empty, which no broker stores: `fail`, `skip` (left out), or `divert` (to"
+        " the topic `emptyBodiesTopic`); how many they were is logged at each commit",
+    ),
+    OptionRow(
+        "emptyBodiesTopic",
+        "",
+        "SB",
+        "with `emptyBodies=divert`: gets a message for each such row, whose body says"
+        ' `{"topic": "Orders", "body": null}`, with its tags, keys, properties and delay',
+    ),
+    OptionRow(
         "writeId",
         "one per write",
         "B",
@@ -115,6 +140,8 @@ class SinkOptions:
     state_dir: str = ""
     is_transactional: bool = False
     transaction_rows_max: int = 1_000_000
+    empty_bodies: EmptyBodies = EmptyBodies.FAIL
+    empty_bodies_topic: str = ""
     security: Security = OPEN
 
     @property
@@ -131,6 +158,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     values = name_options(given, SINK_OPTION_TABLE)
     semantics = _parse_semantics(values)
     is_transactional = semantics == TRANSACTIONAL
+    empty_bodies, empty_bodies_topic = _parse_empty_bodies(values)
     batch_bytes = require(parse_size(values, "batchBytes", 512 * KIB))
     if batch_bytes > MESSAGE_BYTES_MAX:
         raise ConfigError(f"option batchBytes: brokers take {MESSAGE_BYTES_MAX} bytes at most")
@@ -147,10 +175,12 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         retry_interval_s=require(parse_int(values, "retryIntervalMs", 250, least=1)) / 1000,
         task_rows_per_s=parse_int(values, "taskRowsPerSecond", None, least=1),
         write_id=values.get("writeId", ""),
-        once_topics=_parse_once_topics(values) if semantics == EXACTLY_ONCE else (),
+        once_topics=_parse_once_topics(values, empty_bodies_topic) if semantics == EXACTLY_ONCE else (),
         state_dir=_find_state_dir(raw, values, semantics) if semantics != AT_LEAST_ONCE else "",
         is_transactional=is_transactional,
         transaction_rows_max=require(parse_int(values, "transactionRows", 1_000_000, least=1)),
+        empty_bodies=empty_bodies,
+        empty_bodies_topic=empty_bodies_topic,
         security=parse_security(
             values,
             is_tls=parse_bool(values, "tls", False),
@@ -166,13 +196,24 @@ def _parse_semantics(values: Mapping[str, str]) -> str:
     return semantics
 
 
-def _parse_once_topics(values: Mapping[str, str]) -> tuple[str, ...]:
+def _parse_empty_bodies(values: Mapping[str, str]) -> tuple[EmptyBodies, str]:
+    """What becomes of rows without a body, and the topic that gets them."""
+    chosen = parse_enum(values, "emptyBodies", EmptyBodies, EmptyBodies.FAIL)
+    topic = values.get("emptyBodiesTopic", "")
+    if (chosen is EmptyBodies.DIVERT) != bool(topic):
+        raise ConfigError("emptyBodies=divert and emptyBodiesTopic need each other")
+    if topic and (topic == values.get("topic") or topic_fault(topic)):
+        raise ConfigError(f"option emptyBodiesTopic: {topic_fault(topic) or 'it is where the other rows go'}")
+    return chosen, topic
+
+
+def _parse_once_topics(values: Mapping[str, str], more: str) -> tuple[str, ...]:
     topics = (values["topic"],) if values.get("topic") else parse_list(values.get("topics", ""))
     if not topics:
         raise ConfigError(
             f"semantics {EXACTLY_ONCE} needs the option topic, or topics with all that the column may name"
         )
-    return topics
+    return tuple(dict.fromkeys((*topics, more))) if more else topics
 
 
 def _find_state_dir(raw: Mapping[str, str], values: Mapping[str, str], semantics: str) -> str:

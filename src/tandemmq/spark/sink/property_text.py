@@ -76,9 +76,17 @@ def encode_row_properties(batch: Any, columns: SinkColumns, keys: Any, first_row
 
 
 def _as_binary(values: Any) -> Any:
-    if pa.types.is_list(values.type):
-        values = pc.binary_join(values, " ")
-    return values.cast(pa.binary())
+    return (_join_texts(values) if pa.types.is_list(values.type) else values).cast(pa.binary())
+
+
+def _join_texts(lists: Any) -> Any:
+    """Each row's texts with a space between them; those that are null or empty are left out."""
+    texts, rows = lists.flatten(), pc.list_parent_indices(lists)
+    is_there = pc.fill_null(pc.greater(pc.binary_length(texts), 0), False)
+    counts = np.bincount(rows.filter(is_there), minlength=len(lists))
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
+    # The lists of a column whose elements cannot be null cannot be joined, so they are built anew.
+    return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), texts.filter(is_there)), " ")
 
 
 def _drop_zeros(numbers: Any) -> Any:

@@ -32,6 +32,8 @@ class TaskHalves(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyp
     name: str
     parts: tuple[bytes, ...]
     is_decided: bool = False
+    empty_count: int = 0
+    """Rows without a body that were left out or diverted."""
 
 
 def commit(options: SinkOptions, batch_id: int, tasks: Sequence[TaskHalves]) -> None:

@@ -8,6 +8,7 @@ transactional write stores half messages, which the driver ends (`transaction`).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +21,14 @@ from tandemmq.errors import ConfigError
 from tandemmq.spark.sink.columns import SinkColumns
 from tandemmq.spark.sink.options import SinkOptions
 from tandemmq.spark.task_names import BATCH_ID, QUERY_ID
+from tandemmq.telemetry import events
 
 if TYPE_CHECKING:
     from tandemmq.spark.sink.halves import HalfLog
     from tandemmq.spark.sink.once import OnceRun, Pins
     from tandemmq.spark.sink.transaction import TaskHalves
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -33,6 +37,8 @@ class TaskSent(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyped
 
     message_count: int
     send_count: int
+    empty_count: int = 0
+    """Rows without a body that were left out or diverted."""
 
 
 class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is untyped here
@@ -157,11 +163,12 @@ def _send_halves(
         return TaskHalves(name=key[0], parts=(), is_decided=True)
     halves = HalfLog(options.group, options.transaction_rows_max)
     try:
-        send_rows(batches, options, columns, names, partition_id, halves=halves)
+        sent = send_rows(batches, options, columns, names, partition_id, halves=halves)
     except Exception:
         roll_back(options, halves.parts())
         raise
-    return TaskHalves(name=key[0], parts=tuple(part.encode() for part in halves.parts()))
+    parts = tuple(part.encode() for part in halves.parts())
+    return TaskHalves(name=key[0], parts=parts, empty_count=sent.empty_count)
 
 
 def _commit(options: SinkOptions, messages: Sequence[Any], batch_id: int) -> None:
@@ -169,6 +176,12 @@ def _commit(options: SinkOptions, messages: Sequence[Any], batch_id: int) -> Non
         from tandemmq.spark.sink import transaction
 
         transaction.commit(options, batch_id, [message for message in messages if message is not None])
+    count = sum(message.empty_count for message in messages if message is not None)
+    if count:
+        # The line itself says it: Python processes of Spark write nothing else of a record.
+        how = f"diverted to {options.empty_bodies_topic}" if options.empty_bodies_topic else "skipped"
+        text = f"batch {batch_id}: {count} rows have no body and were {how}"
+        log.warning("%s %s", events.EMPTY_BODIES_LEFT, text, extra={"batch": batch_id, "rows": count})
 
 
 def _abort(options: SinkOptions, messages: Sequence[Any], batch_id: int) -> None:
@@ -218,6 +231,8 @@ def send_rows(
         queues=sender.queues,
         spread=partition_id + once.epoch if once is not None else None,
         is_singly=halves is not None,
+        empty_bodies=options.empty_bodies,
+        empty_bodies_topic=options.empty_bodies_topic,
     )
     # A slow task sends small batches, or its rate would be one of bursts.
     limit = options.task_rows_per_s
@@ -231,4 +246,8 @@ def send_rows(
         sender.finish()
     finally:
         sender.close()
-    return TaskSent(message_count=sender.message_count, send_count=sender.send_count)
+    return TaskSent(
+        message_count=sender.message_count,
+        send_count=sender.send_count,
+        empty_count=encoder.empty_count,
+    )
