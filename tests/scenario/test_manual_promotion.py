@@ -111,6 +111,34 @@ async def test_a_topic_made_again_is_the_same_on_a_slave_and_once_it_is_master(g
         assert [record.body for record in records_of(await to_master.pull("T"))] == [*new, b"newer"]
 
 
+async def test_progress_before_a_deletion_that_no_table_brought_is_forgotten(group: Group) -> None:
+    """The records of the new life say it; then the slave becomes the master."""
+    master, slave = await group.start(0), await group.start(1)
+    assert slave.store is not None
+    slave._replica.config_sync._take_deletions = None
+    tables = slave._tables
+    async with Peer(master) as to_master:
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="T"))
+        for number in range(5):
+            await to_master.send_ok("T", b"old %d" % number)
+        await commit_offset(to_master.client, to_master.address, "G", "T", 0, 4)
+        await group.caught_up()
+        await until(lambda: tables.offsets.committed("G", "T", 0) == 4, "offset")
+        await delete_topic(to_master.client, to_master.address, "T")
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="T"))
+        await to_master.send_ok("T", b"new")
+        await group.caught_up()
+    await until(lambda: tables.offsets.groups_of("T") == [], "offsets")
+    topics = master._tables.topics
+    await until(lambda: tables.topics.snapshot() == topics.snapshot(), "topics")
+    await group.stop(0)
+    await group.stop(1)
+    master = await group.start(0, directory="1")
+    async with Peer(master) as to_master:
+        assert [record.body for record in records_of(await to_master.pull("T"))] == [b"new"]
+    assert master._tables.offsets.committed("G", "T", 0) is None
+
+
 async def test_a_deletion_behind_the_end_of_a_copy_hides_nothing_of_what_comes_there(group: Group) -> None:
     """Its master told of a deletion and lost the end of its log before the slave had got there."""
     master, slave = await group.start(0), await group.start(1)

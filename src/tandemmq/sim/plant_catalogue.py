@@ -204,7 +204,7 @@ _DELETIONS: Final = (
     Plant(
         name="a deletion that could not be written is kept in memory",
         path="store/deletions.py",
-        sound="                self.ends = before\n",
+        sound="                self.ends = before | self._noted\n",
         bug="                pass\n",
         proofs=("unit/store/test_store_recovery.py",),
     ),
@@ -214,6 +214,13 @@ _DELETIONS: Final = (
         sound="if gap < 0 or is_far:",
         bug="if is_far:",
         proofs=("unit/store/test_recovery_blocks.py",),
+    ),
+    Plant(
+        name="what a topic made again shows of its deletion is noted for one queue only",
+        path="store/consume_queues.py",
+        sound="            if 0 <= begin < deleted < end:",
+        bug="            if False:",
+        proofs=("unit/store/test_store_replica.py",),
     ),
     Plant(
         name="dropping a topic drops the offsets of longer names too",

@@ -9,7 +9,6 @@ Source:     spec store 5, 8.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -22,9 +21,6 @@ from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.options import QUEUE_UNIT_BYTES
 from tandemmq.store.queue_entries import pack_entries
 from tandemmq.store.record_block import RecordBlock
-from tandemmq.telemetry import events
-
-log = logging.getLogger(__name__)
 
 Ints = NDArray[np.int64]
 
@@ -58,6 +54,38 @@ class BlockDispatch:
 
     def put(self, block: RecordBlock, begin: int, end: int) -> list[ConsumeQueue]:
         """Dispatch records `begin` to `end`; the queues that they belong to."""
+        touched: list[ConsumeQueue] = []
+        position = begin
+        while (row := self._find_anew(block, position, end)) is not None:
+            # What this record shows of its topic holds for what lies before it.
+            touched += self._put_part(block, position, row)
+            touched += self._put_part(block, row, row + 1)
+            position = row + 1
+        touched += self._put_part(block, position, end)
+        keys = self._keys
+        if keys is not None and end > begin and int(block.columns.log_offset[end - 1]) >= keys.indexed_to:
+            hashes, rows = block.keys(begin, end)
+            keys.add_hashes(hashes, block.columns.log_offset[rows], block.columns.stored_at_ms[rows])
+        return touched
+
+    def _find_anew(self, block: RecordBlock, begin: int, end: int) -> int | None:
+        """The first record that begins a queue anew at 0, if one does."""
+        columns = block.columns
+        if columns.queue_offset[begin:end].all():
+            return None
+        found = []
+        for key, every in block.queues(begin, end):
+            queue = self._queues.table.get(key)
+            known_to = self._queues.deletions.ends.get(key[0], 0)
+            if queue is not None:
+                known_to = max(known_to, queue.end_log_offset)
+            rows = every[columns.log_offset[every] >= known_to]
+            is_empty = queue is None or queue.max_offset == 0
+            zeros = rows[is_empty:][columns.queue_offset[rows[is_empty:]] == 0]
+            found += zeros[:1].tolist()
+        return min(found, default=None)
+
+    def _put_part(self, block: RecordBlock, begin: int, end: int) -> list[ConsumeQueue]:
         columns = block.columns
         touched = []
         new = []
@@ -74,10 +102,6 @@ class BlockDispatch:
                 new.append((queue, rows))
         if new:
             self._put_queues(block, new)
-        keys = self._keys
-        if keys is not None and end > begin and int(columns.log_offset[end - 1]) >= keys.indexed_to:
-            hashes, rows = block.keys(begin, end)
-            keys.add_hashes(hashes, columns.log_offset[rows], columns.stored_at_ms[rows])
         return touched
 
     def _put_queues(self, block: RecordBlock, new: list[tuple[ConsumeQueue, Ints]]) -> None:
@@ -120,7 +144,7 @@ class BlockDispatch:
     def _put_at(self, queue: ConsumeQueue, place: tuple[int, int, int, int]) -> bool:
         """Append one entry at its place; True when the next one continues it."""
         try:
-            note_gap(queue, queue.put_at(*place), place[0])
+            self._queues.put_at(queue, *place)
         except OSError as error:
             self._on_failed(queue, error)
         return queue.max_offset == place[0] + 1
@@ -130,19 +154,3 @@ class BlockDispatch:
             queue.put_many(entries, end_log_offset)
         except OSError as error:
             self._on_failed(queue, error)
-
-
-def note_gap(queue: ConsumeQueue, gap: int, queue_offset: int) -> None:
-    """Say that `gap` fillers were put before the entry at `queue_offset`, unless the queue began there; or
-    that it began anew, when the gap is negative.
-    """
-    if gap < 0:
-        log.info(
-            events.QUEUE_BEGUN_ANEW,
-            extra={"topic": queue.key[0], "queue_id": queue.key[1], "queue_offset": queue_offset},
-        )
-    elif gap and queue.min_offset != queue_offset:
-        log.warning(
-            events.QUEUE_GAP_FILLED,
-            extra={"topic": queue.key[0], "queue_id": queue.key[1], "entry_count": gap},
-        )

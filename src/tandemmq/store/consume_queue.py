@@ -185,6 +185,11 @@ class ConsumeQueue:
         self._tail_start += drop // QUEUE_UNIT_BYTES
 
     @property
+    def begin_log_offset(self) -> int:
+        """Where the record of the first entry lies that is no filler; -1 without one."""
+        return self._first_real(self.min_offset)[1]
+
+    @property
     def unwritten_bytes(self) -> int:
         return (self.max_offset - self._written) * QUEUE_UNIT_BYTES
 

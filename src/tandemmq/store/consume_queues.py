@@ -2,13 +2,15 @@
 
 Invariants: `table` holds each queue once, in the order of loading (by name) and then of creation, so every
             walk over it is the same in each run. What is built from the log has no entries of deleted
-            records.
+            records. A record that begins a queue anew shows a deletion, which is on disk before the queue is
+            touched.
 Knows not:  the log; who appends or reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import logging
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from tandemmq.runtime.ports import Disk
@@ -17,6 +19,9 @@ from tandemmq.store.deletions import Deletions
 from tandemmq.store.options import StoreOptions
 from tandemmq.store.paths import StorePaths, parse_queue_id
 from tandemmq.store.segment import OpenFiles
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
@@ -26,7 +31,7 @@ QueueKey = tuple[str, int]
 class ConsumeQueues:
     """The queues by (topic, queue_id)."""
 
-    __slots__ = ("_disk", "_files", "_options", "_paths", "deletions", "table")
+    __slots__ = ("_disk", "_files", "_options", "_paths", "deletions", "on_deleted", "table")
 
     def __init__(self, options: StoreOptions, paths: StorePaths, disk: Disk, files: OpenFiles) -> None:
         self._options = options
@@ -35,6 +40,8 @@ class ConsumeQueues:
         self._files = files
         self.deletions = Deletions(paths.deletions, disk)
         self.table: dict[QueueKey, ConsumeQueue] = {}
+        self.on_deleted: Callable[[str], None] = lambda _topic: None
+        """Told of a topic that was deleted, as its records show, and made again."""
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         return iter(tuple(self.table.values()))
@@ -67,6 +74,40 @@ class ConsumeQueues:
                 is_schedule=topic == SCHEDULE_TOPIC,
             )
         return queue
+
+    def put_at(
+        self, queue: ConsumeQueue, queue_offset: int, log_offset: int, size: int, tag_hash: int
+    ) -> None:
+        """Append the entry that a record names by itself.
+
+        A queue that begins anew at 0 shows that its topic was deleted, though nobody has told: what the topic
+        had before goes from its other queues, too.
+        """
+        is_made_again = _begins_anew(queue, queue_offset, log_offset)
+        if is_made_again:
+            self._note_deletion(queue)
+        gap = queue.put_at(queue_offset, log_offset, size, tag_hash)
+        _tell_gap(queue, gap, queue_offset)
+        if is_made_again:
+            topic = queue.key[0]
+            self._drop_deleted_of(topic)
+            self.on_deleted(topic)
+
+    def _note_deletion(self, anew: ConsumeQueue) -> None:
+        """The topic was deleted behind all that this queue has. What began before that and has not begun anew
+        is of the former life, to its last entry; a queue that began later may be of the new one. Blocks.
+        """
+        topic = anew.key[0]
+        deleted = anew.end_log_offset
+        spans = [(q.begin_log_offset, q.end_log_offset) for q in self if q.key[0] == topic]
+        for begin, end in sorted(spans):
+            if 0 <= begin < deleted < end:
+                deleted = end
+        try:
+            self.deletions.note(topic, deleted)
+        except OSError as error:  # written with the next deletion
+            extra = {"path": str(self._paths.deletions), "reason": str(error)}
+            log.warning(events.TABLE_SAVE_FAILED, extra=extra)
 
     @property
     def end_log_offset(self) -> int:
@@ -106,15 +147,17 @@ class ConsumeQueues:
     def drop_deleted(self) -> None:
         """Delete the queues that hold entries of deleted records only, and hide such entries of others."""
         ends = self.deletions.ends
-        topics = dict.fromkeys(key[0] for key in self.table if key[0] in ends)
-        for topic in topics:
-            end = ends[topic]
-            for key in [key for key in self.table if key[0] == topic]:
-                if self.table[key].end_log_offset <= end:
-                    self.table.pop(key).remove()
-                else:
-                    self.table[key].raise_min(end)
-            self._remove_empty(topic)
+        for topic in dict.fromkeys(key[0] for key in self.table if key[0] in ends):
+            self._drop_deleted_of(topic)
+
+    def _drop_deleted_of(self, topic: str) -> None:
+        end = self.deletions.ends.get(topic, 0)
+        for key in [key for key in self.table if key[0] == topic]:
+            if self.table[key].end_log_offset <= end:
+                self.table.pop(key).remove()
+            else:
+                self.table[key].raise_min(end)
+        self._remove_empty(topic)
 
     def drop_topic(self, topic: str) -> int:
         """Delete every queue of a topic; how many. Its records stay in the log (spec store 19)."""
@@ -133,3 +176,24 @@ class ConsumeQueues:
         directory = self._paths.topic(topic)
         if self._disk.exists(directory) and not self._disk.list(directory):
             self._disk.remove(directory)
+
+
+def _begins_anew(queue: ConsumeQueue, queue_offset: int, log_offset: int) -> bool:
+    """Whether the record is the first of a topic that was deleted and made again."""
+    return queue_offset == 0 < queue.max_offset and 0 <= queue.end_log_offset <= log_offset
+
+
+def _tell_gap(queue: ConsumeQueue, gap: int, queue_offset: int) -> None:
+    """Say that `gap` fillers were put before the entry at `queue_offset`, unless the queue began there; or
+    that it began anew, when the gap is negative.
+    """
+    if gap < 0:
+        log.info(
+            events.QUEUE_BEGUN_ANEW,
+            extra={"topic": queue.key[0], "queue_id": queue.key[1], "queue_offset": queue_offset},
+        )
+    elif gap and queue.min_offset != queue_offset:
+        log.warning(
+            events.QUEUE_GAP_FILLED,
+            extra={"topic": queue.key[0], "queue_id": queue.key[1], "entry_count": gap},
+        )

@@ -3,6 +3,7 @@
 The records of a deleted topic stay in the log until they expire. Whoever builds queue entries from the log,
 a recovery, a slave, a repair, asks here first, so that deleted messages do not come back.
 Invariants: a deletion is on disk before a queue is touched. It is forgotten once the log begins behind it.
+            One that nobody has told shows in the log, where a queue of the topic begins anew at 0.
             No record that is appended here lies below one: a recovery that ends the log earlier lowers it, so
             does a slave that begins to copy a log, which may have gone on in another way than it was told.
 At a bound: the deletion that expires next is forgotten; if the queues of its topic are then built anew, they
@@ -52,12 +53,13 @@ def read_deletions(path: Path, disk: Disk) -> Ends:
 class Deletions:
     """The deletions of one store; `ends` is only read by others."""
 
-    __slots__ = ("_disk", "_lock", "_path", "ends")
+    __slots__ = ("_disk", "_lock", "_noted", "_path", "ends")
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
         self._disk = disk
         self._lock = asyncio.Lock()
+        self._noted: Ends = {}  # since the write began that is under way
         self.ends: Ends = {}
 
     def load(self) -> None:
@@ -70,12 +72,27 @@ class Deletions:
         Raises:  OSError when they cannot be written; nothing has changed then.
         """
         async with self._lock:
+            self._noted = {}
             before, self.ends = self.ends, _merge(self.ends, ends, log_begin)
             try:
-                await self._disk.offload(self._writer())
+                await self._write()
             except OSError:
-                self.ends = before
+                self.ends = before | self._noted
                 raise
+
+    def note(self, topic: str, end: int) -> None:
+        """The log shows a deletion at or behind `end`. Blocks, unless a write is under way, which takes it
+        along.
+
+        Raises:  OSError when it cannot be written; it is known all the same.
+        """
+        if end <= self.ends.get(topic, 0):
+            return
+        self.ends = _merge(self.ends, {topic: end}, log_begin=0)
+        if self._lock.locked():
+            self._noted[topic] = end
+        else:
+            self._writer()()
 
     def cut(self, log_end: int) -> None:
         """The log goes on at `log_end` with records of its own: none of them is deleted. Blocks.
@@ -95,6 +112,13 @@ class Deletions:
     async def save(self) -> None:
         """Raises:  OSError when they cannot be written."""
         async with self._lock:
+            await self._write()
+
+    async def _write(self) -> None:
+        """What changes meanwhile is written, too."""
+        ends = None
+        while ends is not self.ends:
+            ends = self.ends
             await self._disk.offload(self._writer())
 
     def _writer(self) -> partial[None]:

@@ -23,7 +23,7 @@ from tandemmq.protocol.record_scan import RecordColumns
 from tandemmq.runtime.ports import Buffer
 from tandemmq.store.admission import Admission
 from tandemmq.store.appender import Unit
-from tandemmq.store.block_dispatch import BlockDispatch, KeySink, note_gap
+from tandemmq.store.block_dispatch import BlockDispatch, KeySink
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues, QueueKey
@@ -236,11 +236,9 @@ class Dispatcher:
         if queue.is_schedule and self._has_own_delays:
             tag = self._own_due_at(view, at, tag)
         try:
-            gap = queue.put_at(checked.queue_offset, checked.log_offset, checked.size, tag)
+            self._queues.put_at(queue, checked.queue_offset, checked.log_offset, checked.size, tag)
         except OSError as error:
             self.block(queue, error)
-            return
-        note_gap(queue, gap, checked.queue_offset)
 
     def restore(
         self, view: memoryview, base: int, records: Sequence[RecordCheck]
@@ -277,7 +275,7 @@ class Dispatcher:
     def _finish(self, end: int, touched: dict[ConsumeQueue, None]) -> None:
         self._dispatched.raise_to(end)
         if touched and self._listeners:
-            changed = {queue.key: queue.max_offset for queue in touched}
+            changed = {queue.key: queue.max_offset for queue in touched if not queue.is_dropped}
             for listener in self._listeners:
                 listener(changed)
 

@@ -707,6 +707,12 @@ class MessageStore:
         """Topic -> log offset: records of the topic below it were deleted with it."""
         return self._queues.deletions.ends
 
+    def on_topic_deleted(self, callback: Callable[[str], None]) -> None:
+        """`callback(topic)` is called when records that were copied show that the topic was deleted and made
+        again, and nobody has told of it before.
+        """
+        self._queues.on_deleted = callback
+
     def begin_copy(self) -> None:
         """On a slave: from the end of the log on follow a master's bytes. Its log may not be the one of which
         deletions behind our end were told: a shorter slave has become the master, or the master came back

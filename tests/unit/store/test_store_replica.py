@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from store_rig import ROOT, Rig, bodies, record
 
 from tandemmq.errors import DiskFull, LogDiverged, ServiceNotAvailable
-from tandemmq.store import BrokerRole, FlushMode, MessageStore
+from tandemmq.store import BrokerRole, FlushMode, MessageStore, dispatcher
 
 SLAVE = {"role": BrokerRole.SLAVE}
 
@@ -61,6 +63,58 @@ async def test_a_slave_has_all_messages_of_a_topic_made_again() -> None:
     assert bodies(slave) == [b"first", b"second"]
     await master.close()
     await slave.close()
+
+
+@pytest.mark.parametrize("block_bytes_min", [1, 1 << 20])
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_deletion_that_nobody_told_shows_where_the_topic_is_made_again(
+    monkeypatch: pytest.MonkeyPatch, block_bytes_min: int, is_cut: bool
+) -> None:
+    """A slave becomes the master before a table brought the deletion."""
+    monkeypatch.setattr(dispatcher, "BLOCK_BYTES_MIN", block_bytes_min)
+    rig, slave_rig = Rig(), Rig(**SLAVE, flush_mode=FlushMode.SYNC_FLUSH)
+    master = await master_with(rig, 12)
+    rig.put(master, record(b"kept", topic="Other"))
+    await master.drop_topics(["T"])
+    rig.put(master, record(b"early", queue_id=7), record(b"first"), record(b"second"))
+    slave = await slave_rig.open()
+    told: list[str] = []
+    slave.on_topic_deleted(told.append)
+    copy(master, slave)
+    await slave_rig.clock.pass_time(0.1)
+    slave_rig.power_cut() if is_cut else await slave.close()
+    assert told == ["T"]
+    new = await slave_rig.open(role=BrokerRole.ASYNC_MASTER)
+    assert 0 < new.deleted_topics["T"] <= master.deleted_topics["T"]
+    assert sorted(new.queue_keys()) == [("Other", 0), ("T", 0), ("T", 7)]
+    assert (bodies(new), bodies(new, queue_id=7)) == ([b"first", b"second"], [b"early"])
+    slave_rig.put(new, record(b"third"), record(b"numbered anew", queue_id=1))
+    await slave_rig.clock.pass_time(0.1)
+    assert (bodies(new), bodies(new, queue_id=1)) == ([b"first", b"second", b"third"], [b"numbered anew"])
+    assert new.queue_max("T", 1) == 1
+    await new.close()
+    await master.close()
+
+
+async def test_a_deletion_that_shows_while_another_is_written_is_written_too() -> None:
+    rig, slave_rig = Rig(), Rig(**SLAVE)
+    master = await master_with(rig, 6)
+    rig.put(master, record(topic="Gone"))
+    await master.drop_topics(["T"])
+    rig.put(master, record(b"first"))
+    slave = await slave_rig.open()
+    copy(master, slave, end=master.deleted_topics["T"])
+    deletion = asyncio.ensure_future(slave.take_deletions({"Gone": slave.max_log_offset}))
+    await asyncio.sleep(0)  # it is being written
+    copy(master, slave)
+    assert await deletion == ["Gone"]
+    slave_rig.kill()
+    again = await slave_rig.open()
+    assert sorted(again.deleted_topics) == ["Gone", "T"]
+    assert again.queue_keys() == (("T", 0),)
+    assert bodies(again) == [b"first"]
+    await again.close()
+    await master.close()
 
 
 async def test_a_record_that_is_not_whole_is_not_dispatched() -> None:
