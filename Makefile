@@ -4,7 +4,7 @@ PY := .venv/bin/python
 TANDEMMQ := .venv/bin/tandemmq
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help demo test interop lint types contracts check crash power sim plants fuzz soak spark bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: help demo test interop lint types contracts check crash power sim raft plants fuzz soak spark bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,10 @@ power: setup-dev ## Take the power from real brokers under load 100 times in eac
 sim: SEEDS ?= 1000
 sim: setup-dev ## Run 1000 simulated clusters through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
 	@$(PY) -m tandemmq.sim.cluster.run --seeds $(SEEDS) $(ARGS)
+
+raft: SEEDS ?= 2000
+raft: setup-dev ## Run 2000 simulated Raft groups through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
+	@$(PY) -m tandemmq.sim.raft.run --seeds $(SEEDS) $(ARGS)
 
 plants: setup-dev ## Plant bugs of one line, one at a time, and have the proofs find each (hours; ARGS="--only text")
 	@$(PY) -m tandemmq.sim.plants $(ARGS)

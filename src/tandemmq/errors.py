@@ -102,6 +102,19 @@ class OffsetOutOfRange(RequestRejected):
     code = 21
 
 
+class NotLeader(RequestRejected):
+    """Another controller leads, or none: ask who, then ask that one."""
+
+    code = 2007
+    retriable = True
+
+
+class OutcomeUnknown(RequestRejected):
+    """A controller's decision was not confirmed in time; it may still be."""
+
+    retriable = True
+
+
 class StoreError(TandemError):
     """The store cannot do what was asked."""
 

@@ -1,7 +1,8 @@
 """The bugs that `sim.plants` plants: slips of one line that a good engineer makes, and what must find them.
 
 A row names the file, a text that stands in it once, and what stands there instead. `proofs` are simulations
-(crash, flips, sim) or paths below tests/, the most telling one first; the first that fails ends the search.
+(crash, flips, sim, raft) or paths below tests/, the most telling one first; the first that fails ends the
+search.
 """
 
 from __future__ import annotations
@@ -672,6 +673,100 @@ _CLIENT: Final = (
     ),
 )
 
+_CONSENSUS: Final = (
+    Plant(
+        name="a server forgets its vote in a crash",
+        path="consensus/core/node.py",
+        sound="self._is_vote_dirty = True",
+        bug="self._is_vote_dirty = voted_for is None",
+        proofs=("raft",),
+    ),
+    Plant(
+        name="a vote is given to a log that lacks the newest entries",
+        path="consensus/core/node.py",
+        sound="(request.last_term, request.last_index) >=",
+        bug="(self.log.last_term, request.last_index) >=",
+        proofs=("raft",),
+    ),
+    Plant(
+        name="an entry of an earlier term is confirmed by counting",
+        path="consensus/core/node.py",
+        sound="if needed < len(held) and self.log.term_at(held[needed]) == self.term:",
+        bug="if needed < len(held):",
+        proofs=("raft", "unit/consensus/test_raft_node.py"),
+    ),
+    Plant(
+        name="half of the servers count as a majority",
+        path="consensus/core/values.py",
+        sound="return 2 * len(names & self.voters.keys()) > len(self.voters)",
+        bug="return 2 * len(names & self.voters.keys()) >= len(self.voters)",
+        proofs=("raft",),
+    ),
+    Plant(
+        name="a read is answered without asking a majority",
+        path="consensus/core/node.py",
+        sound="self._reads.append(_Read(token, self._number + 1))",
+        bug="self._reads.append(_Read(token, 0))",
+        proofs=("raft",),
+    ),
+    Plant(
+        name="a restarted server votes at once, also if it answered a leader just now",
+        path="consensus/core/node.py",
+        sound="self._heard_ms = now_ms  #",
+        bug="self._heard_ms = _LONG_AGO_MS  #",
+        proofs=("raft",),
+    ),
+    Plant(
+        name="a leader that hands over goes on granting leases",
+        path="consensus/core/node.py",
+        sound="if self.role is not Role.LEADER or self._successor is not None:\n            return False",
+        bug="if self.role is not Role.LEADER:\n            return False",
+        proofs=("raft",),
+    ),
+    Plant(
+        name="a follower cuts its log without comparing terms",
+        path="consensus/core/node.py",
+        sound="if entry.index > self.commit and self.log.term_at(entry.index) != entry.term:",
+        bug="if entry.index > self.commit:",
+        proofs=("raft",),
+    ),
+    Plant(
+        name="the newest frame is not fsynced",
+        path="consensus/shell/files.py",
+        sound="        self._file.pwrite(self._end, (frame,))\n        self._file.sync()",
+        bug="        self._file.pwrite(self._end, (frame,))",
+        proofs=("raft",),
+    ),
+    Plant(
+        name="a snapshot keeps entries of another history",
+        path="consensus/core/log.py",
+        sound="if self.term_at(snapshot.index) == snapshot.term:",
+        bug="if self.term_at(snapshot.index) is not None:",
+        proofs=("raft",),
+    ),
+    Plant(
+        name="a second change of members is not refused while one is open",
+        path="consensus/core/node.py",
+        sound="if self.log.members_index > self.commit:\n            return Refusal.CHANGE_OPEN, []",
+        bug="if False:\n            return Refusal.CHANGE_OPEN, []",
+        proofs=("raft",),
+    ),
+    Plant(
+        name="members are changed before the leader confirmed anything",
+        path="consensus/core/node.py",
+        sound="            return Refusal.UNSETTLED, []\n        if self.log",
+        bug="            pass\n        if self.log",
+        proofs=("raft",),
+    ),
+    Plant(
+        name="a start does not write again what it read",
+        path="consensus/shell/files.py",
+        sound="            self._replace_log()\n            self._replace_vote(saved.vote)",
+        bug="            self._replace_vote(saved.vote)\n            self._replace_log()",
+        proofs=("raft",),
+    ),
+)
+
 PLANTS: Final[tuple[Plant, ...]] = (
     *_STORE,
     *_DELETIONS,
@@ -684,4 +779,5 @@ PLANTS: Final[tuple[Plant, ...]] = (
     *_OFFSETS,
     *_ACCESS,
     *_CLIENT,
+    *_CONSENSUS,
 )

@@ -29,12 +29,13 @@ import tandemmq
 from tandemmq.sim.bit_flips import run_flips
 from tandemmq.sim.cluster.simulation import run_seed as run_cluster
 from tandemmq.sim.plant_catalogue import PLANTS, Plant
+from tandemmq.sim.raft.simulation import run_seed as run_raft
 from tandemmq.sim.run import run_seed as run_store
 from tandemmq.sim.seeds import PROCESSES, progress_on, say, without_logging
 
 SOURCES = Path(tandemmq.__file__).parent
 CHECKOUT = SOURCES.parent.parent
-SEEDS = {"crash": 1000, "flips": 100, "sim": 1000}
+SEEDS = {"crash": 1000, "flips": 100, "sim": 1000, "raft": 2000}
 """How many seeds the default commands run; `make crash` flips bits with every tenth of its seeds."""
 FOUND = "found by seed "
 PROOF_MINUTES_MAX = 45
@@ -73,7 +74,11 @@ def _sim(seed: int) -> bool:
     return bool(run_cluster(seed).findings)
 
 
-HUNTS: dict[str, Callable[[int], bool]] = {"crash": _crash, "flips": _flips, "sim": _sim}
+def _raft(seed: int) -> bool:
+    return bool(run_raft(seed).findings)
+
+
+HUNTS: dict[str, Callable[[int], bool]] = {"crash": _crash, "flips": _flips, "sim": _sim, "raft": _raft}
 
 
 def _raise_hangs(*_: object) -> None:

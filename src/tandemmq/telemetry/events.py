@@ -66,6 +66,11 @@ TRANSACTION_END_UNSENT: Final = "transaction_end.failed_to_leave"
 SETTINGS_IGNORED: Final = "settings.ignored"
 SETTING_CHANGED: Final = "setting.changed"
 
+# controller
+CONTROLLER_ELECTED: Final = "controller.elected"
+CONTROLLER_LEADER_FOUND: Final = "controller.found_leader"
+CONTROLLER_LEADER_LOST: Final = "controller.lost_leader"
+
 # nameserver
 BROKER_EXPIRED: Final = "broker.expired"
 BROKER_REGISTERED: Final = "broker.registered"

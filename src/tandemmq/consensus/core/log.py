@@ -1,0 +1,117 @@
+"""RaftLog: the entries behind a snapshot, in memory. Pure.
+
+Invariants: indexes follow each other from the snapshot's on; terms never fall; the members in force are those
+            of the newest MEMBERS entry, confirmed or not, and else the snapshot's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandemmq.consensus.core.values import Entry, EntryKind, Members, Snapshot, decode_members
+
+
+class RaftLog:
+    """One server's log. What it holds grows until `compact`."""
+
+    __slots__ = ("_entries", "_members", "snapshot")
+
+    def __init__(self, snapshot: Snapshot, entries: Sequence[Entry] = ()) -> None:
+        self.snapshot = snapshot
+        self._entries: list[Entry] = []
+        self._members: list[tuple[int, Members]] = []
+        self._begin(snapshot, entries)
+
+    def _begin(self, snapshot: Snapshot, entries: Sequence[Entry]) -> None:
+        self.snapshot = snapshot
+        self._entries = []
+        self._members = [(snapshot.index, snapshot.members)]
+        self.append(entries)
+
+    @property
+    def first_index(self) -> int:
+        """Of the first entry that is, or would be, here."""
+        return self.snapshot.index + 1
+
+    @property
+    def last_index(self) -> int:
+        return self.snapshot.index + len(self._entries)
+
+    @property
+    def last_term(self) -> int:
+        return self._entries[-1].term if self._entries else self.snapshot.term
+
+    @property
+    def members(self) -> Members:
+        """Those in force."""
+        return self._members[-1][1]
+
+    @property
+    def members_index(self) -> int:
+        """Where those in force were written."""
+        return self._members[-1][0]
+
+    def members_at(self, index: int) -> Members:
+        """Those that were in force at an entry, or at the snapshot."""
+        return next(members for at, members in reversed(self._members) if at <= index)
+
+    def term_at(self, index: int) -> int | None:
+        """None for what lies before the snapshot or behind the end."""
+        if index == self.snapshot.index:
+            return self.snapshot.term
+        at = index - self.first_index
+        return self._entries[at].term if 0 <= at < len(self._entries) else None
+
+    def entries_from(self, index: int, *, count_max: int, bytes_max: int) -> tuple[Entry, ...]:
+        """The entries from `index` on within both bounds, but at least one."""
+        at = index - self.first_index
+        assert at >= 0, (index, self.first_index)
+        chosen = self._entries[at : at + count_max]
+        total = 0
+        for count, entry in enumerate(chosen):
+            total += len(entry.data)
+            if total > bytes_max and count:
+                return tuple(chosen[:count])
+        return tuple(chosen)
+
+    def between(self, first: int, last: int) -> tuple[Entry, ...]:
+        """The entries first .. last, both included."""
+        return tuple(self._entries[first - self.first_index : last + 1 - self.first_index])
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            assert entry.index == self.last_index + 1, (entry.index, self.last_index)
+            assert entry.term >= self.last_term, (entry.term, self.last_term)
+            self._entries.append(entry)
+            if entry.kind is EntryKind.MEMBERS:
+                self._members.append((entry.index, decode_members(entry.data)))
+
+    def cut(self, index: int) -> None:
+        """Forgets the entries from `index` on."""
+        assert index >= self.first_index, (index, self.first_index)
+        del self._entries[index - self.first_index :]
+        while self._members[-1][0] >= index and len(self._members) > 1:
+            self._members.pop()
+
+    def last_index_below(self, index: int, term: int) -> int:
+        """The last place up to `index` whose term is not above `term`, at least the snapshot's: where a log
+        whose entry there has this term can agree with this one at the latest."""
+        index = min(index, self.last_index)
+        while index > self.snapshot.index and self._entries[index - self.first_index].term > term:
+            index -= 1
+        return index
+
+    def compact(self, index: int, data: bytes) -> None:
+        """Puts a snapshot of the machine after `index` in place of everything up to it."""
+        term = self.term_at(index)
+        assert term is not None
+        assert index > self.snapshot.index
+        rest = self.between(index + 1, self.last_index)
+        self._begin(Snapshot(index=index, term=term, members=self.members_at(index), data=data), rest)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Takes another server's snapshot; entries behind it stay only if they continue it."""
+        rest: tuple[Entry, ...] = ()
+        if self.term_at(snapshot.index) == snapshot.term:
+            rest = self.between(snapshot.index + 1, self.last_index)
+        self._begin(snapshot, rest)

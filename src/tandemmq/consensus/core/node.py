@@ -1,0 +1,685 @@
+"""RaftNode: one server of a group, pure.
+
+Owns:       term, vote, log, role; when to ask for votes, what to send to whom, what is confirmed.
+Invariants: a server votes once in a term; a leader never changes or cuts its own log; only an entry of the
+            leader's own term confirms by majority, and with it everything before; nothing that was
+            confirmed is cut. A leader that a majority has not answered for an election timeout is none any
+            more, and who has heard a leader within one votes for nobody, unless the leader itself asks to:
+            so two leaders never both find a majority behind them (`grants`).
+Knows not:  disks, sockets, clocks. Times are monotonic milliseconds of this server; `below(n)` throws
+            0 .. n - 1. Each method returns what to do (see `effects`); `on_tick` is due at `deadline_ms`.
+Source:     Ongaro, Consensus: Bridging Theory and Practice (2014), with pre-vote (9.6), check-quorum, single
+            server changes (4.1) and transfer of leadership (3.10).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from tandemmq.consensus.core.effects import (
+    Apply,
+    Effect,
+    Persist,
+    ReadReady,
+    ReadRefused,
+    Restore,
+    Role,
+    RoleChanged,
+    Send,
+)
+from tandemmq.consensus.core.log import RaftLog
+from tandemmq.consensus.core.messages import (
+    AppendAnswer,
+    AppendRequest,
+    Message,
+    SnapshotRequest,
+    TakeOver,
+    VoteAnswer,
+    VoteRequest,
+)
+from tandemmq.consensus.core.options import RaftOptions
+from tandemmq.consensus.core.values import Entry, EntryKind, Members, Saved, Vote
+
+_LONG_AGO_MS = -(2**62)
+
+
+class Refusal(Enum):
+    """Why a server does not do what it was asked for."""
+
+    NOT_LEADER = "this server is not the leader"
+    BUSY = "too much waits for a majority"
+    HANDING_OVER = "the leader hands over"
+    UNSETTLED = "the leader has confirmed nothing in its term yet"
+    CHANGE_OPEN = "another change of the members is not confirmed yet"
+    UNKNOWN_SERVER = "no such server"
+    KNOWN_SERVER = "the server is in the group already"
+    NOT_LEVEL = "the server does not hold everything yet"
+    LAST_VOTER = "the last voter must stay"
+    TOO_LARGE = "the proposal is too large"
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What the leader knows about another server."""
+
+    next_index: int
+    """Sent next. Behind `matched_index` only while the two logs are compared."""
+    answered_ms: int = _LONG_AGO_MS
+    """When the newest request was sent that was answered."""
+    matched_index: int = 0
+    awaited_number: int | None = None
+    """The request with content that is under way; meanwhile only heartbeats are sent."""
+    is_snapshot_awaited: bool = False
+    answered_number: int = 0
+    waited_since_ms: int = 0
+
+
+class _Read(NamedTuple):
+    token: int
+    number: int
+    """A majority must have answered this request or a later one."""
+
+
+class RaftNode:
+    """One server between a start and its end."""
+
+    __slots__ = (
+        "_below",
+        "_dirty_from",
+        "_effects",
+        "_election_due_ms",
+        "_granted",
+        "_handover_until_ms",
+        "_heard_ms",
+        "_heartbeat_due_ms",
+        "_is_snapshot_dirty",
+        "_is_vote_dirty",
+        "_leads_since_ms",
+        "_now_ms",
+        "_number",
+        "_options",
+        "_own_first_index",
+        "_peers",
+        "_reads",
+        "_reason",
+        "_shown",
+        "_successor",
+        "applied",
+        "commit",
+        "leader",
+        "log",
+        "name",
+        "role",
+        "term",
+        "voted_for",
+    )
+
+    def __init__(
+        self, name: str, saved: Saved, *, options: RaftOptions, now_ms: int, below: Callable[[int], int]
+    ) -> None:
+        self._options = options
+        self._below = below
+        self.name = name
+        self.term = saved.vote.term
+        self.voted_for = saved.vote.voted_for
+        self.log = RaftLog(saved.snapshot, saved.entries)
+        assert self.log.last_term <= self.term, (self.log.last_term, self.term)
+        self.role = Role.FOLLOWER
+        self.leader: str | None = None
+        self.commit = self.applied = saved.snapshot.index
+        self._now_ms = now_ms
+        self._heard_ms = now_ms  # of the life before nothing is known: perhaps it answered a leader just now
+        self._election_due_ms = 0
+        self._heartbeat_due_ms = 0
+        self._granted: set[str] = set()
+        self._peers: dict[str, _Progress] = {}
+        self._own_first_index = 0
+        self._leads_since_ms = now_ms
+        self._number = 0
+        self._reads: deque[_Read] = deque()
+        self._successor: str | None = None
+        self._handover_until_ms = 0
+        self._effects: list[Effect] = []
+        self._is_vote_dirty = False
+        self._is_snapshot_dirty = False
+        self._dirty_from: int | None = None
+        self._reason = "started"
+        self._shown: tuple[Role, int, str | None] = (Role.FOLLOWER, -1, None)
+        self._plan_election()
+
+    # What others may know.
+
+    @property
+    def deadline_ms(self) -> int:
+        """When `on_tick` is due, unless something happens before."""
+        if self.role is Role.LEADER:
+            return min(self._heartbeat_due_ms, self._handover_until_ms or self._heartbeat_due_ms)
+        return self._election_due_ms
+
+    @property
+    def members(self) -> Members:
+        return self.log.members
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this leader has confirmed an entry of its term: all that was ever confirmed is known to
+        be."""
+        return self.role is Role.LEADER and self.commit >= self._own_first_index
+
+    @property
+    def is_handing_over(self) -> bool:
+        return self._successor is not None
+
+    def grants(self, now_ms: int, within_ms: int) -> bool:
+        """Whether a majority answered requests that this leader sent within the last `within_ms`.
+
+        If that is less than an election timeout, clocks considered, nobody else leads now. Never while it
+        hands over, since then it has asked others to vote against it.
+        """
+        if self.role is not Role.LEADER or self._successor is not None:
+            return False
+        return self._majority_ms(now_ms) >= now_ms - within_ms
+
+    # What happens.
+
+    def on_tick(self, now_ms: int) -> list[Effect]:
+        """Time has passed."""
+        self._now_ms = now_ms
+        if self.role is Role.LEADER:
+            self._tick_leader()
+        elif now_ms >= self._election_due_ms:
+            self._plan_election()
+            if self._may_stand():
+                self._stand(is_trial=True)
+        return self._finish()
+
+    def on_message(self, message: Message, now_ms: int) -> list[Effect]:
+        """Something came from another server."""
+        self._now_ms = now_ms
+        if isinstance(message, VoteRequest):
+            self._on_vote_request(message)
+        elif message.term > self.term:
+            if isinstance(message, AppendRequest | SnapshotRequest):
+                self._follow(message.term, message.sender, f"{message.sender} leads")
+                self._on_leader(message)
+            else:
+                self._follow(message.term, None, f"{message.sender} is at a later term")
+        elif isinstance(message, VoteAnswer):
+            self._on_vote_answer(message)
+        elif isinstance(message, AppendRequest | SnapshotRequest):
+            self._on_leader(message)
+        elif isinstance(message, AppendAnswer):
+            self._on_append_answer(message)
+        elif message.term == self.term and self._may_stand():
+            self._stand(is_trial=False, is_handover=True)
+        return self._finish()
+
+    def propose(self, data: bytes, now_ms: int) -> tuple[int | Refusal, list[Effect]]:
+        """The index that `data` will have if it is confirmed; it was lost if that has another term then."""
+        self._now_ms = now_ms
+        if self.role is not Role.LEADER:
+            return Refusal.NOT_LEADER, []
+        if self._successor is not None:
+            return Refusal.HANDING_OVER, []
+        if len(data) > self._options.command_bytes_max:
+            return Refusal.TOO_LARGE, []
+        if self.log.last_index - self.commit >= self._options.unconfirmed_entries_max:
+            return Refusal.BUSY, []
+        index = self._add_entry(EntryKind.COMMAND, data)
+        return index, self._finish()
+
+    def read(self, token: int, now_ms: int) -> tuple[Refusal | None, list[Effect]]:
+        """Asks a majority whether this server still leads; `ReadReady` follows, or `ReadRefused`."""
+        self._now_ms = now_ms
+        if self.role is not Role.LEADER:
+            return Refusal.NOT_LEADER, []
+        if not self.is_settled:
+            return Refusal.UNSETTLED, []
+        if len(self._reads) >= self._options.waiting_reads_max:
+            return Refusal.BUSY, []
+        self._reads.append(_Read(token, self._number + 1))
+        self._broadcast()
+        self._release_reads()
+        return None, self._finish()
+
+    def hand_over(self, to: str, now_ms: int) -> tuple[Refusal | None, list[Effect]]:
+        """Gives the leadership to another voter, once that one holds everything.
+
+        Whether or not it takes it, this leadership ends within an election timeout: a request to stand that
+        is still under way must not meet a leader that believes nobody else could be elected.
+        """
+        self._now_ms = now_ms
+        if self.role is not Role.LEADER:
+            return Refusal.NOT_LEADER, []
+        if self._successor is not None:
+            return Refusal.HANDING_OVER, []
+        if to not in self._peers or to not in self.members.voters:
+            return Refusal.UNKNOWN_SERVER, []
+        self._successor = to
+        self._handover_until_ms = now_ms + self._options.election_timeout_ms
+        self._send_entries(to)
+        self._urge_successor()
+        return None, self._finish()
+
+    def add_learner(self, name: str, address: str, now_ms: int) -> tuple[Refusal | None, list[Effect]]:
+        """A server that gets everything and counts for nothing, until `promote`."""
+        members = self.members
+        if members.address(name) is not None:
+            return Refusal.KNOWN_SERVER, []
+        return self._change(Members(members.voters, {**members.learners, name: address}), now_ms)
+
+    def promote(self, name: str, now_ms: int) -> tuple[Refusal | None, list[Effect]]:
+        """Makes a voter of a learner that holds all that is confirmed."""
+        members = self.members
+        address = members.learners.get(name)
+        if address is None:
+            return Refusal.UNKNOWN_SERVER, []
+        peer = self._peers.get(name)
+        if peer is None or peer.matched_index < self.commit:
+            return Refusal.NOT_LEVEL, []
+        learners = {key: value for key, value in members.learners.items() if key != name}
+        return self._change(Members({**members.voters, name: address}, learners), now_ms)
+
+    def remove(self, name: str, now_ms: int) -> tuple[Refusal | None, list[Effect]]:
+        """Takes a server out of the group; a leader that is taken out goes when that is confirmed."""
+        members = self.members
+        if members.address(name) is None:
+            return Refusal.UNKNOWN_SERVER, []
+        voters, learners = dict(members.voters), dict(members.learners)
+        voters.pop(name, None)
+        learners.pop(name, None)
+        if not voters:
+            return Refusal.LAST_VOTER, []
+        return self._change(Members(voters, learners), now_ms)
+
+    def compact(self, index: int, data: bytes) -> list[Effect]:
+        """Puts the machine's state after the applied entry `index` in place of the log up to it."""
+        assert index <= self.applied, (index, self.applied)
+        if index > self.log.snapshot.index:
+            self.log.compact(index, data)
+            self._is_snapshot_dirty = True
+        return self._finish()
+
+    # Votes.
+
+    def _may_stand(self) -> bool:
+        return self.role is not Role.LEADER and self.name in self.members.voters
+
+    def _stand(self, *, is_trial: bool, is_handover: bool = False) -> None:
+        """Asks all voters; a trial first, so that nobody's term rises for an election that cannot be won."""
+        self._leave_leadership()
+        self.leader = None
+        self._granted = {self.name}
+        if is_trial:
+            self.role = Role.TRIAL
+            self._reason = "heard no leader"
+            # A trial costs nobody anything, and a voter that heard the leader later is ready soon.
+            options = self._options
+            self._election_due_ms = (
+                self._now_ms + options.heartbeat_ms + self._below(options.election_timeout_ms // 2)
+            )
+        else:
+            self.role = Role.CANDIDATE
+            self._reason = "the leader hands over" if is_handover else "a majority would vote for it"
+            self._set_vote(self.term + 1, self.name)
+            self._plan_election()
+        if self.members.is_majority(self._granted):
+            self._win()
+            return
+        request = VoteRequest(
+            sender=self.name,
+            term=self.term + 1 if is_trial else self.term,
+            last_index=self.log.last_index,
+            last_term=self.log.last_term,
+            is_trial=is_trial,
+            is_handover=is_handover,
+        )
+        for name in sorted(self.members.voters.keys() - {self.name}):
+            self._send(name, request)
+
+    def _win(self) -> None:
+        if self.role is Role.TRIAL:
+            self._stand(is_trial=False)
+        else:
+            self._lead()
+
+    def _on_vote_request(self, request: VoteRequest) -> None:
+        is_newer = (request.last_term, request.last_index) >= (self.log.last_term, self.log.last_index)
+        hears_leader = (
+            self.role is Role.LEADER or self._now_ms - self._heard_ms < self._options.election_timeout_ms
+        )
+        if request.is_trial:
+            is_granted = request.term > self.term and is_newer and not hears_leader
+        elif hears_leader and not request.is_handover:
+            is_granted = False
+        else:
+            if request.term > self.term:
+                self._follow(request.term, None, f"{request.sender} stands for leader")
+            is_granted = request.term == self.term and self.voted_for in (None, request.sender) and is_newer
+            if is_granted:
+                self._set_vote(self.term, request.sender)
+                self._plan_election()
+        answer = VoteAnswer(
+            sender=self.name,
+            term=self.term,
+            asked_term=request.term,
+            is_trial=request.is_trial,
+            is_granted=is_granted,
+        )
+        self._send(request.sender, answer)
+
+    def _on_vote_answer(self, answer: VoteAnswer) -> None:
+        if self.role is (Role.TRIAL if answer.is_trial else Role.CANDIDATE):
+            asked_term = self.term + 1 if answer.is_trial else self.term
+            if answer.is_granted and answer.asked_term == asked_term:
+                self._granted.add(answer.sender)
+                if self.members.is_majority(self._granted):
+                    self._win()
+
+    def _follow(self, term: int, leader: str | None, reason: str) -> None:
+        """Becomes a follower in `term`; `leader` is None until it is known."""
+        self._leave_leadership()
+        if term > self.term:
+            self._set_vote(term, None)
+        if self.role is not Role.FOLLOWER:
+            self._plan_election()
+        self.role = Role.FOLLOWER
+        self.leader = leader
+        self._reason = reason
+
+    def _leave_leadership(self) -> None:
+        if self.role is Role.LEADER:
+            self._effects += [ReadRefused(read.token) for read in self._reads]
+            self._reads.clear()
+            self._peers.clear()
+            self._successor = None
+            self._handover_until_ms = 0
+            self._heard_ms = _LONG_AGO_MS
+
+    def _plan_election(self) -> None:
+        timeout_ms = self._options.election_timeout_ms
+        self._election_due_ms = self._now_ms + timeout_ms + self._below(timeout_ms)
+
+    def _set_vote(self, term: int, voted_for: str | None) -> None:
+        if (term, voted_for) != (self.term, self.voted_for):
+            self.term, self.voted_for = term, voted_for
+            self._is_vote_dirty = True
+
+    # Following.
+
+    def _on_leader(self, request: AppendRequest | SnapshotRequest) -> None:
+        if request.term < self.term:
+            self._answer(request, is_accepted=False, index=0)  # its sender learns that its term is over
+            return
+        assert self.role is not Role.LEADER, f"two leaders in term {self.term}"
+        if self.role is not Role.FOLLOWER or self.leader != request.sender:
+            self._follow(self.term, request.sender, f"{request.sender} leads")
+        self._heard_ms = self._now_ms
+        self._plan_election()
+        if isinstance(request, SnapshotRequest):
+            self._take_snapshot(request)
+        else:
+            self._take_entries(request)
+
+    def _take_snapshot(self, request: SnapshotRequest) -> None:
+        snapshot = request.snapshot
+        if snapshot.index > self.commit:
+            self.log.restore(snapshot)
+            self._is_snapshot_dirty = True
+            self.commit = self.applied = snapshot.index
+            self._effects.append(Restore(snapshot))
+        self._answer(request, is_accepted=True, index=snapshot.index)
+
+    def _take_entries(self, request: AppendRequest) -> None:
+        previous = request.previous_index
+        if previous > self.commit and self.log.term_at(previous) != request.previous_term:
+            hint = self.log.last_index_below(previous - 1, request.previous_term)
+            self._answer(request, is_accepted=False, index=max(hint, self.commit), previous_index=previous)
+            return
+        # What is confirmed is the same everywhere, so only entries behind it can be new or differ.
+        for count, entry in enumerate(request.entries):
+            if entry.index > self.commit and self.log.term_at(entry.index) != entry.term:
+                if entry.index <= self.log.last_index:
+                    self.log.cut(entry.index)
+                self.log.append(request.entries[count:])
+                self._mark_dirty(entry.index)
+                break
+        end = previous + len(request.entries)
+        self._answer(request, is_accepted=True, index=end)
+        self._confirm(min(request.commit, end))
+
+    def _answer(
+        self,
+        request: AppendRequest | SnapshotRequest,
+        *,
+        is_accepted: bool,
+        index: int,
+        previous_index: int = 0,
+    ) -> None:
+        answer = AppendAnswer(
+            sender=self.name,
+            term=self.term,
+            is_accepted=is_accepted,
+            index=index,
+            number=request.number,
+            sent_ms=request.sent_ms,
+            previous_index=previous_index,
+        )
+        self._send(request.sender, answer)
+
+    # Leading.
+
+    def _lead(self) -> None:
+        self.role = Role.LEADER
+        self.leader = self.name
+        self._reason = "elected"
+        self._leads_since_ms = self._now_ms
+        self._peers = {name: self._new_progress() for name in self.members.others(self.name)}
+        self._own_first_index = self._add_entry(EntryKind.EMPTY, b"")
+
+    def _new_progress(self) -> _Progress:
+        return _Progress(next_index=self.log.last_index + 1)
+
+    def _tick_leader(self) -> None:
+        answered_ms = max(self._leads_since_ms, self._majority_ms(self._now_ms))
+        if answered_ms <= self._now_ms - self._options.election_timeout_ms:
+            self._follow(self.term, None, "no majority answers")
+        elif self._successor is not None and self._now_ms >= self._handover_until_ms:
+            self._follow(self.term, None, f"handing over to {self._successor} took too long")
+        elif self._now_ms >= self._heartbeat_due_ms:
+            self._broadcast()
+
+    def _majority_ms(self, now_ms: int) -> int:
+        """The latest time such that a majority answered requests which were sent then or later."""
+        times = sorted(
+            (
+                now_ms if name == self.name else self._peers[name].answered_ms
+                for name in self.members.voters
+                if name == self.name or name in self._peers
+            ),
+            reverse=True,
+        )
+        needed = len(self.members.voters) // 2
+        return times[needed] if needed < len(times) else _LONG_AGO_MS
+
+    def _add_entry(self, kind: EntryKind, data: bytes) -> int:
+        index = self.log.last_index + 1
+        self.log.append([Entry(index, self.term, kind, data)])
+        self._mark_dirty(index)
+        self._confirm_by_majority()
+        self._broadcast()
+        return index
+
+    def _broadcast(self) -> None:
+        """To everybody what is new, or at least that the leader lives."""
+        self._heartbeat_due_ms = self._now_ms + self._options.heartbeat_ms
+        for name in self._peers:
+            self._send_entries(name, is_heartbeat=True)
+        self._urge_successor()
+
+    def _send_entries(self, name: str, *, is_heartbeat: bool = False) -> None:
+        """What the server lacks, one request at a time; a heartbeat is sent beside one under way.
+
+        A request that was not answered for an election timeout is taken for lost.
+        """
+        peer = self._peers[name]
+        is_lost = self._now_ms - peer.waited_since_ms >= self._options.election_timeout_ms
+        if peer.awaited_number is not None and is_lost:
+            peer.awaited_number = None
+        has_news = peer.next_index <= self.log.last_index and peer.awaited_number is None
+        if not has_news and not is_heartbeat:
+            return
+        self._number += 1
+        if has_news:
+            peer.awaited_number = self._number
+            peer.waited_since_ms = self._now_ms
+            peer.is_snapshot_awaited = peer.next_index < self.log.first_index
+            if peer.is_snapshot_awaited:
+                snapshot = SnapshotRequest(
+                    sender=self.name,
+                    term=self.term,
+                    snapshot=self.log.snapshot,
+                    number=self._number,
+                    sent_ms=self._now_ms,
+                )
+                self._send(name, snapshot)
+                return
+        # With a snapshot under way, or nothing known to be equal yet, a heartbeat still shows who leads.
+        previous = max(peer.next_index - 1, self.log.snapshot.index)
+        previous_term = self.log.term_at(previous)
+        assert previous_term is not None
+        entries: tuple[Entry, ...] = ()
+        if has_news:
+            options = self._options
+            entries = self.log.entries_from(
+                peer.next_index,
+                count_max=options.entries_per_request_max,
+                bytes_max=options.bytes_per_request_max,
+            )
+        request = AppendRequest(
+            sender=self.name,
+            term=self.term,
+            previous_index=previous,
+            previous_term=previous_term,
+            entries=entries,
+            commit=self.commit,
+            number=self._number,
+            sent_ms=self._now_ms,
+        )
+        self._send(name, request)
+
+    def _on_append_answer(self, answer: AppendAnswer) -> None:
+        peer = self._peers.get(answer.sender)
+        if peer is None or self.role is not Role.LEADER or answer.term != self.term:
+            return
+        peer.answered_ms = max(peer.answered_ms, answer.sent_ms)
+        peer.answered_number = max(peer.answered_number, answer.number)
+        is_overtaken = answer.number > (peer.awaited_number or 0) and not peer.is_snapshot_awaited
+        if answer.number == peer.awaited_number or is_overtaken:
+            peer.awaited_number = None
+        if answer.is_accepted:
+            peer.matched_index = max(peer.matched_index, answer.index)
+            peer.next_index = max(peer.next_index, peer.matched_index + 1)
+        elif peer.matched_index < answer.previous_index < peer.next_index:
+            peer.next_index = max(peer.matched_index, min(answer.index, answer.previous_index - 1)) + 1
+        self._confirm_by_majority()
+        self._release_reads()
+        if self.role is Role.LEADER and answer.sender in self._peers:
+            self._send_entries(answer.sender)
+            self._urge_successor()
+
+    def _confirm_by_majority(self) -> None:
+        """Raises what is confirmed to what a majority of voters holds, if that is of the own term."""
+        held = sorted(
+            (
+                self.log.last_index if name == self.name else self._peers[name].matched_index
+                for name in self.members.voters
+                if name == self.name or name in self._peers
+            ),
+            reverse=True,
+        )
+        needed = len(self.members.voters) // 2
+        if needed < len(held) and self.log.term_at(held[needed]) == self.term:
+            self._confirm(held[needed])
+        if self.commit >= self.log.members_index and self.name not in self.members.voters:
+            self._broadcast()  # they learn that it is confirmed
+            self._follow(self.term, None, "taken out of the group")
+
+    def _confirm(self, index: int) -> None:
+        """Hands out what became confirmed."""
+        if index > self.commit:
+            self.commit = index
+            self._effects.append(Apply(self.log.between(self.applied + 1, index)))
+            self.applied = index
+
+    def _release_reads(self) -> None:
+        while self._reads:
+            number = self._reads[0].number
+            answered = {name for name, peer in self._peers.items() if peer.answered_number >= number}
+            if not self.members.is_majority(answered | {self.name}):
+                break
+            self._effects.append(ReadReady(self._reads.popleft().token))
+
+    def _urge_successor(self) -> None:
+        """Once it holds everything; again with each heartbeat, because it may be lost."""
+        if self._successor is not None:
+            peer = self._peers.get(self._successor)
+            if peer is not None and peer.matched_index == self.log.last_index:
+                self._send(self._successor, TakeOver(sender=self.name, term=self.term))
+
+    def _change(self, members: Members, now_ms: int) -> tuple[Refusal | None, list[Effect]]:
+        """Other members, in force from the entry on, confirmed or not. One voter more or less at a time:
+        then any majority of the old ones and any of the new ones have a server in common."""
+        self._now_ms = now_ms
+        if self.role is not Role.LEADER:
+            return Refusal.NOT_LEADER, []
+        if self._successor is not None:
+            return Refusal.HANDING_OVER, []
+        if not self.is_settled:
+            return Refusal.UNSETTLED, []
+        if self.log.members_index > self.commit:
+            return Refusal.CHANGE_OPEN, []
+        assert len(members.voters.keys() ^ self.members.voters.keys()) <= 1
+        index = self.log.last_index + 1
+        self.log.append([Entry(index, self.term, EntryKind.MEMBERS, members.encode())])
+        self._mark_dirty(index)
+        for name in members.others(self.name):
+            self._peers.setdefault(name, self._new_progress())
+        for name in self._peers.keys() - set(members.others(self.name)):
+            del self._peers[name]
+        self._confirm_by_majority()
+        if self.role is Role.LEADER:
+            self._broadcast()
+        return None, self._finish()
+
+    # What is to be done.
+
+    def _mark_dirty(self, index: int) -> None:
+        self._dirty_from = index if self._dirty_from is None else min(self._dirty_from, index)
+
+    def _send(self, to: str, message: Message) -> None:
+        self._effects.append(Send(to, message))
+
+    def _finish(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        first: list[Effect] = []
+        if self._is_vote_dirty or self._is_snapshot_dirty or self._dirty_from is not None:
+            begin = self.log.first_index if self._is_snapshot_dirty else self._dirty_from
+            first.append(
+                Persist(
+                    vote=Vote(self.term, self.voted_for) if self._is_vote_dirty else None,
+                    snapshot=self.log.snapshot if self._is_snapshot_dirty else None,
+                    entries=() if begin is None else self.log.between(begin, self.log.last_index),
+                )
+            )
+            self._is_vote_dirty = self._is_snapshot_dirty = False
+            self._dirty_from = None
+        shown = self.role, self.term, self.leader
+        if shown != self._shown:
+            self._shown = shown
+            first.append(RoleChanged(self.role, self.term, self.leader, self._reason))
+        return first + effects

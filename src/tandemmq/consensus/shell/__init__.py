@@ -1,0 +1,1 @@
+"""Raft on a machine: its files, and the server that runs the core with clock and peers."""

@@ -1,0 +1,248 @@
+"""RaftFiles: what a server of a Raft group keeps on its disk.
+
+Strategy:   three files. `vote` (term and vote in one record) and `snapshot` are replaced as a whole; `log` is
+            preallocated and gets one frame with a checksum per write, fsynced before `save` returns. A newer
+            entry replaces an older one of its index and what follows that, so nothing is ever written over.
+            A log that is full is replaced by one with the living entries only. A start replaces all three:
+            after it nothing rests on pages that a failed fsync of the life before may have left behind.
+Invariants: at most the last frame may be torn, since each is durable before the next one; damage with a
+            whole frame behind it was no torn write and is not cut, the server does not start.
+Bounds:     the log is rewritten when it is full, at least 2 MiB long and twice what lives in it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from struct import Struct
+from typing import Final, TypeVar
+
+import msgspec
+
+from tandemmq.consensus.core.effects import Persist
+from tandemmq.consensus.core.values import Entry, Saved, Snapshot, Vote
+from tandemmq.errors import ConfigError, Corrupt, FlushFailed
+from tandemmq.protocol.checksum import crc32
+from tandemmq.runtime.ports import Disk, File, Lock
+from tandemmq.units import MIB, align_up
+
+_FRAME: Final = Struct(">4sIQI")  # magic, payload size, number, checksum of number and payload
+_MAGIC: Final = b"TMQf"
+_NUMBER: Final = Struct(">Q")
+_RECORD_MAGIC: Final = b"TMQr"
+_RECORD: Final = Struct(">4sI")  # magic, checksum of the rest
+LOG_BYTES: Final = 2 * MIB
+
+_ENTRIES = msgspec.msgpack.Decoder(tuple[Entry, ...])
+_ENCODER = msgspec.msgpack.Encoder()
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class _VoteRecord(msgspec.Struct, frozen=True):
+    """The vote, and whose files these are."""
+
+    group: str
+    name: str
+    vote: Vote
+
+
+class RaftFiles:
+    """The directory of one server. All methods block: call them through `Disk.offload`."""
+
+    def __init__(
+        self, directory: Path, *, group: str, name: str, disk: Disk, log_bytes: int = LOG_BYTES
+    ) -> None:
+        self._directory = directory
+        self._group = group
+        self._name = name
+        self._disk = disk
+        self._log_bytes = log_bytes
+        self._entries: list[Entry] = []
+        self._file: File | None = None
+        self._end = 0
+        self._number = 0
+        self._lock: Lock | None = None
+
+    def open(self, first: Saved) -> Saved:
+        """What was saved; `first` in a directory that is empty.
+
+        Raises:  StoreLocked; ConfigError for the files of another server; Corrupt; OSError.
+        """
+        self._lock = self._disk.lock(self._directory / "lock")
+        try:
+            saved = self._load() or first
+            self._entries = list(saved.entries)
+            # The vote last: a directory without it was never used.
+            self._replace_snapshot(saved.snapshot)
+            self._replace_log()
+            self._replace_vote(saved.vote)
+        except BaseException:
+            self.close()
+            raise
+        return saved
+
+    def save(self, persist: Persist) -> None:
+        """Returns when everything is on the disk.
+
+        Raises:  FlushFailed: what is on the disk is not known; this server must not go on.
+        """
+        try:
+            if persist.vote is not None:
+                self._replace_vote(persist.vote)
+            if persist.snapshot is not None:
+                self._replace_snapshot(persist.snapshot)
+                self._entries = list(persist.entries)
+                self._replace_log()
+            elif persist.entries:
+                self._append(persist.entries)
+        except OSError as error:
+            raise FlushFailed(f"the files in {self._directory} cannot be written: {error}") from error
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    # Reading.
+
+    def _load(self) -> Saved | None:
+        vote_path, log_path = self._path("vote"), self._path("log")
+        if not self._disk.exists(vote_path):
+            if self._disk.exists(log_path) and self._read_log():
+                raise Corrupt(vote_path, 0, "the file is missing, but there is a log")
+            return None
+        record = self._read_record("vote", _VoteRecord)
+        if (record.group, record.name) != (self._group, self._name):
+            raise ConfigError(
+                f"{self._directory} belongs to {record.name} of the controller group {record.group}, "
+                f"not to {self._name} of {self._group}"
+            )
+        snapshot = self._read_record("snapshot", Snapshot)
+        entries = self._read_log()
+        if entries and entries[0].index > snapshot.index + 1:
+            raise Corrupt(log_path, 0, f"entries {snapshot.index + 1}..{entries[0].index - 1} are missing")
+        # A crash between the replacement of the snapshot and that of the log leaves a log that begins
+        # earlier, or another history than the snapshot's.
+        known = {entry.index: entry.term for entry in entries}
+        if known.get(snapshot.index, snapshot.term) != snapshot.term:
+            entries = []
+        entries = [entry for entry in entries if entry.index > snapshot.index]
+        last_term = entries[-1].term if entries else snapshot.term
+        if last_term > record.vote.term:
+            raise Corrupt(vote_path, 0, f"term {record.vote.term} is older than the log's, {last_term}")
+        return Saved(vote=record.vote, snapshot=snapshot, entries=tuple(entries))
+
+    def _read_record(self, name: str, shape: type[S]) -> S:
+        path = self._path(name)
+        if not self._disk.exists(path):
+            raise Corrupt(path, 0, "the file is missing")
+        data = self._disk.read_bytes(path)
+        if len(data) < _RECORD.size:
+            raise Corrupt(path, 0, "the file is too short")
+        magic, checksum = _RECORD.unpack_from(data)
+        if magic != _RECORD_MAGIC or crc32(data[_RECORD.size :]) != checksum:
+            raise Corrupt(path, 0, "the checksum does not match")
+        try:
+            return msgspec.msgpack.decode(data[_RECORD.size :], type=shape)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Corrupt(path, _RECORD.size, str(error)) from None
+
+    def _read_log(self) -> list[Entry]:
+        path = self._path("log")
+        if not self._disk.exists(path):
+            raise Corrupt(path, 0, "the file is missing")
+        data = self._disk.read_bytes(path)
+        entries: list[Entry] = []
+        position, number = 0, 0
+        while (frame := _read_frame(data, position)) is not None:
+            found_number, payload, end = frame
+            if number and found_number != number + 1:
+                raise Corrupt(path, position, f"frame {found_number} stands behind frame {number}")
+            number = found_number
+            try:
+                _put(entries, _ENTRIES.decode(payload))
+            except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+                raise Corrupt(path, position, str(error)) from None
+            position = end
+        if not position:
+            raise Corrupt(path, 0, "the first frame is damaged, and it was never torn: it came with the file")
+        at = data.find(_MAGIC, position + 1)
+        while at >= 0:
+            later = _read_frame(data, at)
+            if later is not None and later[0] > number:
+                raise Corrupt(path, position, f"no whole frame, but there is one behind it at byte {at}")
+            at = data.find(_MAGIC, at + 1)
+        return entries
+
+    # Writing.
+
+    def _replace_vote(self, vote: Vote) -> None:
+        self._write_record("vote", _VoteRecord(self._group, self._name, vote))
+
+    def _replace_snapshot(self, snapshot: Snapshot) -> None:
+        self._write_record("snapshot", snapshot)
+
+    def _write_record(self, name: str, record: msgspec.Struct) -> None:
+        data = _ENCODER.encode(record)
+        self._disk.write_atomically(self._path(name), _RECORD.pack(_RECORD_MAGIC, crc32(data)) + data)
+
+    def _replace_log(self) -> None:
+        """A new file with the living entries in its first frame and room behind it."""
+        frame = self._make_frame(tuple(self._entries))
+        size = max(self._log_bytes, align_up(2 * len(frame), self._log_bytes))
+        path = self._path("log")
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._disk.write_atomically(path, frame.ljust(size, b"\0"))
+        self._file = self._disk.open(path)
+        self._end = len(frame)
+
+    def _append(self, entries: tuple[Entry, ...]) -> None:
+        _put(self._entries, entries)
+        frame = self._make_frame(entries)
+        assert self._file is not None, "the files are closed"
+        if self._end + len(frame) > self._file.size:
+            self._replace_log()
+            return
+        self._file.pwrite(self._end, (frame,))
+        self._file.sync()
+        self._end += len(frame)
+
+    def _make_frame(self, entries: tuple[Entry, ...]) -> bytes:
+        self._number += 1
+        payload = _ENCODER.encode(entries)
+        checksum = crc32(payload, crc32(_NUMBER.pack(self._number)))
+        return _FRAME.pack(_MAGIC, len(payload), self._number, checksum) + payload
+
+    def _path(self, name: str) -> Path:
+        return self._directory / name
+
+
+def _read_frame(data: bytes, position: int) -> tuple[int, bytes, int] | None:
+    """Number, payload and end of a whole frame; None if there is none."""
+    if len(data) - position < _FRAME.size:
+        return None
+    magic, size, number, checksum = _FRAME.unpack_from(data, position)
+    begin = position + _FRAME.size
+    if magic != _MAGIC or begin + size > len(data):
+        return None
+    payload = data[begin : begin + size]
+    if crc32(payload, crc32(_NUMBER.pack(number))) != checksum:
+        return None
+    return number, payload, begin + size
+
+
+def _put(entries: list[Entry], newer: tuple[Entry, ...]) -> None:
+    """Adds entries; they replace what has the same index and everything behind. Raises ValueError for a
+    gap."""
+    if not newer:
+        return
+    if entries:
+        at = newer[0].index - entries[0].index
+        if not 0 <= at <= len(entries):
+            raise ValueError(f"entry {newer[0].index} does not follow {entries[-1].index}")
+        del entries[at:]
+    entries += newer

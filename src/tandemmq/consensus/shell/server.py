@@ -1,0 +1,307 @@
+"""RaftServer: one server of a group at work: the core, its files, its clock, and those who ask it.
+
+Strategy:   one task takes one step at a time and carries out what the core wants done, the disk first. What
+            comes meanwhile waits in a line.
+Invariants: a proposal is answered after its entry was applied here; the machine sees each confirmed entry
+            once, in order.
+Bounds:     steps that wait; a message that finds the line full is dropped, as any message may be lost.
+Knows not:  sockets, and what the commands mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from tandemmq.consensus.core.effects import (
+    Apply,
+    Effect,
+    Persist,
+    ReadReady,
+    ReadRefused,
+    Restore,
+    Role,
+    RoleChanged,
+    Send,
+)
+from tandemmq.consensus.core.messages import Message
+from tandemmq.consensus.core.node import RaftNode, Refusal
+from tandemmq.consensus.core.options import RaftOptions
+from tandemmq.consensus.core.values import Entry, EntryKind, Members, new_group
+from tandemmq.consensus.shell.files import RaftFiles
+from tandemmq.errors import Busy, NotLeader, OutcomeUnknown
+from tandemmq.runtime.ports import Clock, Disk, Random, TimerHandle
+from tandemmq.runtime.tasks import OnFailure, TaskScope
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+STEPS_WAITING_MAX = 4_096
+SNAPSHOT_ENTRIES = 1_000
+
+Step = Callable[[RaftNode, int], list[Effect]]
+
+
+class Machine(Protocol):
+    """What the group agrees on the state of. Deterministic: equal commands give equal states and answers."""
+
+    def apply(self, command: bytes) -> Any:
+        """What the proposer of this command is told."""
+
+    def take_snapshot(self) -> bytes: ...
+
+    def restore(self, data: bytes) -> None: ...
+
+
+class RaftServer:
+    """One server between `start` and `stop`. Facts about the group are those of the last step."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        group: str,
+        voters: dict[str, str],
+        directory: Path,
+        machine: Machine,
+        send: Callable[[str, Message], None],
+        on_role: Callable[[RoleChanged], None],
+        on_failure: OnFailure,
+        clock: Clock,
+        disk: Disk,
+        random: Random,
+        options: RaftOptions | None = None,
+        snapshot_entries: int = SNAPSHOT_ENTRIES,
+    ) -> None:
+        """`voters`: what the group begins with, by name; none for a server that is added later. `send` must
+        neither raise nor wait."""
+        self.name = name
+        self.machine = machine
+        self._first = new_group(Members(voters))
+        self._files = RaftFiles(directory, group=group, name=name, disk=disk)
+        self._send = send
+        self._on_role = on_role
+        self._clock = clock
+        self._disk = disk
+        self._random = random
+        self._options = options or RaftOptions()
+        self._snapshot_entries = snapshot_entries
+        self._scope = TaskScope(f"raft-{name}", on_failure)
+        self._node: RaftNode | None = None
+        self._steps: deque[Step] = deque()
+        self._wake = asyncio.Event()
+        self._timer: TimerHandle | None = None
+        self._proposals: dict[int, tuple[int, asyncio.Future[Any]]] = {}
+        self._reads: dict[int, asyncio.Future[Any]] = {}
+        self._read_count = 0
+
+    @property
+    def node(self) -> RaftNode:
+        """For looking at."""
+        assert self._node is not None, "the server does not run"
+        return self._node
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it leads and knows all that was ever confirmed."""
+        return self._node is not None and self._node.is_settled
+
+    @property
+    def leader(self) -> str | None:
+        return None if self._node is None else self._node.leader
+
+    @property
+    def members(self) -> Members:
+        return self.node.members
+
+    def grants(self, within_ms: int) -> bool:
+        """See `RaftNode.grants`."""
+        return self.node.grants(self._now_ms(), within_ms)
+
+    async def start(self) -> None:
+        """Raises what `RaftFiles.open` raises."""
+        saved = await self._disk.offload(self._files.open, self._first)
+        if saved.snapshot.data:
+            self.machine.restore(saved.snapshot.data)
+        self._node = RaftNode(
+            self.name,
+            saved,
+            options=self._options,
+            now_ms=self._now_ms(),
+            below=self._random.below,
+        )
+        self._scope.start("steps", self._run(self._node))
+
+    async def stop(self) -> None:
+        """A step that is written to the disk is finished first."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._steps.clear()
+        await self._scope.close()
+        self._fail_all()
+        await self._disk.offload(self._files.close)
+
+    def receive(self, message: Message) -> None:
+        """A message of another server of the group."""
+        if len(self._steps) < STEPS_WAITING_MAX:
+            self._put(lambda node, now_ms: node.on_message(message, now_ms))
+
+    async def propose(self, command: bytes, timeout_s: float) -> Any:
+        """What the machine answered, once the command was confirmed and applied.
+
+        Raises:  NotLeader, Busy: nothing was done. OutcomeUnknown: it may still be applied, or was not.
+        """
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def step(node: RaftNode, now_ms: int) -> list[Effect]:
+            if future.done():
+                return []
+            index, effects = node.propose(command, now_ms)
+            if isinstance(index, Refusal):
+                future.set_exception(_to_error(index))
+            else:
+                # What waits there was proposed in an earlier term: its entry was cut.
+                _fail(self._proposals.pop(index, (0, None))[1], _to_error(Refusal.NOT_LEADER))
+                self._proposals[index] = node.term, future
+            return effects
+
+        return await self._wait(step, future, timeout_s)
+
+    async def read(self, timeout_s: float) -> None:
+        """Returns when the machine shows everything that was answered before the call.
+
+        Raises:  NotLeader, Busy, OutcomeUnknown.
+        """
+        self._read_count += 1
+        token = self._read_count
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def step(node: RaftNode, now_ms: int) -> list[Effect]:
+            refusal, effects = node.read(token, now_ms)
+            if refusal is not None:
+                future.set_exception(_to_error(refusal))
+            else:
+                self._reads[token] = future
+            return effects
+
+        try:
+            await self._wait(step, future, timeout_s)
+        finally:
+            self._reads.pop(token, None)
+
+    async def ask(
+        self, question: Callable[[RaftNode, int], tuple[Refusal | None, list[Effect]]], timeout_s: float
+    ) -> Refusal | None:
+        """Has the core change members or leader; None: it has begun to."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def step(node: RaftNode, now_ms: int) -> list[Effect]:
+            refusal, effects = question(node, now_ms)
+            if not future.done():
+                future.set_result(refusal)
+            return effects
+
+        refusal: Refusal | None = await self._wait(step, future, timeout_s)
+        return refusal
+
+    # The task.
+
+    async def _run(self, node: RaftNode) -> None:
+        while True:
+            while self._steps:
+                await self._carry_out(node, self._steps.popleft()(node, self._now_ms()))
+            self._plan_tick(node)
+            await self._wake.wait()
+            self._wake.clear()
+
+    async def _carry_out(self, node: RaftNode, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Persist):
+                await self._disk.offload(self._files.save, effect)
+            elif isinstance(effect, Send):
+                self._send(effect.to, effect.message)
+            elif isinstance(effect, Apply):
+                for entry in effect.entries:
+                    self._apply(entry)
+            elif isinstance(effect, Restore):
+                self.machine.restore(effect.snapshot.data)
+            elif isinstance(effect, ReadReady):
+                _resolve(self._reads.pop(effect.token, None), None)
+            elif isinstance(effect, ReadRefused):
+                _fail(self._reads.pop(effect.token, None), _to_error(Refusal.NOT_LEADER))
+            elif isinstance(effect, RoleChanged):
+                self._tell_role(effect)
+        if node.applied - node.log.snapshot.index >= self._snapshot_entries:
+            await self._carry_out(node, node.compact(node.applied, self.machine.take_snapshot()))
+
+    def _apply(self, entry: Entry) -> None:
+        answer = self.machine.apply(entry.data) if entry.kind is EntryKind.COMMAND else None
+        waiting = self._proposals.pop(entry.index, None)
+        if waiting is None:
+            return
+        term, future = waiting
+        if term == entry.term:
+            _resolve(future, answer)
+        else:  # another leader's entry took its place
+            _fail(future, _to_error(Refusal.NOT_LEADER))
+
+    def _tell_role(self, change: RoleChanged) -> None:
+        facts = {"server": self.name, "term": change.term, "leader": change.leader, "reason": change.reason}
+        if change.role is Role.LEADER:
+            log.info(events.CONTROLLER_ELECTED, extra=facts)
+        elif change.role is Role.FOLLOWER and change.leader is not None:
+            log.info(events.CONTROLLER_LEADER_FOUND, extra=facts)
+        elif change.leader is None:
+            log.warning(events.CONTROLLER_LEADER_LOST, extra={**facts, "role": change.role.value})
+        self._on_role(change)
+
+    def _put(self, step: Step) -> None:
+        self._steps.append(step)
+        self._wake.set()
+
+    def _plan_tick(self, node: RaftNode) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0, node.deadline_ms - self._now_ms()) / 1000
+        self._timer = self._clock.call_later(delay_s, self._put, RaftNode.on_tick)
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1000)
+
+    async def _wait(self, step: Step, future: asyncio.Future[Any], timeout_s: float) -> Any:
+        if len(self._steps) >= STEPS_WAITING_MAX:
+            raise _to_error(Refusal.BUSY)
+        self._put(step)
+        timer = self._clock.call_later(timeout_s, _fail, future, OutcomeUnknown("no majority in time"))
+        try:
+            return await future
+        finally:
+            timer.cancel()
+
+    def _fail_all(self) -> None:
+        for _, future in self._proposals.values():
+            _fail(future, OutcomeUnknown("the controller stops"))
+        for future in self._reads.values():
+            _fail(future, OutcomeUnknown("the controller stops"))
+        self._proposals.clear()
+        self._reads.clear()
+
+
+def _resolve(future: asyncio.Future[Any] | None, result: Any) -> None:
+    if future is not None and not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any] | None, error: Exception) -> None:
+    if future is not None and not future.done():
+        future.set_exception(error)
+
+
+def _to_error(refusal: Refusal) -> Exception:
+    if refusal in (Refusal.NOT_LEADER, Refusal.HANDING_OVER, Refusal.UNSETTLED):
+        return NotLeader(refusal.value)
+    return Busy(refusal.value)

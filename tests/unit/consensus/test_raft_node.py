@@ -1,0 +1,234 @@
+"""Decisions of one server, message by message."""
+
+from __future__ import annotations
+
+from tandemmq.consensus.core.effects import Apply, Effect, Persist, ReadReady, Restore, Role, Send
+from tandemmq.consensus.core.messages import (
+    AppendAnswer,
+    AppendRequest,
+    Message,
+    SnapshotRequest,
+    TakeOver,
+    VoteAnswer,
+    VoteRequest,
+)
+from tandemmq.consensus.core.node import RaftNode, Refusal
+from tandemmq.consensus.core.options import RaftOptions
+from tandemmq.consensus.core.values import Entry, EntryKind, Members, Saved, Snapshot, Vote, new_group
+
+THREE = {"a": "a:1", "b": "b:1", "c": "c:1"}
+LATE = 10_000
+"""Long after anybody heard a leader."""
+
+
+def make(name: str = "a", voters: dict[str, str] = THREE, *terms: int, term: int | None = None) -> RaftNode:
+    """A server whose log has an entry of each of these terms."""
+    entries = tuple(Entry(index, at, EntryKind.COMMAND, b"x") for index, at in enumerate(terms, 1))
+    first = new_group(Members(dict(voters)))
+    saved = Saved(Vote(terms[-1] if term is None and terms else term or 0), first.snapshot, entries)
+    return RaftNode(name, saved, options=RaftOptions(), now_ms=0, below=lambda _: 0)
+
+
+def sent(effects: list[Effect]) -> list[tuple[str, Message]]:
+    return [(effect.to, effect.message) for effect in effects if isinstance(effect, Send)]
+
+
+def vote(sender: str, term: int, *, is_trial: bool = False) -> VoteAnswer:
+    return VoteAnswer(sender, term, term, is_trial, True)
+
+
+def ask(
+    term: int, last: tuple[int, int], *, is_trial: bool = False, is_handover: bool = False
+) -> VoteRequest:
+    return VoteRequest("b", term, last[1], last[0], is_trial, is_handover)
+
+
+def accept(sender: str, term: int, index: int, *, number: int, sent_ms: int) -> AppendAnswer:
+    return AppendAnswer(sender, term, True, index, number, sent_ms)
+
+
+def elect(node: RaftNode, now_ms: int = LATE) -> list[Effect]:
+    node.on_tick(now_ms)
+    node.on_message(VoteAnswer("b", node.term, node.term + 1, True, True), now_ms)
+    return node.on_message(vote("b", node.term), now_ms)
+
+
+def test_one_alone_elects_itself_and_confirms_behind_its_disk() -> None:
+    node = make(voters={"a": "a:1"})
+    first, *rest = node.on_tick(LATE)
+    assert first == Persist(vote=Vote(1, "a"), entries=(Entry(1, 1, EntryKind.EMPTY),))
+    assert [effect for effect in rest if isinstance(effect, Apply)] == [
+        Apply((Entry(1, 1, EntryKind.EMPTY),))
+    ]
+    assert node.propose(b"x", LATE)[0] == 2
+    assert node.commit == 2
+
+
+def test_nobodys_term_rises_for_an_election_that_cannot_be_won() -> None:
+    node = make()
+    effects = node.on_tick(LATE)
+    assert (node.role, node.term) == (Role.TRIAL, 0)
+    assert not any(isinstance(effect, Persist) for effect in effects)
+    assert [to for to, _ in sent(effects)] == ["b", "c"]
+    other = make("c")
+    answers = sent(other.on_message(ask(1, (0, 0), is_trial=True), LATE))
+    assert answers == [("b", VoteAnswer("c", 0, 1, True, True))]
+    assert other.term == 0
+
+
+def test_the_vote_is_on_the_disk_before_it_is_told_and_given_once() -> None:
+    node = make()
+    first, *rest = node.on_message(ask(1, (0, 0)), LATE)
+    assert first == Persist(vote=Vote(1, "b"))
+    assert sent(rest) == [("b", VoteAnswer("a", 1, 1, False, True))]
+    again = node.on_message(VoteRequest("c", 1, 0, 0), LATE)
+    assert sent(again) == [("c", VoteAnswer("a", 1, 1, False, False))]
+
+
+def test_a_longer_log_of_an_older_term_gets_no_vote() -> None:
+    node = make("a", THREE, 1, 2)
+    assert sent(node.on_message(ask(3, (1, 9)), LATE)) == [("b", VoteAnswer("a", 3, 3, False, False))]
+    assert sent(node.on_message(ask(3, (2, 2)), LATE)) == [("b", VoteAnswer("a", 3, 3, False, True))]
+
+
+def test_who_heard_a_leader_votes_for_nobody_unless_the_leader_hands_over() -> None:
+    node = make("c")
+    node.on_message(AppendRequest("a", 1, 0, 0, (), 0, 1, 0), LATE)
+    assert sent(node.on_message(ask(2, (0, 0)), LATE + 499)) == [("b", VoteAnswer("c", 1, 2, False, False))]
+    assert node.term == 1
+    granted = sent(node.on_message(ask(2, (0, 0), is_handover=True), LATE + 499))
+    assert granted == [("b", VoteAnswer("c", 2, 2, False, True))]
+
+
+def test_a_started_server_votes_for_nobody_within_an_election_timeout() -> None:
+    assert sent(make().on_message(ask(1, (0, 0)), 499)) == [("b", VoteAnswer("a", 0, 1, False, False))]
+    assert sent(make().on_message(ask(1, (0, 0)), 500)) == [("b", VoteAnswer("a", 1, 1, False, True))]
+
+
+def test_an_entry_of_an_earlier_term_is_not_confirmed_by_counting() -> None:
+    node = make("a", THREE, 1, 2, term=3)
+    elect(node)
+    assert node.term == 4
+    node.on_message(accept("b", 4, 2, number=1, sent_ms=LATE), LATE)
+    assert node.commit == 0
+    effects = node.on_message(accept("b", 4, 3, number=2, sent_ms=LATE), LATE)
+    assert node.commit == 3
+    assert [len(effect.entries) for effect in effects if isinstance(effect, Apply)] == [3]
+
+
+def test_a_leader_without_a_majority_goes_and_grants_nothing_before_it_has_one() -> None:
+    node = make()
+    elect(node)
+    assert not node.grants(LATE, 400)
+    node.on_message(accept("b", 1, 1, number=1, sent_ms=LATE), LATE + 50)
+    assert node.grants(LATE + 400, 400)
+    assert not node.grants(LATE + 401, 400)
+    node.on_tick(LATE + 499)
+    assert node.role is Role.LEADER
+    node.on_tick(LATE + 500)
+    assert node.role is Role.FOLLOWER
+
+
+def test_a_read_waits_for_answers_to_what_was_sent_after_it() -> None:
+    node = make()
+    elect(node)
+    assert node.read(1, LATE) == (Refusal.UNSETTLED, [])
+    node.on_message(accept("b", 1, 1, number=1, sent_ms=LATE), LATE)
+    refusal, effects = node.read(2, LATE)
+    assert refusal is None
+    numbers = [message.number for _, message in sent(effects) if isinstance(message, AppendRequest)]
+    late = node.on_message(accept("b", 1, 1, number=min(numbers) - 1, sent_ms=LATE), LATE)
+    assert ReadReady(2) not in late
+    assert ReadReady(2) in node.on_message(accept("b", 1, 1, number=max(numbers), sent_ms=LATE), LATE)
+
+
+def test_another_history_is_cut_and_what_is_confirmed_is_not() -> None:
+    node = make("b", THREE, 1, 1, 2, 2)
+    effects = node.on_message(AppendRequest("a", 3, 4, 3, (), 0, 1, 0), LATE)
+    answer = sent(effects)[0][1]
+    assert isinstance(answer, AppendAnswer)
+    assert (answer.is_accepted, answer.index) == (False, 3)
+    newer = Entry(3, 3, EntryKind.COMMAND, b"y")
+    first, *rest = node.on_message(AppendRequest("a", 3, 2, 1, (newer,), 3, 2, 0), LATE)
+    assert first == Persist(entries=(newer,))
+    assert node.log.last_index == node.commit == 3
+    assert sent(rest)[0][1] == AppendAnswer("b", 3, True, 3, 2, 0)
+    # An old request that comes late cuts nothing.
+    node.on_message(AppendRequest("a", 3, 0, 0, (Entry(1, 1, EntryKind.COMMAND, b"x"),), 1, 1, 0), LATE)
+    assert node.log.last_index == 3
+
+
+def test_a_follower_that_is_too_far_behind_gets_the_snapshot() -> None:
+    node = make()
+    elect(node)
+    node.on_message(accept("b", 1, 1, number=1, sent_ms=LATE), LATE)
+    node.compact(1, b"state")
+    refused = AppendAnswer("c", 1, False, 0, 2, LATE, previous_index=0)
+    node.on_message(refused, LATE)
+    effects = node.on_tick(LATE + 600)
+    node.on_message(accept("b", 1, 1, number=9, sent_ms=LATE + 600), LATE + 600)
+    assert node.role is Role.FOLLOWER or sent(effects)
+    follower = make("c")
+    snapshot = Snapshot(index=1, term=1, members=Members(dict(THREE)), data=b"state")
+    first, *rest = follower.on_message(SnapshotRequest("a", 1, snapshot, 5, LATE), LATE)
+    assert first == Persist(vote=Vote(1), snapshot=snapshot)
+    assert Restore(snapshot) in rest
+    assert sent(rest) == [("a", AppendAnswer("c", 1, True, 1, 5, LATE))]
+
+
+def test_leadership_is_handed_over_to_who_holds_everything_and_ends_in_any_case() -> None:
+    node = make()
+    elect(node)
+    node.on_message(accept("b", 1, 1, number=1, sent_ms=LATE), LATE)
+    refusal, effects = node.hand_over("c", LATE)
+    assert refusal is None
+    assert TakeOver("a", 1) not in [message for _, message in sent(effects)]
+    assert node.propose(b"x", LATE)[0] is Refusal.HANDING_OVER
+    assert not node.grants(LATE, 400)
+    effects = node.on_message(accept("c", 1, 1, number=9, sent_ms=LATE), LATE)
+    assert ("c", TakeOver("a", 1)) in sent(effects)
+    node.on_message(accept("b", 1, 1, number=10, sent_ms=LATE + 499), LATE + 499)
+    node.on_tick(LATE + 500)
+    assert node.role is Role.FOLLOWER
+    successor = make("c")
+    successor.on_message(AppendRequest("a", 1, 0, 0, (), 0, 1, 0), LATE)
+    effects = successor.on_message(TakeOver("a", 1), LATE)
+    requests = [message for _, message in sent(effects) if isinstance(message, VoteRequest)]
+    assert [(request.term, request.is_handover, request.is_trial) for request in requests] == [
+        (2, True, False)
+    ] * 2
+
+
+def test_members_change_one_at_a_time_and_first_as_learners() -> None:
+    node = make()
+    elect(node)
+    assert node.add_learner("d", "d:1", LATE)[0] is Refusal.UNSETTLED
+    node.on_message(accept("b", 1, 1, number=1, sent_ms=LATE), LATE)
+    assert node.promote("d", LATE)[0] is Refusal.UNKNOWN_SERVER
+    assert node.add_learner("d", "d:1", LATE)[0] is None
+    assert node.members.learners == {"d": "d:1"}
+    assert node.remove("c", LATE)[0] is Refusal.CHANGE_OPEN
+    node.on_message(accept("b", 1, 2, number=5, sent_ms=LATE), LATE)
+    assert node.promote("d", LATE)[0] is Refusal.NOT_LEVEL
+    node.on_message(accept("d", 1, 2, number=6, sent_ms=LATE), LATE)
+    assert node.promote("d", LATE)[0] is None
+    node.on_message(accept("b", 1, 3, number=9, sent_ms=LATE), LATE)
+    assert node.commit == 2, "two of four are no majority"
+    node.on_message(accept("d", 1, 3, number=9, sent_ms=LATE), LATE)
+    assert node.commit == 3
+    assert node.remove("a", LATE)[0] is None
+    for name in ("b", "c"):
+        node.on_message(accept(name, 1, 4, number=20, sent_ms=LATE), LATE)
+    assert node.role is Role.FOLLOWER, "it was taken out"
+
+
+def test_what_waits_is_bounded() -> None:
+    options = RaftOptions(unconfirmed_entries_max=3, command_bytes_max=4, waiting_reads_max=1)
+    first = new_group(Members(dict(THREE)))
+    node = RaftNode("a", first, options=options, now_ms=0, below=lambda _: 0)
+    elect(node)
+    assert node.propose(b"12345", LATE)[0] is Refusal.TOO_LARGE
+    assert [node.propose(b"x", LATE)[0] for _ in range(3)] == [2, 3, Refusal.BUSY]
+    node.on_message(accept("b", 1, 3, number=1, sent_ms=LATE), LATE)
+    assert node.read(1, LATE)[0] is None
+    assert node.read(2, LATE)[0] is Refusal.BUSY
