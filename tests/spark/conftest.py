@@ -48,9 +48,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    log = tmp_path_factory.mktemp("spark") / "spark.log"
-    session = build_session("tests", "local[2]", shuffle_partitions=2, log_file=log)
+def spark_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What Java, and the Python processes that Spark starts, write to standard error."""
+    return tmp_path_factory.mktemp("spark") / "spark.log"
+
+
+@pytest.fixture(scope="session")
+def spark(spark_log: Path) -> Iterator[Any]:
+    session = build_session("tests", "local[2]", shuffle_partitions=2, log_file=spark_log)
     yield session
     session.stop()
 

@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from spark_lakes import follow_topic, land
 
+from tandemmq.client import BlockingAdmin
+
 
 def _read(spark: Any, cluster: Any, topic: str, **options: str) -> Any:
     # Not registered by hand: Spark finds the module pyspark_tandemmq by its name.
@@ -50,7 +52,10 @@ def test_options_columns_and_aliases(spark: Any, cluster: Any) -> None:
     assert text.selectExpr("sum(get_json_object(body, '$.n')) AS total").first().total == sum(range(300))
     rocket = spark.read.format("rocketmq").options(endpoints=cluster.namesrv, subscribe="SparkOptions").load()
     assert rocket.count() == 300
-    assert _read(spark, cluster, "SparkOptions", startingOffsets="latest").load().count() == 0
+    with pytest.raises(Exception, match="a batch query that begins at latest"):
+        _read(spark, cluster, "SparkOptions", startingOffsets="latest").load().count()
+    with pytest.raises(Exception, match=r"names SparkOptions@c:0, .* there are SparkOptions@b:0"):
+        _read(spark, cluster, "SparkOptions", startingOffsets='{"SparkOptions":{"c":{"0":1}}}').load().count()
 
 
 def test_conditions_are_pushed_down_in_sessions_that_allow_it(spark: Any, cluster: Any) -> None:
@@ -96,6 +101,28 @@ def test_a_stream_lands_each_message_once_and_goes_on_where_it_was(
     by_spark = lake_spark.read.parquet(str(out))
     assert by_spark.count() == by_spark.select("queueId", "queueOffset").distinct().count() == 1000
     assert {row.batch for row in by_spark.select("batch").distinct().collect()} == {0, 1, 2, 3}
+
+
+def test_a_topic_made_again_is_not_taken_for_the_old_one(
+    lake_spark: Any, cluster: Any, spark_log: Path, tmp_path: Path
+) -> None:
+    topic, out = "SparkAgain", tmp_path / "lake"
+    stream = follow_topic(lake_spark, cluster.namesrv, topic)
+    lossy = follow_topic(lake_spark, cluster.namesrv, topic, failOnDataLoss="false")
+    with BlockingAdmin(cluster.namesrv) as admin:
+        admin.create_topic(topic, queue_count=1)
+        first = cluster.send(topic, 40)
+        land(stream, out)
+        admin.delete_topic(topic)
+        with pytest.raises(Exception, match="the queue is gone: its topic was deleted"):
+            land(stream, out)
+        admin.create_topic(topic, queue_count=1)
+    second = cluster.send(topic, 60, first=1000)
+    with pytest.raises(Exception, match="another message than was read lies before it"):
+        land(stream, out)
+    land(lossy, out)
+    assert sorted(pq.read_table(out)["body"].to_pylist()) == sorted(first + second)
+    assert f"messages.found_lost queue={topic}@b:0 from_offset=40 to_offset=0 " in spark_log.read_text()
 
 
 def test_a_new_checkpoint_on_an_old_lake_is_refused(lake_spark: Any, cluster: Any, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from tandemmq.spark.narrow import narrow_options, narrow_ranges
 from tandemmq.spark.offsets import QueueRange
 from tandemmq.spark.options import SourceOptions
 from tandemmq.spark.pushdown import Pushed, plan_pushdown
-from tandemmq.spark.resolve import describe_all, resolve_end, resolve_start
+from tandemmq.spark.resolve import describe_all, resolve_range
 from tandemmq.spark.task import TaskRanges, make_tasks
+from tandemmq.telemetry.log_lines import show_warnings
 
 
 class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
@@ -26,12 +27,12 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
         self._pushed: Pushed | None = None
 
     def partitions(self) -> list[TaskRanges]:
+        show_warnings()
         options = self._options
         cluster = Cluster(options)
         require_queues(cluster.describe(), options)
         topology, bounds = describe_all(cluster, options)
-        begin = resolve_start(cluster, topology, bounds, options)
-        end = resolve_end(cluster, topology, bounds, options.end)
+        begin, end = resolve_range(cluster, topology, bounds, options)
         ranges = [QueueRange(queue, at, end[queue]) for queue, at in sorted(begin.items()) if at < end[queue]]
         if self._pushed is not None:
             ranges = narrow_ranges(ranges, self._pushed, cluster, topology)

@@ -69,7 +69,7 @@ def find_column(name: str, known_columns: Sequence[Column] = COLUMNS) -> Column:
     column = by_name.get(name.lower())
     if column is None:
         near = difflib.get_close_matches(name.lower(), list(by_name), n=1, cutoff=0.4)
-        hint = f"; did you mean {by_name[near[0]].name}?" if near else ""
+        hint = f"; did you mean {by_name[near[0]].name}?" if near else "."
         known = ", ".join(column.name for column in known_columns)
         raise ConfigError(f"unknown column {name!r}{hint} There are {known}")
     return column

@@ -207,7 +207,14 @@ class RangeReader:
             data = data[: int(positions[kept])] if kept < len(positions) else data
             positions = positions[:kept]
         if not self._options.is_filtered and len(positions) != reached - lane.begin:
-            report_loss(self._queue, lane.begin, reached - len(positions), header.max_offset, self._options)
+            report_loss(
+                self._queue,
+                lane.begin,
+                header.min_offset,
+                header.max_offset,
+                self._options,
+                goes_on_at=reached - len(positions),
+            )
         self._learn_step(header, lane)
         self.position = reached
         return Chunk(data, positions)
@@ -230,7 +237,14 @@ class RangeReader:
         """Moves on over messages that the filter does not want; without a filter they are gone."""
         reached = min(header.next_offset, lane.stop)
         if not self._options.is_filtered:
-            report_loss(self._queue, lane.begin, reached, header.max_offset, self._options)
+            report_loss(
+                self._queue,
+                lane.begin,
+                header.min_offset,
+                header.max_offset,
+                self._options,
+                goes_on_at=reached,
+            )
         self._learn_step(header, lane)
         self.position = reached
 
@@ -264,7 +278,14 @@ class RangeReader:
         """No replica gave the rest in time: an error, or the end of the range when losses are allowed."""
         says = self._master_says
         if failure is None and says is not None:
-            report_loss(self._queue, self.position, says.min_offset, says.max_offset, self._options)
+            report_loss(
+                self._queue,
+                self.position,
+                says.min_offset,
+                says.max_offset,
+                self._options,
+                goes_on_at=self._end,
+            )
             self.position = self._end
             return
         asked = f"{render_queues([self._queue])}, queue offsets [{self.position}, {self._end})"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple, TypeVar
@@ -40,7 +40,7 @@ from tandemmq.protocol.requests.pull import (
 )
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
 from tandemmq.spark.name_servers import NameServers, accept
-from tandemmq.spark.offsets import Positions, QueueKey
+from tandemmq.spark.offsets import Mark, Positions, QueueKey
 from tandemmq.spark.options import PULL_GROUP, ReadFrom, SourceOptions
 from tandemmq.spark.wire import POOL, UNREACHABLE
 from tandemmq.telemetry import events
@@ -73,6 +73,13 @@ class Bounds(NamedTuple):
 
     begin: int
     end: int
+    is_master: bool
+
+
+class Sighting(NamedTuple):
+    """The message that a replica has at a queue offset; None when it has none there, or does not say."""
+
+    mark: Mark | None
     is_master: bool
 
 
@@ -138,6 +145,64 @@ class Cluster:
             return Bounds(low, accept(answers[1]).decode(GetMaxOffsetResponse).offset, is_master)
 
         return self._ask_each(topology, topology.queues, ask, read, prefer_slave=prefer_slave)
+
+    def look_at(self, topology: Topology, places: Positions) -> dict[QueueKey, Sighting]:
+        """What lies at one queue offset of each queue."""
+
+        def ask(queue: QueueKey) -> list[Command]:
+            return [
+                Command.request(RequestCode.PULL_MESSAGE, make_pull(self._options, queue, places[queue], 1))
+            ]
+
+        def read(answers: Sequence[Command], is_master: bool) -> Sighting:
+            if answers[0].code != ResponseCode.SUCCESS:
+                return Sighting(None, is_master)
+            try:
+                record = decode_record(answers[0].body, 0)
+            except RecordError:
+                return Sighting(None, is_master)
+            return Sighting(Mark(record.queue_offset, record.log_offset, record.stored_at_ms), is_master)
+
+        found = self._ask_each(topology, sorted(places), ask, read)
+        # A topic that is compacted has no message at some offsets, and answers with the next one.
+        return {
+            queue: seen if seen.mark and seen.mark.queue_offset == places[queue] else seen._replace(mark=None)
+            for queue, seen in found.items()
+        }
+
+    def find_gone(self, queues: Collection[QueueKey]) -> set[QueueKey]:
+        """Those of `queues` that there are no more: their topic has fewer of them now, or its broker's master
+        does not know the topic.
+
+        A broker that is away is no proof: name servers forget it, and its queues, after two minutes.
+        Raises:  BrokerUnreachable when no name server answers.
+        """
+        gone: set[QueueKey] = set()
+        for topic, broker in sorted({(queue.topic, queue.broker) for queue in queues}):
+            mine = {queue for queue in queues if (queue.topic, queue.broker) == (topic, broker)}
+            route = self._name_servers.find_route(topic)
+            counts = {entry.broker_name: entry.read_queue_count for entry in route.queues} if route else {}
+            if broker in counts:
+                gone |= {queue for queue in mine if queue.queue_id >= counts[broker]}
+            elif self._has_no_topic(broker, topic):
+                gone |= mine
+        return gone
+
+    def _has_no_topic(self, broker: str, topic: str) -> bool:
+        """True when the broker's master says so itself."""
+        address = self._name_servers.find_broker(broker).get(MASTER_ID)
+        if address is None:
+            return False
+        request = Command.request(
+            RequestCode.PULL_MESSAGE, make_pull(self._options, QueueKey(topic, broker, 0), 0, 1)
+        )
+        try:
+            with POOL.borrow(address, self._options.security) as connection:
+                answer = connection.request(request, self._options.pull_timeout_s)
+        except UNREACHABLE as error:
+            log.debug(events.REPLICA_UNREACHABLE, extra={"broker": broker, "error": str(error)})
+            return False
+        return answer.code == ResponseCode.TOPIC_NOT_EXIST
 
     def search(self, topology: Topology, times_ms: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
         """For each queue the first message stored at or after its time; the end of the queue when there is

@@ -1,11 +1,12 @@
-"""Routes and topic names from the first name server that answers."""
+"""Routes, brokers and topic names from the first name server that answers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tandemmq.errors import BrokerUnreachable
 from tandemmq.protocol import rejections
+from tandemmq.protocol.bodies.cluster import decode_cluster_info
 from tandemmq.protocol.bodies.route import TopicRoute, decode_topic_route
 from tandemmq.protocol.bodies.topic import decode_topic_list
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -33,6 +34,14 @@ class NameServers:
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
         return decode_topic_route(accept(answer).body)
+
+    def find_broker(self, name: str) -> Mapping[int, str]:
+        """Broker id -> address of a broker that is registered, whatever its topics are; empty when it is not.
+
+        Raises:  BrokerUnreachable when no name server answers.
+        """
+        info = decode_cluster_info(accept(self._ask(RequestCode.GET_BROKER_CLUSTER_INFO)).body)
+        return info.brokers[name].addresses if name in info.brokers else {}
 
     def list_topics(self) -> list[str]:
         """All topics, the system's own too."""

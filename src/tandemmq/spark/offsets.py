@@ -5,18 +5,26 @@ so there is exactly one spelling for each set of positions: topics, brokers and 
 has not read anything yet has a *symbol* as its offset, not numbers: Spark asks twice for the initial offset,
 and two answers with numbers could differ and lose rows (SP-24). The first end offset carries in `base` where
 each new queue starts, so a replay reads the same rows for ever. Queues that appear later are pinned the same
-way.
+way, and so is where a query goes on after messages were lost.
+
+Numbers alone do not tell one life of a topic from the next: a topic that is deleted and made again counts
+from 0 and soon grows past the old position. So an offset also carries `Mark`s: where in the log a message
+lies that was read, and when it was stored. Both are in the record itself, the same on every replica and in
+every version of RocketMQ, and no two messages of a broker share them.
 
 Pure: no Spark, no network, no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeVar
 
 from tandemmq.errors import ConfigError
+
+T = TypeVar("T")
 
 FORMAT_VERSION = 1
 
@@ -51,19 +59,35 @@ Positions = Mapping[QueueKey, int]
 """The next queue offset to read of each queue."""
 
 
+class Mark(NamedTuple):
+    """What tells the message at a queue offset from any other that may ever be there."""
+
+    queue_offset: int
+    log_offset: int
+    stored_at_ms: int
+
+
+Marks = Mapping[QueueKey, Mark]
+
+_NONE: Final[Positions] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOffset:
     """What one offset of the stream says.
 
     `symbol` is set only before the first batch: `earliest`, `latest` or another name of a start rule. `base`
-    holds the first position of every queue that the offset before this one did not name. `filter_hash`
-    identifies the tag expression, because positions of one filter mean nothing to another.
+    holds the first position of every queue that the offset before this one did not name, or whose position
+    there is no more. `filter_hash` identifies the tag expression, because positions of one filter mean
+    nothing to another. `marks` knows a message below the position of each queue that had one; offsets of
+    earlier versions have none.
     """
 
     symbol: str | None = None
     positions: Positions = field(default_factory=dict)
     base: Positions = field(default_factory=dict)
     filter_hash: str = ""
+    marks: Marks = field(default_factory=dict)
 
 
 def encode_offset(offset: StreamOffset) -> dict[str, Any]:
@@ -77,6 +101,8 @@ def encode_offset(offset: StreamOffset) -> dict[str, Any]:
         document["base"] = nest_positions(offset.base)
     if offset.filter_hash:
         document["f"] = offset.filter_hash
+    if offset.marks:
+        document["m"] = _nest({queue: list(mark) for queue, mark in offset.marks.items()})
     return document
 
 
@@ -96,14 +122,19 @@ def decode_offset(document: Mapping[str, Any]) -> StreamOffset:
         positions=flatten_positions(document.get("o", {})),
         base=flatten_positions(document.get("base", {})),
         filter_hash=str(document.get("f", "")),
+        marks={queue: Mark(*mark) for queue, mark in _flatten(document.get("m", {}))},
     )
 
 
 def nest_positions(positions: Positions) -> dict[str, dict[str, dict[str, int]]]:
     """`{topic: {broker: {queue: offset}}}` in sorted order, queues by number."""
-    nested: dict[str, dict[str, dict[str, int]]] = {}
-    for (topic, broker, queue_id), offset in sorted(positions.items()):
-        nested.setdefault(topic, {}).setdefault(broker, {})[str(queue_id)] = offset
+    return _nest(positions)
+
+
+def _nest(values: Mapping[QueueKey, T]) -> dict[str, dict[str, dict[str, T]]]:
+    nested: dict[str, dict[str, dict[str, T]]] = {}
+    for (topic, broker, queue_id), value in sorted(values.items()):
+        nested.setdefault(topic, {}).setdefault(broker, {})[str(queue_id)] = value
     return nested
 
 
@@ -113,6 +144,14 @@ def flatten_positions(nested: Mapping[str, Any]) -> dict[QueueKey, int]:
     Raises:  ConfigError naming the part that is not `{topic: {broker: {queue: integer}}}`.
     """
     positions: dict[QueueKey, int] = {}
+    for queue, offset in _flatten(nested):
+        if isinstance(offset, bool) or not isinstance(offset, int):
+            raise ConfigError(f"queue {render_queues([queue])}: expected an integer offset, got {offset!r}")
+        positions[queue] = offset
+    return positions
+
+
+def _flatten(nested: Mapping[str, Any]) -> Iterator[tuple[QueueKey, Any]]:
     for topic, brokers in nested.items():
         if not isinstance(brokers, Mapping):
             raise ConfigError(f"topic {topic!r}: expected {{broker: {{queue: offset}}}}, got {brokers!r}")
@@ -121,21 +160,21 @@ def flatten_positions(nested: Mapping[str, Any]) -> dict[QueueKey, int]:
                 raise ConfigError(
                     f"topic {topic!r}, broker {broker!r}: expected {{queue: offset}}, got {queues!r}"
                 )
-            for queue_id, offset in queues.items():
-                if not str(queue_id).isdecimal() or isinstance(offset, bool) or not isinstance(offset, int):
+            for queue_id, value in queues.items():
+                if not str(queue_id).isdecimal():
                     raise ConfigError(
-                        f"topic {topic!r}, broker {broker!r}: expected a queue number and an integer offset, "
-                        f"got {queue_id!r}: {offset!r}"
+                        f"topic {topic!r}, broker {broker!r}: expected a queue number, got {queue_id!r}"
                     )
-                positions[QueueKey(topic, broker, int(queue_id))] = offset
-    return positions
+                yield QueueKey(topic, broker, int(queue_id)), value
 
 
 def plan_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
     """What lies between two offsets of the stream, by queue; a function of its arguments only (SP-17)."""
+    if start == end:
+        return []  # a watermark makes such batches; `base` belongs to the batch before
     ranges = []
     for queue, stop in sorted(end.positions.items()):
-        begin = start.positions.get(queue, end.base.get(queue, stop))
+        begin = end.base.get(queue, start.positions.get(queue, stop))
         if begin < stop:
             ranges.append(QueueRange(queue, begin, stop))
     return ranges
@@ -148,16 +187,20 @@ def advance(
     latest: Positions,
     limit: int | None,
     filter_hash: str,
+    moved: Positions = _NONE,
+    gone: Collection[QueueKey] = (),
 ) -> StreamOffset | None:
     """The end offset of the next batch, or None when nothing is new and `start` must be returned as it is.
 
     `begin` gives where each queue that `start` does not name begins; `latest` is where each known queue ends
-    now. A queue that stands behind its own position (a slave that has not caught up, a topic that was made
-    anew) keeps the position. With an unresolved `start` the answer is never None: the first end offset pins
-    the start.
+    now. A queue that stands behind its own position (a slave that has not caught up) keeps the position.
+    `moved` says where queues go on whose position there is no more; `gone` are queues that there are no more.
+    With an unresolved `start` the answer is never None: the first end offset pins the start.
+
+    The marks are those of `start`, where they still hold.
     """
-    positions = dict(start.positions)
-    base: dict[QueueKey, int] = {}
+    positions = {queue: at for queue, at in start.positions.items() if queue not in gone} | dict(moved)
+    base = dict(moved)
     for queue, first in begin.items():
         if queue not in positions:
             positions[queue] = base[queue] = first
@@ -166,7 +209,8 @@ def advance(
         positions[queue] += share
     if start.symbol is None and not base and positions == dict(start.positions):
         return None
-    return StreamOffset(positions=positions, base=base, filter_hash=filter_hash)
+    marks = {q: mark for q, mark in start.marks.items() if q in positions and q not in moved}
+    return StreamOffset(positions=positions, base=base, filter_hash=filter_hash, marks=marks)
 
 
 def share_out(backlog: Mapping[QueueKey, int], limit: int | None) -> dict[QueueKey, int]:

@@ -55,7 +55,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "",
         "SB",
         "an SQL92 condition over properties, judged by the broker: `price > 10 AND region = 'EU'`; instead "
-        "of `tags`; fixed per checkpoint; RocketMQ's brokers need `enablePropertyFilter=true`",
+        "of `tags`; fixed per checkpoint; brokers, RocketMQ's and ours, need `enablePropertyFilter=true`",
         aliases=("sql",),
     ),
     OptionRow(

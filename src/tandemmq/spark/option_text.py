@@ -29,7 +29,7 @@ def name_options(raw: Mapping[str, str], table: Sequence[OptionRow]) -> dict[str
         name = names.get(key.lower())
         if name is None:
             near = difflib.get_close_matches(key.lower(), list(names), n=1, cutoff=0.5)
-            hint = f"; did you mean {names[near[0]]}?" if near else ""
+            hint = f"; did you mean {names[near[0]]}?" if near else "."
             raise ConfigError(
                 f"unknown option {key!r}{hint} Known options: {', '.join(r.name for r in table)}"
             )

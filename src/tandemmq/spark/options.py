@@ -119,6 +119,14 @@ class SourceOptions:
     retry_interval_s: float = 0.25
     security: Security = OPEN
 
+    def selects(self, queue: QueueKey) -> bool:
+        """Whether the query asks for that queue, if there is one."""
+        if self.assigned:
+            return queue in self.assigned
+        if self.topics:
+            return queue.topic in self.topics
+        return re.fullmatch(self.topic_pattern, queue.topic) is not None
+
     @property
     def is_filtered(self) -> bool:
         """The broker leaves messages out, so a gap between offsets is no loss."""
@@ -143,8 +151,8 @@ class SourceOptions:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def parse_options(raw: Mapping[str, str], *, is_streaming: bool) -> SourceOptions:
-    """The options of a query.
+def parse_options(raw: Mapping[str, str], *, is_streaming: bool | None) -> SourceOptions:
+    """The options of a query; `is_streaming` None while it is not known yet what kind of query it will be.
 
     Raises:  ConfigError naming the option, what was wrong and what is allowed.
     """
@@ -153,12 +161,16 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool) -> SourceOption
         for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
             if name in values:
                 raise ConfigError(f"option {name} belongs to batch queries; a streaming query has no end")
+    start = _parse_start(values, is_streaming=bool(is_streaming))
+    if is_streaming is False and (start.kind is StartKind.LATEST or LATEST in start.offsets.values()):
+        raise ConfigError(
+            "option startingOffsets: a batch query that begins at latest (-1) reads nothing; name an offset"
+        )
     topics, pattern, assigned = _parse_subscription(values)
     tags, sql = parse_tags(values.get("tags", "*")), values.get("filter", "")
     if tags and sql:
         raise ConfigError("give either the option tags or the option filter, which can ask for TAGS too")
     group = values.get("group", "")
-    start = _parse_start(values, is_streaming=is_streaming)
     if start.kind is StartKind.GROUP and not group:
         raise ConfigError("startingOffsets=group needs the option group")
     commit_progress = parse_bool(values, "commitProgress", bool(group))

@@ -18,6 +18,7 @@ from tandemmq.spark.decode import DecodePlan, decode_records
 from tandemmq.spark.fetch import Chunk, RangeReader
 from tandemmq.spark.options import SourceOptions
 from tandemmq.spark.task import TaskRanges
+from tandemmq.telemetry.log_lines import show_warnings
 
 
 def make_decode_plan(projection: Projection, options: SourceOptions) -> DecodePlan:
@@ -37,6 +38,7 @@ def read_task(task: InputPartition, options: SourceOptions, projection: Projecti
     """
     if not isinstance(task, TaskRanges):
         return
+    show_warnings()
     plan = make_decode_plan(projection, options)
     buffer = _RecordBuffer()
     for broker, chunk in _read_chunks(task, options):

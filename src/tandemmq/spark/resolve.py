@@ -1,18 +1,22 @@
 """From the user's words for a start or an end to one queue offset per queue.
 
 Positions are judged against what the broker has: a start outside it means lost messages, which is an error
-unless the user allowed it, and never passes in silence.
+unless the user allowed it, and never passes in silence. Numbers of a topic that was made again may look as if
+they went on, so a running query also compares the last message that it read with what lies there now. Only a
+master can prove a loss: a slave may just be behind, or not have been told of a deletion.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from tandemmq.errors import BrokerUnreachable, OffsetOutOfRange
+from tandemmq.errors import BrokerUnreachable, ConfigError, OffsetOutOfRange
 from tandemmq.spark.metadata import Bounds, Cluster, Topology, require_queues, wait_before
-from tandemmq.spark.offsets import EARLIEST, LATEST, QueueKey, render_queues
+from tandemmq.spark.offsets import EARLIEST, LATEST, Marks, Positions, QueueKey, StreamOffset, render_queues
 from tandemmq.spark.options import PositionRule, SourceOptions, StartKind
+from tandemmq.spark.pushdown import CLOCK_SLACK_MS
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -46,10 +50,40 @@ def resolve_start(
 ) -> dict[QueueKey, int]:
     """Where each queue of `bounds` begins by the option's rule.
 
-    Raises:  OffsetOutOfRange for a start that the broker does not have, unless failOnDataLoss is false.
+    Raises:  ConfigError for a rule that names a queue that there is not; OffsetOutOfRange for a start that
+             the broker does not have, unless failOnDataLoss is false.
     """
+    asked = _ask_start(cluster, topology, bounds, options)
+    return {queue: check_kept(queue, at, bounds[queue], options) for queue, at in asked.items()}
+
+
+def resolve_range(
+    cluster: Cluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], options: SourceOptions
+) -> tuple[dict[QueueKey, int], dict[QueueKey, int]]:
+    """Where each queue of `bounds` begins and ends, exclusive, for a batch query; an end is never behind the
+    last message.
+
+    Raises:  as `resolve_start`; ConfigError for a start behind the end.
+    """
+    begin = _ask_start(cluster, topology, bounds, options)
+    last = {queue: limits.end for queue, limits in bounds.items()}
+    end = {**last, **_ask_end(cluster, topology, bounds, options.end)}
+    turned = {queue for queue, at in begin.items() if at > end[queue] and end[queue] != last[queue]}
+    if turned:
+        queue = min(turned)
+        raise ConfigError(
+            f"the start lies behind the end in {render_queues(turned)}: {begin[queue]} and {end[queue]}"
+        )
+    kept = {queue: check_kept(queue, at, bounds[queue], options) for queue, at in begin.items()}
+    return kept, {queue: min(at, last[queue]) for queue, at in end.items()}
+
+
+def _ask_start(
+    cluster: Cluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], options: SourceOptions
+) -> dict[QueueKey, int]:
     rule = options.start
     assert rule is not None
+    _require_known(rule, topology, "start")
     begin = {queue: limits.begin for queue, limits in bounds.items()}
     if rule.kind is StartKind.LATEST:
         begin = {queue: limits.end for queue, limits in bounds.items()}
@@ -59,43 +93,177 @@ def resolve_start(
         begin |= _search(cluster, topology, bounds, rule)
     elif rule.kind is StartKind.OFFSETS:
         begin |= {queue: _place(at, bounds[queue]) for queue, at in rule.offsets.items() if queue in bounds}
-    return {queue: check_kept(queue, at, bounds[queue], options) for queue, at in begin.items()}
+    return begin
 
 
-def resolve_end(
+def _ask_end(
     cluster: Cluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], rule: PositionRule
-) -> dict[QueueKey, int]:
-    """Where each queue of `bounds` ends for a batch query, exclusive; never behind its last message."""
-    end = {queue: limits.end for queue, limits in bounds.items()}
-    wanted: Mapping[QueueKey, int] = {}
+) -> Positions:
+    """Where the queues end that the rule says something about."""
+    _require_known(rule, topology, "end")
     if rule.kind is StartKind.TIMESTAMP:
-        wanted = _search(cluster, topology, bounds, rule)
-    elif rule.kind is StartKind.OFFSETS:
-        wanted = {queue: _place(at, bounds[queue]) for queue, at in rule.offsets.items() if queue in bounds}
-    return end | {queue: min(at, end[queue]) for queue, at in wanted.items()}
+        return _search(cluster, topology, bounds, rule)
+    if rule.kind is StartKind.OFFSETS:
+        return {queue: _place(at, bounds[queue]) for queue, at in rule.offsets.items() if queue in bounds}
+    return {}
+
+
+def _require_known(rule: PositionRule, topology: Topology, which: str) -> None:
+    """A name that fits nothing would let the whole topic be read."""
+    unknown = {*rule.offsets, *rule.timestamps} - set(topology.queues)
+    if unknown:
+        raise ConfigError(
+            f"the JSON of the {which} names {render_queues(unknown)}, which the query does not read; "
+            f"there are {render_queues(topology.queues) or 'no queues'}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """What became of the positions of a running query.
+
+    `moved`: where queues go on whose position there is no more; `gone`: queues that there are no more;
+    `doubted`: queues in which a slave shows another message than was read, while the master is away.
+    """
+
+    moved: Positions
+    gone: frozenset[QueueKey]
+    doubted: frozenset[QueueKey]
+
+
+def find_losses(
+    cluster: Cluster,
+    topology: Topology,
+    bounds: Mapping[QueueKey, Bounds],
+    offset: StreamOffset,
+    options: SourceOptions,
+    *,
+    looks_everywhere: bool,
+) -> Losses:
+    """Compares where a query is with what the brokers have.
+
+    Queues with nothing new are compared only with `looks_everywhere`: the others cannot skip anything.
+    Raises:  OffsetOutOfRange naming the queue, what was asked and what there is, unless failOnDataLoss is
+             false.
+    """
+    here = {queue: at for queue, at in offset.positions.items() if queue in bounds}
+    moved = {queue: check_kept(queue, at, bounds[queue], options) for queue, at in here.items()}
+    moved = {queue: at for queue, at in moved.items() if at != here[queue]}
+    marks = {
+        queue: mark
+        for queue, mark in offset.marks.items()
+        if queue in here and queue not in moved and (looks_everywhere or here[queue] < bounds[queue].end)
+    }
+    replaced, doubted = find_replaced(cluster, topology, bounds, marks)
+    # The clock of a slave that was promoted may be behind: rather some messages twice than one not at all.
+    since = {queue: max(mark.stored_at_ms - CLOCK_SLACK_MS, 0) for queue, mark in replaced.items()}
+    for queue, at in cluster.search(topology, since).items():
+        report_replaced(queue, here[queue], bounds[queue], options, goes_on_at=at)
+        moved[queue] = at
+    return Losses(moved=moved, gone=_find_gone(cluster, topology, offset, options), doubted=doubted)
+
+
+def find_replaced(
+    cluster: Cluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], marks: Marks
+) -> tuple[Marks, frozenset[QueueKey]]:
+    """The marks where the master has another message now, and the queues where a slave has.
+
+    What was deleted by retention, or what nobody answers for, is neither.
+    """
+    kept = {
+        queue: mark
+        for queue, mark in marks.items()
+        if queue in bounds and bounds[queue].begin <= mark.queue_offset < bounds[queue].end
+    }
+    seen = cluster.look_at(topology, {queue: mark.queue_offset for queue, mark in kept.items()})
+    others = {queue: at for queue, at in seen.items() if at.mark is not None and at.mark != kept[queue]}
+    return (
+        {queue: kept[queue] for queue, at in others.items() if at.is_master},
+        frozenset(queue for queue, at in others.items() if not at.is_master),
+    )
+
+
+def _find_gone(
+    cluster: Cluster, topology: Topology, offset: StreamOffset, options: SourceOptions
+) -> frozenset[QueueKey]:
+    """Queues of the query that were deleted; those of brokers that are away are waited for."""
+    missing = {queue for queue in set(offset.positions) - set(topology.queues) if options.selects(queue)}
+    gone = cluster.find_gone(missing) if missing else set()
+    for queue in sorted(gone):
+        _tell_loss(
+            queue,
+            f"the query is at queue offset {offset.positions[queue]}, and the queue is gone: its topic was "
+            "deleted, or has fewer queues now",
+            "go on without it",
+            {"from_offset": offset.positions[queue]},
+            options,
+        )
+    return frozenset(gone)
 
 
 def check_kept(queue: QueueKey, position: int, bounds: Bounds, options: SourceOptions) -> int:
-    """`position`, or the nearest one that the broker has when lost messages are allowed.
+    """`position`, or the first one that the broker has when that is gone and lost messages are allowed.
 
-    Only a master can prove a loss: a slave that ends before the position may just be behind.
+    A position behind the end comes from another life of the topic, all of whose messages are unread.
     Raises:  OffsetOutOfRange naming the queue, what was asked and what there is.
     """
     if bounds.begin <= position <= bounds.end or (position > bounds.end and not bounds.is_master):
         return position
     report_loss(queue, position, bounds.begin, bounds.end, options)
-    return min(max(position, bounds.begin), bounds.end)
+    return bounds.begin
 
 
-def report_loss(queue: QueueKey, position: int, begin: int, end: int, options: SourceOptions) -> None:
-    """Raises OffsetOutOfRange, or logs a warning when failOnDataLoss is false."""
-    text = (
-        f"queue {render_queues([queue])}: the query is at queue offset {position}, the broker has "
-        f"[{begin}, {end}): messages were deleted, or the topic was made anew"
+def report_loss(
+    queue: QueueKey,
+    position: int,
+    begin: int,
+    end: int,
+    options: SourceOptions,
+    *,
+    goes_on_at: int | None = None,
+) -> None:
+    """Raises OffsetOutOfRange, or logs from where to where the query moves when failOnDataLoss is false.
+
+    It moves to `begin` unless told otherwise.
+    """
+    _tell_move(queue, position, begin if goes_on_at is None else goes_on_at, (begin, end), "", options)
+
+
+def report_replaced(
+    queue: QueueKey, position: int, bounds: Bounds, options: SourceOptions, *, goes_on_at: int
+) -> None:
+    """The same for a position that the broker has, with another message before it than was read."""
+    _tell_move(
+        queue,
+        position,
+        goes_on_at,
+        (bounds.begin, bounds.end),
+        ", but another message than was read lies before it",
+        options,
     )
+
+
+def _tell_move(
+    queue: QueueKey, position: int, goes_on_at: int, has: tuple[int, int], but: str, options: SourceOptions
+) -> None:
+    _tell_loss(
+        queue,
+        f"the query is at queue offset {position}, the broker has [{has[0]}, {has[1]}){but}: messages were "
+        "deleted, or the topic was made anew",
+        f"go on at queue offset {goes_on_at}",
+        {"from_offset": position, "to_offset": goes_on_at, "min_offset": has[0], "max_offset": has[1]},
+        options,
+    )
+
+
+def _tell_loss(
+    queue: QueueKey, what: str, remedy: str, facts: Mapping[str, int], options: SourceOptions
+) -> None:
     if options.fail_on_data_loss:
-        raise OffsetOutOfRange(f"{text}. Set failOnDataLoss=false to go on with what is there.")
-    log.warning(events.MESSAGES_LOST, extra={"detail": text})
+        raise OffsetOutOfRange(
+            f"queue {render_queues([queue])}: {what}. Set failOnDataLoss=false to {remedy}."
+        )
+    log.warning(events.MESSAGES_LOST, extra={"queue": render_queues([queue]), **facts, "detail": what})
 
 
 def _place(position: int, bounds: Bounds) -> int:

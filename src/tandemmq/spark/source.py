@@ -37,8 +37,7 @@ class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
         return "tandemmq"
 
     def schema(self) -> str:
-        # Batch or streaming is not known yet; both schemas are the same.
-        return render_ddl(_select(self._parse(is_streaming=False)))
+        return render_ddl(_select(self._parse(is_streaming=None)))
 
     def reader(self, schema: Any) -> TopicReader:
         from tandemmq.spark.batch import PushdownTopicReader, TopicReader
@@ -76,7 +75,7 @@ class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
         fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
         return options, find_sink_columns(fields, has_topic_option=bool(options.topic))
 
-    def _parse(self, *, is_streaming: bool) -> SourceOptions:
+    def _parse(self, *, is_streaming: bool | None) -> SourceOptions:
         return parse_options(dict(self.options), is_streaming=is_streaming)
 
     def _project(self, schema: Any, options: SourceOptions) -> Projection:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader
@@ -24,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from tandemmq.errors import ConfigError
+from tandemmq.errors import BrokerUnreachable, ConfigError
 from tandemmq.spark.columns import Projection
 from tandemmq.spark.metadata import Bounds, Cluster, Topology
 from tandemmq.spark.offsets import (
@@ -37,18 +38,42 @@ from tandemmq.spark.offsets import (
     decode_offset,
     encode_offset,
     plan_ranges,
+    render_queues,
 )
 from tandemmq.spark.options import ReadFrom, SourceOptions
-from tandemmq.spark.resolve import check_kept, describe_all, resolve_start
+from tandemmq.spark.resolve import (
+    Losses,
+    describe_all,
+    find_losses,
+    find_replaced,
+    report_replaced,
+    resolve_start,
+)
 from tandemmq.spark.slave_ends import SlaveEnds
 from tandemmq.spark.task import TaskRanges, make_tasks
 from tandemmq.spark.wire import UNREACHABLE
 from tandemmq.telemetry import events
+from tandemmq.telemetry.log_lines import show_warnings
 
 log = logging.getLogger(__name__)
 
 TOPOLOGY_FRESH_S = 5.0
 SAMPLE_RECORDS = 32
+
+
+NO_LOSSES = Losses(moved={}, gone=frozenset(), doubted=frozenset())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """What a look at the brokers found: where new queues begin, where queues end for the next batch and
+    really, and what became of the positions.
+    """
+
+    begin: Positions
+    latest: Positions
+    bounds: Mapping[QueueKey, Bounds]
+    losses: Losses
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # untyped
@@ -66,6 +91,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         self._committed: Positions = {}
         self._slave_ends = SlaveEnds()
         self._planned_at = float("-inf")
+        self._has_compared = False
+        self._missing: set[QueueKey] = set()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Remembers where all queues end now; this run reads no further."""
@@ -92,29 +119,36 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; `start` itself when there is nothing new."""
+        show_warnings()
         offset = decode_offset(start)
         self._check_filter(offset)
-        begin, latest = self._look(offset)
+        view = self._look(offset)
         self._commit_progress(offset)
-        known = {**begin, **offset.positions}
+        known = {**view.begin, **offset.positions, **view.losses.moved}
         end = advance(
             offset,
-            begin=begin,
-            latest=latest,
-            limit=None if isinstance(limit, ReadAllAvailable) else self._record_limit(known, latest),
+            begin=view.begin,
+            latest=view.latest,
+            limit=None if isinstance(limit, ReadAllAvailable) else self._record_limit(known, view.latest),
             filter_hash=self._options.filter_hash,
+            moved=view.losses.moved,
+            gone=view.losses.gone,
         )
+        self._has_compared = True
         if end is None:
             return start
         self._planned_at = time.monotonic()
-        return encode_offset(end)
+        return encode_offset(self._mark(end, view.bounds))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Where the queues end, as the last `latestOffset` saw it: Spark shows it in the query's progress."""
         return encode_offset(StreamOffset(positions=self._latest)) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskRanges]:
+        show_warnings()
         ranges = plan_ranges(decode_offset(start), decode_offset(end))
+        if ranges and not self._has_compared:
+            ranges = self._leave_out_replaced(ranges, decode_offset(start), decode_offset(end))
         if not ranges:
             return []
         if time.monotonic() - self._described_at > TOPOLOGY_FRESH_S:
@@ -145,9 +179,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
                 "use the old one, or a new checkpoint"
             )
 
-    def _look(self, offset: StreamOffset) -> tuple[dict[QueueKey, int], Positions]:
-        """Where queues begin that `offset` does not name, and where all queues end now."""
+    def _look(self, offset: StreamOffset) -> _View:
+        """What the brokers have now, beside what `offset` says."""
         cluster, options = Cluster(self._options), self._options
+        losses = NO_LOSSES
         if offset.symbol is not None:
             topology, bounds = describe_all(cluster, options, may_be_absent=True)
             begin = resolve_start(cluster, topology, bounds, options)
@@ -155,16 +190,68 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             topology = self._describe_again(cluster)
             bounds = cluster.read_bounds(topology)
             begin = {queue: at.begin for queue, at in bounds.items() if queue not in offset.positions}
-            for queue, position in offset.positions.items():
-                if queue in bounds:
-                    check_kept(queue, position, bounds[queue], options)
+            is_first = not self._has_compared
+            losses = find_losses(cluster, topology, bounds, offset, options, looks_everywhere=is_first)
+            self._tell_missing(set(offset.positions) - set(bounds) - losses.gone)
         topology = cluster.leave_out_slow(topology)
         self._describe(topology)
         self._latest = {queue: limits.end for queue, limits in bounds.items()}
         if self._target is not None:
             begin = {queue: at for queue, at in begin.items() if queue in self._target}
-            return begin, self._target
-        return begin, self._plan_ends(cluster, topology, bounds)
+            latest = self._target
+        else:
+            latest = self._plan_ends(cluster, topology, bounds)
+        latest = {queue: at for queue, at in latest.items() if queue not in losses.doubted}
+        return _View(begin=begin, latest=latest, bounds=bounds, losses=losses)
+
+    def _tell_missing(self, queues: set[QueueKey]) -> None:
+        """Queues that nobody answers for are waited for; a run that reads what is there now cannot wait."""
+        missing = {queue for queue in queues if self._options.selects(queue)}
+        if missing and self._target is not None and self._options.fail_on_data_loss:
+            raise BrokerUnreachable(f"no broker answers for {render_queues(missing)}, which the query reads")
+        if missing and missing != self._missing:
+            log.warning(events.QUEUES_MISSED, extra={"queues": render_queues(missing)})
+        self._missing = missing
+
+    def _mark(self, end: StreamOffset, bounds: Mapping[QueueKey, Bounds]) -> StreamOffset:
+        """`end` with a mark of the last message before each position; older marks where nobody gives it."""
+        wanted = {
+            queue: at - 1
+            for queue, at in end.positions.items()
+            if queue in bounds and bounds[queue].begin < at <= bounds[queue].end
+        }
+        known = {queue: mark.queue_offset for queue, mark in end.marks.items()}
+        asked = {queue: at for queue, at in wanted.items() if known.get(queue) != at}
+        seen = Cluster(self._options).look_at(self._topology, asked)
+        found = {queue: at.mark for queue, at in seen.items() if at.mark is not None}
+        return replace(end, marks={**end.marks, **found})
+
+    def _leave_out_replaced(
+        self, ranges: list[QueueRange], start: StreamOffset, end: StreamOffset
+    ) -> list[QueueRange]:
+        """The ranges of a batch that was planned by an earlier run, without those of topics made anew since:
+        all of their messages belong to a later batch.
+
+        Raises:  OffsetOutOfRange for such a topic, unless failOnDataLoss is false.
+        """
+        cluster = Cluster(self._options)
+        try:
+            topology = cluster.describe()
+        except UNREACHABLE as error:
+            # The tasks ask for themselves, and with more patience.
+            log.debug(events.ROUTE_UNREACHABLE, extra={"error": str(error)})
+            return ranges
+        bounds = cluster.read_bounds(topology)
+        replaced = {
+            queue
+            for marks in (start.marks, end.marks)
+            for queue in find_replaced(cluster, topology, bounds, marks)[0]
+        }
+        for item in ranges:
+            if item.queue in replaced:
+                limits = bounds[item.queue]
+                report_replaced(item.queue, item.begin, limits, self._options, goes_on_at=limits.begin)
+        return [item for item in ranges if item.queue not in replaced]
 
     def _describe_again(self, cluster: Cluster) -> Topology:
         """What the name servers say now; what they said last while none of them answers."""

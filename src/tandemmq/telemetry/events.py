@@ -124,6 +124,7 @@ EMPTY_BODIES_LEFT: Final = "empty_bodies.left"
 LAKE_COMMIT_FAILED: Final = "lake_commit.failed"
 MESSAGES_LOST: Final = "messages.found_lost"
 PROGRESS_REFUSED: Final = "progress.refused"
+QUEUES_MISSED: Final = "queues.went_missing"
 REPLICA_UNREACHABLE: Final = "replica.became_unreachable"
 ROUTE_UNREACHABLE: Final = "route.became_unreachable"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from tandemmq.config.log_lines import KeyValueFormatter
+from tandemmq.telemetry.log_lines import KeyValueFormatter
 
 
 def line(*, error: bool = False, **facts: object) -> str:

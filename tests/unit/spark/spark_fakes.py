@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from tandemmq.errors import BrokerUnreachable
+from tandemmq.protocol.bodies.cluster import ClusterInfo, encode_cluster_info
 from tandemmq.protocol.bodies.kv import encode_kv_table
 from tandemmq.protocol.bodies.route import BrokerData, QueueData, TopicRoute, encode_topic_route
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -139,6 +140,8 @@ class FakeBroker:
         self.pulls.append((request.queue_offset, request.count_max))
         if self.refuse_pulls_with is not None:
             return command.reply(self.refuse_pulls_with, remark="refused")
+        if (request.topic, request.queue_id) not in self.queues:
+            return command.reply(ResponseCode.TOPIC_NOT_EXIST)
         queue = self.queues[request.topic, request.queue_id]
         offset = request.queue_offset
         header = PullResponse(
@@ -301,6 +304,8 @@ class FakeNet:
         if command.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
             names = ",".join(f'"{topic}"' for topic in self.queue_counts)
             return command.reply(0, body=b'{"topicList":[%s]}' % names.encode())
+        if command.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+            return command.reply(0, body=encode_cluster_info(self._cluster_info()))
         counts = self.queue_counts.get(command.decode(RouteRequest).topic)
         if counts is None:
             return command.reply(ResponseCode.TOPIC_NOT_EXIST)
@@ -315,6 +320,26 @@ class FakeNet:
             ),
         )
         return command.reply(0, body=encode_topic_route(route))
+
+    def _cluster_info(self) -> ClusterInfo:
+        """Name servers forget a broker that is down."""
+        alive = {
+            name: {at: address for at, address in known.items() if not self.brokers[address].is_down}
+            for name, known in self.replicas.items()
+        }
+        return ClusterInfo(
+            brokers={
+                name: BrokerData(cluster="c", broker_name=name, addresses=addresses)
+                for name, addresses in alive.items()
+                if addresses
+            }
+        )
+
+    def delete_topic(self, topic: str) -> None:
+        """As an administrator does, on all brokers and name servers."""
+        del self.queue_counts[topic]
+        for broker in self.brokers.values():
+            broker.queues = {key: queue for key, queue in broker.queues.items() if key[0] != topic}
 
 
 class FakeConnection:

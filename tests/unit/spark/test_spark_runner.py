@@ -8,11 +8,12 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
+import tandemmq.spark.pipelines.events
 import tandemmq.spark.pipelines.runner
 from tandemmq.spark.pipelines.events import (
     BatchDone,
@@ -24,6 +25,8 @@ from tandemmq.spark.pipelines.events import (
     TextReporter,
     render_bytes,
 )
+from tandemmq.spark.pipelines.jobs import Jobs
+from tandemmq.spark.pipelines.rebuild_events import RebuildStep
 from tandemmq.spark.pipelines.runner import (
     Job,
     Runner,
@@ -275,6 +278,29 @@ def test_a_line_per_event_where_there_is_no_terminal() -> None:
     assert stream.getvalue() == (
         "batch 3: 1,000 rows, 2.0 KiB, 2,000 rows/s, lag ? | total 5,000 rows, 3.0 MiB\n"
     )
+
+
+def test_ticks_come_now_and_then_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(tandemmq.spark.pipelines.events.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    reporter = TextReporter(Console(file=stream, width=20))
+    for seconds in range(25):
+        now[0] = 100.0 + seconds
+        reporter.report(RebuildStep(stage="queues", tasks_done=seconds, tasks=25, seconds=seconds))
+    reporter.report(DONE)
+    assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == ["queues", "queues", "batch 3"]
+
+
+def test_tasks_that_are_done_stay_done_when_spark_forgets_their_stage() -> None:
+    stages = {1: SimpleNamespace(numCompletedTasks=1, numTasks=4)}
+    tracker = SimpleNamespace(getActiveStageIds=lambda: list(stages), getStageInfo=stages.get)
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
+    jobs = Jobs(cast(Any, spark), StopFlag())
+    assert jobs._count_tasks() == (1, 4)
+    del stages[1]
+    stages[2] = SimpleNamespace(numCompletedTasks=0, numTasks=2)
+    assert jobs._count_tasks() == (4, 6)
 
 
 def test_words_for_people() -> None:

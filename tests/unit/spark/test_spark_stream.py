@@ -221,6 +221,156 @@ def test_lost_messages_are_found_when_the_batch_is_planned(net: FakeNet) -> None
         reader.latestOffset(start, ALL)
 
 
+def _later(offset: int) -> int:
+    """Store times of a topic that was made again."""
+    return 500_000 + offset
+
+
+def _read_50(net: FakeNet, **raw: str) -> tuple[FakeQueue, dict[str, Any]]:
+    """A queue, and the offset of a stream that has read its 50 messages."""
+    queue = FakeQueue(0, 50)
+    net.add_master(T_0=queue)
+    reader = _stream(startingOffsets="earliest", **raw)
+    return queue, _store(reader.latestOffset(reader.initialOffset(), ALL))
+
+
+@pytest.mark.parametrize("end", [50, 80])
+def test_a_topic_made_again_is_found_when_it_has_grown_past_the_checkpoint(net: FakeNet, end: int) -> None:
+    queue, start = _read_50(net)
+    queue.end, queue.time_of = end, _later
+    with pytest.raises(OffsetOutOfRange, match=r"at queue offset 50, .* another message than was read"):
+        _stream().latestOffset(start, ALL)
+    reader = _stream(failOnDataLoss="false")
+    again = _store(reader.latestOffset(start, ALL))
+    assert _rows(reader, reader.partitions(start, again)) == [(0, n) for n in range(end)]
+    assert _stream().latestOffset(again, ALL) == again
+
+
+def test_a_topic_made_again_is_found_while_the_query_runs(net: FakeNet) -> None:
+    queue = FakeQueue(0, 50)
+    net.add_master(T_0=queue)
+    reader = _stream(startingOffsets="earliest")
+    start = _store(reader.latestOffset(reader.initialOffset(), ALL))
+    queue.end = 60
+    start = _store(reader.latestOffset(start, ALL))
+    queue.end, queue.time_of = 80, _later
+    with pytest.raises(OffsetOutOfRange, match="another message than was read"):
+        reader.latestOffset(start, ALL)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_batch_of_an_earlier_run_is_not_read_from_another_life(net: FakeNet, is_first: bool) -> None:
+    queue, start = _read_50(net)
+    if is_first:
+        start, end = _stream().initialOffset(), start
+    else:
+        queue.end = 60
+        end = _store(_stream().latestOffset(start, ALL))
+    queue.end, queue.time_of = 80, _later
+    with pytest.raises(OffsetOutOfRange, match="another message than was read"):
+        _stream().partitions(start, end)
+    reader = _stream(failOnDataLoss="false")
+    assert reader.partitions(start, end) == []
+    later = reader.latestOffset(end, ALL)
+    assert _rows(reader, reader.partitions(end, later)) == [(0, n) for n in range(80)]
+
+
+def test_what_is_no_other_life_raises_no_alarm(net: FakeNet) -> None:
+    queue, start = _read_50(net)
+    # Retention deleted the message of the mark, and all before it.
+    queue.begin, queue.end, queue.time_of = 50, 60, lambda at: 2_000 + at if at >= 50 else _later(at)
+    assert _stream().latestOffset(start, ALL)["o"] == {"T": {"b": {"0": 60}}}
+    # A checkpoint of a version that knew no marks.
+    del start["m"]
+    queue.begin, queue.time_of = 0, _later
+    assert _stream().latestOffset(start, ALL)["o"] == {"T": {"b": {"0": 60}}}
+
+
+def test_a_slave_that_shows_another_life_is_no_proof_and_is_not_read(net: FakeNet) -> None:
+    _, start = _read_50(net)
+    net.brokers["b-0:1"].is_down = True
+    slave = FakeQueue(0, 80, time_of=_later)
+    net.add_slave(T_0=slave)
+    assert _stream().latestOffset(start, ALL) == start
+    slave.time_of = FakeQueue().time_of
+    assert _stream().latestOffset(start, ALL)["o"] == {"T": {"b": {"0": 80}}}
+
+
+def test_the_lost_end_of_a_log_costs_at_most_a_minute_of_repeats(net: FakeNet) -> None:
+    queue = FakeQueue(0, 50, time_of=lambda at: 10_000 * at)
+    net.add_master(T_0=queue)
+    reader = _stream(startingOffsets="earliest")
+    start = _store(reader.latestOffset(reader.initialOffset(), ALL))
+    # A slave without the last 5 messages was promoted; others are at their places.
+    queue.end, queue.time_of = 70, lambda at: 10_000 * at + (at >= 45)
+    reader = _stream(failOnDataLoss="false")
+    end = reader.latestOffset(start, ALL)
+    assert _rows(reader, reader.partitions(start, end)) == [(0, n) for n in range(43, 70)]
+
+
+def test_a_deleted_topic_is_an_error_and_not_the_end(net: FakeNet, caplog: pytest.LogCaptureFixture) -> None:
+    _, start = _read_50(net)
+    net.add_master("c", U_0=FakeQueue())
+    net.delete_topic("T")
+    for is_available_now in (True, False):
+        reader = _stream()
+        if is_available_now:
+            reader.prepareForTriggerAvailableNow()
+        with pytest.raises(OffsetOutOfRange, match=r"T@b:0: .* queue offset 50, and the queue is gone"):
+            reader.latestOffset(start, ALL)
+    reader = _stream(failOnDataLoss="false")
+    end = _store(reader.latestOffset(start, ALL))
+    assert reader.partitions(start, end) == []
+    assert [(record.queue, record.from_offset) for record in caplog.records] == [("T@b:0", 50)]
+    # Made again, it is a new topic.
+    net.brokers["b-0:1"].queues["T", 0] = FakeQueue(0, 60, time_of=_later)
+    net.queue_counts["T"] = {"b": 1}
+    again = reader.latestOffset(end, ALL)
+    assert reader.partitions(end, again)[0].ranges[0].begin == 0
+
+
+def test_fewer_queues_are_an_error_too(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 5), T_1=FakeQueue(0, 5))
+    reader = _stream(startingOffsets="earliest")
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    net.queue_counts["T"] = {"b": 1}
+    with pytest.raises(OffsetOutOfRange, match="T@b:1"):
+        reader.latestOffset(start, ALL)
+
+
+def test_a_run_over_what_is_there_now_needs_the_brokers_of_its_queues(net: FakeNet) -> None:
+    _, start = _read_50(net)
+    net.brokers["b-0:1"].is_down = True
+    net.queue_counts.clear()
+    reader = _stream()
+    reader.prepareForTriggerAvailableNow()
+    with pytest.raises(BrokerUnreachable, match="T@b:0"):
+        reader.latestOffset(start, ALL)
+    # Not for queues that the query does not ask for any more.
+    other = _stream(topic="U")
+    other.prepareForTriggerAvailableNow()
+    assert other.latestOffset(start, ALL) == start
+
+
+def test_a_loss_that_is_allowed_moves_the_position_and_is_told(
+    net: FakeNet, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, start = _read_50(net)
+    reader = _stream(failOnDataLoss="false")
+    queue.begin, queue.end = 60, 70
+    end = _store(reader.latestOffset(start, ALL))
+    assert _rows(reader, reader.partitions(start, end)) == [(0, n) for n in range(60, 70)]
+    # Made again, and not yet as long as before: all of it is new.
+    queue.begin, queue.end, queue.time_of = 0, 5, _later
+    again = _store(reader.latestOffset(end, ALL))
+    assert _rows(reader, reader.partitions(end, again)) == [(0, n) for n in range(5)]
+    queue.end = 6
+    more = reader.latestOffset(again, ALL)
+    assert _rows(reader, reader.partitions(again, more)) == [(0, 5)]
+    told = [(record.queue, record.from_offset, record.to_offset) for record in caplog.records]
+    assert told == [("T@b:0", 50, 60), ("T@b:0", 70, 0)]
+
+
 def test_a_slave_that_is_behind_is_no_loss(net: FakeNet) -> None:
     master = net.add_master(T_0=FakeQueue(0, 50))
     net.add_slave(T_0=FakeQueue(0, 40))
@@ -284,11 +434,50 @@ def test_progress_shows_where_the_queues_end(net: FakeNet) -> None:
 
 def test_a_batch_query_reads_from_start_to_end(net: FakeNet) -> None:
     net.add_master(T_0=FakeQueue(0, 50), T_1=FakeQueue(0, 50))
-    offsets = '{"T": {"b": {"0": 45, "1": -1}}}'
+    offsets = '{"T": {"b": {"0": 45, "1": 50}}}'
     reader = _batch(startingOffsets=offsets)
     assert _rows(reader, reader.partitions()) == [(0, n) for n in range(45, 50)]
     reader = _batch(endingOffsets='{"T": {"b": {"0": 2, "1": 1}}}')
     assert _rows(reader, reader.partitions()) == [(0, 0), (0, 1), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        ({"startingOffsets": '{"U": {"b": {"0": 5}}}'}, r"start names U@b:0, .* there are T@b:0, T@b:1"),
+        ({"startingOffsets": '{"T": {"c": {"0": 5}}}'}, "start names T@c:0"),
+        ({"endingOffsets": '{"T": {"b": {"2": 5}}}'}, "end names T@b:2"),
+        ({"startingOffsetsByTimestamp": '{"T": {"c": {"0": 5}}}'}, "start names T@c:0"),
+        (
+            {
+                "startingOffsets": '{"T": {"b": {"1": 20}}}',
+                "endingOffsets": '{"T": {"b": {"1": 10}}}',
+            },
+            "start lies behind the end in T@b:1: 20 and 10",
+        ),
+        (
+            {"startingTimestamp": "2020", "endingTimestamp": "2010"},
+            "behind the end in T@b:0, T@b:1: 20 and 10",
+        ),
+    ],
+)
+def test_a_range_that_cannot_be_meant_is_refused(net: FakeNet, raw: dict[str, str], text: str) -> None:
+    net.add_master(T_0=FakeQueue(0, 50), T_1=FakeQueue(0, 50))
+    with pytest.raises(ConfigError, match=text):
+        _batch(**raw).partitions()
+
+
+def test_a_stream_does_not_start_from_queues_that_there_are_not(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 50))
+    reader = _stream(startingOffsets='{"T": {"b": {"1": 5}}}')
+    with pytest.raises(ConfigError, match="names T@b:1"):
+        reader.latestOffset(reader.initialOffset(), ALL)
+
+
+@pytest.mark.parametrize("offsets", ["latest", '{"T": {"b": {"0": -1}}}'])
+def test_a_batch_query_does_not_begin_at_the_end(offsets: str) -> None:
+    with pytest.raises(ConfigError, match="reads nothing"):
+        _batch(startingOffsets=offsets)
 
 
 def test_a_batch_query_by_time(net: FakeNet) -> None:

@@ -33,6 +33,7 @@ class SideReading(Event):
     """A side is being read."""
 
     kind = "reading"
+    is_tick = True
 
     side: str
     tasks_done: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol, TextIO
@@ -10,6 +11,8 @@ from typing import Any, ClassVar, Protocol, TextIO
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+TICK_PAUSE_S = 10.0
 
 
 class Event(Protocol):
@@ -22,6 +25,8 @@ class Event(Protocol):
     """The key `event` of the JSON line."""
     is_lasting: ClassVar[bool] = False
     """Its line stays on a terminal, and among the remarks of a report."""
+    is_tick: ClassVar[bool] = False
+    """Told again and again while one thing is done: a line now and then will do."""
     is_exhibit: ClassVar[bool] = False
     """Only a report shows it."""
     table: ClassVar[str] = ""
@@ -189,10 +194,11 @@ class SilentReporter:
 
 
 class TextReporter:
-    """One line that changes on a terminal; a line per event elsewhere."""
+    """One line that changes on a terminal; elsewhere a line per event, of ticks one per `TICK_PAUSE_S`."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._ticks_from = time.monotonic() + TICK_PAUSE_S
         self._live = Live(Text("starting Spark"), console=console, refresh_per_second=8, transient=False)
         if console.is_terminal:
             self._live.start()
@@ -202,6 +208,9 @@ class TextReporter:
             return
         line = event.render()
         if not self._console.is_terminal:
+            if event.is_tick and time.monotonic() < self._ticks_from:
+                return
+            self._ticks_from = time.monotonic() + TICK_PAUSE_S
             self._console.print(line, highlight=False, soft_wrap=True)
         elif event.is_lasting:
             self._live.console.print(line, highlight=False)

@@ -31,6 +31,7 @@ class Jobs:
     def __init__(self, spark: SparkSession, stop: StopFlag) -> None:
         self._spark = spark
         self._stop = stop
+        self._stages: dict[int, int] = {}
 
     def run(self, work: Callable[[], T], on_tick: Tick = lambda done, total: None) -> T:
         """What `work` returns.
@@ -61,6 +62,7 @@ class Jobs:
                 results[index] = error
 
         self._check()
+        self._stages.clear()
         threads = [
             threading.Thread(target=follow, args=(index, work), name=f"spark-job-{index}", daemon=True)
             for index, work in enumerate(works)
@@ -89,11 +91,15 @@ class Jobs:
             raise Interrupted("stopped by a signal")
 
     def _count_tasks(self) -> tuple[int, int]:
+        """Tasks that are done and tasks that are known, of all stages that ran since `run_all` began: Spark
+        tells of active ones only.
+        """
         tracker = self._spark.sparkContext.statusTracker()
-        done = total = 0
+        left = 0
         for stage_id in tracker.getActiveStageIds():
             info = tracker.getStageInfo(stage_id)
             if info is not None:
-                done += info.numCompletedTasks
-                total += info.numTasks
-        return done, total
+                self._stages[stage_id] = info.numTasks
+                left += info.numTasks - info.numCompletedTasks
+        total = sum(self._stages.values())
+        return total - left, total

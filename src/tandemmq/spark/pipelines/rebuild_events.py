@@ -12,6 +12,7 @@ class RebuildStep(Event):
     """Spark's tasks of a stage that are done."""
 
     kind = "step"
+    is_tick = True
 
     stage: str
     tasks_done: int
