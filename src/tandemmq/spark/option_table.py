@@ -69,7 +69,8 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "startingTimestamp",
         "",
         "SB",
-        "milliseconds; from the first message stored at or after it; wins over `startingOffsets`",
+        "from the first message stored at or after it: milliseconds, `2025-01-31T12:00:00+01:00` (UTC "
+        "without a zone), `now`, `now-1h30m`; wins over `startingOffsets`",
         aliases=("startTimeMs",),
     ),
     OptionRow(
@@ -94,7 +95,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "endingTimestamp",
         "",
         "B",
-        "milliseconds; up to the first message stored at or after it, exclusive",
+        "up to the first message stored at or after it, exclusive; a time as above",
     ),
     OptionRow(
         "endingOffsetsByTimestamp",

@@ -8,14 +8,17 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from enum import Enum
-from typing import TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.option_table import OptionRow
 from tandemmq.units import KIB, MIB
 
 _E = TypeVar("_E", bound=Enum)
+
+_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def name_options(raw: Mapping[str, str], table: Sequence[OptionRow]) -> dict[str, str]:
@@ -104,6 +107,40 @@ def parse_duration_s(values: Mapping[str, str], name: str, default_s: float) -> 
     if match is None:
         raise ConfigError(f"option {name}: expected a time such as 500ms, 30s or 15m, got {text!r}")
     return int(match[1]) * {"": 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
+
+
+class Moment(NamedTuple):
+    """A time in milliseconds, or, when `is_ago`, so many milliseconds before whenever it is asked for."""
+
+    ms: int
+    is_ago: bool = False
+
+    def resolve(self, now_ms: int) -> int:
+        return max(now_ms - self.ms, 0) if self.is_ago else self.ms
+
+
+def parse_moment(values: Mapping[str, str], name: str) -> Moment | None:
+    """What `1700000000000`, `2025-01-31T12:00:00+01:00`, `now` or `now-1h30m` mean; None for no text.
+
+    A time without a zone is UTC.
+    """
+    text = values.get(name, "")
+    if not text:
+        return None
+    if text.isdecimal():
+        return Moment(int(text))
+    match = re.fullmatch(r"now\s*(?:-\s*((?:\d+\s*(?:ms|s|m|h|d)\s*)+))?", text.lower())
+    if match:
+        parts = re.findall(r"(\d+)\s*(ms|s|m|h|d)", match[1] or "")
+        return Moment(sum(int(count) * _UNITS_MS[unit] for count, unit in parts), is_ago=True)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"option {name}: expected milliseconds, a time such as 2025-01-31T12:00:00+01:00, or now-1h; "
+            f"got {text!r}"
+        ) from None
+    return Moment(round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000))
 
 
 def parse_enum(values: Mapping[str, str], name: str, kind: type[_E], default: _E) -> _E:

@@ -22,12 +22,14 @@ from tandemmq.errors import ConfigError
 from tandemmq.spark.offsets import EARLIEST, LATEST, Positions, QueueKey, flatten_positions
 from tandemmq.spark.option_table import OPTION_TABLE
 from tandemmq.spark.option_text import (
+    Moment,
     name_options,
     parse_bool,
     parse_duration_s,
     parse_enum,
     parse_int,
     parse_list,
+    parse_moment,
     parse_name_servers,
     parse_size,
     require,
@@ -71,7 +73,7 @@ class PositionRule:
     """How a start or an end is found, before any broker was asked.
 
     `offsets` may hold EARLIEST (-2) and LATEST (-1); queues that it does not name begin at the earliest and
-    end at the latest message. `timestamps` gives milliseconds per queue; `timestamp_ms` is for queues not
+    end at the latest message. `timestamps` gives milliseconds per queue; `moment` is for queues not
     named there. `is_strict` refuses a timestamp after the last message of a queue instead of taking the end
     of the queue.
     """
@@ -79,7 +81,7 @@ class PositionRule:
     kind: StartKind
     offsets: Positions = field(default_factory=dict)
     timestamps: Positions = field(default_factory=dict)
-    timestamp_ms: int | None = None
+    moment: Moment | None = None
     is_strict: bool = False
 
 
@@ -340,9 +342,11 @@ def _parse_timestamps(
     timestamps: Positions = {}
     if each in values:
         timestamps = _parse_positions(each, values[each], least=0)
-    timestamp_ms = parse_int(values, one, None, least=0)
     return PositionRule(
-        kind=StartKind.TIMESTAMP, timestamps=timestamps, timestamp_ms=timestamp_ms, is_strict=is_strict
+        kind=StartKind.TIMESTAMP,
+        timestamps=timestamps,
+        moment=parse_moment(values, one),
+        is_strict=is_strict,
     )
 
 

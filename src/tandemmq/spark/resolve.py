@@ -9,6 +9,7 @@ master can prove a loss: a slave may just be behind, or not have been told of a 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -276,7 +277,8 @@ def _search(
     cluster: Cluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], rule: PositionRule
 ) -> dict[QueueKey, int]:
     """The first message at or after each queue's time; queues without a time are left out."""
-    times = {queue: rule.timestamps.get(queue, rule.timestamp_ms) for queue in bounds}
+    general = rule.moment.resolve(time.time_ns() // 1_000_000) if rule.moment else None
+    times = {queue: rule.timestamps.get(queue, general) for queue in bounds}
     found = cluster.search(topology, {queue: at for queue, at in times.items() if at is not None})
     if rule.is_strict:
         late = [queue for queue, at in found.items() if at >= bounds[queue].end]

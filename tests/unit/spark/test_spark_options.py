@@ -11,6 +11,7 @@ import pytest
 from tandemmq.errors import ConfigError
 from tandemmq.spark.offsets import QueueKey
 from tandemmq.spark.option_table import OPTION_TABLE, render_option_table
+from tandemmq.spark.option_text import Moment, parse_moment
 from tandemmq.spark.options import (
     PropertiesAs,
     ReadFrom,
@@ -109,7 +110,30 @@ def test_assigned_queues() -> None:
 def test_timestamps_win_over_offsets() -> None:
     options = _parse(startingoffsets="earliest", startingtimestamp="1700000000000")
     assert options.start is not None
-    assert (options.start.kind, options.start.timestamp_ms) == (StartKind.TIMESTAMP, 1_700_000_000_000)
+    assert (options.start.kind, options.start.moment) == (StartKind.TIMESTAMP, Moment(1_700_000_000_000))
+
+
+@pytest.mark.parametrize(
+    ("text", "at_ms"),
+    [
+        ("5", 5),
+        ("2023-11-14T23:13:20+01:00", 1_700_000_000_000),
+        ("2023-11-14T22:13:20", 1_700_000_000_000),
+        ("now", 1_800_000_000_000),
+        ("now-1h30m", 1_800_000_000_000 - 5_400_000),
+        ("NOW - 2d 5s", 1_800_000_000_000 - 172_805_000),
+    ],
+)
+def test_a_time_in_any_of_its_forms(text: str, at_ms: int) -> None:
+    moment = parse_moment({"startingTimestamp": text}, "startingTimestamp")
+    assert moment is not None
+    assert moment.resolve(1_800_000_000_000) == at_ms
+
+
+@pytest.mark.parametrize("text", ["soon", "now+1h", "now-1", "-5"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"startingTimestamp: expected milliseconds, .* now-1h"):
+        _parse(startingtimestamp=text)
 
 
 def test_an_end_for_batch_queries() -> None:
@@ -189,7 +213,7 @@ def test_the_names_of_older_connectors_are_read() -> None:
     )
     assert (options.group, options.tags, options.pull_batch_size) == ("G", ("x",), 32)
     assert options.start is not None
-    assert options.start.timestamp_ms == 5
+    assert options.start.moment == Moment(5)
     assert _parse(sql="a = 1").sql == "a = 1"
 
 
