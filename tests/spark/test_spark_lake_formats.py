@@ -7,10 +7,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pipeline_recorder import Recorder
 from spark_lakes import count_offsets, follow_topic, forget_last_commit, land
 
 from tandemmq.spark.lake.formats import LakeFormat, list_committed, list_live_files
 from tandemmq.spark.lake.upkeep import check_lake, compact_lake
+from tandemmq.spark.pipelines.audit import Audit, AuditOptions
+from tandemmq.spark.pipelines.history import FROM_COLUMN, history
+from tandemmq.spark.pipelines.replay import Replay, ReplayOptions
+from tandemmq.spark.pipelines.replay_state import load_state
+from tandemmq.spark.pipelines.runner import StopFlag
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
@@ -29,6 +35,7 @@ def test_a_replayed_batch_is_in_the_table_once(
     assert list_committed(out) == [0, 1]
     compact_lake(out)
     check_rows(lake_spark, cluster, topic, LakeFormat(kind), out, sent)
+    check_pipelines(lake_spark, cluster, topic, out, sent)
 
 
 def check_rows(spark: Any, cluster: Any, topic: str, kind: LakeFormat, out: Path, sent: list[bytes]) -> None:
@@ -38,3 +45,20 @@ def check_rows(spark: Any, cluster: Any, topic: str, kind: LakeFormat, out: Path
     assert sorted(bodies) == sorted(sent)
     assert count_offsets(cluster.namesrv, topic) == len(sent)
     assert spark.read.parquet(*paths).count() == check_lake(out).rows == len(sent)
+
+
+def check_pipelines(spark: Any, cluster: Any, topic: str, out: Path, sent: list[bytes]) -> None:
+    """The table is audited, read as history and replayed like a lake of files."""
+    told = Recorder()
+    options = AuditOptions(topic=topic, name_servers=cluster.namesrv, lakes=(out,), count_repeated_keys=False)
+    assert Audit(spark, options, told, StopFlag()).run(), told.events
+    later = cluster.send(topic, 20, first=len(sent))
+    rows = history(spark, lake=out, name_servers=cluster.namesrv).collect()
+    assert sorted(bytes(row.body) for row in rows) == sorted([*sent, *later])
+    assert sum(row[FROM_COLUMN] for row in rows) == len(sent)
+    again = ReplayOptions(
+        lake=out, name_servers=cluster.namesrv, to_topic=f"{topic}_again", where="tags = 'b'"
+    )
+    for _ in range(2):
+        assert Replay(spark, again, load_state(again.state_path, again.plan()), told, StopFlag()).run() == 0
+    assert count_offsets(cluster.namesrv, again.to_topic) == len(sent) // 2

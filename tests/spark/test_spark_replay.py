@@ -9,7 +9,6 @@ from typing import Any
 from pipeline_recorder import Recorder
 from spark_lakes import follow_topic, land, read_topic
 
-from tandemmq.spark.lake.files import list_batches
 from tandemmq.spark.pipelines.events import BatchDone, Stopped
 from tandemmq.spark.pipelines.replay import Replay, ReplayOptions
 from tandemmq.spark.pipelines.replay_state import load_state
@@ -19,7 +18,7 @@ from tandemmq.spark.pipelines.runner import StopFlag
 def _replay(spark: Any, options: ReplayOptions) -> list[Any]:
     recorder = Recorder()
     state = load_state(options.state_path, options.plan())
-    code = Replay(spark, options, state, recorder, StopFlag()).run(list_batches(options.lake))
+    code = Replay(spark, options, state, recorder, StopFlag()).run()
     assert code == 0, recorder.events
     return recorder.events
 

@@ -177,7 +177,7 @@ def test_an_interrupt_still_stops_in_order_after_spark_took_the_signal(
     monkeypatch.setattr(tandemmq.spark.pipelines.sessions, "register_formats", lambda spark: None)
     monkeypatch.setattr(tandemmq.spark.pipelines.lake_job, "warm_up", lambda spark: None)
     monkeypatch.setattr(tandemmq.spark.pipelines.lake_job, "_make_job", lambda *args: job)
-    monkeypatch.setattr(tandemmq.spark.pipelines.landing, "_make_stream", lambda spark, options: None)
+    monkeypatch.setattr(tandemmq.spark.pipelines.landing, "_make_stream", lambda *args: None)
     stream = io.StringIO()
     assert run_landing(_options(tmp_path), JsonReporter(stream, stream)) == 0
     assert json.loads(stream.getvalue().splitlines()[-1])["reason"] == "signal"

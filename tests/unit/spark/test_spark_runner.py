@@ -265,6 +265,8 @@ def test_json_lines_for_programs() -> None:
         "lag": None,
         "seconds": 0.5,
         "rate": 2000,
+        "bad": 0,
+        "bad_total": 0,
     }
     assert lines[1]["event"] == "stopped"
     assert errors.getvalue() == "error: no disk\n"

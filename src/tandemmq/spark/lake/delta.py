@@ -67,6 +67,28 @@ def open_delta(root: Path) -> DeltaTable | None:
         return None
 
 
+def look_at_delta(
+    root: Path, query_id: str
+) -> tuple[int | None, dict[str, dict[str, str | None]], list[Path]]:
+    """Of one version of the table: the query's last batch, the values that are not in the files, the files.
+
+    Raises:  ConfigError for a table with deleted rows inside of its files.
+    """
+    table = require_delta(root)
+    if "deletionVectors" in (table.protocol().reader_features or ()):
+        raise ConfigError(f"{root} has rows that were deleted inside of its files (deletion vectors)")
+    partitions: dict[str, dict[str, str | None]] = {}
+    paths = []
+    names = table.metadata().partition_columns
+    for file in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+        # Encoded like an address.
+        path = root / unquote(file["path"])
+        values = {name: file[f"partition.{name}"] for name in names}
+        partitions[path.name] = {n: None if v is None else str(v) for n, v in values.items()}
+        paths.append(path)
+    return table.transaction_version(query_id), partitions, paths
+
+
 def list_delta_files(root: Path) -> set[str]:
     """The files that the table consists of now, relative to the lake."""
     table = open_delta(root)

@@ -120,7 +120,7 @@ def commit_files(
         for file in files:
             if file.staged not in live:
                 (root / file.staged).unlink(missing_ok=True)
-    _note_summary(root, batch_id, files)
+    note_summary(root, batch_id, files)
     return outcome
 
 
@@ -141,16 +141,6 @@ def check_kind(kind: LakeFormat, root: Path) -> None:
     if found is not None and found is not kind:
         raise ConfigError(
             f"{root} is a {found.value} lake, not {kind.value}: give its format, or another directory"
-        )
-
-
-def require_parquet(root: Path) -> None:
-    """Raises ConfigError for a Delta or Iceberg table, where the files of a directory are not its rows."""
-    kind = find_kind(root)
-    if kind is LakeFormat.DELTA or kind is LakeFormat.ICEBERG:
-        raise ConfigError(
-            f"{root} is a {kind.value} table: only Parquet lakes (landing --format parquet) can be replayed, "
-            "audited, or read as history"
         )
 
 
@@ -185,8 +175,8 @@ def _summary_path(root: Path, batch_id: int) -> Path:
     return root / CONTROL_DIR / SUMMARIES_DIR / f"{batch_id:08d}.json"
 
 
-def _note_summary(root: Path, batch_id: int, files: Sequence[StagedFile]) -> None:
-    """For progress only: a replay has the same rows and notes them again."""
+def note_summary(root: Path, batch_id: int, files: Sequence[StagedFile]) -> None:
+    """What a batch holds that is committed; a replay has the same rows and notes them again."""
     path = _summary_path(root, batch_id)
     path.parent.mkdir(parents=True, exist_ok=True)
     document = {"rows": sum(file.rows for file in files), "bytes": sum(file.size_bytes for file in files)}

@@ -70,6 +70,19 @@ def open_iceberg(root: Path) -> Table | None:
         return None
 
 
+def look_at_iceberg(root: Path, query_id: str) -> tuple[int | None, list[Path]]:
+    """Of one version of the table: the query's last batch, and the files.
+
+    Raises:  ConfigError for a table with deleted rows inside of its files.
+    """
+    table = require_iceberg(root)
+    if table.inspect.delete_files().num_rows:
+        raise ConfigError(f"{root} has rows that were deleted inside of its files")
+    last = table.properties.get(BATCH_PROPERTY + query_id)
+    paths = table.inspect.data_files()["file_path"].to_pylist()
+    return None if last is None else int(last), [Path(path.removeprefix("file://")) for path in paths]
+
+
 def list_iceberg_files(root: Path) -> set[str]:
     """The files that the table consists of now, relative to the lake."""
     table = open_iceberg(root)

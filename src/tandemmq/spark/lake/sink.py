@@ -19,7 +19,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, StagedFile, commit_batch, discard_files
-from tandemmq.spark.lake.formats import LakeFormat, commit_files, parse_format, plan_files
+from tandemmq.spark.lake.formats import LakeFormat, commit_files, note_summary, parse_format, plan_files
+from tandemmq.spark.option_text import parse_list
 from tandemmq.spark.task_names import BATCH_ID, QUERY_ID
 from tandemmq.telemetry import events
 
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 SINK_NAME = "tandemmq_lake"
 
-_OPTIONS = frozenset(("path", "partitionby", "compression", "badcolumn", "format"))
+_OPTIONS = frozenset(("path", "partitionby", "compression", "badcolumn", "badonly", "format"))
 _SPARK_OPTIONS = frozenset(("queryname", "checkpointlocation"))
 """What Spark itself hands over among the options."""
 
@@ -49,6 +50,7 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
 
     `format`: parquet (default), delta or iceberg (`formats`).
     `badColumn`: rows in which it is not null go to the lake `_bad_records` in this one, in the same batch.
+    `badOnly`: columns that only those rows keep.
     """
 
     @classmethod
@@ -74,6 +76,7 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
             partition_by=tuple(name.strip() for name in columns if name.strip()),
             compression=self.options.get("compression", "zstd"),
             bad_column=self.options.get("badColumn", ""),
+            bad_only=parse_list(self.options.get("badOnly", "")),
             kind=parse_format(self.options.get("format", "parquet")),
         )
 
@@ -90,12 +93,14 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         partition_by: tuple[str, ...],
         compression: str,
         bad_column: str = "",
+        bad_only: tuple[str, ...] = (),
         kind: LakeFormat = LakeFormat.PARQUET,
     ) -> None:
         self._root = root
         self._partition_by = partition_by
         self._compression = compression
         self._bad_column = bad_column
+        self._bad_only = bad_only
         self._kind = kind
 
     def write(self, iterator: Iterator[Any]) -> TaskFiles:
@@ -135,7 +140,8 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         if not self._bad_column:
             return (batch,)
         is_good = batch.column(self._bad_column).is_null()
-        return batch.filter(is_good).drop_columns([self._bad_column]), batch.filter(_invert(is_good))
+        good = batch.filter(is_good).drop_columns([self._bad_column, *self._bad_only])
+        return good, batch.filter(_invert(is_good))
 
     def commit(self, messages: Sequence[TaskFiles | None], batchId: int) -> None:
         done = [message for message in messages if message is not None]
@@ -148,6 +154,9 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
             if bad_files:
                 commit_batch(self._bad_root, batchId, done[0].query_id, bad_files)
             commit_files(self._kind, self._root, batchId, done[0].query_id, files)
+            if bad_files and not files:
+                # Nothing else says that the batch is whole.
+                note_summary(self._root, batchId, files)
         except Exception:
             # Spark's exception says only that writing failed; the cause must be said here (SP-47).
             log.exception(events.LAKE_COMMIT_FAILED, extra={"batch": batchId, "path": str(self._root)})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.formats import require_parquet
+from tandemmq.spark.lake.view import view_lake
 from tandemmq.spark.metadata import Bounds, Cluster, require_queues
 from tandemmq.spark.offsets import QueueKey
 from tandemmq.spark.options import SourceOptions, parse_options
@@ -89,7 +89,8 @@ def run_audit(options: AuditOptions, reporter: Reporter) -> int:
     Raises:  ConfigError before anything is read.
     """
     for lake in options.lakes:
-        require_parquet(lake)
+        if not view_lake(lake).pieces:
+            raise ConfigError(f"{lake} is no lake: it has no batches and no table")
     ends: list[AuditDone] = []
     codes: list[int] = []
 

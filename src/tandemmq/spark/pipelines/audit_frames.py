@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.columns import COLUMNS
+from tandemmq.spark.lake.view import view_lake
 from tandemmq.spark.offsets import QueueKey, nest_positions
 from tandemmq.spark.pipelines.digests import Digest, Expected, Part, PieceKey, Ranges
+from tandemmq.spark.pipelines.lake_rows import read_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,7 +77,8 @@ def choose_form(spark: SparkSession, lakes: Sequence[Path]) -> Form:
     types = {name: kinds[0] for name, kinds in _TYPES.items()}
     compared = [name for name in COMPARED if name not in _DERIVED]
     for lake in lakes:
-        fields = {f.name: f.dataType.simpleString() for f in read_lake(spark, lake).schema.fields}
+        schema = read_lake(spark, lake).schema
+        fields = {f.name: f.dataType.simpleString() for f in schema.fields}
         absent = [name for name in (*PLACE, "storeTimestamp") if name not in fields]
         if absent:
             raise ConfigError(f"the lake {lake} has no column {absent[0]}: its rows cannot be named")
@@ -87,7 +90,14 @@ def choose_form(spark: SparkSession, lakes: Sequence[Path]) -> Form:
 
 
 def read_lake(spark: SparkSession, lake: Path) -> DataFrame:
-    return spark.read.parquet(str(lake.absolute()))
+    """All messages of a lake as it is now, those of its bad records too.
+
+    Raises:  ConfigError for a lake without any.
+    """
+    frame = read_rows(spark, view_lake(lake))
+    if frame is None:
+        raise ConfigError(f"{lake} holds no messages")
+    return frame
 
 
 class Frames:
@@ -107,6 +117,8 @@ class Frames:
         self._name_servers = name_servers
         self._topics = tuple(topics)
         self._more = more
+        self._lakes: dict[Path, DataFrame] = {}
+        """Each is looked at once, so that all questions are about the same rows."""
 
     def read(self, side: Side, ranges: Ranges) -> DataFrame:
         """The rows of one side within `ranges`."""
@@ -230,7 +242,9 @@ class Frames:
     def _load(self, side: Side, ranges: Ranges) -> DataFrame:
         columns = (*PLACE, *self._form.read_columns())
         if side.lake is not None:
-            frame = read_lake(self._spark, side.lake)
+            if side.lake not in self._lakes:
+                self._lakes[side.lake] = read_lake(self._spark, side.lake)
+            frame = self._lakes[side.lake]
             absent = [name for name in columns if name not in frame.columns]
             for name in absent:
                 frame = frame.selectExpr("*", f"cast(NULL AS {self._form.types[name]}) AS `{name}`")

@@ -59,7 +59,8 @@ class Started(Event):
 class BatchDone(Event):
     """A batch is committed and visible.
 
-    `lag`: messages behind the ends of the queues, None when that is not known; `rate`: rows per second.
+    `bad`: rows that were kept apart (`_bad_records`), which the other numbers do not count; `lag`: messages
+    behind the ends of the queues, None when that is not known; `rate`: rows per second.
     """
 
     kind = "batch"
@@ -72,21 +73,26 @@ class BatchDone(Event):
     lag: int | None
     seconds: float
     rate: int
+    bad: int = 0
+    bad_total: int = 0
 
     def render(self) -> str:
         lag = "?" if self.lag is None else f"{self.lag:,}"
+        bad = render_bad(self.bad)
         return (
-            f"batch {self.batch}: {self.rows:,} rows, {render_bytes(self.bytes)}, {self.rate:,} rows/s, "
-            f"lag {lag} | total {self.rows_total:,} rows, {render_bytes(self.bytes_total)}"
+            f"batch {self.batch}: {self.rows:,} rows, {bad}{render_bytes(self.bytes)}, {self.rate:,} rows/s, "
+            f"lag {lag} | total {self.rows_total:,} rows, {render_bad(self.bad_total)}"
+            f"{render_bytes(self.bytes_total)}"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Rows, and bytes of them, that were delivered: by one batch, or ever."""
+    """Rows, and bytes of them, that were delivered: by one batch, or ever; `bad`: rows kept apart."""
 
     rows: int
     size_bytes: int
+    bad: int = 0
 
 
 def make_batch_done(batch: int, done: Totals, total: Totals, *, lag: int | None, seconds: float) -> BatchDone:
@@ -100,6 +106,8 @@ def make_batch_done(batch: int, done: Totals, total: Totals, *, lag: int | None,
         lag=lag,
         seconds=round(seconds, 3),
         rate=round(done.rows / seconds) if seconds else 0,
+        bad=done.bad,
+        bad_total=total.bad,
     )
 
 
@@ -127,13 +135,15 @@ class Stopped(Event):
     rows_total: int
     bytes_total: int
     error: str = ""
+    bad_total: int = 0
 
     @property
     def final_error(self) -> str:
         return self.error
 
     def render(self) -> str:
-        total = f"total {self.rows_total:,} rows, {render_bytes(self.bytes_total)}"
+        bad = render_bad(self.bad_total)
+        total = f"total {self.rows_total:,} rows, {bad}{render_bytes(self.bytes_total)}"
         if self.reason == "error":
             return f"stopped by an error: {self.error} | {total}"
         return f"stopped ({'everything is read' if self.reason == 'done' else 'asked to'}) | {total}"
@@ -219,6 +229,11 @@ class TextReporter:
 
     def close(self) -> None:
         self._live.stop()
+
+
+def render_bad(count: int) -> str:
+    """`3 bad, `; nothing for none."""
+    return f"{count:,} bad, " if count else ""
 
 
 def render_bytes(count: int) -> str:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from tandemmq.errors import ConfigError, TandemError
 from tandemmq.spark.columns import COLUMNS
-from tandemmq.spark.lake.files import batch_dir
 from tandemmq.spark.offsets import nest_positions
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.events import Reporter, Started, Stopped, Totals, make_batch_done
 from tandemmq.spark.pipelines.exhibits import BarChart
 from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
+from tandemmq.spark.pipelines.lake_rows import read_rows
 from tandemmq.spark.pipelines.runner import StopFlag, explain_failure
 from tandemmq.spark.pipelines.seam import Seam, find_seam
 from tandemmq.spark.pipelines.sessions import open_session
@@ -60,7 +60,7 @@ def history(
     topics = topic or ",".join(sorted({queue.topic for queue in seam.positions}))
     if not topics:
         raise ConfigError(f"{root} holds no batches yet: name the topic")
-    landed = _read_lake(spark, root, seam) if seam.batches else None
+    landed = read_rows(spark, seam.view)
     chosen = _choose_columns(landed, columns, root)
     source = {"nameServer": name_servers, "subscribe": topics, **(options or {})}
     live = _read_live(spark, source, seam, landed, chosen)
@@ -70,11 +70,6 @@ def history(
     if "topic" in landed.columns:
         landed = landed.where(landed["topic"].isin(*wanted))
     return landed.select(*chosen).selectExpr("*", f"true AS {FROM_COLUMN}").unionByName(live)
-
-
-def _read_lake(spark: SparkSession, root: Path, seam: Seam) -> DataFrame:
-    paths = [str(batch_dir(root, batch).absolute()) for batch in seam.batches]
-    return spark.read.option("basePath", str(root.absolute())).parquet(*paths)
 
 
 def _choose_columns(landed: DataFrame | None, columns: Sequence[str], root: Path) -> list[str]:
@@ -101,7 +96,7 @@ def _read_live(
     from tandemmq.spark.resolve import describe_all
 
     parsed = parse_options(source, is_streaming=False)
-    _, bounds = describe_all(Cluster(parsed), parsed, may_be_absent=bool(seam.batches))
+    _, bounds = describe_all(Cluster(parsed), parsed, may_be_absent=bool(seam.positions))
     ends = {queue: max(limits.end, seam.positions.get(queue, 0)) for queue, limits in bounds.items()}
     starts = {queue: at for queue, at in seam.positions.items() if queue.topic in parsed.topics}
     types = dict(landed.dtypes) if landed is not None else {name: _TYPES[name][0] for name in columns}

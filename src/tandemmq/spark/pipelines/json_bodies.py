@@ -6,15 +6,27 @@ Spark parses; it only says that a body is bad. The reason is found here afterwar
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import batch_dir, list_batches
+from tandemmq.spark.lake.files import (
+    BAD_RECORDS_DIR,
+    CONTROL_DIR,
+    batch_dir,
+    list_batches,
+    sync_dir,
+    sync_file,
+)
+from tandemmq.spark.lake.formats import list_committed
+from tandemmq.spark.pipelines.events import Event
 from tandemmq.spark.pipelines.exhibits import Table
 
 if TYPE_CHECKING:
@@ -32,19 +44,41 @@ BAD_COLUMN = "badReason"
 SCHEMA_FILE = "json-schema.json"
 _CORRUPT = "_tandemmq_corrupt"
 _OF_STREAMS = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "startingOffsets", "group", "commitProgress")
-_WHOLE = ("byte", "short", "integer", "long")
+_WHOLE_BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
+_NUMBER_WORDS = ("NaN", "INF", "Infinity", "+INF", "+Infinity", "-INF", "-Infinity")
+_TIMES = ("timestamp", "timestamp_ntz", "date")
 
 
-def choose_schema(spark: SparkSession, text: str, control: Path, source: Mapping[str, str]) -> StructType:
-    """The schema of the bodies; written down on the first run, and the same one ever after.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonSchema(Event):
+    """What bodies are read with; `left_out`: names that differ from one of it in case only."""
 
+    kind = "json_schema"
+    is_lasting = True
+
+    fields: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    def render(self) -> str:
+        more = f"; not read, as they differ in case only: {', '.join(self.left_out)}" if self.left_out else ""
+        return f"JSON bodies are read with {', '.join(self.fields)}{more}"
+
+
+def choose_schema(
+    spark: SparkSession, text: str, out: Path, source: Mapping[str, str]
+) -> tuple[StructType, JsonSchema]:
+    """The schema of the bodies, and what is told of it.
+
+    It is written down, and stays the same once anything has been landed with it.
     Raises:  ConfigError for a text that is no schema, for another one than before, or a topic without
              messages to infer from.
     """
-    path = control / SCHEMA_FILE
-    kept = parse_schema(path.read_text()) if path.exists() else None
+    path = out / CONTROL_DIR / SCHEMA_FILE
+    is_begun = bool(list_committed(out) or list_batches(out / BAD_RECORDS_DIR))
+    kept = parse_schema(path.read_text()) if is_begun and path.exists() else None
+    left_out: tuple[str, ...] = ()
     if text == INFER:
-        chosen = kept or infer_schema(spark, source)
+        chosen, left_out = (kept, ()) if kept is not None else infer_schema(spark, source)
     else:
         chosen = parse_schema(text)
         if kept is not None and kept != chosen:
@@ -53,9 +87,17 @@ def choose_schema(spark: SparkSession, text: str, control: Path, source: Mapping
                 "another directory"
             )
     if kept is None:
-        control.mkdir(parents=True, exist_ok=True)
-        path.write_text(chosen.json() + "\n")
-    return chosen
+        _keep_schema(path, chosen)
+    return chosen, JsonSchema(fields=tuple(chosen.fieldNames()), left_out=left_out)
+
+
+def _keep_schema(path: Path, schema: StructType) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f"{path.name}.new")
+    staged.write_text(schema.json() + "\n")
+    sync_file(staged)
+    os.replace(staged, path)
+    sync_dir(path.parent)
 
 
 def parse_schema(text: str) -> StructType:
@@ -67,24 +109,93 @@ def parse_schema(text: str) -> StructType:
 
     try:
         if text.lstrip().startswith("{"):
-            return StructType.fromJson(json.loads(text))
-        return StructType.fromDDL(text)
+            schema = StructType.fromJson(json.loads(text))
+        else:
+            schema = StructType.fromDDL(text)
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(f"the JSON schema {text[:80]!r} cannot be read: {first}") from error
+    _check_names(schema, "")
+    return schema
 
 
-def infer_schema(spark: SparkSession, source: Mapping[str, str]) -> StructType:
-    """What fits the first messages of the topic that are JSON objects.
+def _check_names(wanted: Any, place: str) -> None:
+    """Raises ConfigError for names of one object that Spark's columns cannot hold side by side."""
+    if wanted.typeName() == "struct":
+        seen: dict[str, str] = {}
+        for field in wanted.fields:
+            path = f"{place}.{field.name}".lstrip(".")
+            other = seen.setdefault(field.name.lower(), path)
+            if other != path or sum(one.name == field.name for one in wanted.fields) > 1:
+                raise ConfigError(
+                    f"the JSON schema has {other} and {path}: columns of Spark differ by more than case"
+                )
+            _check_names(field.dataType, path)
+    elif wanted.typeName() == "array":
+        _check_names(wanted.elementType, place)
+    elif wanted.typeName() == "map":
+        _check_names(wanted.valueType, place)
 
-    Raises:  ConfigError when there are none.
+
+def infer_schema(spark: SparkSession, source: Mapping[str, str]) -> tuple[StructType, tuple[str, ...]]:
+    """What fits the first messages of the topic that are JSON objects, and names that it leaves out.
+
+    Raises:  ConfigError when there are no such messages.
     """
     own = {key: value for key, value in source.items() if key not in _OF_STREAMS}
     frame = spark.read.format("tandemmq").options(**own, columns="body").load().limit(SAMPLE_ROWS)
-    texts = [text for row in frame.collect() if (text := _as_object(row.body)) is not None]
-    if not texts:
+    found = [value for row in frame.collect() if (value := _as_object(row.body)) is not None]
+    if not found:
         raise ConfigError("no JSON objects in the topic to infer a schema from; give one with --json-schema")
-    return spark.read.json(spark.sparkContext.parallelize(texts)).schema
+    objects, left_out = choose_spellings(found)
+    texts = [json.dumps(value) for value in objects]
+    return spark.read.json(spark.sparkContext.parallelize(texts)).schema, left_out
+
+
+Place = tuple[str, ...]
+"""Lower-case names from the body inwards; the items of an array are at the array's own place."""
+
+
+def choose_spellings(objects: Sequence[Any]) -> tuple[list[Any], tuple[str, ...]]:
+    """The same objects with one spelling of each name, and the spellings that were left out.
+
+    Of names that differ in case only the commonest stays, of equally common ones the first: Spark reads
+    names as they are spelled and cannot hold two that differ in case.
+    """
+    counts: dict[Place, Counter[str]] = {}
+    for value in objects:
+        _count_names(value, (), counts)
+    chosen = {place: names.most_common(1)[0][0] for place, names in counts.items()}
+    left_out = sorted(
+        ".".join((*place[:-1], name))
+        for place, names in counts.items()
+        for name in names
+        if name != chosen[place]
+    )
+    return [_keep_names(value, (), chosen) for value in objects], tuple(left_out)
+
+
+def _count_names(value: Any, place: Place, counts: dict[Place, Counter[str]]) -> None:
+    if isinstance(value, list):
+        for item in value:
+            _count_names(item, place, counts)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            at = (*place, name.lower())
+            counts.setdefault(at, Counter())[name] += 1
+            _count_names(inner, at, counts)
+
+
+def _keep_names(value: Any, place: Place, chosen: Mapping[Place, str]) -> Any:
+    if isinstance(value, list):
+        return [_keep_names(item, place, chosen) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: _keep_names(inner, at, chosen)
+        for name, inner in value.items()
+        if chosen[at := (*place, name.lower())] == name
+    }
 
 
 def parse_bodies(frame: DataFrame, schema: StructType) -> DataFrame:
@@ -130,34 +241,81 @@ def explain_body(body: bytes | str | None, schema: StructType) -> str:
         value = json.loads(text)
     except ValueError as error:
         return f"no JSON: {error}"
-    return _explain(value, schema, "") or "does not fit the schema"
+    except RecursionError:
+        return "no JSON: nested too deeply"
+    found = _mismatch(value, "an object", "") if value is None else next(_find_misfits(value, schema, ""), "")
+    if found:
+        return found
+    doubtful = ", ".join(_find_texts(value, schema, ""))
+    return f"does not fit the schema{f', perhaps in {doubtful}' if doubtful else ''}"
 
 
-def _explain(value: Any, wanted: Any, place: str) -> str:
-    """The first part of `value` that is not of the wanted type; empty when none is found."""
+def _find_misfits(value: Any, wanted: Any, place: str) -> Iterator[str]:
+    """What is not of the wanted type, in words, as far as that can be told without Spark."""
     name = wanted.typeName()
     if value is None:
-        return ""
-    if name == "struct":
-        if not isinstance(value, dict):
-            return _mismatch(value, "an object", place)
-        parts = ((value.get(f.name), f.dataType, f"{place}.{f.name}".lstrip(".")) for f in wanted.fields)
-        return next((found for part in parts if (found := _explain(*part))), "")
-    if name == "array":
+        return
+    if name in ("struct", "array", "map"):
+        parts = _parts(value, wanted, place)
+        if parts is None:
+            yield _mismatch(value, "an array" if name == "array" else "an object", place)
+            return
+        for part in parts:
+            yield from _find_misfits(*part)
+    elif name in _WHOLE_BITS:
+        bound = 1 << (_WHOLE_BITS[name] - 1)
+        if not isinstance(value, int) or isinstance(value, bool):
+            yield _mismatch(value, f"a whole number ({wanted.simpleString()})", place)
+        elif not -bound <= value < bound:
+            yield _mismatch(value, f"a whole number from {-bound} to {bound - 1}", place)
+    elif name in ("float", "double"):
+        if not _is_number(value) and value not in _NUMBER_WORDS:
+            yield _mismatch(value, f"a number ({name})", place)
+    elif name == "decimal":
+        if not _fits_decimal(value, wanted.precision, wanted.scale):
+            yield _mismatch(value, f"a number of {wanted.simpleString()}", place)
+    elif name == "boolean" and not isinstance(value, bool):
+        yield _mismatch(value, "true or false", place)
+    elif name in _TIMES and not isinstance(value, str) and not _is_number(value):
+        yield _mismatch(value, f"a {name} as text", place)
+
+
+def _parts(value: Any, wanted: Any, place: str) -> list[tuple[Any, Any, str]] | None:
+    """The inner values, their types and places; None for a value that is no such container."""
+    if wanted.typeName() == "array":
         if not isinstance(value, list):
-            return _mismatch(value, "an array", place)
-        parts = ((item, wanted.elementType, f"{place}[{n}]") for n, item in enumerate(value))
-        return next((found for part in parts if (found := _explain(*part))), "")
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if name in _WHOLE and not (is_number and float(value).is_integer()):
-        return _mismatch(value, f"a whole number ({wanted.simpleString()})", place)
-    if (name in ("float", "double") or name.startswith("decimal")) and not is_number:
-        return _mismatch(value, f"a number ({wanted.simpleString()})", place)
-    if name == "boolean" and not isinstance(value, bool):
-        return _mismatch(value, "true or false", place)
-    if name in ("timestamp", "date", "timestamp_ntz") and not isinstance(value, str):
-        return _mismatch(value, f"a {name} as text", place)
-    return ""
+            return None
+        return [(item, wanted.elementType, f"{place}[{n}]") for n, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return None
+    if wanted.typeName() == "map":
+        return [(item, wanted.valueType, f"{place}.{key}".lstrip(".")) for key, item in value.items()]
+    return [(value.get(f.name), f.dataType, f"{place}.{f.name}".lstrip(".")) for f in wanted.fields]
+
+
+def _find_texts(value: Any, wanted: Any, place: str) -> Iterator[str]:
+    """Values whose text only Spark can judge, in words: times, bytes."""
+    if value is None:
+        return
+    if wanted.typeName() in ("struct", "array", "map"):
+        for part in _parts(value, wanted, place) or ():
+            yield from _find_texts(*part)
+    if wanted.typeName() in (*_TIMES, "binary"):
+        yield _mismatch(value, f"a {wanted.typeName()}", place)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _fits_decimal(value: Any, precision: int, scale: int) -> bool:
+    try:
+        number = Decimal(str(value)) if _is_number(value) or isinstance(value, str) else None
+    except InvalidOperation:
+        return False
+    if number is None or not number.is_finite():
+        return False
+    return abs(number) < Decimal(10) ** (precision - scale)
 
 
 def _mismatch(value: Any, wanted: str, place: str) -> str:
@@ -166,13 +324,13 @@ def _mismatch(value: Any, wanted: str, place: str) -> str:
     return f"{place or 'the body'}: expected {wanted}, got {shown}"
 
 
-def _as_object(body: bytes | None) -> str | None:
-    """The text of a body that is a JSON object."""
+def _as_object(body: bytes | None) -> dict[str, Any] | None:
+    """The body if it is a JSON object; of a name that it repeats the last one."""
     try:
-        text = (body or b"").decode()
-        return text if isinstance(json.loads(text), dict) else None
-    except ValueError:
+        value = json.loads((body or b"").decode())
+    except (ValueError, RecursionError):
         return None
+    return value if isinstance(value, dict) else None
 
 
 def show_bad_records(root: Path) -> Table:

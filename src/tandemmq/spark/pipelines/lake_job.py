@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import CONTROL_DIR, Summary, read_owner
+from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CONTROL_DIR, Summary, read_owner, read_summary
 from tandemmq.spark.lake.formats import list_committed, read_committed
 from tandemmq.spark.pipelines.events import Reporter, Totals
 from tandemmq.spark.pipelines.runner import Job, Runner
@@ -121,26 +121,29 @@ def _make_job(name: str, topic: str, target: LakeTarget, stream: DataFrame, mete
 
 
 class LakeMeter:
-    """Rows and bytes of a lake; each batch is looked at once."""
+    """Rows and bytes of a lake, and its bad records; each batch is looked at once."""
 
     def __init__(self, root: Path, measure: Measure = read_committed) -> None:
         self._root = root
         self._measure = measure
         self._seen: set[int] = set()
-        self._rows = 0
-        self._size_bytes = 0
+        self._total = Totals(rows=0, size_bytes=0)
 
     def measure_batch(self, batch_id: int) -> Totals:
         summary = self._measure(self._root, batch_id)
-        return Totals(rows=summary.rows, size_bytes=summary.size_bytes)
+        bad = read_summary(self._root / BAD_RECORDS_DIR, batch_id).rows
+        return Totals(rows=summary.rows, size_bytes=summary.size_bytes, bad=bad)
 
     def measure_all(self) -> Totals:
         for batch_id in set(list_committed(self._root)) - self._seen:
             self._seen.add(batch_id)
-            summary = self._measure(self._root, batch_id)
-            self._rows += summary.rows
-            self._size_bytes += summary.size_bytes
-        return Totals(rows=self._rows, size_bytes=self._size_bytes)
+            done = self.measure_batch(batch_id)
+            self._total = Totals(
+                rows=self._total.rows + done.rows,
+                size_bytes=self._total.size_bytes + done.size_bytes,
+                bad=self._total.bad + done.bad,
+            )
+        return self._total
 
 
 @contextmanager

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandemmq.spark.columns import find_column, select_columns
-from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CONTROL_DIR
+from tandemmq.spark.lake.files import BAD_RECORDS_DIR
 from tandemmq.spark.lake.formats import check_kind, parse_format, plan_files
 from tandemmq.spark.lake.parquet import check_partition_columns
 from tandemmq.spark.options import PropertiesAs, parse_options
 from tandemmq.spark.pipelines.events import Reporter
 from tandemmq.spark.pipelines.json_bodies import (
     BAD_COLUMN,
-    JSON_COLUMN,
     choose_schema,
     parse_bodies,
     show_bad_records,
@@ -71,6 +70,10 @@ class LandingOptions:
     def checkpoint_dir(self) -> Path:
         return self.checkpoint or self.out / CHECKPOINT_DIR
 
+    @property
+    def has_body(self) -> bool:
+        return any(find_column(name).name == "body" for name in self.columns)
+
     def source_options(self) -> dict[str, str]:
         """The options of the source; those that the user gave win."""
         return {
@@ -97,6 +100,8 @@ class LandingOptions:
         }
         if self.json_schema:
             sink["badColumn"] = BAD_COLUMN
+            # What cannot be read is kept as it came, also where nobody wants the bodies of the others.
+            sink["badOnly"] = "" if self.has_body else "body"
         return LakeTarget(
             out=self.out,
             checkpoint_dir=self.checkpoint_dir,
@@ -114,7 +119,12 @@ def run_landing(options: LandingOptions, reporter: Reporter) -> int:
     check_landing(options)
     target = options.target()
     code = run_lake_job(
-        "landing", options.topic, options.master, target, lambda spark: _make_stream(spark, options), reporter
+        "landing",
+        options.topic,
+        options.master,
+        target,
+        lambda spark: _make_stream(spark, options, reporter),
+        reporter,
     )
     if options.json_schema:
         reporter.report(show_bad_records(options.out / BAD_RECORDS_DIR))
@@ -133,17 +143,13 @@ def check_landing(options: LandingOptions) -> None:
     check_partition_columns(names, files.partition_by)
 
 
-def _make_stream(spark: SparkSession, options: LandingOptions) -> DataFrame:
+def _make_stream(spark: SparkSession, options: LandingOptions, reporter: Reporter) -> DataFrame:
     schema, body = options.schema(), "string" if options.is_body_text else "binary"
-    has_body = any(find_column(name).name == "body" for name in options.columns)
-    if options.json_schema and not has_body:
+    if options.json_schema and not options.has_body:
         schema += f", `body` {body}"
     stream = spark.readStream.format("tandemmq").schema(schema).options(**options.source_options()).load()
     if not options.json_schema:
         return stream
-    control = options.out / CONTROL_DIR
-    fields = choose_schema(spark, options.json_schema, control, options.source_options())
-    parsed = parse_bodies(stream, fields)
-    if has_body:
-        return parsed
-    return parsed.select(*options.columns, JSON_COLUMN, BAD_COLUMN)
+    fields, told = choose_schema(spark, options.json_schema, options.out, options.source_options())
+    reporter.report(told)
+    return parse_bodies(stream, fields)

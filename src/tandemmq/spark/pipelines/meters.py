@@ -28,6 +28,7 @@ def _counter(name: str, text: str) -> Metric:
 
 ROWS: Final = _counter("rows_total", "messages delivered, by earlier runs too")
 BYTES: Final = _counter("bytes_total", "bytes delivered, by earlier runs too")
+BAD: Final = _counter("bad_records_total", "messages kept apart as bad records, by earlier runs too")
 BATCHES: Final = _counter("batches_total", "batches finished since the process began")
 RESTARTS: Final = _counter("restarts_total", "starts of the query after a fault that may pass")
 LAG: Final = _gauge("lag_messages", "messages that were left behind the last batch")
@@ -68,6 +69,8 @@ class MetricsReporter:
         if isinstance(event, (Started, Stopped)):
             self._set(ROWS, event.rows_total)
             self._set(BYTES, event.bytes_total)
+            if isinstance(event, Stopped):
+                self._set(BAD, event.bad_total)
         elif isinstance(event, BatchDone):
             self._take_batch(event)
         elif isinstance(event, Restarted):
@@ -87,6 +90,7 @@ class MetricsReporter:
         self._add(BATCHES)
         self._set(ROWS, event.rows_total)
         self._set(BYTES, event.bytes_total)
+        self._set(BAD, event.bad_total)
         self._set(RATE, event.rate)
         self._set(BATCH_SECONDS, event.seconds)
         self._set(BATCH_TIME, time.time())

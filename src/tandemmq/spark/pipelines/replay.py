@@ -1,8 +1,9 @@
 """Replay: messages of a lake back into a topic, by time and filter, at a bounded rate.
 
-The lake's batches are the parts of a replay: a part that is sent is written down, and a replay that is
-started again goes on with the next. A part that was interrupted is sent again, with the same unique keys:
-they are made of where a message was landed from, not of when it was sent.
+The lake's batches are the parts of a replay (of a compacted table also the files that were made of several):
+a part that is sent is written down, and a replay that is started again goes on with the next. A part that was
+interrupted is sent again, with the same unique keys: they are made of where a message was landed from, not of
+when it was sent.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import CONTROL_DIR, batch_dir, list_batches
-from tandemmq.spark.lake.formats import require_parquet
+from tandemmq.spark.lake.files import CONTROL_DIR
+from tandemmq.spark.lake.view import LakeView, Piece, view_lake
 from tandemmq.spark.pipelines.events import Reporter, Started, Stopped, Totals, make_batch_done
 from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
+from tandemmq.spark.pipelines.lake_rows import read_rows
 from tandemmq.spark.pipelines.replay_state import ReplayState, load_state
 from tandemmq.spark.pipelines.runner import StopFlag, explain_failure
 from tandemmq.spark.pipelines.sessions import open_session, repeat
@@ -83,8 +85,7 @@ def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
     Raises:  ConfigError before anything is sent.
     """
     parse_sink_options(options.sink_options())
-    require_parquet(options.lake)
-    if not list_batches(options.lake) and options.follow_every_s is None:
+    if not view_lake(options.lake).pieces and options.follow_every_s is None:
         raise ConfigError(f"{options.lake} holds no batches of a landing")
     state = load_state(options.state_path, options.plan())
     log = options.lake / CONTROL_DIR / "replay.log"
@@ -119,7 +120,7 @@ class Replay:
 
         def send_new() -> int:
             nonlocal reason, error
-            reason, error = self._send_all(list_batches(self._options.lake))
+            reason, error = self._send_all(view_lake(self._options.lake))
             if reason != "done":
                 self._stop.is_set = True
             return 0
@@ -129,10 +130,10 @@ class Replay:
             reason = "signal"
         return self._end(reason, error)
 
-    def run(self, batches: list[int]) -> int:
-        """Sends those of the batches that are not done; the exit code."""
+    def run(self) -> int:
+        """Sends what is not done of the lake as it is now; the exit code."""
         self._tell_start()
-        return self._end(*self._send_all(batches))
+        return self._end(*self._send_all(view_lake(self._options.lake)))
 
     def _tell_start(self) -> None:
         self._reporter.report(
@@ -144,12 +145,20 @@ class Replay:
             )
         )
 
-    def _send_all(self, batches: list[int]) -> tuple[str, str]:
-        """How it ended: `done`, `signal` or `error`, and the error."""
+    def _send_all(self, view: LakeView) -> tuple[str, str]:
+        """How it ended: `done`, `signal` or `error`, and the error.
+
+        Raises:  ConfigError for a lake that was compacted meanwhile: some of it would be sent twice.
+        """
+        waiting = [piece for piece in view.pieces if piece.name not in self._state.done]
+        gone = set(self._state.done) - {piece.name for piece in view.pieces}
+        if gone and any(not piece.is_batch for piece in waiting):
+            raise ConfigError(
+                f"{view.root} was compacted since this replay began: it cannot go on without sending twice"
+            )
         try:
-            for batch in batches:
-                if str(batch) not in self._state.done:
-                    self._send(batch, left=sum(str(other) not in self._state.done for other in batches) - 1)
+            for number, piece in enumerate(waiting):
+                self._send(view, piece, number, left=len(waiting) - number - 1)
         except Interrupted:
             return "signal", ""
         except ConfigError:
@@ -158,21 +167,23 @@ class Replay:
             return "error", explain_failure(str(error))
         return "done", ""
 
-    def _send(self, batch: int, *, left: int) -> None:
+    def _send(self, view: LakeView, piece: Piece, number: int, *, left: int) -> None:
         began = time.monotonic()
-        rows, size_bytes = self._jobs.run(lambda: self._write(batch))
-        self._state.mark(str(batch), rows, size_bytes)
+        rows, size_bytes = self._jobs.run(lambda: self._write(view, piece))
+        self._state.mark(piece.name, rows, size_bytes)
+        batch = int(piece.name) if piece.is_batch else number
         done = Totals(rows=rows, size_bytes=size_bytes)
         total = Totals(rows=self._state.rows, size_bytes=self._state.size_bytes)
         seconds = time.monotonic() - began
         self._reporter.report(make_batch_done(batch, done, total, lag=left, seconds=seconds))
 
-    def _write(self, batch: int) -> tuple[int, int]:
+    def _write(self, view: LakeView, piece: Piece) -> tuple[int, int]:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        directory = batch_dir(self._options.lake, batch).absolute()
-        frame = self._spark.read.parquet(str(directory))
+        frame = read_rows(self._spark, view, [piece])
+        if frame is None:
+            return 0, 0
         seen = Observation()
         messages = self._select(self._filter(frame)).observe(
             seen, f.count("*").alias("rows"), f.sum(f.octet_length("body")).alias("bytes")

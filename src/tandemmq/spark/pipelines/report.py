@@ -88,6 +88,7 @@ class ReportReporter:
             tiles = [
                 ("rows in this run", f"{self._rows:,}"),
                 ("rows in all", f"{last.rows_total:,}"),
+                *([("bad records in all", f"{last.bad_total:,}")] if last.bad_total else []),
                 ("bytes in all", render_bytes(last.bytes_total)),
                 ("batches", f"{self._batches:,}"),
                 ("rows/s while busy", f"{self._rows / busy:,.0f}" if busy else "–"),

@@ -177,7 +177,13 @@ class Runner:
     def _tell_end(self, reason: str, error: str = "") -> None:
         totals = self._totals = self._job.measure_all()
         self._reporter.report(
-            Stopped(reason=reason, rows_total=totals.rows, bytes_total=totals.size_bytes, error=error)
+            Stopped(
+                reason=reason,
+                rows_total=totals.rows,
+                bytes_total=totals.size_bytes,
+                error=error,
+                bad_total=totals.bad,
+            )
         )
 
 

@@ -1,7 +1,7 @@
-"""Where a lake ends and its topic goes on: the batches that are committed, and the offsets behind them.
+"""Where a lake ends and its topic goes on: what is committed, and the offsets behind it.
 
-Spark's checkpoint says where each batch ends. Only batches that are in the lake count, all of one look at the
-directory; so a landing that goes on meanwhile changes nothing. Standard library only.
+Spark's checkpoint says where each batch ends. Only batches that are in the lake count, all of one look at it;
+so a landing that goes on meanwhile changes nothing. Must not know Spark.
 """
 
 from __future__ import annotations
@@ -11,37 +11,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import list_batches
-from tandemmq.spark.lake.formats import require_parquet
+from tandemmq.spark.lake.view import LakeView, view_lake
 from tandemmq.spark.offsets import Positions, decode_offset
 from tandemmq.spark.pipelines.lake_job import CHECKPOINT_DIR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seam:
-    """`batches`: what is read of the lake; `positions`: of each queue the first offset that it has not."""
+    """`view`: what is read of the lake; `positions`: of each queue the first offset that it has not."""
 
-    batches: tuple[int, ...]
+    view: LakeView
     positions: Positions
 
 
 def find_seam(lake: Path, checkpoint: Path | None = None) -> Seam:
     """The seam as it is now; a lake without batches begins where its topic begins.
 
-    Raises:  ConfigError when the checkpoint does not tell the offsets of the last batch, or for a table.
+    Raises:  ConfigError when the checkpoint does not tell the offsets of the last batch.
     """
-    require_parquet(lake)
-    batches = tuple(list_batches(lake))
-    if not batches:
-        return Seam(batches=(), positions={})
+    view = view_lake(lake)
+    if view.last_batch is None:
+        return Seam(view=view, positions={})
     directory = checkpoint or lake / CHECKPOINT_DIR
-    document = _read_end(directory / "offsets", batches[-1])
+    document = _read_end(directory / "offsets", view.last_batch)
     if document is None:
         raise ConfigError(
-            f"{directory} does not tell where batch {batches[-1]} of {lake} ends: give the checkpoint of its "
-            "landing"
+            f"{directory} does not tell where batch {view.last_batch} of {lake} ends: give the checkpoint of"
+            " its landing"
         )
-    return Seam(batches=batches, positions=decode_offset(document).positions)
+    return Seam(view=view, positions=decode_offset(document).positions)
 
 
 def _read_end(offsets: Path, batch: int) -> dict[str, object] | None:

@@ -1,0 +1,136 @@
+"""One look at a lake of any kind: which files it consists of, and which batch is its last one.
+
+Audit, replay and history read through it, so all of them see the same rows: those of the lake, and those of
+`_bad_records`, whose bodies did not fit and which are messages like all others. A batch is whole as soon as
+the lake has it, because what was kept apart of it is committed before; so bad records of later batches do
+not count yet. Must not know Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tandemmq.spark.lake.files import (
+    BAD_RECORDS_DIR,
+    SUMMARY_FILE,
+    batch_dir,
+    list_batches,
+    read_owner,
+)
+from tandemmq.spark.lake.formats import LakeFormat, find_kind, list_committed
+
+_BATCH_FILE = re.compile(r"(\d{8,})-\d{5}-[0-9a-f]{12}\.parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Files of a lake that belong together: a batch, or a file of a table that was made of several.
+
+    `name` says which it is, to a replay that remembers what it has sent. `places`: what Spark is to read,
+    files or the directory of a batch; `bad_places`: the same of `_bad_records`.
+    """
+
+    name: str
+    places: tuple[Path, ...] = ()
+    bad_places: tuple[Path, ...] = ()
+
+    @property
+    def is_batch(self) -> bool:
+        return self.name.isdecimal()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeView:
+    """`pieces`: in the order in which they were landed; `last_batch`: all up to it is whole, if not None.
+
+    `partitions`: values of columns that the files have not got, by the name of the file (Delta).
+    """
+
+    root: Path
+    kind: LakeFormat
+    pieces: tuple[Piece, ...] = ()
+    last_batch: int | None = None
+    partitions: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+
+
+def view_lake(root: Path) -> LakeView:
+    """What the lake is now; a directory without batches is an empty Parquet lake.
+
+    Raises:  ConfigError for a lake that cannot be read as files.
+    """
+    root = root.absolute()
+    kind = find_kind(root) or LakeFormat.PARQUET
+    # Asked first: what is committed meanwhile is looked at below, or comes later than `last_batch`.
+    known = list_committed(root)
+    if kind is LakeFormat.PARQUET:
+        batches = list_batches(root)
+        last = max([*known, *batches], default=None)
+        ranges = {batch: _read_range(root, batch) for batch in batches}
+        good = {batch: (batch_dir(root, batch),) for batch in batches if _has_files(batch_dir(root, batch))}
+        return LakeView(
+            root=root, kind=kind, pieces=_add_bad_records(root, good, ranges, last), last_batch=last
+        )
+    partitions: dict[str, dict[str, str | None]] = {}
+    owner = read_owner(root) or ""
+    if kind is LakeFormat.DELTA:
+        from tandemmq.spark.lake.delta import look_at_delta
+
+        in_log, partitions, paths = look_at_delta(root, owner)
+    else:
+        from tandemmq.spark.lake.iceberg import look_at_iceberg
+
+        in_log, paths = look_at_iceberg(root, owner)
+    last = max([*known, *([] if in_log is None else [in_log])], default=None)
+    files, merged = _sort_files(paths)
+    pieces = (*merged, *_add_bad_records(root, files, {}, last))
+    return LakeView(root=root, kind=kind, pieces=pieces, last_batch=last, partitions=partitions)
+
+
+def _has_files(directory: Path) -> bool:
+    """False for a batch whose rows have all expired."""
+    return next(directory.rglob("*.parquet"), None) is not None
+
+
+def _sort_files(paths: Iterable[Path]) -> tuple[dict[int, tuple[Path, ...]], tuple[Piece, ...]]:
+    """The files of each batch, and pieces of one file each for those that upkeep has made of several."""
+    batches: dict[int, tuple[Path, ...]] = {}
+    merged = []
+    for path in sorted(paths):
+        match = _BATCH_FILE.fullmatch(path.name)
+        if match is None:
+            merged.append(path)
+        else:
+            number = int(match[1])
+            batches[number] = (*batches.get(number, ()), path)
+    merged.sort(key=lambda path: (path.stat().st_mtime_ns, path))
+    return batches, tuple(Piece(name=path.name, places=(path,)) for path in merged)
+
+
+def _add_bad_records(
+    root: Path, good: Mapping[int, tuple[Path, ...]], ranges: Mapping[int, range], last: int | None
+) -> tuple[Piece, ...]:
+    """The pieces of the batches, with what was kept apart of them."""
+    bad: dict[int, list[Path]] = {}
+    bad_root = root / BAD_RECORDS_DIR
+    for batch in list_batches(bad_root):
+        if last is not None and batch <= last:
+            home = next((other for other, covered in ranges.items() if batch in covered), batch)
+            bad.setdefault(home, []).append(batch_dir(bad_root, batch))
+    return tuple(
+        Piece(name=str(batch), places=good.get(batch, ()), bad_places=tuple(bad.get(batch, ())))
+        for batch in sorted({*good, *bad})
+    )
+
+
+def _read_range(root: Path, batch: int) -> range:
+    """The batches that a directory holds: more than one after a compaction."""
+    try:
+        document = json.loads((batch_dir(root, batch) / SUMMARY_FILE).read_text())
+    except FileNotFoundError:
+        document = {}
+    first, last = document.get("batches", (batch, batch))
+    return range(first, last + 1)

@@ -1,0 +1,73 @@
+"""How JSON bodies are read: which names a schema gets, and why a body does not fit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.pipelines.json_bodies import choose_spellings, explain_body, parse_schema
+
+pyspark_types = pytest.importorskip("pyspark.sql.types")
+
+
+def _schema(**types: str) -> Any:
+    """Without a session there is no DDL."""
+    fields = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in types.items()]
+    return parse_schema(json.dumps({"type": "struct", "fields": fields}))
+
+
+def test_of_names_that_differ_in_case_the_commonest_stays() -> None:
+    found = [
+        {"Id": 1, "in": {"A": 1}},
+        {"id": 2, "in": {"a": 2}},
+        {"id": 3, "ID": 4, "l": [{"a": 1}, {"A": 2}]},
+    ]
+    objects, left_out = choose_spellings(found)
+    assert objects == [{"in": {"A": 1}}, {"id": 2, "in": {}}, {"id": 3, "l": [{"a": 1}, {}]}]
+    assert left_out == ("ID", "Id", "in.a", "l.A")
+    assert choose_spellings([{"n": 1}]) == ([{"n": 1}], ())
+
+
+def test_a_schema_with_names_that_no_column_can_hold_is_refused() -> None:
+    def struct(*names: str) -> dict[str, Any]:
+        fields = [{"name": n, "type": "long", "nullable": True, "metadata": {}} for n in names]
+        return {"type": "struct", "fields": fields}
+
+    inner = {"type": "array", "elementType": struct("b", "B"), "containsNull": True}
+    nested = {"type": "struct", "fields": [{"name": "a", "type": inner, "nullable": True, "metadata": {}}]}
+    for schema, why in (
+        (struct("n", "N"), "n and N"),
+        (struct("n", "n"), "n and n"),
+        (nested, r"a\.b and a\.B"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            parse_schema(json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    ("type_name", "value", "reason"),
+    [
+        ("long", "1.0", "v: expected a whole number (bigint), got 1.0"),
+        ("byte", "128", "v: expected a whole number from -128 to 127, got 128"),
+        ("long", "true", "v: expected a whole number (bigint), got true"),
+        ("double", '"x"', 'v: expected a number (double), got "x"'),
+        ("decimal(5,2)", "1234.5", "v: expected a number of decimal(5,2), got 1234.5"),
+        ("boolean", "0", "v: expected true or false, got 0"),
+        ("date", "[]", "v: expected a date as text, got []"),
+        ("timestamp", '"soon"', 'does not fit the schema, perhaps in v: expected a timestamp, got "soon"'),
+    ],
+)
+def test_reasons_name_place_type_and_value(type_name: str, value: str, reason: str) -> None:
+    assert explain_body(f'{{"v": {value}}}'.encode(), _schema(v=type_name)) == reason
+
+
+def test_reasons_of_bodies_that_are_no_objects() -> None:
+    schema = _schema(n="long")
+    assert explain_body(b"[1]", schema) == "the body: expected an object, got [1]"
+    assert explain_body(b"null", schema) == "the body: expected an object, got null"
+    assert explain_body(b" ", schema) == "empty"
+    assert explain_body(b"\xff", schema) == "not UTF-8: byte 0xff at 0"
+    assert explain_body(b"[" * 100_000, schema).startswith("no JSON")
