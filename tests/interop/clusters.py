@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from java_peers import JavaServer, Line
+from java_peers import GRPC, JavaServer, Line
 
 from ports import free_port
 from tandemmq.client import BlockingAdmin
@@ -142,6 +142,32 @@ class JavaBroker:
 
     def check_alive(self) -> None:
         self._server.check_alive()
+
+
+@contextmanager
+def java_proxy(name_server: str, directory: Path) -> Iterator[str]:
+    """RocketMQ's proxy before the cluster; the address that clients of the gRPC protocol are given."""
+    port = broker_port()
+    settings = {
+        "rocketMQClusterName": "DefaultCluster",
+        "proxyMode": "CLUSTER",
+        "namesrvAddr": name_server,
+        "localServeAddr": HOST,
+        "grpcServerPort": port,
+        "remotingListenPort": port + 1,
+    }
+    server = JavaServer(GRPC, "org.apache.rocketmq.proxy.ProxyStartup", settings, directory)
+    server.start()
+    try:
+
+        def is_listening() -> bool:
+            server.check_alive()
+            return is_open(f"{HOST}:{port}")
+
+        until_blocking(is_listening, f"the proxy listens; log: {server.log_path}")
+        yield f"{HOST}:{port}"
+    finally:
+        server.kill()
 
 
 @contextmanager

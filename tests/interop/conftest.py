@@ -85,11 +85,15 @@ def ahead() -> Iterator[Ahead]:
     programs.close()
 
 
+# What the defaults of both makers leave off, and a case needs.
+SETTINGS = {"recallMessageEnable": "true"}
+
+
 @pytest.fixture(scope="session")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Our name server and one broker of ours with default settings."""
+    """Our name server and one broker of ours."""
     with our_cluster(tmp_path_factory.mktemp("ours")) as cluster:
-        cluster.start_ours("broker-a", {"metricsExporterType": "DISABLE"})
+        cluster.start_ours("broker-a", {"metricsExporterType": "DISABLE", **SETTINGS})
         yield cluster
 
 
@@ -103,5 +107,5 @@ def java_4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def java_5(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with java_cluster(LINE_5, tmp_path_factory.mktemp("java-5")) as cluster:
-        cluster.start_java(LINE_5, "broker-a")
+        cluster.start_java(LINE_5, "broker-a", SETTINGS)
         yield cluster

@@ -7,6 +7,7 @@ what they are made from. Every process gets a home of its own, so that it writes
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / "java"
 CACHE = Path(os.environ.get("TANDEMMQ_INTEROP_CACHE") or FOLDER.parents[2] / ".interop-cache")
-ONLY_5X = {"AdminShell.java", "Pop.java", "Timer.java"}
+ONLY_5X = {"AdminShell.java", "NewGroup.java", "Pop.java", "Recall.java", "Timer.java"}
 # Short lives: no time for the second compiler, nor for more than one collector thread.
 QUICK_START = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto"]
 FETCH_SECONDS_MAX = 600
@@ -37,16 +38,19 @@ SILENT_LOGBACK = '<configuration><root level="OFF"/></configuration>'
 
 @dataclass(frozen=True)
 class Line:
-    """One line of RocketMQ: its name and the poms of its clients and servers."""
+    """One line of RocketMQ: its name, the poms of its clients and servers, the folder of its programs."""
 
     name: str
     clients: str
     servers: str
+    folder: str = "."
 
 
 LINE_4 = Line("4.9", "clients-4.9", "servers-4.9")
 LINE_5 = Line("5.x", "peers-5.x", "peers-5.x")
 LINES = {line.name: line for line in (LINE_4, LINE_5)}
+GRPC = Line("grpc", "clients-grpc", "proxy-5.x", "grpc")
+"""The clients of the gRPC protocol, and the proxy that they need."""
 
 
 def missing_tools() -> list[str]:
@@ -74,7 +78,7 @@ def fetch_all() -> None:
 
     Raises:  AssertionError with the output of Maven or javac.
     """
-    for line in LINES.values():
+    for line in (*LINES.values(), GRPC):
         programs(line)
         jars(line.servers)
 
@@ -83,7 +87,8 @@ def fetch_all() -> None:
 def programs(line: Line) -> str:
     """The class path of the line's clients and of our programs."""
     library = f"{jars(line.clients)}/*"
-    sources = [path for path in sorted(FOLDER.glob("*.java")) if line is LINE_5 or path.name not in ONLY_5X]
+    found = sorted((FOLDER / line.folder).glob("*.java"))
+    sources = [path for path in found if line is not LINE_4 or path.name not in ONLY_5X]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     # A folder of its own for each state of the sources: another run may still use the one before.
     folder = CACHE / line.clients / f"classes-{digest[:16]}"
@@ -225,17 +230,25 @@ class Conversation:
         self._process.communicate()
 
 
+def _write_config(line: Line, settings: Mapping[str, object], path: Path) -> list[str]:
+    """Writes the settings as the server wants them; the options that name the file."""
+    if line is GRPC:
+        path.write_text(json.dumps(settings))
+        return ["-pc", str(path)]
+    path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    return ["-c", str(path)]
+
+
 class JavaServer:
-    """A Java NameServer or broker as a process: started, stopped in order, or killed."""
+    """A Java NameServer, broker or proxy as a process: started, stopped in order, or killed."""
 
     def __init__(self, line: Line, main: str, settings: Mapping[str, object], home: Path) -> None:
         make_home(home)
         self.log_path = home / f"{main.rsplit('.', 1)[1]}.log"
-        config = home / f"{main.rsplit('.', 1)[1]}.properties"
-        config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         memory = ["-Xmx1g", "-XX:MaxDirectMemorySize=1g", *QUICK_START]
         path = ["-cp", f"{jars(line.servers)}/*"]
-        self._command = ["java", *memory, f"-Duser.home={home}", *OPENED, *path, main, "-c", str(config)]
+        config = _write_config(line, settings, home / f"{main.rsplit('.', 1)[1]}.conf")
+        self._command = ["java", *memory, f"-Duser.home={home}", *OPENED, *path, main, *config]
         self._home = home
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -1,7 +1,7 @@
-"""Counts what a run of these tests showed: rows are lines of RocketMQ and mqadmin, columns are who served.
+"""Counts what a run of these tests showed: rows are clients by line or language, columns are who served.
 
 A case counts as passed only when it ran and was right. In a run that requires interoperation a skipped case
-is a failure: nothing is known about it.
+is a failure: nothing is known about it. Only a language whose tools are missing is told as not run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-ROWS = ("java-4.9", "java-5.x", "mqadmin")
+JAVA_ROWS = ("java-4.9", "java-5.x", "java-grpc", "mqadmin")
+LANGUAGES = ("c++", "go", "node", "python", "rust")
+ROWS = (*JAVA_ROWS, *LANGUAGES)
 OTHER = "other"
 OURS, BOTH, JAVA = "our servers", "both makers'", "Java's servers"
 _LINE_WORDS = {"java-4.9": ("4.9", "java_4"), "java-5.x": ("5.x", "java_5")}
@@ -43,6 +45,9 @@ def _words(item: pytest.Item) -> Iterable[str]:
 def _row(item: pytest.Item, words: list[str]) -> str:
     if "mqadmin" in item.nodeid.split("::")[0]:
         return "mqadmin"
+    for language in LANGUAGES:
+        if language in words:
+            return language
     for row, known in _LINE_WORDS.items():
         if any(part == word or part in word.split("quick_") for word in words for part in known):
             return row
@@ -64,6 +69,8 @@ class Tally:
     passed: Counter[Place] = field(default_factory=Counter)
     bad: set[str] = field(default_factory=set)
     """Failed in any phase, or skipped."""
+    absent: set[str] = field(default_factory=set)
+    """Languages whose tools are missing."""
 
     def expect(self, items: Iterable[pytest.Item]) -> None:
         self.places.update({item.nodeid: place_of(item) for item in items})
@@ -73,7 +80,9 @@ class Tally:
         place = self.places.get(report.nodeid)
         if place is None:
             return
-        if report.outcome != "passed" or hasattr(report, "wasxfail"):
+        if report.outcome == "skipped" and place.row in LANGUAGES:
+            self.absent.add(place.row)
+        elif report.outcome != "passed" or hasattr(report, "wasxfail"):
             self.bad.add(report.nodeid)
         elif report.when == "call":
             self.passed[place] += 1
@@ -97,5 +106,6 @@ class Tally:
         return lines
 
     def closing_line(self, is_good: bool) -> str:
-        counts = " ".join(f"{row}={self.row_count(row)}" for row in ROWS)
+        told = {row: "not-run" if row in self.absent else self.row_count(row) for row in ROWS}
+        counts = " ".join(f"{row}={count}" for row, count in told.items())
         return f"INTEROP {'OK' if is_good else 'FAILED'} {counts} failed={self.failed_count}"

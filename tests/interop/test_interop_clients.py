@@ -20,6 +20,7 @@ CASES = [
     "Retry",
     "Retry binary",
     "Pop",
+    "Recall",
     "Trace",
     "Ordered",
     "Rebalance",
@@ -36,6 +37,7 @@ CASES = [
     "Vip",
     "Queries",
     "Timer",
+    "NewGroup",
 ]
 # Frame headers in RocketMQ's own form instead of JSON, which is the clients' default.
 BINARY = "-Drocketmq.serialize.type=ROCKETMQ"

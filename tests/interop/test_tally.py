@@ -34,6 +34,8 @@ def report(case: Any, outcome: str = "passed", when: str = "call") -> Any:
             item("test_interop_stores", line="5.x", writer="java", told={"column": BOTH}),
             Place("java-5.x", BOTH),
         ),
+        (item("test_interop_proxy", servers="ours", told={"row": "java-grpc"}), Place("java-grpc", OURS)),
+        (item("test_interop_languages", language="go", case="pull", servers="ours"), Place("go", OURS)),
         (item("test_interop_spark", told={"row": "java-4.9"}), Place("java-4.9", BOTH)),
     ],
 )
@@ -48,9 +50,22 @@ def test_only_cases_that_ran_and_passed_with_ours_are_counted() -> None:
     for case in (ours, java):
         tally.add(report(case, when="setup"))
         tally.add(report(case))
-    assert tally.closing_line(True) == "INTEROP OK java-4.9=1 java-5.x=0 mqadmin=0 failed=0"
+    others = "java-5.x=0 java-grpc=0 mqadmin=0 c++=0 go=0 node=0 python=0 rust=0"
+    assert tally.closing_line(True) == f"INTEROP OK java-4.9=1 {others} failed=0"
     tally.add(report(skipped, "skipped", "setup"))
     tally.add(report(item("somewhere else"), "failed"))
-    assert tally.closing_line(False) == "INTEROP FAILED java-4.9=1 java-5.x=0 mqadmin=0 failed=1"
+    assert tally.closing_line(False) == f"INTEROP FAILED java-4.9=1 {others} failed=1"
     tally.add(report(java, "failed", "teardown"))
     assert tally.failed_count == 2
+
+
+def test_a_language_whose_tools_are_missing_is_told_as_not_run() -> None:
+    go, rust = (item("languages", language=language, servers="ours") for language in ("go", "rust"))
+    tally = Tally()
+    tally.expect([go, rust])
+    tally.add(report(go, "skipped"))
+    tally.add(report(rust, "failed"))
+    assert tally.closing_line(False) == (
+        "INTEROP FAILED java-4.9=0 java-5.x=0 java-grpc=0 mqadmin=0 c++=0 go=not-run node=0 python=0 rust=0"
+        " failed=1"
+    )
