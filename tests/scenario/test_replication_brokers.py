@@ -178,6 +178,33 @@ async def test_damage_that_a_running_broker_finds_is_healed_at_once(
     await group.caught_up()
 
 
+async def test_a_slave_whose_log_differs_looks_for_damage_before_it_halts(group: Group) -> None:
+    """Nobody has found it yet when the ends of the logs are compared."""
+    master, slave = await group.start(0), await group.start(1)
+    assert slave.store is not None
+    async with Peer(master) as to_master:
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="T", write_queue_count=1))
+        for count in range(10):
+            await to_master.send_ok("T", b"message %d" % count)
+        await group.caught_up()
+    ports = master.address[1], master.ha_address[1]
+    await group.stop(0)
+    path = group.root / "1" / "commitlog" / ("0" * 20)
+    end = slave.store.max_log_offset
+    sound = path.read_bytes()[:end]
+    with path.open("r+b") as file:
+        for text in (b"message 3", b"message 7"):
+            file.seek(sound.index(text))
+            file.write(b"M")
+    master = await group.start(0, ports=ports)
+    async with Peer(master) as to_master:
+        await to_master.send_ok("T", b"one more")
+    await group.caught_up()
+    assert path.read_bytes()[:end] == sound
+    assert slave._replica.slave.status().halt is None
+    assert not slave.store.damaged_ranges
+
+
 async def test_synchronous_send_over_the_wire(group: Group) -> None:
     settings = {"role": BrokerRole.SYNC_MASTER, "in_sync_replicas": 2, "slave_timeout_ms": 200}
     master = await group.start(0, **settings)

@@ -580,6 +580,11 @@ class MessageStore:
             raise failure
         return len(self._log.damaged)
 
+    async def scrub(self, log_offset: int, end: int) -> None:
+        """Read the log again, at once, from the record that `log_offset` lies in up to `end`."""
+        await self.sync()  # nothing else is read again
+        await self._writers.scrubber.look_at(log_offset, end)
+
     @property
     def damaged_ranges(self) -> Sequence[DamagedRange]:
         """What is known of the log to be damaged, ascending."""

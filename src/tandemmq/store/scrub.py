@@ -4,7 +4,8 @@ Invariants: looked at is what is flushed and dispatched: whole records, which ne
             only when a second look finds no record either, in a file that is still the log's. Sends go on.
 Strategy:   one block at a time, off the loop, then a rest that keeps to the speed; oldest first. Bytes are
             read, not mapped, so a sector that cannot be read is an error and no signal. What a block cannot
-            tell (a longer record, the end of a file, damage) is looked at in the map, once it was read.
+            tell (a longer record, the end of a file, damage) is looked at in the map, once it was read. Where
+            the log was found to differ from another copy's, it is looked at once and in one go.
 At a bound: with `DAMAGED_RANGES_MAX` ranges known the round ends.
 Knows not:  what heals a range.
 """
@@ -47,6 +48,13 @@ class _Look(NamedTuple):
     reason: str = ""
 
 
+class _Step(NamedTuple):
+    """Where the next look begins, and how many bytes this one read."""
+
+    position: int
+    read_bytes: int
+
+
 class Scrubber:
     """The rounds of one store. `on_damaged` is told when a range was added to those of the log."""
 
@@ -64,6 +72,7 @@ class Scrubber:
         on_damaged: Callable[[], None],
     ) -> None:
         self._bytes_per_second = options.scrub_bytes_per_second
+        self._record_pair_bytes = 2 * options.record_bytes_max
         self._interval_s = options.scrub_interval_ms / 1000
         self._log = log
         self._disk = disk
@@ -107,20 +116,32 @@ class Scrubber:
     async def _go_on(self) -> None:
         """One look, and the rest behind it; behind the last one of a round a long one."""
         try:
-            read_bytes = await self._look()
+            step = await self._look(self._position)
         finally:
             self._task = None
-        if self._is_stopped:
-            return
-        if read_bytes is None:
-            self._position = 0
-            self._rest(self._interval_s)
-        else:
-            self._rest(read_bytes / self._bytes_per_second)
+        self._position = 0 if step is None else step.position
+        if not self._is_stopped:
+            self._rest(self._interval_s if step is None else step.read_bytes / self._bytes_per_second)
 
-    async def _look(self) -> int | None:
-        """Go on by one block; how many bytes were read, None at the end of the round."""
-        position = max(self._position, self._log.begin)  # retention may have overtaken us
+    async def look_at(self, log_offset: int, end: int) -> None:
+        """Look now, at full speed, at the record that `log_offset` lies in and all below `end`."""
+        segment = self._log.log.find(log_offset)
+        if segment is None:
+            return
+        position = segment.base
+        at = max(0, log_offset - self._record_pair_bytes - segment.base)
+        try:
+            found_at = await self._off_loop(segment, _find_sound, at, log_offset - segment.base)
+        except OSError as error:
+            self._report_failure(segment, log_offset, str(error))
+        else:
+            position += found_at if at and found_at is not None else 0
+        while position < end and not self._is_stopped and (step := await self._look(position)) is not None:
+            position = step.position
+
+    async def _look(self, position: int) -> _Step | None:
+        """Look at the block at `position`, or at the next one; None at the end of what is looked at."""
+        position = max(position, self._log.begin)  # retention may have overtaken us
         while (known := self._log.damaged.find(position, position + 1)) is not None:
             position = known.end
         segment = self._log.log.find(position)
@@ -131,29 +152,31 @@ class Scrubber:
         try:
             look = await self._off_loop(segment, _look_at, at, limit)
             self._recorder.scrubbed_bytes += look.read_bytes
-            self._position = segment.base + look.end
+            position = segment.base + look.end
             if not look.reason:
-                return look.read_bytes if look.end <= limit else None
-            is_going_on = await self._judge(segment, look.end, look.reason)
+                return _Step(position, look.read_bytes) if look.end <= limit else None
+            next_position = await self._judge(segment, look.end, look.reason)
         except OSError as error:
             self._report_failure(segment, position, str(error))
-            self._position = segment.end
-            return BLOCK_BYTES
-        return look.read_bytes if is_going_on else None
+            return _Step(segment.end, BLOCK_BYTES)
+        return None if next_position is None else _Step(next_position, look.read_bytes)
 
-    async def _judge(self, segment: Segment, at: int, reason: str) -> bool:
-        """Bytes `at` of a file are no record; False when the round ends here. Raises OSError."""
+    async def _judge(self, segment: Segment, at: int, reason: str) -> int | None:
+        """Bytes `at` of a file are no record; where the next look begins, None when the round ends here.
+
+        Raises:  OSError.
+        """
         begin = segment.base + at
         if self._is_gone(segment) or self._log.damaged.find(begin, begin + 1) is not None:
-            return True  # the next look begins behind it
+            return begin  # the next look begins behind it
         if not _sound_end(segment.view(), at, segment.base)[1]:
-            return True  # it was healed meanwhile, or the memory erred
+            return begin  # it was healed meanwhile, or the memory erred
         limit = min(segment.size, self._flushed.value - segment.base, self._dispatched.value - segment.base)
         found_at = await self._off_loop(segment, _find_sound, at, limit)
         if self._is_gone(segment):
-            return True
+            return begin
         if found_at is None and limit < segment.size and self._flushed.value < self._dispatched.value:
-            return False  # whether a record ends at `limit` is not known: next time
+            return None  # whether a record ends at `limit` is not known: next time
         end = segment.base + (limit if found_at is None else found_at)
         following = self._log.damaged.find(begin, end)
         damaged = DamagedRange(begin, end if following is None else following.begin, reason)
@@ -161,8 +184,7 @@ class Scrubber:
             self._log.damaged.add(damaged, segment.path)
         except Corrupt as error:
             self._report_failure(segment, begin, str(error))
-            return False
-        self._position = damaged.end
+            return None
         log.error(
             events.LOG_DAMAGED,
             extra={
@@ -175,7 +197,7 @@ class Scrubber:
             },
         )
         self._on_damaged()
-        return True
+        return damaged.end
 
     async def _off_loop(self, segment: Segment, look: Callable[..., _T], *facts: int) -> _T:
         """`look(file, view, base, *facts)`, which blocks; the file stays open meanwhile."""

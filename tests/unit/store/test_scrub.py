@@ -15,6 +15,7 @@ from tandemmq.store.scrub import BLOCK_BYTES, FIRST_DELAY_S
 from tandemmq.telemetry import events
 
 ROUND_S = 120
+COUNT_LONG = 300
 SCRUB: dict[str, Any] = {"commit_log_file_bytes": FILE_BYTES, "scrub_interval_ms": ROUND_S * 1000}
 
 
@@ -70,6 +71,21 @@ async def test_what_was_found_is_healed_and_readable() -> None:
     assert log_bytes(rig) == sound
     await rig.clock.pass_time(ROUND_S + 5)
     assert not store.damaged_ranges
+    await store.close()
+
+
+@pytest.mark.parametrize("number", [0, 1, 200, COUNT_LONG - 1])
+async def test_where_another_copy_differs_it_is_looked_at_once(number: int) -> None:
+    """Only from there on: what lies before has its turn later."""
+    rig = Rig(**SCRUB, message_bytes_max=128)
+    size = await filled(rig, COUNT_LONG)
+    store = rig.stores[-1]
+    damaged = sorted({20, number, COUNT_LONG - 1})
+    for one in damaged:
+        flip(rig, place(rig, one) + 95)
+    await store.scrub(place(rig, number) + 95, store.max_log_offset)
+    known = [place(rig, one) for one in damaged if one >= number]
+    assert ranges(store) == [(at, at + size) for at in known]
     await store.close()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 
 import msgspec
 
@@ -32,7 +33,7 @@ from tandemmq.remoting.dispatch import Handler
 from tandemmq.replication.core.notice import SlaveName
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.states import SlaveState
-from tandemmq.replication.core.tail import TailVerdict
+from tandemmq.replication.core.tail import TailOutcome, TailVerdict
 from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import TaskScope
@@ -200,10 +201,23 @@ class ReplicaRole:
         self.config_sync.wake()
 
     async def _introduce_and_check(self, log_end: int) -> TailVerdict:
-        """The verdict on the own end; the master learns first who has connected, and heals what it can."""
+        """The verdict on the own end; the master learns first who has connected, and heals what it can.
+
+        Where the logs differ, the own one may be damaged and nobody has noticed yet.
+        """
         await self._state_teller.tell()
         await self._log_heal.try_now()
-        return await self._check_tail(log_end)
+        verdict = await self._check_tail(log_end)
+        if verdict.outcome is not TailOutcome.DIFFERENT:
+            return verdict
+        at = verdict.log_offset
+        await self._store.scrub(at, log_end)
+        await self._log_heal.try_now()
+        damaged = next((one for one in self._store.damaged_ranges if one.begin <= at < one.end), None)
+        if damaged is None:
+            return await self._check_tail(log_end)
+        detail = f"bytes {damaged.begin} to {damaged.end} of ours are damaged and not healed yet"
+        return replace(verdict, outcome=TailOutcome.FAILED, detail=detail)
 
     async def _copies(self) -> list[str]:
         """Where other copies of the log are: the master, or the slaves that are known."""

@@ -162,7 +162,7 @@ class Cluster:
             if node not in self._emptied_at:
                 checkers.check_stored(self.world, self.ledger, self.promises, node)
             self.world.findings.broken += self._tables.check_promoted(node)
-        if not node.store.damaged_ranges:  # else it is being healed; the end of the run looks again
+        if not node.is_rotten:  # else it is being healed; the end of the run looks again
             checkers.check_queues(self.world, self.ledger, node)
 
     async def tend(self) -> None:

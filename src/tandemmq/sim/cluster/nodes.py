@@ -197,6 +197,7 @@ class BrokerNode(Node):
         self._image = Image()
         self._disk: NodeDisk | None = None
         self._failed_paths: set[Path] = set()
+        self._rotten: list[tuple[Path, int, int]] = []
         self.broker: Broker | None = None
         self.is_open = False
         """It serves: its start is through."""
@@ -215,7 +216,8 @@ class BrokerNode(Node):
     @property
     def has_all_keys(self) -> bool:
         """A failed write of the key index ends the indexing, as documented, and nothing else."""
-        return not any(KEY_INDEX_DIR in path.parents for path in self._failed_paths)
+        has_failed = any(KEY_INDEX_DIR in path.parents for path in self._failed_paths)
+        return not has_failed and not self._rotten
 
     def record_at(self, log_offset: int) -> Record | None:
         """The intact record that its log holds there."""
@@ -234,15 +236,24 @@ class BrokerNode(Node):
     def flip_bit(self, log_offset: int, bit: int) -> None:
         """What the platter holds of its log is not what was written."""
         size = self.world.settings.commit_log_file_bytes
-        name = f"{log_offset - log_offset % size:020d}"
+        path, at = LOG_DIR / f"{log_offset - log_offset % size:020d}", log_offset % size
         self.world.note(f"{self.name}: bit {bit} at {log_offset} of its log flips")
-        self.image.files[LOG_DIR / name].data[log_offset % size] ^= 1 << bit
+        data = self.image.files[path].data
+        self._rotten.append((path, at, data[at]))
+        data[at] ^= 1 << bit
+
+    @property
+    def is_rotten(self) -> bool:
+        """Some bit that flipped has not been put right."""
+        files = self.image.files
+        return any(path in files and files[path].data[at] != sound for path, at, sound in self._rotten)
 
     def wipe(self) -> None:
         """An operator deletes its files."""
         assert not self.is_running
         self.world.note(f"{self.name} is wiped")
         self._image, self._disk, self._failed_paths = Image(), None, set()
+        self._rotten.clear()
 
     # Life.
 

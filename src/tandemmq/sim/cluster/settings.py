@@ -27,7 +27,7 @@ FAULTS = {
     "fail a sync": 4,
     "fail writes": 4,
     "fill a disk": 3,
-    "rot on a slave": 0,
+    "rot on a slave": 3,
     "lose name server": 3,
     "lose consumer": 5,
     "lose producer": 2,
