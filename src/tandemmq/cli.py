@@ -25,6 +25,10 @@ from tandemmq.errors import TandemError
 
 if TYPE_CHECKING:
     from tandemmq.config.load import Machine
+    from tandemmq.controller.controller import Controller
+    from tandemmq.controller.options import ControllerOptions
+    from tandemmq.protocol.signature import Credentials
+    from tandemmq.remoting.tls_options import TlsOptions
 
 app = typer.Typer(
     name="tandemmq",
@@ -79,6 +83,12 @@ class Server(Protocol):
 def namesrv(config: ConfigFile = None, override: Overrides = None, log_level: LogLevel = "INFO") -> None:
     """Run a name server until SIGTERM or SIGINT."""
     _run(lambda: _name_server(config, override or []), log_level)
+
+
+@app.command()
+def controller(config: ConfigFile = None, override: Overrides = None, log_level: LogLevel = "INFO") -> None:
+    """Run a controller, which elects the masters of broker groups, until SIGTERM or SIGINT."""
+    _run(lambda: _controller(config, override or []), log_level)
 
 
 @app.command()
@@ -142,7 +152,7 @@ async def _name_server(config: Path | None, overrides: list[str]) -> int:
     loaded = load_name_server(with_kept_settings(read_settings(config, overrides), config), config)
     _warn(loaded.inert, ())
     outcome = Outcome()
-    server = NameServer(
+    name_server = NameServer(
         loaded.options,
         network=TcpNetwork(),
         disk=RealDisk(),
@@ -151,7 +161,71 @@ async def _name_server(config: Path | None, overrides: list[str]) -> int:
         tls=loaded.tls,
         credentials=loaded.credentials,
     )
-    return await serve(server, outcome, lambda: f"name server ready on {_address(server.address)}")
+    options = loaded.controller
+    if options is None:
+        return await serve(
+            name_server, outcome, lambda: f"name server ready on {_address(name_server.address)}"
+        )
+    elector = _new_controller(options, loaded.tls, loaded.credentials, outcome)
+
+    def ready() -> str:
+        place = f"controller {options.self_id} on {_address(elector.address)}"
+        return f"name server ready on {_address(name_server.address)}, {place}"
+
+    return await serve(_Both(name_server, elector), outcome, ready)
+
+
+async def _controller(config: Path | None, overrides: list[str]) -> int:
+    from tandemmq.config.load import load_controller, read_settings
+
+    loaded = load_controller(read_settings(config, overrides), config)
+    _warn(loaded.inert, ())
+    outcome = Outcome()
+    server = _new_controller(loaded.options, loaded.tls, loaded.credentials, outcome)
+
+    def ready() -> str:
+        options = loaded.options
+        place = f"{_address(server.address)}, store in {options.store_path}"
+        return f"controller {options.self_id} of {options.group} ready on {place}"
+
+    return await serve(server, outcome, ready)
+
+
+def _new_controller(
+    options: ControllerOptions, tls: TlsOptions, credentials: Credentials | None, outcome: Outcome
+) -> Controller:
+    from tandemmq.controller.controller import Controller
+    from tandemmq.runtime.chance import SystemRandom
+    from tandemmq.runtime.clock import LoopClock
+    from tandemmq.runtime.disk import RealDisk
+    from tandemmq.runtime.network import TcpNetwork
+
+    return Controller(
+        options,
+        network=TcpNetwork(),
+        disk=RealDisk(),
+        clock=LoopClock(),
+        chance=SystemRandom(),
+        on_fatal=outcome.fail,
+        tls=tls,
+        credentials=credentials,
+    )
+
+
+class _Both:
+    """Two servers in one process, started and stopped together."""
+
+    def __init__(self, first: Server, second: Server) -> None:
+        self._first = first
+        self._second = second
+
+    async def start(self) -> None:
+        await self._first.start()
+        await self._second.start()
+
+    async def stop(self) -> None:
+        await self._second.stop()
+        await self._first.stop()
 
 
 async def _broker(config: Path | None, overrides: list[str]) -> int:

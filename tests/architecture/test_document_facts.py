@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from tandemmq import cli
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.config.inert import BROKER_INERT, NAMESERVER_INERT
-from tandemmq.config.names import ALIASES, BROKER_KEYS, NAMESERVER_KEYS, REFUSED
+from tandemmq.config.names import ALIASES, BROKER_KEYS, CONTROLLER_KEYS, NAMESERVER_KEYS, REFUSED
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.store.options import StoreOptions
 from tandemmq.telemetry import events
@@ -27,7 +27,15 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / 
 TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in DOCUMENTS}
 OPERATIONS = TEXTS["docs/operations.md"]
 
-SETTINGS = {*BROKER_KEYS, *NAMESERVER_KEYS, *REFUSED, *ALIASES, *BROKER_INERT, *NAMESERVER_INERT}
+SETTINGS = {
+    *BROKER_KEYS,
+    *NAMESERVER_KEYS,
+    *CONTROLLER_KEYS,
+    *REFUSED,
+    *ALIASES,
+    *BROKER_INERT,
+    *NAMESERVER_INERT,
+}
 OPTIONS = {"broker": BrokerOptions, "store": StoreOptions, "replication": ReplicationOptions}
 
 OPTIONS_ARE_NOT_SETTINGS = {"docs/spark.md", "examples/README.md"}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ports import free_port
 from waits import PATIENCE_S
 
 pytestmark = pytest.mark.process
@@ -102,6 +103,44 @@ def test_servers_say_that_they_are_ready_and_end_cleanly(
         assert (code, out) == (0, "")
         assert "Traceback" not in err
     assert not (processes.directory / "store" / "abort").exists()
+
+
+def test_a_controller_runs_alone_and_inside_a_name_server(processes: Processes) -> None:
+    port = free_port()
+    store = processes.directory / "controller"
+
+    def settings(*texts: str) -> list[str]:
+        own = [
+            "bindAddress=127.0.0.1",
+            f"controllerDLegerPeers=n0-127.0.0.1:{port}",
+            "controllerDLegerSelfId=n0",
+            f"controllerStorePath={store}",
+            f"configStorePath={processes.directory / 'kept.properties'}",
+            *texts,
+        ]
+        return [part for text in own for part in ("--set", text)]
+
+    alone = processes.start("controller", *settings("controllerDLegerGroup=g"))
+    line = ready_line(alone)
+    assert line.startswith("controller n0 of g ready on"), end(alone)
+    assert addresses(line) == [f"127.0.0.1:{port}"]
+    again = processes.start("controller", *settings("controllerDLegerGroup=g"))
+    assert "locked by another process" in failure(again)
+    alone.send_signal(signal.SIGTERM)
+    assert end(alone)[0] == 0
+
+    other = processes.start("controller", *settings("controllerDLegerGroup=other"))
+    assert "belongs to n0 of the controller group g, not to n0 of other" in failure(other)
+    even = settings("controllerDLegerPeers=n0-127.0.0.1:1;n1-127.0.0.1:2")
+    assert "2 controllers survive no more than 1" in failure(processes.start("controller", *even))
+
+    kv = f"kvConfigPath={processes.directory / 'kv.json'}"
+    inside = settings("controllerDLegerGroup=g", "enableControllerInNamesrv=true", "listenPort=0", kv)
+    both = processes.start("namesrv", *inside)
+    line = ready_line(both)
+    assert f"controller n0 on 127.0.0.1:{port}" in line, end(both)
+    both.send_signal(signal.SIGTERM)
+    assert end(both)[0] == 0
 
 
 def failure(process: subprocess.Popen[str]) -> str:

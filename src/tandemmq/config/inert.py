@@ -134,12 +134,14 @@ BROKER_INERT: Final = _parse(
 NAMESERVER_INERT: Final = _parse(
     """
     clientRequestThreadPoolNums clientRequestThreadPoolQueueCapacity=50000 clusterTest=false
-    controllerDLegerGroup controllerDLegerPeers controllerDLegerSelfId controllerStorePath controllerType
-    defaultThreadPoolNums defaultThreadPoolQueueCapacity=10000 electMasterMaxRetryCount
-    enableControllerInNamesrv=false enableElectUncleanMaster enableShutdownGracefully=false
-    isProcessReadEvent jRaftElectionTimeoutMs jRaftGroupId jRaftScanWaitTimeoutMs jRaftSnapshotIntervalSecs
-    mappedFileSize notifyBrokerRoleChanged productEnvName=center rocketmqHome
-    scanInactiveMasterInterval serverAsyncSemaphoreValue=64 serverCallbackExecutorThreads=0
+    controllerRequestThreadPoolQueueCapacity=50000 controllerThreadPoolNums=16
+    controllerThreadPoolQueueCapacity=50000 controllerType=DLedger
+    defaultThreadPoolNums defaultThreadPoolQueueCapacity=10000 electMasterMaxRetryCount=3
+    enableShutdownGracefully=false
+    isProcessReadEvent=false jRaftControllerRPCAddr jRaftElectionTimeoutMs jRaftGroupId jRaftInitConf
+    jRaftScanWaitTimeoutMs jRaftServerId jRaftSnapshotIntervalSecs
+    mappedFileSize productEnvName=center rocketmqHome
+    serverAsyncSemaphoreValue=64 serverCallbackExecutorThreads=0
     serverNettyWorkerGroupEnable=true serverOnewaySemaphoreValue=256
     serverPooledByteBufAllocatorEnable=true serverSelectorThreads=3 serverSocketBacklog=1024
     serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8 shutdownWaitTimeSeconds=30
@@ -148,3 +150,6 @@ NAMESERVER_INERT: Final = _parse(
     writeBufferHighWaterMark=0 writeBufferLowWaterMark=0
     """
 )
+
+CONTROLLER_INERT: Final = {**NAMESERVER_INERT, **_parse("listenPort scanNotActiveBrokerInterval=5000")}
+"""A controller listens on the port of its own entry in controllerDLegerPeers."""

@@ -19,11 +19,20 @@ from typing import Any, TypeVar
 from tandemmq.broker.access.options import AccessOptions
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.config.check import check_broker
-from tandemmq.config.inert import BROKER_INERT, NAMESERVER_INERT
-from tandemmq.config.names import ALIASES, BROKER_KEYS, NAMESERVER_KEYS, REFUSED, TLS_FILE_KEYS, Key
+from tandemmq.config.inert import BROKER_INERT, CONTROLLER_INERT, NAMESERVER_INERT
+from tandemmq.config.names import (
+    ALIASES,
+    BROKER_KEYS,
+    CONTROLLER_KEYS,
+    NAMESERVER_KEYS,
+    REFUSED,
+    TLS_FILE_KEYS,
+    Key,
+)
+from tandemmq.controller import options as controller_options
+from tandemmq.controller.options import ControllerOptions
 from tandemmq.errors import ConfigError
-from tandemmq.nameserver.options import CONFIG_STORE_PATH, NameServerOptions
-from tandemmq.nameserver.settings import CHANGEABLE_KEYS
+from tandemmq.nameserver.options import CHANGEABLE_KEYS, CONFIG_STORE_PATH, NameServerOptions
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties_file import Setting, parse_properties
 from tandemmq.protocol.signature import Credentials
@@ -38,7 +47,7 @@ _ANY_ADDRESS = ("0.0.0.0", "::")
 _FIELD_NAME = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+")
 _KEY_OF_FIELD = {
     name: key_name
-    for keys in (BROKER_KEYS, NAMESERVER_KEYS)
+    for keys in (BROKER_KEYS, NAMESERVER_KEYS, CONTROLLER_KEYS)
     for key_name, key in keys.items()
     for name in key.fields
 }
@@ -78,6 +87,18 @@ class NameServerConfig:
     tls: TlsOptions
     credentials: Credentials | None
     """innerClientAuthenticationCredentials: what it signs with when it tells brokers something."""
+    inert: tuple[str, ...]
+    controller: ControllerOptions | None = None
+    """Of the controller in the same process (enableControllerInNamesrv)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    """Everything that a controller is built from. `inert`: keys that were set and have no effect here."""
+
+    options: ControllerOptions
+    tls: TlsOptions
+    credentials: Credentials | None
     inert: tuple[str, ...]
 
 
@@ -128,18 +149,25 @@ def _read_tls_file(path: Path) -> dict[str, Setting]:
     return found
 
 
-def with_kept_settings(settings: Mapping[str, Setting], path: Path | None) -> dict[str, Setting]:
-    """A name server's settings with those that tools changed in earlier runs, where `settings` say nothing.
+def with_kept_settings(
+    settings: Mapping[str, Setting],
+    path: Path | None,
+    *,
+    default_path: Path = CONFIG_STORE_PATH,
+    changeable: frozenset[str] = CHANGEABLE_KEYS,
+) -> dict[str, Setting]:
+    """A server's settings with those that tools changed in earlier runs, where `settings` say nothing.
 
-    They are kept in the file of configStorePath, which is `path`, the file it was started with, by default.
+    They are kept in the file of configStorePath, which is `path`, the file it was started with, by default;
+    without one it is `default_path`. What is not `changeable` is not taken from there.
     Raises:  ConfigError as `read_settings`.
     """
     named = settings.get("configStorePath")
-    kept_path = Path(named.text) if named is not None else path or CONFIG_STORE_PATH
+    kept_path = Path(named.text) if named is not None else path or default_path
     if kept_path == path or not kept_path.exists():
         return dict(settings)
     kept = read_settings(kept_path, ())
-    return {**{key: kept[key] for key in kept.keys() & CHANGEABLE_KEYS}, **settings}
+    return {**{key: kept[key] for key in kept.keys() & changeable}, **settings}
 
 
 def parse_override(argument: str) -> tuple[str, Setting]:
@@ -159,15 +187,55 @@ def load_name_server(settings: Mapping[str, Setting], path: Path | None = None) 
 
     Raises:  ConfigError as `load_broker`.
     """
-    parts = _read_keys(settings, NAMESERVER_KEYS, NAMESERVER_INERT, "name server", BROKER_KEYS)
+    keys = {**CONTROLLER_KEYS, **NAMESERVER_KEYS}
+    parts = _read_keys(settings, keys, NAMESERVER_INERT, "name server", BROKER_KEYS)
     if path is not None:
         parts.values.setdefault("nameserver.config_store_path", path)
+    controller = None
+    if parts.values.get("caller.has_controller"):
+        controller = _build_controller(parts, listen_host=parts.values.get("nameserver.listen_host"))
     return NameServerConfig(
+        controller=controller,
         options=_build(NameServerOptions, "nameserver", parts),
         tls=_build(TlsOptions, "tls", parts),
         credentials=parts.values.get("caller.credentials"),
         inert=tuple(parts.inert),
     )
+
+
+def load_controller(settings: Mapping[str, Setting], path: Path | None = None) -> ControllerConfig:
+    """The options of a controller on its own; what tools change in it is kept in `path`.
+
+    Raises:  ConfigError as `load_broker`.
+    """
+    settings = with_kept_settings(
+        settings,
+        path,
+        default_path=controller_options.CONFIG_STORE_PATH,
+        changeable=controller_options.CHANGEABLE_KEYS,
+    )
+    parts = _read_keys(settings, CONTROLLER_KEYS, CONTROLLER_INERT, "controller", BROKER_KEYS)
+    if path is not None:
+        parts.values.setdefault("controller.config_store_path", path)
+    return ControllerConfig(
+        options=_build_controller(parts, listen_host=None),
+        tls=_build(TlsOptions, "tls", parts),
+        credentials=parts.values.get("caller.credentials"),
+        inert=tuple(parts.inert),
+    )
+
+
+def _build_controller(parts: _Parts, *, listen_host: str | None) -> ControllerOptions:
+    """`listen_host`: of the name server in the same process, whose settings are not the controller's."""
+    values = parts.values
+    for name in ("peers", "self_id"):
+        if f"controller.{name}" not in values:
+            key = _KEY_OF_FIELD[f"controller.{name}"]
+            raise ConfigError(f"{key} is missing: a controller must be told its peers and which it is")
+    values.setdefault("controller.listen_host", listen_host or _ANY_ADDRESS[0])
+    root = values.get("controller.store_path", controller_options.STORE_PATH)
+    values.setdefault("controller.config_store_path", root / "controller.properties")
+    return _build(ControllerOptions, "controller", parts)
 
 
 def load_broker(settings: Mapping[str, Setting], machine: Machine, path: Path | None = None) -> BrokerConfig:

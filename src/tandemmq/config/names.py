@@ -8,9 +8,9 @@ Source: spec store 20, semantics 25.2 to 25.4, replication 17, nameserver 10.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tandemmq.broker.options import MetricsExporter, RequestModeName
 from tandemmq.config.kinds import (
@@ -41,8 +41,10 @@ from tandemmq.config.kinds import (
     clamped,
     whole,
 )
+from tandemmq.controller.options import ControllerOptions
 from tandemmq.nameserver.options import option_keys as nameserver_option_keys
 from tandemmq.protocol.frame import FRAME_BYTES_MAX
+from tandemmq.remoting.settings import option_keys
 from tandemmq.remoting.tls_options import ClientAuth, TlsMode
 from tandemmq.replication.core.options import FirstTransfer
 from tandemmq.store.options import BrokerRole, FlushMode
@@ -250,24 +252,38 @@ BROKER_KEYS: Final[dict[str, Key]] = {
 }
 
 
-def _nameserver_kind(name: str, default: object) -> Kind:
-    if isinstance(default, bool):
+def _kind_of(option: Field[Any]) -> Kind:
+    """What a text may be, from the default of the field that it sets."""
+    if isinstance(option.default, bool):
         return FLAG
-    if isinstance(default, int):
-        return PORT if name == "listen_port" else POSITIVE
-    if isinstance(default, Path):
-        return FILE
-    return IP if name == "listen_host" else TEXT
+    if isinstance(option.default, int):
+        return PORT if option.name == "listen_port" else POSITIVE
+    if isinstance(option.default, Path):
+        return DIRECTORY if option.name == "store_path" else FILE
+    if not option.repr:
+        return SECRET
+    return IP if option.name == "listen_host" else TEXT
 
 
 NAMESERVER_KEYS: Final[dict[str, Key]] = {
     **TLS_KEYS,
     **{
-        name: _key(_nameserver_kind(option.name, option.default), f"nameserver.{option.name}")
+        name: _key(_kind_of(option), f"nameserver.{option.name}")
         for name, option in nameserver_option_keys().items()
+    },
+    "enableControllerInNamesrv": _key(FLAG, "caller.has_controller"),
+    "innerClientAuthenticationCredentials": _key(CREDENTIALS, "caller.credentials"),  # ours, as the brokers'
+}
+
+CONTROLLER_KEYS: Final[dict[str, Key]] = {
+    **TLS_KEYS,
+    **{
+        name: _key(_kind_of(option), f"controller.{option.name}")
+        for name, option in option_keys(ControllerOptions).items()
     },
     "innerClientAuthenticationCredentials": _key(CREDENTIALS, "caller.credentials"),  # ours, as the brokers'
 }
+"""A name server with enableControllerInNamesrv takes those, too, that are not keys of its own."""
 
 ALIASES: Final = {"haSlaveFallbehindMax": "haMaxGapNotInSync", "tls.enable": "useTLS"}
 """Other names of keys: of 4.x, and of Java's system properties."""

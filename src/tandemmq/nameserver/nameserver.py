@@ -10,17 +10,17 @@ import logging
 
 from tandemmq.nameserver.kv_config import KvConfig
 from tandemmq.nameserver.min_id_notices import MinIdNotices
-from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.nameserver.options import FIXED_KEYS, NameServerOptions
 from tandemmq.nameserver.queries import QueryHandlers
 from tandemmq.nameserver.registration import RegistrationHandlers
 from tandemmq.nameserver.route_table import RouteTable
 from tandemmq.nameserver.routes import build_routes
-from tandemmq.nameserver.settings import Settings
 from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import OnFatal
 from tandemmq.remoting.options import ServerOptions
 from tandemmq.remoting.server import RemotingServer
+from tandemmq.remoting.settings import Settings
 from tandemmq.remoting.tls_door import TlsDoor, make_client_tls
 from tandemmq.remoting.tls_options import PLAIN, TlsOptions
 from tandemmq.runtime.ports import Address, Clock, Disk, Network
@@ -49,7 +49,9 @@ class NameServer:
         """`credentials`: what it signs with when it tells brokers something."""
         self._tls = TlsDoor(tls, disk=disk, clock=clock)
         self._clock = clock
-        self._settings = Settings(options, disk=disk)
+        self._settings = Settings(
+            options, fixed_keys=FIXED_KEYS, event=events.NAMESERVER_CONFIG_CHANGED, disk=disk
+        )
         self._kv = KvConfig(options.kv_config_path, disk=disk)
         table = RouteTable()
         on_failure = None if on_fatal is None else lambda _, error: on_fatal(error)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from tandemmq.errors import ConfigError
+from tandemmq.remoting import settings
 
 HOME: Final = Path(os.path.expanduser("~")) / "namesrv"
 KV_CONFIG_PATH: Final = HOME / "kvConfig.json"
@@ -59,4 +60,22 @@ class NameServerOptions:
 
 def option_keys() -> dict[str, Field[Any]]:
     """RocketMQ's key -> the field of `NameServerOptions` that it sets."""
-    return {option.metadata["key"]: option for option in fields(NameServerOptions)}
+    return settings.option_keys(NameServerOptions)
+
+
+FIXED_KEYS: Final = frozenset(
+    {
+        "configBlackList",
+        "configStorePath",
+        "kvConfigPath",
+        "rocketmqHome",
+        "bindAddress",
+        "listenPort",
+        "innerClientAuthenticationCredentials",
+    }
+)
+"""Never changed by a request: they say what may be written, and where, where the server listens, and who it
+is.
+"""
+
+CHANGEABLE_KEYS: Final = frozenset(option_keys()) - FIXED_KEYS

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from tandemmq.nameserver.kv_config import KvConfig
+from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.nameserver.queries import QueryHandlers
 from tandemmq.nameserver.registration import RegistrationHandlers
-from tandemmq.nameserver.settings import Settings
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.remoting.dispatch import Handler
+from tandemmq.remoting.settings import Settings
 
 
 def build_routes(
-    registration: RegistrationHandlers, queries: QueryHandlers, kv: KvConfig, settings: Settings
+    registration: RegistrationHandlers,
+    queries: QueryHandlers,
+    kv: KvConfig,
+    settings: Settings[NameServerOptions],
 ) -> dict[int, Handler]:
     """Handlers by request code (spec nameserver 3 to 10)."""
     return {

@@ -14,7 +14,19 @@ from enum import Enum
 
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.header_codec import Header
-from tandemmq.protocol.requests import access, admin, client, offset, pop, pull, replica, route, send, topic
+from tandemmq.protocol.requests import (
+    access,
+    admin,
+    client,
+    controller,
+    offset,
+    pop,
+    pull,
+    replica,
+    route,
+    send,
+    topic,
+)
 
 
 class Role(Enum):
@@ -22,6 +34,7 @@ class Role(Enum):
 
     BROKER = "broker"
     NAME_SERVER = "name server"
+    CONTROLLER = "controller"
     CLIENT = "client"
 
 
@@ -211,6 +224,33 @@ _NOTICES = _entries(
     Role.BROKER, (Code.NOTIFY_MIN_BROKER_ID_CHANGE, route.MinBrokerIdChange, None), is_oneway=True
 )
 
+_CONTROLLERS = _entries(
+    Role.CONTROLLER,
+    (
+        Code.CONTROLLER_ALTER_SYNC_STATE_SET,
+        controller.AlterSyncStateSetRequest,
+        controller.AlterSyncStateSetResponse,
+    ),
+    (Code.CONTROLLER_ELECT_MASTER, controller.ElectMasterRequest, controller.MasterResponse),
+    (Code.CONTROLLER_REGISTER_BROKER, controller.RegisterBrokerRequest, controller.MasterResponse),
+    (Code.CONTROLLER_GET_REPLICA_INFO, controller.ReplicaInfoRequest, controller.MasterResponse),
+    (Code.CONTROLLER_GET_METADATA_INFO, None, controller.ControllerMetadataResponse),
+    (Code.CONTROLLER_GET_SYNC_STATE_DATA, None, None),
+    (Code.UPDATE_CONTROLLER_CONFIG, None, None),
+    (Code.GET_CONTROLLER_CONFIG, None, None),
+    (Code.CLEAN_BROKER_DATA, controller.CleanBrokerDataRequest, None),
+    (
+        Code.CONTROLLER_GET_NEXT_BROKER_ID,
+        controller.NextBrokerIdRequest,
+        controller.NextBrokerIdResponse,
+    ),
+    (
+        Code.CONTROLLER_APPLY_BROKER_ID,
+        controller.ApplyBrokerIdRequest,
+        controller.ApplyBrokerIdResponse,
+    ),
+) + _entries(Role.CONTROLLER, (Code.TANDEM_RAFT_MESSAGE, controller.RaftMessageHeader, None), is_oneway=True)
+
 _PUSHES = _entries(
     Role.CLIENT,
     (Code.NOTIFY_CONSUMER_IDS_CHANGED, client.NotifyConsumerIdsChangedRequest, None),
@@ -237,6 +277,7 @@ CATALOGUE: dict[int, Entry] = {
         _ACCESS,
         _NAME_SERVER,
         _NOTICES,
+        _CONTROLLERS,
         _PUSHES,
     )
     for entry in part
@@ -245,14 +286,17 @@ CATALOGUE: dict[int, Entry] = {
 RELAYED = frozenset((Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY))
 """Questions to a client that tools send to a broker, which passes them on (spec remoting 9.11)."""
 
-UNSUPPORTED: dict[int, str] = {}
+UNSUPPORTED: dict[int, str] = {
+    Code.NOTIFY_BROKER_ROLE_CHANGED: "controller: our controllers send it, our brokers are not elected",
+}
 """Codes answered REQUEST_CODE_NOT_SUPPORTED, and why."""
 
 _FILTERS = "class filters: code of clients is not run in brokers; SQL92 filters are served"
 _STATIC = "static topics: the queues of a topic belong to its brokers"
 _ROCKSDB = "RocksDB: queues and tables are files, in RocketMQ's default format"
 _CONTAINER = "broker container: each broker is a process of its own"
-_CONTROLLER = "controller: a master is not elected by one"
+_CONTROLLER = "controller: our brokers are not elected by one"
+_JRAFT = "controller: entries in the log of RocketMQ's jRaft kind"
 _UNUSED = "a name only: nothing in RocketMQ 4.9 or 5.3 sends or serves it"
 
 NOT_OURS: dict[int, tuple[str, str]] = {
@@ -274,23 +318,11 @@ NOT_OURS: dict[int, tuple[str, str]] = {
     513: ("UPDATE_AND_CREATE_STATIC_TOPIC", _STATIC),
     902: ("ADD_BROKER", _CONTAINER),
     903: ("REMOVE_BROKER", _CONTAINER),
-    1001: ("CONTROLLER_ALTER_SYNC_STATE_SET", _CONTROLLER),
-    1002: ("CONTROLLER_ELECT_MASTER", _CONTROLLER),
-    1003: ("CONTROLLER_REGISTER_BROKER", _CONTROLLER),
-    1004: ("CONTROLLER_GET_REPLICA_INFO", _CONTROLLER),
-    1005: ("CONTROLLER_GET_METADATA_INFO", _CONTROLLER),
-    1006: ("CONTROLLER_GET_SYNC_STATE_DATA", _CONTROLLER),
     1007: ("GET_BROKER_EPOCH_CACHE", _CONTROLLER),
-    1008: ("NOTIFY_BROKER_ROLE_CHANGED", _CONTROLLER),
-    1009: ("UPDATE_CONTROLLER_CONFIG", _CONTROLLER),
-    1010: ("GET_CONTROLLER_CONFIG", _CONTROLLER),
-    1011: ("CLEAN_BROKER_DATA", _CONTROLLER),
-    1012: ("CONTROLLER_GET_NEXT_BROKER_ID", _CONTROLLER),
-    1013: ("CONTROLLER_APPLY_BROKER_ID", _CONTROLLER),
-    1014: ("BROKER_CLOSE_CHANNEL_REQUEST", _CONTROLLER),
-    1015: ("CHECK_NOT_ACTIVE_BROKER_REQUEST", _CONTROLLER),
-    1016: ("GET_BROKER_LIVE_INFO_REQUEST", _CONTROLLER),
-    1017: ("GET_SYNC_STATE_DATA_REQUEST", _CONTROLLER),
-    1018: ("RAFT_BROKER_HEART_BEAT_EVENT_REQUEST", _CONTROLLER),
+    1014: ("BROKER_CLOSE_CHANNEL_REQUEST", _JRAFT),
+    1015: ("CHECK_NOT_ACTIVE_BROKER_REQUEST", _JRAFT),
+    1016: ("GET_BROKER_LIVE_INFO_REQUEST", _JRAFT),
+    1017: ("GET_SYNC_STATE_DATA_REQUEST", _JRAFT),
+    1018: ("RAFT_BROKER_HEART_BEAT_EVENT_REQUEST", _JRAFT),
 }
 """Codes of RocketMQ that have no name here, answered the same way."""

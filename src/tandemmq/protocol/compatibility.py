@@ -114,7 +114,8 @@ NOT_SERVED: Final = (
     ),
     ("light message queues (LMQ)", "a topic with many queues, or many topics, take their place"),
     ("broker container", "each broker is a process of its own"),
-    ("DLedger log, controller", "a master is not elected by them"),
+    ("DLedger log", "a log is copied from master to slaves"),
+    ("Controller mode of our brokers", "our controllers elect masters among RocketMQ's brokers"),
     ("RocksDB queues and tables", "the default store format of RocketMQ is served"),
     ("gRPC proxy of 5.x clients", "clients of the remoting protocol (4.x, 5.x) are served"),
 )
@@ -143,7 +144,7 @@ DIFFERENCES: Final = (
         " changes is written into the lines of configStorePath, other lines stay, and is read again at"
         " the next"
         " start, where neither `-c` nor `--set` say otherwise.",
-        "nameserver/settings.py",
+        "remoting/settings.py",
     ),
     (
         "CLEAN_EXPIRED_CONSUMEQUEUE deletes files only: a queue whose messages have all expired keeps its"
@@ -282,6 +283,7 @@ _SECTIONS: Final = (
     ((100, 101, 102, 219), "nameserver 8"),
     ((905,), "nameserver 9"),
     ((318, 319), "nameserver 10"),
+    ((*range(1001, 1014), 30_001), "controller 2"),
 )
 SECTION_OF: Final = {code: section for codes, section in _SECTIONS for code in codes}
 """Where the specification has a code; what is not here is in remoting 8.6."""
@@ -289,6 +291,7 @@ SECTION_OF: Final = {code: section for codes, section in _SECTIONS for code in c
 _AREAS: Final = (
     (Role.BROKER, "Brokers"),
     (Role.NAME_SERVER, "Name servers"),
+    (Role.CONTROLLER, "Controllers"),
     (Role.CLIENT, "Clients"),
 )
 

@@ -67,9 +67,17 @@ SETTINGS_IGNORED: Final = "settings.ignored"
 SETTING_CHANGED: Final = "setting.changed"
 
 # controller
+BROKER_GONE: Final = "broker.gone"
+BROKER_MASTER_ELECTED: Final = "broker_master.elected"
+BROKER_MASTER_MISSING: Final = "broker_master.missing"
+BROKER_MASTER_UNDECIDED: Final = "broker_master.left_undecided"
+CONTROLLER_CONFIG_CHANGED: Final = "controller_config.changed"
 CONTROLLER_ELECTED: Final = "controller.elected"
 CONTROLLER_LEADER_FOUND: Final = "controller.found_leader"
 CONTROLLER_LEADER_LOST: Final = "controller.lost_leader"
+CONTROLLER_PEER_REFUSED: Final = "controller.refused_peer"
+CONTROLLER_STARTED: Final = "controller.started"
+CONTROLLER_STOPPED: Final = "controller.stopped"
 
 # nameserver
 BROKER_EXPIRED: Final = "broker.expired"

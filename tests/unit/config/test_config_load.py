@@ -19,9 +19,9 @@ from tandemmq.config.load import (
 )
 from tandemmq.config.names import ALIASES, BROKER_KEYS, NAMESERVER_KEYS, REFUSED
 from tandemmq.errors import ConfigError
-from tandemmq.nameserver.settings import render_options
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.signature import Credentials
+from tandemmq.remoting.settings import render_options
 from tandemmq.replication.core.options import FirstTransfer
 from tandemmq.store.options import BrokerRole, FlushMode
 

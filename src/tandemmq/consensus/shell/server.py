@@ -94,6 +94,8 @@ class RaftServer:
         self._node: RaftNode | None = None
         self._steps: deque[Step] = deque()
         self._wake = asyncio.Event()
+        self._running: asyncio.Task[Any] | None = None
+        self._is_stopping = False
         self._timer: TimerHandle | None = None
         self._proposals: dict[int, tuple[int, asyncio.Future[Any]]] = {}
         self._reads: dict[int, asyncio.Future[Any]] = {}
@@ -134,13 +136,17 @@ class RaftServer:
             now_ms=self._now_ms(),
             below=self._random.below,
         )
-        self._scope.start("steps", self._run(self._node))
+        self._running = self._scope.start("steps", self._run(self._node))
 
     async def stop(self) -> None:
         """A step that is written to the disk is finished first."""
+        self._is_stopping = True
         if self._timer is not None:
             self._timer.cancel()
         self._steps.clear()
+        self._wake.set()
+        if self._running is not None:
+            await asyncio.wait([self._running])
         await self._scope.close()
         self._fail_all()
         await self._disk.offload(self._files.close)
@@ -214,6 +220,8 @@ class RaftServer:
         while True:
             while self._steps:
                 await self._carry_out(node, self._steps.popleft()(node, self._now_ms()))
+            if self._is_stopping:
+                return
             self._plan_tick(node)
             await self._wake.wait()
             self._wake.clear()

@@ -1,7 +1,9 @@
-"""The running configuration and its requests: 318, 319 (spec nameserver 10).
+"""The running configuration of a server and its requests: 318 and 319 of name servers (spec nameserver 10),
+1009 and 1010 of controllers (spec controller 2.14).
 
-A change is seen once it is on disk: in the file of configStorePath, whose other lines stay as they are. The
-idle time takes effect at the next start only; addresses and paths are not changed by requests.
+Options are a dataclass whose fields have RocketMQ's keys in their metadata. A change is seen once it is on
+disk: in the file of configStorePath, whose other lines stay as they are. Idle times take effect at the next
+start only; addresses and paths are not changed by requests.
 """
 
 from __future__ import annotations
@@ -9,86 +11,90 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import Field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from tandemmq.errors import ConfigError, NotPermitted, RequestRejected
-from tandemmq.nameserver.options import NameServerOptions, option_keys
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties_file import Setting, edit_properties, parse_properties
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Disk
-from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
-FIXED_KEYS: Final = frozenset(
-    {
-        "configBlackList",
-        "configStorePath",
-        "kvConfigPath",
-        "rocketmqHome",
-        "bindAddress",
-        "listenPort",
-        "innerClientAuthenticationCredentials",
-    }
-)
-"""Never changed by a request: they say what may be written, and where, where the server listens, and who it
-is.
-"""
+
+class LiveOptions(Protocol):
+    """Options that can be kept and changed."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def config_store_path(self) -> Path: ...
+
+    @property
+    def config_black_list(self) -> str: ...
 
 
-CHANGEABLE_KEYS: Final = frozenset(option_keys()) - FIXED_KEYS
+Options = TypeVar("Options", bound=LiveOptions)
 
 
-class Settings:
+def option_keys(options: type[Any]) -> dict[str, Field[Any]]:
+    """RocketMQ's key -> the field of the options that it sets."""
+    return {option.metadata["key"]: option for option in fields(options)}
+
+
+class Settings(Generic[Options]):
     """`options` is the present value; whoever needs it asks again each time."""
 
-    def __init__(self, options: NameServerOptions, *, disk: Disk) -> None:
+    def __init__(self, options: Options, *, fixed_keys: frozenset[str], event: str, disk: Disk) -> None:
+        """`fixed_keys` are never changed by a request; `event` is logged with the keys that were."""
         self.options = options
+        self._fixed_keys = fixed_keys
+        self._event = event
         self._disk = disk
         self._writing = asyncio.Lock()
 
     def handle_get(self, channel: Channel, command: Command) -> Command:
-        """GET_NAMESRV_CONFIG (319), as properties text."""
+        """GET_NAMESRV_CONFIG (319), GET_CONTROLLER_CONFIG (1010): as properties text."""
         return command.reply(body=render_options(self.options))
 
     async def handle_update(self, channel: Channel, command: Command) -> Command:
-        """UPDATE_NAMESRV_CONFIG (318): all of it or nothing, answered when it is on disk.
+        """UPDATE_NAMESRV_CONFIG (318), UPDATE_CONTROLLER_CONFIG (1009): all of it or nothing, answered when
+        it is on disk.
 
         Raises:  NotPermitted, RequestRejected with the reason.
         """
         try:
             settings = parse_properties(bytes(command.body), "the request")
             async with self._writing:
-                changed = change_options(self.options, settings)
+                changed = change_options(self.options, settings, self._fixed_keys)
                 if changed != self.options:
                     path = changed.config_store_path
                     before = self._disk.read_bytes(path) if self._disk.exists(path) else b""
-                    known = option_keys()
+                    known = option_keys(type(self.options))
                     kept = {key: setting.text for key, setting in settings.items() if key in known}
                     data = edit_properties(before, kept)
                     write = partial(self._disk.write_atomically, path, data, keep_backup=True)
                     await self._disk.offload(write)
                     self.options = changed
-                    log.info(events.NAMESERVER_CONFIG_CHANGED, extra={"keys": sorted(settings)})
+                    log.info(self._event, extra={"keys": sorted(settings)})
         except ConfigError as error:
             raise RequestRejected(str(error)) from None
         return command.reply()
 
 
-def change_options(options: NameServerOptions, settings: Mapping[str, Setting]) -> NameServerOptions:
+def change_options(options: Options, settings: Mapping[str, Setting], fixed_keys: frozenset[str]) -> Options:
     """The options with the named settings changed; keys that do not exist are ignored.
 
     Raises:  NotPermitted for a key that must not be changed; ConfigError naming one whose value does not fit.
     """
-    black_list = FIXED_KEYS | {key.strip() for key in options.config_black_list.split(";")}
+    black_list = fixed_keys | {key.strip() for key in options.config_black_list.split(";")}
     for key in settings:
         if key in black_list:
             raise NotPermitted(f"{key} cannot be changed by a request")
-    known = option_keys()
+    known = option_keys(type(options))
     values: dict[str, Any] = {
         known[key].name: _parse_value(key, setting.text, getattr(options, known[key].name))
         for key, setting in settings.items()
@@ -97,9 +103,13 @@ def change_options(options: NameServerOptions, settings: Mapping[str, Setting]) 
     return replace(options, **values)
 
 
-def render_options(options: NameServerOptions) -> bytes:
-    """All settings as properties text, sorted by key, UTF-8."""
-    lines = {key: _render_value(getattr(options, option.name)) for key, option in option_keys().items()}
+def render_options(options: LiveOptions) -> bytes:
+    """All settings but secrets as properties text, sorted by key, UTF-8."""
+    lines = {
+        key: _render_value(getattr(options, option.name))
+        for key, option in option_keys(type(options)).items()
+        if option.repr
+    }
     return "".join(f"{key}={value}\n" for key, value in sorted(lines.items())).encode()
 
 

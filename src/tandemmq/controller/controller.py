@@ -1,0 +1,190 @@
+"""Controller: composes the consensus, the groups that it agrees on, and the port by which all is asked.
+
+Alone or inside the process of a name server, with a port and a store of its own either way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from tandemmq.consensus.core.effects import RoleChanged
+from tandemmq.consensus.shell.server import RaftServer
+from tandemmq.controller.elections import Elections
+from tandemmq.controller.groups import Groups
+from tandemmq.controller.handlers import ControllerHandlers
+from tandemmq.controller.live import LiveTable
+from tandemmq.controller.options import FIXED_KEYS, ControllerOptions
+from tandemmq.controller.peers import Peers
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol.codes import RequestCode as Code
+from tandemmq.protocol.signature import Credentials
+from tandemmq.remoting.address import parse_address
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.dispatch import Handler, OnFatal
+from tandemmq.remoting.server import RemotingServer
+from tandemmq.remoting.settings import Settings
+from tandemmq.remoting.tls_door import TlsDoor, make_client_tls
+from tandemmq.remoting.tls_options import PLAIN, TlsOptions
+from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+HAND_OVER_S_MAX = 1.0
+
+
+class Controller:
+    """One controller. `on_fatal` is called when it can no longer be trusted and must be stopped."""
+
+    def __init__(
+        self,
+        options: ControllerOptions,
+        *,
+        network: Network,
+        disk: Disk,
+        clock: Clock,
+        chance: Random,
+        on_fatal: OnFatal | None = None,
+        tls: TlsOptions = PLAIN,
+        credentials: Credentials | None = None,
+    ) -> None:
+        """`credentials`: what it signs with when it tells brokers something."""
+        self._settings = Settings(
+            options, fixed_keys=FIXED_KEYS, event=events.CONTROLLER_CONFIG_CHANGED, disk=disk
+        )
+        self._clock = clock
+        self._tls = TlsDoor(tls, disk=disk, clock=clock)
+        self._scope = TaskScope("controller", None if on_fatal is None else lambda _, error: on_fatal(error))
+        self._client = RemotingClient(
+            network=network,
+            clock=clock,
+            signer=None if credentials is None else credentials.sign,
+            tls=make_client_tls(tls.dialling),
+        )
+        self._configured = options.peer_addresses
+        self.groups = Groups()
+        self.live = LiveTable()
+        self._elections = Elections(
+            self.groups,
+            self.live,
+            options=lambda: self._settings.options,
+            client=self._client,
+            network=network,
+            clock=clock,
+            scope=self._scope,
+        )
+        self._peers = Peers(
+            group=options.group,
+            name=options.self_id,
+            secret=options.shared_secret,
+            address_of=self._address_of,
+            receive=lambda message: self.raft.receive(message),
+            client=self._client,
+            scope=self._scope,
+            clock=clock,
+        )
+        self.raft = RaftServer(
+            options.self_id,
+            group=options.group,
+            voters=self._configured,
+            directory=options.store_path,
+            machine=self.groups,
+            send=self._peers.send,
+            on_role=self._on_role,
+            on_failure=lambda _, error: None if on_fatal is None else on_fatal(error),
+            clock=clock,
+            disk=disk,
+            random=chance,
+            options=options.raft,
+            snapshot_entries=options.snapshot_entries,
+        )
+        self._elections.use(self.raft)
+        routes = self._build_routes(options)
+        self.served_codes = frozenset(routes)
+        self._server = RemotingServer(routes, network=network, clock=clock, on_fatal=on_fatal, tls=self._tls)
+
+    @property
+    def address(self) -> Address:
+        """Where it listens. Only between `start` and `stop`."""
+        return self._server.address
+
+    async def start(self) -> Address:
+        """The bound address.
+
+        Raises:  OSError when the port cannot be bound; what `RaftFiles.open` raises.
+        """
+        options = self._settings.options
+        self._tls.load()
+        await self.raft.start()
+        port = parse_address(self._configured[options.self_id])[1]
+        address = await self._server.start(options.listen_host, port)
+        self._scope.start("watch_masters", self._elections.watch())
+        self._scope.start("watch_certificates", self._tls.watch())
+        log.info(
+            events.CONTROLLER_STARTED,
+            extra={"address": address, "group": options.group, "server": options.self_id},
+        )
+        return address
+
+    async def stop(self) -> None:
+        """A leader hands over first, so that nobody waits for its silence."""
+        await self._hand_over()
+        await self._scope.close()
+        await self._server.stop()
+        await self.raft.stop()
+        await self._client.close()
+        log.info(events.CONTROLLER_STOPPED)
+
+    async def _hand_over(self) -> None:
+        if not self.raft.is_leader:
+            return
+        others = sorted(self.raft.members.voters.keys() - {self.raft.name})
+        heard = [name for name in others if self._peers.is_heard(name)]
+        if not heard:
+            return
+        deadline = self._clock.monotonic() + HAND_OVER_S_MAX
+        try:
+            await self.raft.ask(lambda node, now_ms: node.hand_over(heard[0], now_ms), HAND_OVER_S_MAX)
+        except RequestRejected:
+            return
+        while self.raft.is_leader and self._clock.monotonic() < deadline:
+            await self._clock.sleep(0.01)
+
+    def _on_role(self, change: RoleChanged) -> None:
+        self._elections.on_role(change)
+
+    def _address_of(self, name: str) -> str | None:
+        """The configured address first: a controller may have moved since the group was begun."""
+        members = self.raft.members
+        if members.address(name) is None and members.voters:
+            return None
+        return self._configured.get(name) or members.address(name)
+
+    def _build_routes(self, options: ControllerOptions) -> Mapping[int, Handler]:
+        """Handlers by request code (spec controller 2)."""
+        handlers = ControllerHandlers(
+            self.groups,
+            self.live,
+            self._elections,
+            raft=lambda: self.raft,
+            group_name=options.group,
+            address_of=self._address_of,
+            clock=self._clock,
+        )
+        return {
+            Code.BROKER_HEARTBEAT: handlers.handle_heartbeat,
+            Code.CONTROLLER_ALTER_SYNC_STATE_SET: handlers.handle_alter_set,
+            Code.CONTROLLER_ELECT_MASTER: handlers.handle_elect,
+            Code.CONTROLLER_REGISTER_BROKER: handlers.handle_register,
+            Code.CONTROLLER_GET_REPLICA_INFO: handlers.handle_replica_info,
+            Code.CONTROLLER_GET_METADATA_INFO: handlers.handle_metadata,
+            Code.CONTROLLER_GET_SYNC_STATE_DATA: handlers.handle_sync_state_data,
+            Code.UPDATE_CONTROLLER_CONFIG: self._settings.handle_update,
+            Code.GET_CONTROLLER_CONFIG: self._settings.handle_get,
+            Code.CLEAN_BROKER_DATA: handlers.handle_clean,
+            Code.CONTROLLER_GET_NEXT_BROKER_ID: handlers.handle_next_id,
+            Code.CONTROLLER_APPLY_BROKER_ID: handlers.handle_apply_id,
+            Code.TANDEM_RAFT_MESSAGE: self._peers.handle_message,
+        }

@@ -1,0 +1,279 @@
+"""Elections: notices that a master is gone, has the group decide who follows, tells its brokers.
+
+Invariants: nobody else is elected before the lease of a master of ours has ended, unless its process is
+            known to be gone; while an election is open no lease is granted.
+Bounds:     one election per group at a time.
+Source:     spec controller 5.1, 10.5, 10.7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from tandemmq.consensus.core.effects import Role, RoleChanged
+from tandemmq.consensus.shell.server import RaftServer
+from tandemmq.controller.groups import NO_ID, Elect, Group, Groups, Outcome, encode_command
+from tandemmq.controller.live import Heard, LiveTable
+from tandemmq.controller.options import ControllerOptions
+from tandemmq.errors import RequestRejected, TandemError
+from tandemmq.protocol.bodies.controller import SyncStateSet, encode_sync_state_set
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.controller import MasterResponse
+from tandemmq.remoting.address import parse_address
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.runtime.ports import Clock, Network
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+PROPOSAL_TIMEOUT_S = 5.0
+"""As RocketMQ's controllers wait for their log."""
+LEASE_MS = 1_200
+GRANT_WITHIN_MS = 400
+"""A lease is granted only if a majority answered within this time: less than an election timeout."""
+LEASE_END_S = 1.33
+"""After so long on this clock a lease has ended on any, if rates differ by less than 5 %."""
+UNHEARD_S = 3.0
+"""How long a new leader waits for a master that it has never heard itself."""
+PROBE_TIMEOUT_S = 0.3
+CLOSED_S = 0.05
+"""How soon after a closed connection its group is looked at."""
+
+
+class Elections:
+    """The leader's part; on all other controllers it does nothing."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        live: LiveTable,
+        *,
+        options: Callable[[], ControllerOptions],
+        client: RemotingClient,
+        network: Network,
+        clock: Clock,
+        scope: TaskScope,
+    ) -> None:
+        self._groups = groups
+        self._live = live
+        self._options = options
+        self._client = client
+        self._network = network
+        self._clock = clock
+        self._scope = scope
+        self._open: dict[str, int] = {}
+        self._granted_s: dict[str, float] = {}
+        self._leader_since_s = 0.0
+        self._raft: RaftServer | None = None
+
+    def use(self, raft: RaftServer) -> None:
+        self._raft = raft
+
+    @property
+    def raft(self) -> RaftServer:
+        assert self._raft is not None
+        return self._raft
+
+    def on_role(self, change: RoleChanged) -> None:
+        if change.role is Role.LEADER:
+            self._leader_since_s = self._clock.monotonic()
+            self._granted_s.clear()
+
+    # Who lives.
+
+    def is_gone(self, group: Group) -> bool:
+        """Whether the recorded master may be replaced: it was not heard for its own time-out, and whatever a
+        leader before this one granted it has ended."""
+        assert group.master_id is not None
+        now_s = self._clock.monotonic()
+        heard = self._live.get(group.name, group.master_id)
+        if heard is None:
+            return now_s >= self._leader_since_s + UNHEARD_S
+        if now_s < heard.heard_s + heard.timeout_s:
+            return False
+        is_ended = heard.timeout_s == 0.0
+        return is_ended or not heard.facts.is_ours or now_s >= self._leader_since_s + LEASE_END_S
+
+    def alive(self, group: Group) -> list[Heard]:
+        return self._live.alive(group.name, group.replicas, self._clock.monotonic())
+
+    def grant(self, group: Group, broker_id: int) -> bool:
+        """Whether this broker may go on as master for LEASE_MS from when it asked."""
+        if group.master_id != broker_id or group.name in self._open or not self.raft.is_leader:
+            return False
+        if not self.raft.grants(GRANT_WITHIN_MS):
+            return False
+        self._granted_s[group.name] = self._clock.monotonic()
+        return True
+
+    def on_connection_closed(self, name: str, broker_id: int, connection: object) -> None:
+        """The connection of its heartbeats: that is the end of a broker of RocketMQ, one of ours is asked."""
+        heard = self._live.get(name, broker_id)
+        if heard is None or heard.connection is not connection:
+            return
+        if heard.facts.is_ours:
+            self._scope.start(f"probe-{name}-{broker_id}", self._probe(name, broker_id, heard))
+        else:
+            self._end(name, broker_id)
+
+    async def _probe(self, name: str, broker_id: int, heard: Heard) -> None:
+        """Only a refused connection tells that the process is gone."""
+        try:
+            host, port = parse_address(heard.address)
+            transport = await self._network.connect(host, port, asyncio.Protocol, PROBE_TIMEOUT_S)
+            transport.abort()
+        except ConnectionRefusedError:
+            if self._live.get(name, broker_id) is heard:
+                self._end(name, broker_id)
+        except (OSError, TandemError):
+            pass
+
+    def _end(self, name: str, broker_id: int) -> None:
+        self._live.end(name, broker_id)
+        log.info(events.BROKER_GONE, extra={"broker": name, "broker_id": broker_id})
+        group = self._groups.get(name)
+        if group is not None and group.master_id == broker_id:
+            self._clock.call_later(CLOSED_S, self.look_at, name)
+
+    # Elections.
+
+    async def watch(self) -> None:
+        """Looks at all groups again and again."""
+        while True:
+            await self._clock.sleep(self._options().scan_inactive_master_ms / 1000)
+            if self.raft.is_leader:
+                for group in self._groups.all():
+                    self.look_at(group.name)
+
+    def look_at(self, name: str) -> None:
+        """Starts an election if the group needs one that can be decided."""
+        group = self._groups.get(name)
+        if group is None or name in self._open or not self.raft.is_leader:
+            return
+        if group.master_id is not None:
+            is_due = self.is_gone(group)
+        else:
+            is_unclean = self._options().elects_unclean_master
+            candidates = (heard.facts.broker_id for heard in self.alive(group))
+            is_due = group.master_epoch > 0 and any(
+                is_unclean or broker_id in group.sync_set for broker_id in candidates
+            )
+        if is_due:
+            self._open[name] = self._open.get(name, 0) + 1
+            self._scope.start(f"elect-{name}", self._elect_for(group))
+
+    async def _elect_for(self, group: Group) -> None:
+        try:
+            await self.elect(group, master_epoch=group.master_epoch)
+        except RequestRejected as error:
+            log.info(events.BROKER_MASTER_UNDECIDED, extra={"broker": group.name, "reason": str(error)})
+        finally:
+            self._close(group.name)
+
+    async def elect(
+        self,
+        group: Group,
+        *,
+        caller: int = NO_ID,
+        is_designated: bool = False,
+        is_restart: bool = False,
+        master_epoch: int | None = None,
+    ) -> Outcome:
+        """How the group decided; its brokers are told.
+
+        Raises:  NotLeader, Busy, OutcomeUnknown.
+        """
+        self._open[group.name] = self._open.get(group.name, 0) + 1
+        try:
+            if not is_restart:
+                await self._await_lease(group)
+            command = Elect(
+                name=group.name,
+                caller=caller,
+                is_designated=is_designated,
+                is_restart=is_restart,
+                is_unclean_allowed=self._options().elects_unclean_master,
+                master_epoch=master_epoch,
+                live=tuple(heard.facts for heard in self.alive(group)),
+            )
+            outcome: Outcome = await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
+        finally:
+            self._close(group.name)
+        self._tell_outcome(
+            group, outcome, "restart" if is_restart else "asked" if caller != NO_ID else "gone"
+        )
+        return outcome
+
+    def _close(self, name: str) -> None:
+        self._open[name] -= 1
+        if not self._open[name]:
+            del self._open[name]
+
+    async def _await_lease(self, group: Group) -> None:
+        """Until what this leader granted the master has ended; nothing more is granted meanwhile."""
+        if group.master_id is None:
+            return
+        heard = self._live.get(group.name, group.master_id)
+        granted_s = self._granted_s.get(group.name)
+        if granted_s is not None and heard is not None and heard.timeout_s > 0.0:
+            rest_s = granted_s + LEASE_END_S - self._clock.monotonic()
+            if rest_s > 0:
+                await self._clock.sleep(rest_s)
+
+    def _tell_outcome(self, before: Group, outcome: Outcome, cause: str) -> None:
+        group = outcome.group
+        if group is None or group.master_epoch == before.master_epoch:
+            return
+        facts = {
+            "broker": group.name,
+            "master_epoch": group.master_epoch,
+            "old_master": before.master_id,
+            "cause": cause,
+        }
+        if group.master_id is None:
+            log.error(events.BROKER_MASTER_MISSING, extra=facts)
+            return
+        is_clean = before.master_epoch == 0 or group.master_id in before.sync_set
+        log.warning(
+            events.BROKER_MASTER_ELECTED,
+            extra={
+                **facts,
+                "master": group.master_id,
+                "address": group.master_address,
+                "sync_set": group.sync_set,
+                "is_clean": is_clean,
+            },
+        )
+        if self._options().notifies_brokers:
+            addresses = [heard.address for heard in self.alive(group)]
+            self._scope.start(f"notify-{group.name}", self._notify(addresses, group))
+
+    async def _notify(self, addresses: Iterable[str], group: Group) -> None:
+        """NOTIFY_BROKER_ROLE_CHANGED (1008) to all brokers of the group that are heard."""
+        header = MasterResponse(
+            master_id=group.master_id,
+            master_address=group.master_address,
+            master_epoch=group.master_epoch,
+            set_epoch=group.set_epoch,
+        )
+        for address in addresses:
+            command = Command.request(
+                RequestCode.NOTIFY_BROKER_ROLE_CHANGED, header, body=encode_set(group), oneway=True
+            )
+            try:
+                await self._client.send_oneway(address, command)
+            except TandemError as error:
+                log.info(events.BROKER_NOT_TOLD, extra={"address": address, "reason": str(error)})
+
+
+def encode_set(group: Group) -> bytes:
+    """The body that tells a group's SyncStateSet."""
+    return encode_sync_state_set(SyncStateSet(ids=group.sync_set, epoch=group.set_epoch))
+
+
+def succeeded(outcome: Outcome) -> bool:
+    return outcome.code == ResponseCode.SUCCESS

@@ -1,0 +1,350 @@
+"""Groups: what all controllers agree on, and the commands that change it. Pure and deterministic.
+
+Owns:       per group the brokers and their ids, the recorded master, the SyncStateSet, both epochs.
+Invariants: epochs and ids never fall, and a cleaned id is not proposed again while its group exists; a
+            recorded master is in its set; a clean election picks a member of the set before it; a command
+            that is refused changes nothing.
+Strategy:   a command carries what its proposer knew (who lives, how long their logs are) and is judged when
+            it is applied, so every controller judges the same facts over the same state.
+Bounds:     brokers of all groups, brokers of one, and the length of names: a snapshot fits into one frame.
+Source:     spec controller 2, 5.2, 5.3, 10.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from tandemmq.protocol.codes import ResponseCode as Code
+
+BROKERS_MAX: Final = 8_192
+BROKERS_PER_GROUP_MAX: Final = 64
+TEXT_MAX: Final = 255
+NO_ID: Final = -1
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """One broker of a group. `check_code`: what it proved itself with when it applied for its id."""
+
+    address: str
+    check_code: str
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """The brokers of one name."""
+
+    cluster: str
+    name: str
+    replicas: dict[int, Replica] = {}
+    next_id: int = 1
+    master_id: int | None = None
+    master_epoch: int = 0
+    sync_set: tuple[int, ...] = ()
+    set_epoch: int = 0
+
+    @property
+    def master_address(self) -> str | None:
+        return None if self.master_id is None else self.replicas[self.master_id].address
+
+
+class Live(msgspec.Struct, frozen=True, array_like=True):
+    """A broker that the proposer heard: how far its log is, and whether it is one of ours."""
+
+    broker_id: int
+    epoch: int = -1
+    max_offset: int = -1
+    priority: int = 2**31 - 1
+    is_ours: bool = False
+
+
+class ApplyId(msgspec.Struct, frozen=True, tag="apply id"):
+    cluster: str
+    name: str
+    broker_id: int
+    check_code: str
+
+
+class Register(msgspec.Struct, frozen=True, tag="register"):
+    cluster: str
+    name: str
+    broker_id: int
+    address: str
+
+
+class AlterSet(msgspec.Struct, frozen=True, tag="alter set"):
+    """`alive`: of the wanted ones."""
+
+    name: str
+    master_id: int
+    master_epoch: int
+    set_epoch: int
+    wanted: tuple[int, ...]
+    alive: tuple[int, ...]
+
+
+class Elect(msgspec.Struct, frozen=True, tag="elect", kw_only=True):
+    """`caller`: the broker that asks, or is wanted; NO_ID when a controller noticed that the master is gone.
+    `master_epoch`: only if it still is this one. `is_restart`: the caller is the recorded master, in a new
+    life."""
+
+    name: str
+    caller: int = NO_ID
+    is_designated: bool = False
+    is_restart: bool = False
+    is_unclean_allowed: bool = False
+    master_epoch: int | None = None
+    live: tuple[Live, ...] = ()
+
+
+class Clean(msgspec.Struct, frozen=True, tag="clean"):
+    """`ids` empty: the whole group. `alive`: all ids of the group that the proposer hears."""
+
+    cluster: str
+    name: str
+    ids: tuple[int, ...]
+    is_forced: bool
+    alive: tuple[int, ...]
+
+
+Command = ApplyId | Register | AlterSet | Elect | Clean
+_COMMANDS = msgspec.msgpack.Decoder(Command)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a command ended; `group` as it is after it, None when there is none."""
+
+    code: int
+    remark: str = ""
+    group: Group | None = None
+
+
+class _Snapshot(msgspec.Struct, frozen=True):
+    groups: list[Group]
+
+
+class Groups:
+    """All groups by name. A `consensus.shell.server.Machine`."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, Group] = {}
+        self._broker_count = 0
+
+    def get(self, name: str) -> Group | None:
+        return self._groups.get(name)
+
+    def all(self) -> list[Group]:
+        return list(self._groups.values())
+
+    # What the consensus asks for.
+
+    def apply(self, command: bytes) -> Outcome:
+        decoded: Any = _COMMANDS.decode(command)
+        if isinstance(decoded, ApplyId):
+            return self._apply_id(decoded)
+        if isinstance(decoded, Register):
+            return self._register(decoded)
+        if isinstance(decoded, AlterSet):
+            return self._alter_set(decoded)
+        if isinstance(decoded, Elect):
+            return self._elect(decoded)
+        return self._clean(decoded)
+
+    def take_snapshot(self) -> bytes:
+        groups = [
+            msgspec.structs.replace(group, replicas=dict(sorted(group.replicas.items())))
+            for _, group in sorted(self._groups.items())
+        ]
+        return msgspec.json.encode(_Snapshot(groups))
+
+    def restore(self, data: bytes) -> None:
+        groups = msgspec.json.decode(data, type=_Snapshot).groups
+        self._groups = {group.name: group for group in groups}
+        self._broker_count = sum(len(group.replicas) for group in groups)
+
+    # Commands.
+
+    def _apply_id(self, command: ApplyId) -> Outcome:
+        group = self._groups.get(command.name)
+        fault = _text_fault(command.cluster, command.name, command.check_code)
+        if fault:
+            return Outcome(Code.SYSTEM_ERROR, fault)
+        if group is None:
+            if command.broker_id != 1:
+                return Outcome(Code.CONTROLLER_BROKER_ID_INVALID, "the first id of a group is 1")
+            group = Group(cluster=command.cluster, name=command.name)
+        elif group.cluster != command.cluster:
+            return _other_cluster(group, Code.CONTROLLER_BROKER_ID_INVALID)
+        taken = group.replicas.get(command.broker_id)
+        if taken is not None:
+            if taken.check_code == command.check_code:
+                return Outcome(Code.SUCCESS, group=group)
+            return Outcome(Code.CONTROLLER_BROKER_ID_INVALID, f"the id {command.broker_id} is taken", group)
+        if command.broker_id < 1:
+            return Outcome(Code.CONTROLLER_BROKER_ID_INVALID, "an id is 1 or more", group)
+        if len(group.replicas) >= BROKERS_PER_GROUP_MAX or self._broker_count >= BROKERS_MAX:
+            return Outcome(Code.SYSTEM_ERROR, "too many brokers")
+        replica = Replica(command.check_code.partition(";")[0], command.check_code)
+        self._broker_count += 1
+        return self._put(
+            group,
+            replicas={**group.replicas, command.broker_id: replica},
+            next_id=max(group.next_id, command.broker_id + 1),
+        )
+
+    def _register(self, command: Register) -> Outcome:
+        group = self._groups.get(command.name)
+        replica = None if group is None else group.replicas.get(command.broker_id)
+        if group is None or replica is None:
+            return Outcome(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, "apply for an id first")
+        if group.cluster != command.cluster:
+            return _other_cluster(group, Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED)
+        fault = _text_fault(command.address)
+        if fault:
+            return Outcome(Code.SYSTEM_ERROR, fault, group)
+        if replica.address == command.address:
+            return Outcome(Code.SUCCESS, group=group)
+        moved = Replica(command.address, replica.check_code)
+        return self._put(group, replicas={**group.replicas, command.broker_id: moved})
+
+    def _alter_set(self, command: AlterSet) -> Outcome:
+        group = self._groups.get(command.name)
+        if group is None:
+            return Outcome(Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, "no such group")
+        wanted = tuple(sorted(set(command.wanted)))
+        fault = _set_fault(group, command, wanted)
+        if fault is not None:
+            return Outcome(fault[0], fault[1], group)
+        return self._put(group, sync_set=wanted, set_epoch=group.set_epoch + 1)
+
+    def _elect(self, command: Elect) -> Outcome:
+        group = self._groups.get(command.name)
+        is_internal = command.caller == NO_ID
+        if group is None or not (is_internal or command.caller in group.replicas):
+            return Outcome(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, "no such group or broker", group)
+        if command.master_epoch not in (None, group.master_epoch):
+            return Outcome(Code.CONTROLLER_FENCED_MASTER_EPOCH, "somebody was elected meanwhile", group)
+        choice = choose_master(group, command)
+        if choice is None:
+            if is_internal and group.master_id is not None:
+                group = self._change(group, master_id=None, master_epoch=group.master_epoch + 1)
+            if is_internal:
+                return Outcome(Code.CONTROLLER_MASTER_NOT_AVAILABLE, "no member of the set lives", group)
+            return Outcome(Code.CONTROLLER_ELECT_MASTER_FAILED, "no broker may be elected", group)
+        if choice == group.master_id and not command.is_restart:
+            return Outcome(Code.CONTROLLER_MASTER_STILL_EXIST, "the master lives", group)
+        return self._put(
+            group,
+            master_id=choice,
+            master_epoch=group.master_epoch + 1,
+            sync_set=_set_after(group, command, choice),
+            set_epoch=group.set_epoch + 1,
+        )
+
+    def _clean(self, command: Clean) -> Outcome:
+        group = self._groups.get(command.name)
+        refused = Code.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
+        if group is None or (command.cluster and command.cluster != group.cluster):
+            return Outcome(refused, "no such group")
+        if not command.is_forced:
+            if not command.ids and group.master_id is not None:
+                return Outcome(refused, "the group has a master", group)
+            living = [broker_id for broker_id in command.ids if broker_id in command.alive]
+            if living:
+                return Outcome(refused, f"the broker {living[0]} lives", group)
+        gone = set(command.ids) or set(group.replicas)
+        if not gone <= group.replicas.keys():
+            return Outcome(refused, "no such broker", group)
+        self._broker_count -= len(gone)
+        if gone == group.replicas.keys():
+            del self._groups[command.name]
+            return Outcome(Code.SUCCESS)
+        if group.master_id in gone:
+            group = self._change(group, master_id=None, master_epoch=group.master_epoch + 1)
+        if gone & set(group.sync_set):
+            left = tuple(broker_id for broker_id in group.sync_set if broker_id not in gone)
+            group = self._change(group, sync_set=left, set_epoch=group.set_epoch + 1)
+        return self._put(group, replicas={key: one for key, one in group.replicas.items() if key not in gone})
+
+    def _change(self, group: Group, **values: Any) -> Group:
+        changed = msgspec.structs.replace(group, **values)
+        self._groups[group.name] = changed
+        return changed
+
+    def _put(self, group: Group, **values: Any) -> Outcome:
+        return Outcome(Code.SUCCESS, group=self._change(group, **values))
+
+
+def encode_command(command: Command) -> bytes:
+    return msgspec.msgpack.encode(command)
+
+
+def choose_master(group: Group, command: Elect) -> int | None:
+    """Who should be master (spec controller 5.2 and 10.7); the present one where it stays, None if nobody
+    may be."""
+    live = {one.broker_id: one for one in command.live if one.broker_id in group.replicas}
+    if group.master_epoch == 0 and command.caller != NO_ID:
+        # Nobody was ever master, so no log is complete: the best one that is there, or who is wanted.
+        live.setdefault(command.caller, Live(command.caller))
+        return command.caller if command.is_designated else _best(live.values())
+    pool = {key: one for key, one in live.items() if key in group.sync_set}
+    if command.is_restart:
+        others = [one for key, one in pool.items() if key != command.caller]
+        return _best(others) if others else command.caller
+    choice = _choose_from(pool, group, command)
+    if choice is None and command.is_unclean_allowed:
+        choice = _choose_from(live, group, command)
+    return choice
+
+
+def _choose_from(pool: dict[int, Live], group: Group, command: Elect) -> int | None:
+    if group.master_id in pool and (not command.is_designated or command.caller == group.master_id):
+        return group.master_id
+    if command.is_designated:
+        return command.caller if command.caller in pool else None
+    return _best(pool.values()) if pool else None
+
+
+def _best(candidates: Iterable[Live]) -> int:
+    """The newest epoch, then the longest log, then the priority; in the end the smaller id."""
+    best = min(candidates, key=lambda one: (-one.epoch, -one.max_offset, one.priority, one.broker_id))
+    return best.broker_id
+
+
+def _set_after(group: Group, command: Elect, winner: int) -> tuple[int, ...]:
+    """One of ours inherits those members that are ours and live: it needs their acknowledgements from its
+    first message on, and each of them holds all that was acknowledged. A master of RocketMQ begins alone."""
+    ours = {one.broker_id for one in command.live if one.is_ours}
+    if winner not in ours or winner not in group.sync_set:
+        return (winner,)
+    inherited = (ours & set(group.sync_set)) - {group.master_id}
+    return tuple(sorted(inherited | {winner}))
+
+
+def _set_fault(group: Group, command: AlterSet, wanted: tuple[int, ...]) -> tuple[int, str] | None:
+    """Why the set is not changed, in RocketMQ's order of checks. Who leaves need not live."""
+    if wanted == group.sync_set:
+        return Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, "the set is the same"
+    if command.master_id != group.master_id:
+        return Code.CONTROLLER_INVALID_MASTER, f"the master is {group.master_id}"
+    if command.master_epoch != group.master_epoch:
+        return Code.CONTROLLER_FENCED_MASTER_EPOCH, f"the master epoch is {group.master_epoch}"
+    if command.set_epoch != group.set_epoch:
+        return Code.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH, f"the epoch of the set is {group.set_epoch}"
+    for broker_id in wanted:
+        if broker_id not in group.replicas:
+            return Code.CONTROLLER_INVALID_REPLICAS, f"the broker {broker_id} is unknown"
+        if broker_id not in group.sync_set and broker_id not in command.alive:
+            return Code.CONTROLLER_BROKER_NOT_ALIVE, f"the broker {broker_id} is not heard"
+    if group.master_id not in wanted:
+        return Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, "the master must stay in the set"
+    return None
+
+
+def _other_cluster(group: Group, code: int) -> Outcome:
+    return Outcome(code, f"{group.name} belongs to the cluster {group.cluster}")
+
+
+def _text_fault(*texts: str) -> str:
+    return "a name is empty or too long" if any(not 0 < len(text) <= TEXT_MAX for text in texts) else ""

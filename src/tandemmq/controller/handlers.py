@@ -1,0 +1,321 @@
+"""The requests of brokers and tools to a controller: 904, 1001 to 1006, 1011 to 1013.
+
+Only the leader answers what concerns groups; all others refuse with CONTROLLER_NOT_LEADER, and their callers
+ask CONTROLLER_GET_METADATA_INFO who leads. Reads are answered from memory: an old answer does no harm, since
+brokers act only on a master epoch that is greater than theirs.
+Source:  spec controller 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tandemmq.consensus.shell.server import RaftServer
+from tandemmq.controller.elections import LEASE_MS, PROPOSAL_TIMEOUT_S, Elections, encode_set, succeeded
+from tandemmq.controller.groups import (
+    AlterSet,
+    ApplyId,
+    Clean,
+    Group,
+    Groups,
+    Outcome,
+    Register,
+    encode_command,
+)
+from tandemmq.controller.groups import Command as GroupCommand
+from tandemmq.controller.live import LiveTable
+from tandemmq.errors import BadRequest, NotLeader, RequestRejected
+from tandemmq.protocol.bodies import controller as bodies
+from tandemmq.protocol.codes import ResponseCode as Code
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests import controller as headers
+from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
+from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import Clock
+
+CAPABILITIES: Final = "lease"
+"""What ours tell each other in the field tmCaps; others do not know the field."""
+FIRST_ELECTION_WAIT_S: Final = 1.0
+
+
+class ControllerHandlers:
+    """Requests over the state that the controllers agree on, and over what this one hears."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        live: LiveTable,
+        elections: Elections,
+        *,
+        raft: Callable[[], RaftServer],
+        group_name: str,
+        address_of: Callable[[str], str | None],
+        clock: Clock,
+    ) -> None:
+        self._groups = groups
+        self._live = live
+        self._elections = elections
+        self._raft = raft
+        self._group_name = group_name
+        self._address_of = address_of
+        self._clock = clock
+        self._watched: set[Channel] = set()
+
+    # Who leads, who lives.
+
+    def handle_metadata(self, channel: Channel, command: Command) -> Command:
+        """CONTROLLER_GET_METADATA_INFO (1005), on every controller."""
+        raft = self._raft()
+        leader = raft.leader
+        names = sorted(raft.members.voters)
+        header = headers.ControllerMetadataResponse(
+            group=self._group_name,
+            leader_id=leader,
+            leader_address=None if leader is None else self._address_of(leader),
+            is_leader=raft.is_leader,
+            peers="".join(f"{name}:{self._address_of(name)};" for name in names),
+        )
+        return command.reply(header=header, fields={"tmCaps": CAPABILITIES})
+
+    def handle_heartbeat(self, channel: Channel, command: Command) -> Command:
+        """BROKER_HEARTBEAT (904), on every controller; a master of ours gets a lease with the answer."""
+        header = command.decode(BrokerHeartbeatRequest)
+        if header.broker_id is None:
+            raise RequestRejected("brokerId is missing", code=Code.CONTROLLER_INVALID_REQUEST)
+        remark = "Heart beat success"
+        group = self._groups.get(header.broker_name)
+        replica = None if group is None else group.replicas.get(header.broker_id)
+        if group is None or replica is None or replica.address != header.broker_address:
+            return command.reply(remark=remark)  # it registers first; until then it may not be elected
+        is_ours = "tmCaps" in command.fields
+        is_new = self._live.hear(header, channel, self._clock.monotonic(), is_ours=is_ours)
+        if channel not in self._watched:
+            self._watched.add(channel)
+            channel.on_close.append(self._on_close)
+        if is_new and group.master_id is None:
+            self._elections.look_at(group.name)
+        fields = {}
+        if is_ours:
+            fields = {"tmMasterEpoch": str(group.master_epoch), "tmMaster": str(group.master_id or 0)}
+            if not command.is_oneway and self._elections.grant(group, header.broker_id):
+                fields["tmLease"] = str(LEASE_MS)
+        return command.reply(remark=remark, fields=fields)
+
+    def _on_close(self, channel: Channel) -> None:
+        self._watched.discard(channel)
+        for name, broker_id in self._live.of_connection(channel):
+            self._elections.on_connection_closed(name, broker_id, channel)
+
+    # Ids and registration.
+
+    def handle_next_id(self, channel: Channel, command: Command) -> Command:
+        """CONTROLLER_GET_NEXT_BROKER_ID (1012): nothing changes."""
+        header = command.decode(headers.NextBrokerIdRequest)
+        self._check_leads()
+        group = self._groups.get(header.broker_name)
+        if group is not None and group.cluster != header.cluster_name:
+            raise RequestRejected(f"{group.name} belongs to the cluster {group.cluster}")
+        answer = headers.NextBrokerIdResponse(
+            cluster_name=header.cluster_name,
+            broker_name=header.broker_name,
+            next_id=1 if group is None else group.next_id,
+        )
+        return command.reply(header=answer)
+
+    async def handle_apply_id(self, channel: Channel, command: Command) -> Command:
+        """CONTROLLER_APPLY_BROKER_ID (1013)."""
+        header = command.decode(headers.ApplyBrokerIdRequest)
+        outcome = await self._propose(
+            ApplyId(header.cluster_name, header.broker_name, header.broker_id, header.check_code)
+        )
+        answer = headers.ApplyBrokerIdResponse(
+            cluster_name=header.cluster_name, broker_name=header.broker_name
+        )
+        return command.reply(outcome.code, answer, remark=outcome.remark or None)
+
+    async def handle_register(self, channel: Channel, command: Command) -> Command:
+        """CONTROLLER_REGISTER_BROKER (1003). The recorded master asks only when it was started again: it
+        never goes on under its old epoch, because its log may have lost its end."""
+        header = command.decode(headers.RegisterBrokerRequest)
+        self._check_leads()
+        heard = self._live.get(header.broker_name, header.broker_id)
+        is_alive = self._live.is_alive(header.broker_name, header.broker_id, self._clock.monotonic())
+        if heard is not None and is_alive and heard.address != header.broker_address:
+            raise RequestRejected(f"a broker with the id {header.broker_id} lives at {heard.address}")
+        outcome = await self._propose(
+            Register(header.cluster_name, header.broker_name, header.broker_id, header.broker_address)
+        )
+        group = outcome.group
+        if not succeeded(outcome) or group is None:
+            return command.reply(outcome.code, _master_header(None), remark=outcome.remark)
+        if group.master_id == header.broker_id:
+            elected = await self._elections.elect(
+                group, caller=header.broker_id, is_restart=True, master_epoch=group.master_epoch
+            )
+            group = elected.group or group
+        is_master_heard = group.master_id is not None and (
+            group.master_id == header.broker_id
+            or self._live.is_alive(group.name, group.master_id, self._clock.monotonic())
+        )
+        answer = _master_header(group, with_master=is_master_heard)
+        return command.reply(header=answer, body=encode_set(group))
+
+    # Masters and sets.
+
+    async def handle_elect(self, channel: Channel, command: Command) -> Command:
+        """CONTROLLER_ELECT_MASTER (1002), of a broker that sees no master or of a tool that names one."""
+        header = command.decode(headers.ElectMasterRequest)
+        self._check_leads()
+        group = self._groups.get(header.broker_name)
+        if group is None or header.broker_id not in group.replicas:
+            raise RequestRejected(
+                "no such group or broker", code=Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
+            )
+        alive = {heard.facts.broker_id for heard in self._elections.alive(group)}
+        if (
+            group.master_id is not None
+            and group.master_id not in alive
+            and not self._elections.is_gone(group)
+        ):
+            raise RequestRejected("the master may still live", code=Code.CONTROLLER_ELECT_MASTER_FAILED)
+        if group.master_epoch == 0 and not header.is_designated and group.replicas.keys() - alive:
+            caller = self._live.get(group.name, header.broker_id)
+            if caller is None or caller.facts.max_offset <= 0:
+                # Its disk is empty, and others are known whose disks may not be: they get a moment.
+                await self._clock.sleep(FIRST_ELECTION_WAIT_S)
+        outcome = await self._elections.elect(
+            group, caller=header.broker_id, is_designated=header.is_designated
+        )
+        after = outcome.group or group
+        answer = _master_header(after)
+        if not succeeded(outcome):
+            body = bodies.encode_sync_state_set(
+                bodies.SyncStateSet(ids=after.sync_set, epoch=after.set_epoch)
+            )
+            return command.reply(outcome.code, answer, remark=outcome.remark, body=body)
+        members = {broker_id: replica.address for broker_id, replica in sorted(after.replicas.items())}
+        election = bodies.Election(
+            addresses=members,
+            member_group=bodies.MemberGroup(addresses=members, broker_name=after.name, cluster=after.cluster),
+            broker_name=after.name,
+            cluster=after.cluster,
+            ids=after.sync_set,
+        )
+        return command.reply(header=answer, body=bodies.encode_election(election))
+
+    async def handle_alter_set(self, channel: Channel, command: Command) -> Command:
+        """CONTROLLER_ALTER_SYNC_STATE_SET (1001): the wanted set, if the caller knows the present one."""
+        header = command.decode(headers.AlterSyncStateSetRequest)
+        wanted = bodies.decode_sync_state_set(command.body)
+        self._check_leads()
+        now_s = self._clock.monotonic()
+        heard = self._live.alive(header.broker_name, wanted.ids, now_s)
+        outcome = await self._propose(
+            AlterSet(
+                name=header.broker_name,
+                master_id=header.master_id,
+                master_epoch=header.master_epoch,
+                set_epoch=wanted.epoch,
+                wanted=wanted.ids,
+                alive=tuple(one.facts.broker_id for one in heard),
+            )
+        )
+        group = outcome.group
+        if not succeeded(outcome) or group is None:
+            return command.reply(outcome.code, headers.AlterSyncStateSetResponse(), remark=outcome.remark)
+        answer = headers.AlterSyncStateSetResponse(set_epoch=group.set_epoch)
+        return command.reply(header=answer, body=encode_set(group))
+
+    def handle_replica_info(self, channel: Channel, command: Command) -> Command:
+        """CONTROLLER_GET_REPLICA_INFO (1004): the recorded master, whether it lives or not."""
+        header = command.decode(headers.ReplicaInfoRequest)
+        self._check_leads()
+        group = self._groups.get(header.broker_name)
+        if group is None:
+            raise RequestRejected("no such group", code=Code.CONTROLLER_BROKER_METADATA_NOT_EXIST)
+        return command.reply(header=_master_header(group), body=encode_set(group))
+
+    def handle_sync_state_data(self, channel: Channel, command: Command) -> Command:
+        """CONTROLLER_GET_SYNC_STATE_DATA (1006): several groups, for mqadmin."""
+        self._check_leads()
+        if not command.body:
+            raise BadRequest("the body names no groups", code=Code.SYSTEM_ERROR)
+        groups = {
+            name: self._describe(group)
+            for name in bodies.decode_broker_names(command.body)
+            if (group := self._groups.get(name)) is not None
+        }
+        return command.reply(body=bodies.encode_sync_state_data(bodies.SyncStateData(groups=groups)))
+
+    async def handle_clean(self, channel: Channel, command: Command) -> Command:
+        """CLEAN_BROKER_DATA (1011)."""
+        header = command.decode(headers.CleanBrokerDataRequest)
+        self._check_leads()
+        group = self._groups.get(header.broker_name)
+        alive = () if group is None else tuple(one.facts.broker_id for one in self._elections.alive(group))
+        outcome = await self._propose(
+            Clean(
+                cluster=header.cluster_name or "",
+                name=header.broker_name,
+                ids=_parse_ids(header.ids or ""),
+                is_forced=header.is_forced,
+                alive=alive,
+            )
+        )
+        if succeeded(outcome):
+            self._live.keep(header.broker_name, outcome.group.replicas if outcome.group else ())
+        return command.reply(outcome.code, remark=outcome.remark or None)
+
+    # Helpers.
+
+    def _check_leads(self) -> None:
+        if not self._raft().is_leader:
+            raise NotLeader("this controller does not lead")
+
+    async def _propose(self, command: GroupCommand) -> Outcome:
+        self._check_leads()
+        outcome: Outcome = await self._raft().propose(encode_command(command), PROPOSAL_TIMEOUT_S)
+        return outcome
+
+    def _describe(self, group: Group) -> bodies.GroupSyncState:
+        now_s = self._clock.monotonic()
+        replicas = [
+            bodies.ReplicaIdentity(
+                is_alive=self._live.is_alive(group.name, broker_id, now_s),
+                address=replica.address,
+                broker_id=broker_id,
+                broker_name=group.name,
+            )
+            for broker_id, replica in sorted(group.replicas.items())
+        ]
+        return bodies.GroupSyncState(
+            in_sync=[one for one in replicas if one.broker_id in group.sync_set],
+            not_in_sync=[one for one in replicas if one.broker_id not in group.sync_set],
+            master_id=group.master_id,
+            master_address=group.master_address,
+            master_epoch=group.master_epoch,
+            set_epoch=group.set_epoch,
+        )
+
+
+def _master_header(group: Group | None, *, with_master: bool = True) -> headers.MasterResponse:
+    if group is None:
+        return headers.MasterResponse()
+    is_told = with_master and group.master_id is not None
+    return headers.MasterResponse(
+        cluster_name=group.cluster,
+        broker_name=group.name,
+        master_id=group.master_id if is_told else None,
+        master_address=group.master_address if is_told else None,
+        master_epoch=group.master_epoch if is_told else None,
+        set_epoch=group.set_epoch if is_told else None,
+    )
+
+
+def _parse_ids(text: str) -> tuple[int, ...]:
+    """Raises BadRequest."""
+    try:
+        return tuple(int(part) for part in text.split(";") if part.strip())
+    except ValueError:
+        raise BadRequest(f"brokerControllerIdsToClean: {text!r} must be numbers joined by ;") from None

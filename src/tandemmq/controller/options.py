@@ -1,0 +1,103 @@
+"""What a controller can be told; RocketMQ's defaults where it has the key, its key beside each field."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tandemmq.consensus.core.options import RaftOptions
+from tandemmq.errors import ConfigError
+from tandemmq.remoting import settings
+from tandemmq.remoting.address import parse_address
+
+HOME: Final = Path(os.path.expanduser("~"))
+STORE_PATH: Final = HOME / "DLedgerController"
+CONFIG_STORE_PATH: Final = HOME / "controller" / "controller.properties"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerOptions:
+    """Settings of one controller (spec controller 8)."""
+
+    group: str = field(default="DefaultController", metadata={"key": "controllerDLegerGroup"})
+    peers: str = field(default="n0-127.0.0.1:9878", metadata={"key": "controllerDLegerPeers"})
+    """`n0-host:port;n1-host:port`: all controllers that the group begins with."""
+    self_id: str = field(default="n0", metadata={"key": "controllerDLegerSelfId"})
+    """Which of them this one is. It listens on the port of its entry."""
+    listen_host: str = field(default="0.0.0.0", metadata={"key": "bindAddress"})
+    store_path: Path = field(default=STORE_PATH, metadata={"key": "controllerStorePath"})
+    config_store_path: Path = field(default=CONFIG_STORE_PATH, metadata={"key": "configStorePath"})
+    """Where UPDATE_CONTROLLER_CONFIG keeps what it changed."""
+    config_black_list: str = field(
+        default="configBlackList;configStorePath", metadata={"key": "configBlackList"}
+    )
+    scan_inactive_master_ms: int = field(default=500, metadata={"key": "scanInactiveMasterInterval"})
+    """How often groups are looked at whose master is gone. RocketMQ: 5000."""
+    elects_unclean_master: bool = field(default=False, metadata={"key": "enableElectUncleanMaster"})
+    """Whether a broker outside the SyncStateSet may become master when no member of it lives."""
+    notifies_brokers: bool = field(default=True, metadata={"key": "notifyBrokerRoleChanged"})
+    raft_heartbeat_ms: int = field(default=100, metadata={"key": "raftHeartbeatMillis"})  # ours
+    raft_election_timeout_ms: int = field(default=500, metadata={"key": "raftElectionTimeoutMillis"})  # ours
+    snapshot_entries: int = field(default=1_000, metadata={"key": "snapshotEntries"})  # ours
+    shared_secret: str = field(default="", metadata={"key": "controllerSharedSecret"}, repr=False)  # ours
+    """What controllers prove to each other; empty: only the names of the peers are compared."""
+
+    def __post_init__(self) -> None:
+        peers = self.peer_addresses
+        if self.self_id not in peers:
+            raise ConfigError(f"controllerDLegerSelfId: {self.self_id} is none of {', '.join(sorted(peers))}")
+        if len(peers) % 2 == 0:
+            raise ConfigError(
+                f"controllerDLegerPeers: {len(peers)} controllers survive no more than {len(peers) - 1}; "
+                "give 1, 3 or 5"
+            )
+        for name in ("scan_inactive_master_ms", "snapshot_entries"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)} must be at least 1")
+        _ = self.raft
+
+    @property
+    def peer_addresses(self) -> dict[str, str]:
+        """The controllers' addresses by name.
+
+        Raises:  ConfigError quoting the entry that cannot be read.
+        """
+        peers: dict[str, str] = {}
+        for text in filter(None, (part.strip() for part in self.peers.split(";"))):
+            name, dash, address = text.partition("-")
+            if not dash or not name:
+                raise ConfigError(f"controllerDLegerPeers: {text!r} is not like n0-host:port")
+            parse_address(address)
+            if name in peers:
+                raise ConfigError(f"controllerDLegerPeers: {name} stands there twice")
+            peers[name] = address
+        return peers
+
+    @property
+    def raft(self) -> RaftOptions:
+        return RaftOptions(
+            heartbeat_ms=self.raft_heartbeat_ms, election_timeout_ms=self.raft_election_timeout_ms
+        )
+
+
+FIXED_KEYS: Final = frozenset(
+    {
+        "configBlackList",
+        "configStorePath",
+        "rocketmqHome",
+        "bindAddress",
+        "controllerDLegerGroup",
+        "controllerDLegerPeers",
+        "controllerDLegerSelfId",
+        "controllerStorePath",
+        "raftHeartbeatMillis",
+        "raftElectionTimeoutMillis",
+        "snapshotEntries",
+        "controllerSharedSecret",
+    }
+)
+"""Never changed by a request: who the controller is, where, with whom, and how they agree."""
+
+CHANGEABLE_KEYS: Final = frozenset(settings.option_keys(ControllerOptions)) - FIXED_KEYS

@@ -1,0 +1,114 @@
+"""Between brokers, tools and controllers (RocketMQ's controller mode); one of ours between controllers."""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from tandemmq.protocol.header_codec import Header, Int32, Int64
+
+
+class AlterSyncStateSetRequest(Header, frozen=True, kw_only=True):
+    """CONTROLLER_ALTER_SYNC_STATE_SET (1001); the body is the wanted SyncStateSet with the present epoch."""
+
+    broker_name: str = field(name="brokerName")
+    master_id: Int64 = field(name="masterBrokerId")
+    master_epoch: Int32 = field(name="masterEpoch")
+
+
+class AlterSyncStateSetResponse(Header, frozen=True, kw_only=True):
+    """Answer to CONTROLLER_ALTER_SYNC_STATE_SET; 0 when nothing was changed."""
+
+    set_epoch: Int32 = field(name="newSyncStateSetEpoch", default=0)
+
+
+class ElectMasterRequest(Header, frozen=True, kw_only=True):
+    """CONTROLLER_ELECT_MASTER (1002): of a broker that sees no master, or of a tool that names one."""
+
+    broker_name: str = field(name="brokerName")
+    cluster_name: str = field(name="clusterName", default="")
+    broker_id: Int64 = field(name="brokerId")
+    is_designated: bool = field(name="designateElect", default=False)
+
+
+class MasterResponse(Header, frozen=True, kw_only=True):
+    """Who is master: the answer to 1002, 1003 and 1004."""
+
+    cluster_name: str | None = field(name="clusterName", default=None)
+    broker_name: str | None = field(name="brokerName", default=None)
+    master_id: Int64 | None = field(name="masterBrokerId", default=None)
+    master_address: str | None = field(name="masterAddress", default=None)
+    master_epoch: Int32 | None = field(name="masterEpoch", default=None)
+    set_epoch: Int32 | None = field(name="syncStateSetEpoch", default=None)
+
+
+class RegisterBrokerRequest(Header, frozen=True, kw_only=True):
+    """CONTROLLER_REGISTER_BROKER (1003), at each start of a broker."""
+
+    cluster_name: str = field(name="clusterName")
+    broker_name: str = field(name="brokerName")
+    broker_id: Int64 = field(name="brokerId")
+    broker_address: str = field(name="brokerAddress")
+
+
+class ReplicaInfoRequest(Header, frozen=True, kw_only=True):
+    """CONTROLLER_GET_REPLICA_INFO (1004)."""
+
+    broker_name: str = field(name="brokerName")
+
+
+class ControllerMetadataResponse(Header, frozen=True, kw_only=True):
+    """Answer to CONTROLLER_GET_METADATA_INFO (1005)."""
+
+    group: str | None = None
+    leader_id: str | None = field(name="controllerLeaderId", default=None)
+    leader_address: str | None = field(name="controllerLeaderAddress", default=None)
+    is_leader: bool = field(name="isLeader", default=False)
+    peers: str | None = None
+
+
+class CleanBrokerDataRequest(Header, frozen=True, kw_only=True):
+    """CLEAN_BROKER_DATA (1011); the ids are joined by `;`, none means the whole group."""
+
+    cluster_name: str | None = field(name="clusterName", default=None)
+    broker_name: str = field(name="brokerName")
+    ids: str | None = field(name="brokerControllerIdsToClean", default=None)
+    is_forced: bool = field(name="isCleanLivingBroker", default=False)
+
+
+class NextBrokerIdRequest(Header, frozen=True, kw_only=True):
+    """CONTROLLER_GET_NEXT_BROKER_ID (1012)."""
+
+    cluster_name: str = field(name="clusterName")
+    broker_name: str = field(name="brokerName")
+
+
+class NextBrokerIdResponse(Header, frozen=True, kw_only=True):
+    """Answer to CONTROLLER_GET_NEXT_BROKER_ID."""
+
+    cluster_name: str = field(name="clusterName")
+    broker_name: str = field(name="brokerName")
+    next_id: Int64 = field(name="nextBrokerId")
+
+
+class ApplyBrokerIdRequest(Header, frozen=True, kw_only=True):
+    """CONTROLLER_APPLY_BROKER_ID (1013); the check code proves who asks again."""
+
+    cluster_name: str = field(name="clusterName")
+    broker_name: str = field(name="brokerName")
+    broker_id: Int64 = field(name="appliedBrokerId")
+    check_code: str = field(name="registerCheckCode")
+
+
+class ApplyBrokerIdResponse(Header, frozen=True, kw_only=True):
+    """Answer to CONTROLLER_APPLY_BROKER_ID."""
+
+    cluster_name: str = field(name="clusterName")
+    broker_name: str = field(name="brokerName")
+
+
+class RaftMessageHeader(Header, frozen=True, kw_only=True):
+    """TANDEM_RAFT_MESSAGE: one message of a controller to another one; `proof` is an HMAC over the body."""
+
+    group: str
+    sender: str
+    proof: str = ""

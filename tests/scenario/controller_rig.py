@@ -1,0 +1,191 @@
+"""Controllers over a network in memory, and brokers that are nothing but a heartbeat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tandemmq.controller.controller import Controller
+from tandemmq.controller.options import ControllerOptions
+from tandemmq.protocol.bodies.controller import SyncStateSet, decode_sync_state_set, encode_sync_state_set
+from tandemmq.protocol.codes import RequestCode as Code
+from tandemmq.protocol.command import Command, Header
+from tandemmq.protocol.requests import controller as headers
+from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
+from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.server import RemotingServer
+from tandemmq.runtime.chance import SeededRandom
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.memory import MemoryDisk, MemoryNetwork
+from waits import until
+
+GROUP = "broker-a"
+CLUSTER = "C"
+
+
+class Rig:
+    """One to three controllers, n0 on port 9870 and so on, with short times."""
+
+    def __init__(self, count: int = 1, **options: Any) -> None:
+        self.clock = LoopClock()
+        self.network = MemoryNetwork(self.clock)
+        self.names = [f"n{number}" for number in range(count)]
+        self.disks = {name: MemoryDisk() for name in self.names}
+        self.controllers: dict[str, Controller] = {}
+        self.fatal: list[BaseException] = []
+        self.options = options
+        self.brokers: list[FakeBroker] = []
+        self.client = RemotingClient(network=self.network, clock=self.clock)
+
+    def address(self, name: str) -> str:
+        return f"127.0.0.1:987{name[1:]}"
+
+    async def start(self, *names: str) -> None:
+        for name in names or self.names:
+            options = ControllerOptions(
+                group="g",
+                peers=";".join(f"{one}-{self.address(one)}" for one in self.names),
+                self_id=name,
+                listen_host="127.0.0.1",
+                store_path=Path("/controller"),
+                config_store_path=Path("/controller/controller.properties"),
+                raft_heartbeat_ms=20,
+                raft_election_timeout_ms=80,
+                scan_inactive_master_ms=30,
+                **self.options,
+            )
+            self.controllers[name] = Controller(
+                options,
+                network=self.network,
+                disk=self.disks[name],
+                clock=self.clock,
+                chance=SeededRandom(int(name[1:])),
+                on_fatal=self.fatal.append,
+            )
+            await self.controllers[name].start()
+
+    async def leader(self) -> str:
+        await until(lambda: any(one.raft.is_leader for one in self.controllers.values()))
+        return next(name for name, one in self.controllers.items() if one.raft.is_leader)
+
+    async def stop(self, *names: str) -> None:
+        for name in names or list(self.controllers):
+            await self.controllers.pop(name).stop()
+
+    async def close(self) -> None:
+        for broker in self.brokers:
+            await broker.close()
+        await self.client.close()
+        await self.stop()
+        assert self.fatal == []
+
+    async def ask(
+        self, code: Code, header: Header | None = None, *, body: bytes = b"", to: str | None = None
+    ) -> Command:
+        name = to or await self.leader()
+        return await self.client.request(self.address(name), Command.request(code, header, body=body), 8)
+
+    async def broker(self, broker_id: int, **facts: Any) -> FakeBroker:
+        broker = FakeBroker(self, broker_id, **facts)
+        self.brokers.append(broker)
+        await broker.start()
+        return broker
+
+
+class FakeBroker:
+    """One broker of the group: it applies for its id, registers, and lives by heartbeats."""
+
+    def __init__(self, rig: Rig, broker_id: int, *, max_offset: int = 100, is_ours: bool = False) -> None:
+        self.rig = rig
+        self.broker_id = broker_id
+        self.max_offset = max_offset
+        self.is_ours = is_ours
+        self.timeout_ms = 10_000
+        self.notices: list[tuple[headers.MasterResponse, SyncStateSet]] = []
+        self.address = f"127.0.0.1:1{broker_id}911"
+        self._client = RemotingClient(network=rig.network, clock=rig.clock)
+        self._server = RemotingServer(
+            {Code.NOTIFY_BROKER_ROLE_CHANGED: self._on_notice}, network=rig.network, clock=rig.clock
+        )
+
+    def _on_notice(self, channel: Channel, command: Command) -> None:
+        self.notices.append((command.decode(headers.MasterResponse), decode_sync_state_set(command.body)))
+
+    async def start(self) -> None:
+        await self._server.start("127.0.0.1", int(self.address.rpartition(":")[2]))
+        applied = await self.rig.ask(Code.CONTROLLER_APPLY_BROKER_ID, self.application())
+        assert applied.code == 0, applied.remark
+        registered = await self.register()
+        assert registered.code == 0, registered.remark
+        await self.beat()
+
+    def application(self, check: str = "1700000000000") -> headers.ApplyBrokerIdRequest:
+        return headers.ApplyBrokerIdRequest(
+            cluster_name=CLUSTER,
+            broker_name=GROUP,
+            broker_id=self.broker_id,
+            check_code=f"{self.address};{check}",
+        )
+
+    async def register(self) -> Command:
+        return await self.rig.ask(
+            Code.CONTROLLER_REGISTER_BROKER,
+            headers.RegisterBrokerRequest(
+                cluster_name=CLUSTER,
+                broker_name=GROUP,
+                broker_id=self.broker_id,
+                broker_address=self.address,
+            ),
+        )
+
+    async def beat(self) -> Command:
+        """To all controllers; the answer of the leader."""
+        header = BrokerHeartbeatRequest(
+            cluster_name=CLUSTER,
+            broker_address=self.address,
+            broker_name=GROUP,
+            broker_id=self.broker_id,
+            epoch=0,
+            max_log_offset=self.max_offset,
+            heartbeat_timeout_ms=self.timeout_ms,
+        )
+        leader = await self.rig.leader()
+        answers = {}
+        for name in self.rig.controllers:
+            command = Command.request(
+                Code.BROKER_HEARTBEAT, header, fields={"tmCaps": "lease"} if self.is_ours else None
+            )
+            answers[name] = await self._client.request(self.rig.address(name), command, 5)
+        return answers[leader]
+
+    async def elect(self, *, is_designated: bool = False) -> Command:
+        return await self.rig.ask(
+            Code.CONTROLLER_ELECT_MASTER,
+            headers.ElectMasterRequest(
+                broker_name=GROUP, broker_id=self.broker_id, is_designated=is_designated
+            ),
+        )
+
+    async def alter_set(self, *ids: int, set_epoch: int, master_epoch: int) -> Command:
+        return await self.rig.ask(
+            Code.CONTROLLER_ALTER_SYNC_STATE_SET,
+            headers.AlterSyncStateSetRequest(
+                broker_name=GROUP, master_id=self.broker_id, master_epoch=master_epoch
+            ),
+            body=encode_sync_state_set(SyncStateSet(ids=ids, epoch=set_epoch)),
+        )
+
+    async def cut_connections(self) -> None:
+        """As the end of its process does."""
+        await self._client.close()
+        self._client = RemotingClient(network=self.rig.network, clock=self.rig.clock)
+
+    async def close(self) -> None:
+        await self._client.close()
+        await self._server.stop()
+
+
+def master_of(answer: Command) -> tuple[int | None, int | None]:
+    header = answer.decode(headers.MasterResponse)
+    return header.master_id, header.master_epoch

@@ -1,0 +1,244 @@
+"""Controllers by their wire: ids, elections, sets, leases, and what a lost controller costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from controller_rig import CLUSTER, GROUP, Rig, master_of
+
+from tandemmq.consensus.core.messages import TakeOver, encode_message
+from tandemmq.protocol.bodies.controller import decode_sync_state_set
+from tandemmq.protocol.catalogue import CATALOGUE, Role
+from tandemmq.protocol.codes import RequestCode as Code
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.requests import controller as headers
+from waits import until
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    rig = Rig()
+    await rig.start()
+    yield rig
+    await rig.close()
+
+
+@pytest.fixture
+async def three() -> AsyncIterator[Rig]:
+    rig = Rig(3)
+    await rig.start()
+    yield rig
+    await rig.close()
+
+
+def epochs(rig: Rig, name: str = "n0") -> tuple[int | None, int, tuple[int, ...], int]:
+    group = rig.controllers[name].groups.get(GROUP)
+    assert group is not None
+    return group.master_id, group.master_epoch, group.sync_set, group.set_epoch
+
+
+async def test_ids_are_given_once_and_again_to_who_proves_itself(rig: Rig) -> None:
+    ask = headers.NextBrokerIdRequest(cluster_name=CLUSTER, broker_name=GROUP)
+
+    async def next_id() -> int:
+        answer = await rig.ask(Code.CONTROLLER_GET_NEXT_BROKER_ID, ask)
+        return answer.decode(headers.NextBrokerIdResponse).next_id
+
+    assert await next_id() == 1
+    one = await rig.broker(1)
+    assert await next_id() == 2
+    again = await rig.ask(Code.CONTROLLER_APPLY_BROKER_ID, one.application())
+    assert again.code == 0
+    stranger = await rig.ask(Code.CONTROLLER_APPLY_BROKER_ID, one.application("1700000000001"))
+    assert stranger.code == ResponseCode.CONTROLLER_BROKER_ID_INVALID
+    other = headers.NextBrokerIdRequest(cluster_name="other", broker_name=GROUP)
+    assert (await rig.ask(Code.CONTROLLER_GET_NEXT_BROKER_ID, other)).code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_the_set_decides_who_may_follow_a_dead_master(rig: Rig) -> None:
+    one, two = await rig.broker(1), await rig.broker(2)
+    elected = await one.elect()
+    assert (elected.code, master_of(elected)) == (0, (1, 1))
+    body = json.loads(bytes(elected.body))
+    assert body["brokerMemberGroup"]["brokerAddrs"] == {"1": one.address, "2": two.address}
+    assert body["syncStateSet"] == [1]
+    assert (await two.elect()).code == ResponseCode.CONTROLLER_MASTER_STILL_EXIST
+
+    refused = await one.alter_set(1, 2, set_epoch=0, master_epoch=1)
+    assert refused.code == ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
+    altered = await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
+    assert altered.decode(headers.AlterSyncStateSetResponse).set_epoch == 2
+    assert decode_sync_state_set(altered.body).ids == (1, 2)
+
+    await one.cut_connections()
+    await until(lambda: epochs(rig) == (2, 2, (2,), 3))
+    await until(lambda: bool(two.notices))
+    header, members = two.notices[-1]
+    assert (header.master_id, header.master_epoch, members.ids) == (2, 2, (2,))
+
+    # The old master comes back under its old epoch: it is told the new one.
+    assert master_of(await one.register()) == (2, 2)
+    stale = await one.alter_set(1, 2, set_epoch=3, master_epoch=1)
+    assert stale.code == ResponseCode.CONTROLLER_INVALID_MASTER
+
+
+async def test_a_restarted_master_never_goes_on_under_its_epoch(rig: Rig) -> None:
+    one = await rig.broker(1)
+    await one.elect()
+    assert master_of(await one.register()) == (1, 2)
+    await one.cut_connections()
+    await until(lambda: epochs(rig) == (None, 3, (1,), 2))
+    assert master_of(await one.register()) == (None, None)
+    await one.beat()
+    await until(lambda: epochs(rig)[:2] == (1, 4))
+
+
+async def test_a_master_of_ours_has_a_lease_and_hands_its_set_on(rig: Rig) -> None:
+    one, two, three = [await rig.broker(number, is_ours=True) for number in (1, 2, 3)]
+    await one.elect()
+    answer = await one.beat()
+    assert {**answer.fields} == {"tmLease": "1200", "tmMasterEpoch": "1", "tmMaster": "1"}
+    assert "tmLease" not in (await two.beat()).fields
+    await one.alter_set(1, 2, 3, set_epoch=1, master_epoch=1)
+    begun = rig.clock.monotonic()
+    elected = await three.elect(is_designated=True)
+    assert rig.clock.monotonic() - begun > 1.2, "the lease had not ended"
+    assert master_of(elected) == (3, 2)
+    assert epochs(rig)[2] == (2, 3)
+    # A closed connection alone says nothing; a refused one does.
+    await three.cut_connections()
+    assert epochs(rig)[0] == 3
+    await three.beat()
+    await three.close()
+    await until(lambda: epochs(rig)[:2] == (2, 3))
+
+
+async def test_all_controllers_agree_and_the_next_one_goes_on(three: Rig) -> None:
+    one = await three.broker(1)
+    await three.broker(2)
+    await one.elect()
+    await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
+    leader = await three.leader()
+    follower = next(name for name in three.names if name != leader)
+    refused = await three.ask(
+        Code.CONTROLLER_GET_REPLICA_INFO, headers.ReplicaInfoRequest(broker_name=GROUP), to=follower
+    )
+    assert refused.code == ResponseCode.CONTROLLER_NOT_LEADER
+    told = (await three.ask(Code.CONTROLLER_GET_METADATA_INFO, to=follower)).decode(
+        headers.ControllerMetadataResponse
+    )
+    assert (told.leader_id, told.leader_address) == (leader, three.address(leader))
+    assert told.peers == "n0:127.0.0.1:9870;n1:127.0.0.1:9871;n2:127.0.0.1:9872;"
+
+    await three.stop(leader)
+    second = await three.leader()
+    await until(lambda: epochs(three, second) == (1, 1, (1, 2), 2))
+    await one.cut_connections()
+    await until(lambda: epochs(three, second)[:2] == (2, 2))
+    await three.start(leader)
+    await until(lambda: three.controllers[leader].groups.get(GROUP) is not None)
+    await until(lambda: epochs(three, leader)[:2] == (2, 2))
+
+
+async def test_without_a_majority_nothing_is_decided(three: Rig) -> None:
+    one = await three.broker(1)
+    leader = await three.leader()
+    await three.stop(*(name for name in three.names if name != leader))
+    await until(lambda: not three.controllers[leader].raft.is_leader)
+    answer = await three.ask(Code.CONTROLLER_APPLY_BROKER_ID, one.application(), to=leader)
+    assert answer.code == ResponseCode.CONTROLLER_NOT_LEADER
+
+
+async def test_strangers_are_not_listened_to(three: Rig) -> None:
+    leader = await three.leader()
+    peer = next(name for name in three.names if name != leader)
+    body = encode_message(TakeOver(sender=peer, term=10**6))
+    for group, sender in (("g", "n7"), ("other", peer), ("g", leader)):
+        header = headers.RaftMessageHeader(group=group, sender=sender)
+        answer = await three.ask(Code.TANDEM_RAFT_MESSAGE, header, body=body, to=leader)
+        assert answer.code == ResponseCode.NO_PERMISSION
+    assert await three.leader() == leader
+
+
+async def test_a_shared_secret_is_asked_of_every_message() -> None:
+    rig = Rig(3, shared_secret="a long secret")
+    await rig.start()
+    leader = await rig.leader()
+    peer = next(name for name in rig.names if name != leader)
+    header = headers.RaftMessageHeader(group="g", sender=peer, proof="00")
+    body = encode_message(TakeOver(sender=peer, term=10**6))
+    answer = await rig.ask(Code.TANDEM_RAFT_MESSAGE, header, body=body, to=leader)
+    assert answer.code == ResponseCode.NO_PERMISSION
+    shown = bytes((await rig.ask(Code.GET_CONTROLLER_CONFIG, to=leader)).body)
+    assert b"scanInactiveMasterInterval=30" in shown
+    assert b"secret" not in shown
+    await rig.close()
+
+
+async def test_snapshots_and_restarts_keep_everything() -> None:
+    rig = Rig(snapshot_entries=3)
+    await rig.start()
+    for number in range(1, 6):
+        await rig.broker(number)
+    await rig.brokers[0].elect()
+    before = rig.controllers["n0"].groups.take_snapshot()
+    await rig.stop("n0")
+    rig.disks["n0"].power_cut()
+    await rig.start("n0")
+    await rig.leader()
+    assert rig.controllers["n0"].groups.take_snapshot() == before
+    await rig.close()
+
+
+async def test_tools_clean_and_change_settings(rig: Rig) -> None:
+    one = await rig.broker(1)
+    two = await rig.broker(2)
+    await one.elect()
+
+    async def clean(ids: str | None, *, is_forced: bool = False) -> int:
+        header = headers.CleanBrokerDataRequest(
+            cluster_name=CLUSTER, broker_name=GROUP, ids=ids, is_forced=is_forced
+        )
+        return (await rig.ask(Code.CLEAN_BROKER_DATA, header)).code
+
+    refused = ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
+    assert await clean(None) == refused
+    assert await clean("2") == refused
+    assert await clean("x") == ResponseCode.SYSTEM_ERROR
+    await two.cut_connections()
+    await until(lambda: not rig.controllers["n0"].live.is_alive(GROUP, 2, rig.clock.monotonic()))
+    assert await clean("2") == 0
+    states = await rig.ask(Code.CONTROLLER_GET_SYNC_STATE_DATA, body=b'["broker-a","none"]')
+    told = json.loads(bytes(states.body))["replicasInfoTable"]
+    assert told == {
+        GROUP: {
+            "inSyncReplicas": [
+                {"alive": True, "brokerAddress": one.address, "brokerId": 1, "brokerName": GROUP}
+            ],
+            "masterAddress": one.address,
+            "masterBrokerId": 1,
+            "masterEpoch": 1,
+            "notInSyncReplicas": [],
+            "syncStateSetEpoch": 1,
+        }
+    }
+    assert await clean("1", is_forced=True) == 0
+    assert rig.controllers["n0"].groups.get(GROUP) is None
+    update = await rig.ask(Code.UPDATE_CONTROLLER_CONFIG, body=b"enableElectUncleanMaster=true")
+    assert update.code == 0
+    shown = bytes((await rig.ask(Code.GET_CONTROLLER_CONFIG)).body)
+    assert b"enableElectUncleanMaster=true" in shown
+    fixed = await rig.ask(Code.UPDATE_CONTROLLER_CONFIG, body=b"controllerDLegerPeers=n0-x:1")
+    assert fixed.code == ResponseCode.NO_PERMISSION
+
+
+def test_served_codes_are_those_of_the_catalogue() -> None:
+    rig_codes = {code for code, entry in CATALOGUE.items() if entry.served_by is Role.CONTROLLER}
+    assert rig_codes | {Code.BROKER_HEARTBEAT} == {
+        *range(1001, 1007),
+        *range(1009, 1014),
+        Code.TANDEM_RAFT_MESSAGE,
+        Code.BROKER_HEARTBEAT,
+    }
