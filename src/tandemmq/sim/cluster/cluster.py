@@ -172,7 +172,7 @@ class Cluster:
             checkers.check_replicas(self.world, self.master, self.slaves)
             if self.master.store is not None:
                 self.watch.check_committed(self.master)
-                self._tables.note(self.master, self.slaves)
+                self._tables.note(self.master, self.slaves, self.world.loop.time())
             for slave in self.slaves:
                 if not self.has_operator or not slave.is_running:
                     continue
@@ -206,10 +206,11 @@ class Cluster:
             self.promises.on_discarded(emptied_at_s, now_s)
         self.world.discards.append((now_s if emptied_at_s is None else emptied_at_s, now_s))
         self.promises.on_replaced(now_s, 0 if chosen.store is None else chosen.store.max_log_offset)
-        self._tables.note_promotion(lost, chosen)
+        will_be_killed = self.world.dice.happens(50)
+        self._tables.note_promotion(lost, chosen, now_s=now_s, will_be_killed=will_be_killed)
         self.world.note(f"{chosen.name} becomes master")
         self.ledger.counts["promotions"] += 1
-        if self.world.dice.happens(50):
+        if will_be_killed:
             chosen.kill()
         else:
             await chosen.end_in_order()

@@ -7,9 +7,10 @@ life is told event by event.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rich.console import Console
@@ -102,8 +103,15 @@ def run_many(seeds: range, console: Console) -> Summary:
 def _describe(summary: Summary) -> str:
     counts = summary.counts
     losses = sum(count for name, count in counts.items() if "of the master" in name or "losses" in name)
-    failed = f", {len(summary.failed)} failed" if summary.failed else ""
+    failed = f", failed: {_some(summary.failed)}" if summary.failed else ""
     return f"{summary.acknowledged_count:,} sends acknowledged, {losses} brokers lost{failed}"
+
+
+def _some(seeds: Iterable[int]) -> str:
+    """The first of them, so that a long run can be looked into before it ends."""
+    first = list(itertools.islice(seeds, FAILED_SEEDS_SHOWN + 1))
+    rest = " ..." if len(first) > FAILED_SEEDS_SHOWN else ""
+    return ",".join(map(str, first[:FAILED_SEEDS_SHOWN])) + rest
 
 
 def run_one(seed: int) -> Life:

@@ -2,7 +2,8 @@
 
 Strategy: the master's tables are noted every second with how many copies each slave had finished. When two
           more are finished the second has begun after the note, so the slave has what was noted, or newer.
-          What the master itself had changed until its end is expected of nobody.
+          What the master itself had changed until its end is expected of nobody, and neither is it of a
+          slave that is killed before it has saved what it copied.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from tandemmq.store import MessageStore
 
 NOTES_MAX = 60
 ROUNDS = 2
+SAVED_S = 5.0
+"""A slave has saved by then what it copied: the delays of its files and some tries on a failing disk."""
 
 Offsets = Mapping[str, Mapping[int, int]]
 Copies = Mapping[Life, int]
@@ -50,21 +53,26 @@ class TableHistory:
     """The notes of the present master."""
 
     def __init__(self) -> None:
-        self._notes: deque[tuple[Life, TableNote, Copies]] = deque(maxlen=NOTES_MAX)
+        self._notes: deque[tuple[float, Life, TableNote, Copies]] = deque(maxlen=NOTES_MAX)
         self._expected: tuple[TableNote, TableNote] | None = None
 
-    def note(self, master: BrokerNode, slaves: Sequence[BrokerNode]) -> None:
+    def note(self, master: BrokerNode, slaves: Sequence[BrokerNode], now_s: float) -> None:
         """Both are asked while they run."""
         assert master.life is not None
         copies = {slave.life: _copies_of(slave) for slave in slaves if slave.life and slave.store}
-        self._notes.append((master.life, TableNote.of(master), copies))
+        self._notes.append((now_s, master.life, TableNote.of(master), copies))
 
-    def note_promotion(self, lost: BrokerNode, chosen: BrokerNode) -> None:
+    def note_promotion(
+        self, lost: BrokerNode, chosen: BrokerNode, *, now_s: float, will_be_killed: bool
+    ) -> None:
         """The master is gone; its slave still runs. What the slave must know as a master is now known."""
         self._expected = None
         if chosen.life is not None and chosen.store is not None:
             finished = _copies_of(chosen)
-            for life, noted, copies in reversed(self._notes):
+            if will_be_killed:
+                saved = [copies for at_s, _, _, copies in self._notes if at_s <= now_s - SAVED_S]
+                finished = saved[-1].get(chosen.life, 0) if saved else 0
+            for _, life, noted, copies in reversed(self._notes):
                 if life is lost.life and finished >= copies.get(chosen.life, finished) + ROUNDS:
                     self._expected = noted, TableNote.of(lost)
                     break
