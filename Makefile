@@ -20,8 +20,9 @@ setup-dev:
 demo: setup-demo ## Run the main job: 336,776 flights through master, slave and Spark into a table (ARGS="--chaos")
 	@$(TANDEMMQ) demo $(ARGS)
 
-test: setup-dev ## Run all tests (ARGS="tests/unit -k name" for some)
-	@$(PY) -m pytest $(ARGS)
+test: JOBS ?= 2
+test: setup-dev ## Run all tests, in JOBS=2 processes (ARGS="tests/unit -k name" for some, JOBS=0 in this one)
+	@$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 interop: setup-dev ## Run RocketMQ's Java clients, tools, brokers of two lines against ours (needs a JDK and Maven; ARGS="-k Retry" for some)
 	@scripts/setup jdk
