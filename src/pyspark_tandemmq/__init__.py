@@ -1,7 +1,8 @@
 """Spark imports every top-level module named `pyspark_*` and registers its `DefaultSource` (spec spark
 SP-45).
 
-One broken module of that kind breaks the look-up of all Python sources (SP-46), so nothing else belongs here.
+One broken module of that kind breaks the look-up of all Python sources (spec spark SP-46), so nothing else
+belongs here.
 """
 
 from tandemmq.spark.source import TandemSource as DefaultSource

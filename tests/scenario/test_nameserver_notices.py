@@ -1,6 +1,6 @@
 """A name server tells brokers of a new smallest id; those with access control know who asks.
 
-Source: spec nameserver 9, semantics 21.
+Source: spec nameserver 9, spec semantics 21.
 """
 
 from __future__ import annotations

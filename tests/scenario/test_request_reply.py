@@ -1,4 +1,5 @@
-"""Replies on their way through a real broker over loopback (spec semantics 15 and 3.10, remoting 9.10)."""
+"""Replies on their way through a real broker over loopback (spec semantics 15 and 3.10, spec remoting
+9.10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions through a real broker over loopback (spec semantics 17, store 14, remoting 9.7)."""
+"""Transactions through a real broker over loopback (spec semantics 17, spec store 14, spec remoting 9.7)."""
 
 from __future__ import annotations
 

@@ -104,17 +104,18 @@ def test_the_calls_of_a_stream_come_as_the_source_expects_them(tracing: Any, tmp
     calls = run()
     names = [call[0] for call in calls]
     symbol, ends = {"v": 1, "init": "latest"}, [{"v": 1, "n": n} for n in (2, 4, 6)]
-    # SP-14, SP-15: prepared first; the start is asked for twice, so it must be pinned by the first batch.
+    # spec spark SP-14, SP-15: prepared first; the start is asked for twice, so it must be pinned by the first
+    # batch.
     assert names[0] == "prepare"
     assert names.count("initial") == 2
-    # SP-17: one plan per batch, and the first begins at the symbol.
+    # spec spark SP-17: one plan per batch, and the first begins at the symbol.
     plans = [call[1:] for call in calls if call[0] == "partitions"]
     assert plans == [[symbol, ends[0]], [ends[0], ends[1]], [ends[1], ends[2]]]
-    # SP-18: a commit comes with the next batch, and none for the last one.
+    # spec spark SP-18: a commit comes with the next batch, and none for the last one.
     assert [call[1] for call in calls if call[0] == "commit"] == ends[:2]
-    # SP-26: what `latestOffset` starts from is what the last batch reached.
+    # spec spark SP-26: what `latestOffset` starts from is what the last batch reached.
     assert [call[1] for call in calls if call[0] == "latest"] == [symbol, *ends]
-    # SP-23: the checkpoint holds the text as it was made.
+    # spec spark SP-23: the checkpoint holds the text as it was made.
     text = (tmp_path / "checkpoint" / "offsets" / "0").read_text().splitlines()[-1]
     assert text == json.dumps(ends[0])
     # A restart with nothing new plans nothing and forgets nothing.
@@ -124,5 +125,5 @@ def test_the_calls_of_a_stream_come_as_the_source_expects_them(tracing: Any, tmp
 
 
 def test_a_batch_without_partitions_reads_none(tracing: Any) -> None:
-    # SP-32: one task, whose partition has no value.
+    # spec spark SP-32: one task, whose partition has no value.
     assert tracing.read.format("tracing").load().collect() == []

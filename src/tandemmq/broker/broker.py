@@ -444,7 +444,7 @@ class Broker:
         return render_address((host, self.ha_address[1]))
 
     def _ha_port(self) -> int:
-        """haListenPort when it is set, else listenPort + 1, else any (spec decision 1)."""
+        """haListenPort when it is set, else listenPort + 1, else any (spec decisions 1)."""
         options = self.options
         if options.ha_listen_port or not options.listen_port:
             return options.ha_listen_port

@@ -1,6 +1,6 @@
 """All handlers of one broker, built in the order of what they need; none of them knows the others.
 
-The list of constructor calls here replaces the god object that other brokers hand to every handler (style 8).
+The list of constructor calls here stands for the one object that other brokers hand to every handler.
 """
 
 from __future__ import annotations

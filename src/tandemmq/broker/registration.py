@@ -4,7 +4,7 @@ Each name server has a link of its own, so that a slow or dead one holds up no o
 changes its server has not confirmed yet, because a server that saw a later change takes a full registration
 of the same version for nothing new (spec nameserver 3.5). An unreachable server costs one warning and is
 tried again soon.
-Source: spec nameserver 3.1, 3.4, 3.5 and 4; replication 7.
+Source: spec nameserver 3.1, 3.4, 3.5 and 4; spec replication 7.
 """
 
 from __future__ import annotations

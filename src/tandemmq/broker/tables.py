@@ -1,4 +1,4 @@
-"""The tables of one broker and their files: built, loaded, saved (spec store 18, semantics 16.5)."""
+"""The tables of one broker and their files: built, loaded, saved (spec store 18, spec semantics 16.5)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Each stands with RocketMQ's own default where that is a fixed value: a file that only repeats a default asks
 for nothing and is not warned about. The names and defaults are what the admin tool shows of a 5.3.3 broker
-and name server, and those of spec store 20, semantics 25.2 and replication 17.
+and name server, and those of spec store 20, spec semantics 25.2 and spec replication 17.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Invariants: no setting is lost in silence: it sets a field, or stands in `inert`
 error
             that names the key, where it was written and what is allowed.
 Knows not:  the machine; the defaults that depend on it come in as `Machine`.
-Source:     spec store 20, semantics 25.2 to 25.4.
+Source:     spec store 20, spec semantics 25.2 to 25.4.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A key may set several fields, or none where only its relation to others is checked (`check.py`). Keys marked
 "ours" do not exist in RocketMQ. Keys with no effect here are in `inert.py`. Keys that a user relies on for
 safety are in `REFUSED`: all but the harmless value is an error, because ignoring it would open or lose data.
-Source: spec store 20, semantics 25.2 to 25.4, replication 17, nameserver 10.
+Source: spec store 20, spec semantics 25.2 to 25.4, spec replication 17, spec nameserver 10.
 """
 
 from __future__ import annotations

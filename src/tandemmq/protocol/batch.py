@@ -2,7 +2,7 @@
 
 Per message: i32 size, i32 0, i32 0, i32 flag, i32 body size, body, i16 properties size, properties; no count.
 The broker splits it and stores every message as a record of its own.
-Source: spec remoting 12.6, store 4.1, semantics 3.7.
+Source: spec remoting 12.6, spec store 4.1, spec semantics 3.7.
 """
 
 from __future__ import annotations

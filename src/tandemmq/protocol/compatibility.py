@@ -262,31 +262,31 @@ CLIENTS: Final = (
 """Who runs against us, and how that is checked."""
 
 _SECTIONS: Final = (
-    ((10, 310, 320, 36), "remoting 9.2, 9.6"),
-    ((11, 361), "remoting 9.3"),
-    ((12, 33), "remoting 9.9"),
-    ((324, 325, 326), "remoting 9.10"),
-    ((37, 39, 323), "remoting 9.7"),
-    ((34, 35, 38, 40, 46), "remoting 9.4"),
-    ((14, 15, 29, 30, 31, 32), "remoting 9.5"),
-    ((41, 42), "remoting 9.8"),
-    ((370,), "semantics 18.2"),
-    ((400, 401), "semantics 20.1"),
-    ((2001, 2002, 2003, 2004), "semantics 20.3"),
-    (tuple(range(200_050, 200_152)), "semantics 14"),
-    ((21, 43, 45, 60, 61, 201, 402, 906, 907, 908), "remoting 8.5"),
-    ((*range(50, 55), *range(3001, 3011)), "semantics 21"),
-    ((220, 221, 307, 309), "remoting 9.11"),
-    ((103, 104, 217, 322, 901, 904), "nameserver 3 to 6"),
-    ((105, 106, 206, 216, 224, 304, 311, 312, 313), "nameserver 6"),
-    ((205, 327), "nameserver 7"),
-    ((100, 101, 102, 219), "nameserver 8"),
-    ((905,), "nameserver 9"),
-    ((318, 319), "nameserver 10"),
-    ((*range(1001, 1014), 30_001), "controller 2"),
+    ((10, 310, 320, 36), "spec remoting 9.2, 9.6"),
+    ((11, 361), "spec remoting 9.3"),
+    ((12, 33), "spec remoting 9.9"),
+    ((324, 325, 326), "spec remoting 9.10"),
+    ((37, 39, 323), "spec remoting 9.7"),
+    ((34, 35, 38, 40, 46), "spec remoting 9.4"),
+    ((14, 15, 29, 30, 31, 32), "spec remoting 9.5"),
+    ((41, 42), "spec remoting 9.8"),
+    ((370,), "spec semantics 18.2"),
+    ((400, 401), "spec semantics 20.1"),
+    ((2001, 2002, 2003, 2004), "spec semantics 20.3"),
+    (tuple(range(200_050, 200_152)), "spec semantics 14"),
+    ((21, 43, 45, 60, 61, 201, 402, 906, 907, 908), "spec remoting 8.5"),
+    ((*range(50, 55), *range(3001, 3011)), "spec semantics 21"),
+    ((220, 221, 307, 309), "spec remoting 9.11"),
+    ((103, 104, 217, 322, 901, 904), "spec nameserver 3 to 6"),
+    ((105, 106, 206, 216, 224, 304, 311, 312, 313), "spec nameserver 6"),
+    ((205, 327), "spec nameserver 7"),
+    ((100, 101, 102, 219), "spec nameserver 8"),
+    ((905,), "spec nameserver 9"),
+    ((318, 319), "spec nameserver 10"),
+    ((*range(1001, 1014), 30_001), "spec controller 2"),
 )
 SECTION_OF: Final = {code: section for codes, section in _SECTIONS for code in codes}
-"""Where the specification has a code; what is not here is in remoting 8.6."""
+"""Where the specification has a code; what is not here is in spec remoting 8.6."""
 
 _AREAS: Final = (
     (Role.BROKER, "Brokers"),
@@ -342,7 +342,7 @@ def _table(title: str, entries: Iterable[Entry]) -> Iterator[str]:
     yield ""
     yield f"## Served by: {title.lower()}"
     yield ""
-    yield "| code | name | request fields | request body | answer fields | answer body | notes | spec |"
+    yield "| code | name | request fields | request body | answer fields | answer body | notes | source |"
     yield "|---|---|---|---|---|---|---|---|"
     for entry in sorted(entries, key=lambda entry: entry.code):
         if entry.code in UNSUPPORTED:
@@ -356,7 +356,7 @@ def _table(title: str, entries: Iterable[Entry]) -> Iterator[str]:
             _fields(entry.response),
             answered,
             _notes(entry),
-            "" if entry.name.startswith("TANDEM_") else SECTION_OF.get(int(entry.code), "remoting 8.6"),
+            "" if entry.name.startswith("TANDEM_") else SECTION_OF.get(int(entry.code), "spec remoting 8.6"),
         )
         yield f"| {' | '.join(cells)} |"
 

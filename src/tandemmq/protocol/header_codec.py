@@ -1,6 +1,6 @@
 """Compiles a typed header into its decoders and encoders, once per class.
 
-Everything in a header travels as text (spec remoting 0): `3` is `"3"`, true is `"true"`. A class is
+Everything in a header travels as text (spec remoting 2): `3` is `"3"`, true is `"true"`. A class is
 compiled at its first use into
 
 - a msgspec decoder that goes from the JSON text of extFields straight to the typed header. It runs in C and

@@ -1,7 +1,7 @@
 """Messages as users see them: what they send, and what they get.
 
 Invariants: a `Message` that passed `check_message` can be stored by any broker with default limits.
-Source:     spec semantics 1.4, 1.5; remoting 12.5.
+Source:     spec semantics 1.4, 1.5; spec remoting 12.5.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Both are upper-case hex text. The broker's id is store host, port and log offset, so that a reader can dial
 the broker and fetch the message; tools and transactions depend on that. The producer's id is opaque to all
 others.
-Source: spec store 3, remoting 12.2, semantics 3.5.
+Source: spec store 3, spec remoting 12.2, spec semantics 3.5.
 """
 
 from __future__ import annotations

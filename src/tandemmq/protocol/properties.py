@@ -3,7 +3,7 @@
 The last 0x02 may be missing (Java 4.9.1 to 5.1.4). Pieces shorter than three characters or with an empty name
 or value are ignored; on duplicate names the later pair wins; there is no escaping, so a name may hold neither
 separator and a value no 0x02. Undecodable UTF-8 becomes U+FFFD, as in Java.
-Source: spec store 3, remoting 12.4 and 12.5.
+Source: spec store 3, spec remoting 12.4 and 12.5.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Invariants: nothing but RecordError leaves this file on foreign bytes.
 Strategy:   properties stay in their wire form until somebody asks for them.
 Knows not:  files, segments, ConsumeQueues. Many records at once: `record_scan.py`.
-Source:     spec store 3, remoting 12.1.
+Source:     spec store 3, spec remoting 12.1.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Invariants: TOTALSIZE is the whole record; BODYCRC is over the body as stored (c
 V2 only
             when the topic needs more than 127 bytes.
 Strategy:   one struct call for everything before the body and one join; the topic field is cached.
-Source:     spec store 3, remoting 12.1.
+Source:     spec store 3, spec remoting 12.1.
 """
 
 from __future__ import annotations

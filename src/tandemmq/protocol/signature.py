@@ -1,7 +1,7 @@
 """The signature that tells who sends a request: HMAC-SHA1 over its fields and body.
 
 One implementation for who signs (clients, brokers, the Spark source) and who checks (brokers).
-Source: spec remoting 7, semantics 21.1.
+Source: spec remoting 7, spec semantics 21.1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The bits of a message's sysFlag and of a pull's sysFlag, as plain integers.
 
 Plain ints and not an IntFlag: they are tested once per message on hot paths.
-Source: spec remoting 12.3, semantics 1.3.
+Source: spec remoting 12.3, spec semantics 1.3.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
 
 
 class PushdownTopicReader(TopicReader):
-    """A batch query of a session that pushes filters down; others refuse a reader that can (SP-41)."""
+    """A batch query of a session that pushes filters down; others refuse a reader that can (spec spark
+    SP-41)."""
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
         """Remembers what the filters narrow; returns those that Spark must apply itself."""

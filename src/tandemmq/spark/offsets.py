@@ -3,9 +3,9 @@
 An offset of the stream is a JSON object that Spark stores as text and compares as text (spec spark SP-23),
 so there is exactly one spelling for each set of positions: topics, brokers and queues sorted. A query that
 has not read anything yet has a *symbol* as its offset, not numbers: Spark asks twice for the initial offset,
-and two answers with numbers could differ and lose rows (SP-24). The first end offset carries in `base` where
-each new queue starts, so a replay reads the same rows for ever. Queues that appear later are pinned the same
-way, and so is where a query goes on after messages were lost.
+and two answers with numbers could differ and lose rows (spec spark SP-24). The first end offset carries in
+`base` where each new queue starts, so a replay reads the same rows for ever. Queues that appear later are
+pinned the same way, and so is where a query goes on after messages were lost.
 
 Numbers alone do not tell one life of a topic from the next: a topic that is deleted and made again counts
 from 0 and soon grows past the old position. So an offset also carries `Mark`s: where in the log a message
@@ -169,7 +169,8 @@ def _flatten(nested: Mapping[str, Any]) -> Iterator[tuple[QueueKey, Any]]:
 
 
 def plan_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
-    """What lies between two offsets of the stream, by queue; a function of its arguments only (SP-17)."""
+    """What lies between two offsets of the stream, by queue; a function of its arguments only (spec spark
+    SP-17)."""
     if start == end:
         return []  # a watermark makes such batches; `base` belongs to the batch before
     ranges = []

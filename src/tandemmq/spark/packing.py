@@ -1,9 +1,10 @@
 """Which task reads which range: large ranges are split, small ones are packed together.
 
-A task costs 25-30 ms of fixed time per batch, whatever it reads (spec spark decision 4), so many small
+A task costs 25-30 ms of fixed time per batch, whatever it reads (spec spark 0), so many small
 queues belong into one task; and one huge queue must not keep a single core busy. The plan depends on the
 ranges and the options only, never on the number of cores or the time: a replayed batch must give the same
-rows to the same task numbers, because the names of files in the lake are made of them (SP-17, SP-52).
+rows to the same task numbers, because the names of files in the lake are made of them (spec spark SP-17,
+SP-52).
 
 Pure: no Spark, no network, no clock.
 """

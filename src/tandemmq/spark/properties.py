@@ -5,7 +5,7 @@ with one pass over these bytes, so a message costs no Python object. The rules a
 `protocol.properties.decode_properties`: pieces without a name or a value are ignored, the last separator
 may be missing, the later of two equal names wins.
 
-Source: spec remoting 12.4, spark 5. Pure: numpy and pyarrow.
+Source: spec remoting 12.4, spec spark 5. Pure: numpy and pyarrow.
 """
 
 from __future__ import annotations

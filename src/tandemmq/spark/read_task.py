@@ -34,7 +34,8 @@ def make_decode_plan(projection: Projection, options: SourceOptions) -> DecodePl
 def read_task(task: InputPartition, options: SourceOptions, projection: Projection) -> Iterator[Any]:
     """The rows of a task as Arrow batches.
 
-    A batch query without ranges gets one task all the same, with a partition that is none of ours (SP-32).
+    A batch query without ranges gets one task all the same, with a partition that is none of ours (spec spark
+    SP-32).
     """
     if not isinstance(task, TaskRanges):
         return

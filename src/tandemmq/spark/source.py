@@ -1,7 +1,7 @@
 """The data source `tandemmq` (alias `rocketmq`): options in, readers and writers out; no I/O here.
 
 Spark makes instances of this class in several short-lived processes, often only to ask for the schema, so the
-constructor does nothing, and a reader's module is imported only where the reader is made (SP-66).
+constructor does nothing, and a reader's module is imported only where the reader is made (spec spark SP-66).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 """A session that does not push filters refuses readers that take them, and nothing says which one it is; the
-name is Spark's own (SP-43)."""
+name is Spark's own (spec spark SP-43)."""
 
 
 class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
@@ -52,7 +52,7 @@ class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
         options = self._parse(is_streaming=True)
         return TopicStreamReader(options, self._project(schema, options))
 
-    # Spark passes both by keyword, so they must have these names (SP-20).
+    # Spark passes both by keyword, so they must have these names (spec spark SP-20).
     def writer(self, schema: Any, overwrite: bool) -> TopicWriter:
         from tandemmq.spark.sink.writer import TopicWriter
 

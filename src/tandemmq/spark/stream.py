@@ -2,9 +2,9 @@
 
 Spark calls the methods of one instance in a process of its own on the driver; another copy is pickled into
 the tasks and only reads (spec spark 2.1). What must survive lies in the offsets, which Spark keeps in its
-checkpoint: the start is pinned by the first end offset (SP-24), new queues by the end offset that first names
-them. `partitions` depends on offsets and options only, so a replayed batch gives the same rows to the same
-tasks (SP-17).
+checkpoint: the start is pinned by the first end offset (spec spark SP-24), new queues by the end offset that
+first names them. `partitions` depends on offsets and options only, so a replayed batch gives the same rows to
+the same tasks (spec spark SP-17).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, Any]:
-        """A symbol, because Spark asks twice and both answers must be equal (SP-15, SP-24)."""
+        """A symbol, because Spark asks twice and both answers must be equal (spec spark SP-15, SP-24)."""
         assert self._options.start is not None
         return encode_offset(StreamOffset(symbol=self._options.start.kind.value))
 
@@ -167,10 +167,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return read_task(partition, self._options, self._projection)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: it comes one batch late and never for the last one (SP-18); see `_commit_progress`."""
+        """Nothing: it comes one batch late and never for the last one (spec spark SP-18); see
+        `_commit_progress`."""
 
     def stop(self) -> None:
-        """Nothing: Spark does not call it when a query ends (SP-19)."""
+        """Nothing: Spark does not call it when a query ends (spec spark SP-19)."""
 
     def _check_filter(self, offset: StreamOffset) -> None:
         if offset.symbol is None and offset.filter_hash != self._options.filter_hash:
@@ -313,7 +314,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return None if chunk is None else len(chunk.data) / len(chunk.positions)
 
     def _commit_progress(self, offset: StreamOffset) -> None:
-        """Stores `start` as the group's offsets: at this call it is durable in Spark's commit log (SP-26)."""
+        """Stores `start` as the group's offsets: at this call it is durable in Spark's commit log (spec spark
+        SP-26)."""
         if not self._options.commit_progress or offset.positions == self._committed:
             return
         Cluster(self._options).commit(self._topology, offset.positions)

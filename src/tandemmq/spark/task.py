@@ -1,7 +1,7 @@
 """What a task of Spark carries: its ranges, and where the brokers lived when it was planned.
 
 A reader is pickled into every task, so it holds options and addresses, never a socket (spec spark SP-12).
-Planners import this to plan and read nothing, so numpy and pyarrow are not imported here (SP-66).
+Planners import this to plan and read nothing, so numpy and pyarrow are not imported here (spec spark SP-66).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class TaskRanges(InputPartition):  # type: ignore[misc]  # pyspark is untyped he
 
 
 def make_tasks(ranges: Sequence[QueueRange], replicas: Replicas, options: SourceOptions) -> list[TaskRanges]:
-    """The tasks of a batch; which range belongs to which task depends on ranges and options only (SP-17)."""
+    """The tasks of a batch; which range belongs to which task depends on ranges and options only (spec spark
+    SP-17)."""
     tasks = plan_tasks(ranges, options.packing)
     known = {broker: dict(addresses) for broker, addresses in replicas.items()}
     return [

@@ -6,7 +6,7 @@ Strategy:   a put starts a commit when enough pages wait or the last commit is l
             comes back to it. The copy runs off the loop, so a page cache that stalls delays readers, not
             producers. A failed commit changes nothing: the same bytes go to the same place again later, and
             meanwhile sends are refused.
-Source:     spec store 11, replication 10.
+Source:     spec store 11, spec replication 10.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Strategy:   sends wait first in, first out. A line is ordered by end offset and 
             grow, and a send is given up no earlier than the one before it, also when a time limit was
             lowered meanwhile. So a release and an expiry look at heads only, and no wait has a timer.
 Knows not:  files, sockets, the clock: times come in as arguments.
-Source:     spec store 6, replication 5.
+Source:     spec store 6, spec replication 5.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Strategy:   what this process appended is known already and waits in `expect`ed 
             (a slave's bytes) is scanned from the log. A queue file that cannot be written keeps its entries
             in memory and blocks further appends until the flusher got rid of them.
 Knows not:  who waits for messages: they follow `on_dispatch`.
-Source:     spec store 5, 6, replication 4.9.
+Source:     spec store 5, 6, spec replication 4.9.
 """
 
 from __future__ import annotations
@@ -288,6 +288,7 @@ class Dispatcher:
         self._admission.block(QUEUE_WRITE_FAILED, f"queue files take no writes: {error.strerror or error}")
 
     def _stop(self, position: int, outcome: RecordOutcome) -> None:
-        """Foreign bytes: nothing behind them can be dispatched (a slave never skips, replication 4.9)."""
+        """Foreign bytes: nothing behind them can be dispatched (a slave never skips, spec replication
+        4.9)."""
         self._stopped_at = position
         log.error(events.DISPATCH_STOPPED, extra={"log_offset": position, "reason": outcome.value})

@@ -1,7 +1,7 @@
 """Makes what was appended survive a power cut: follows `appended`, raises `flushed`.
 
 Invariants: one flush at a time; `flushed` rises only after the fsync of every file below it; after a failed
-            fsync nothing is flushed ever again, because the kernel may have dropped the pages (style 2.13).
+            fsync nothing is flushed ever again, because the kernel may have dropped the pages.
 Strategy:   SYNC_FLUSH is a group commit: a flush starts when bytes arrive and none runs, and goes on until it
             has caught up, so that all sends that came during one fsync share the next. ASYNC_FLUSH looks at
             the clock. fsync itself runs off the loop.

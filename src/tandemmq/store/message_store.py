@@ -1,7 +1,7 @@
 """The one class of the store that other floors use: builds its parts in order, starts and stops them.
 
-Invariants (style 1): min <= dispatched <= confirmed <= appended, flushed <= appended.
-Source:     spec store; the order of start and stop is section 12.
+Invariants: min <= dispatched <= confirmed <= appended, flushed <= appended.
+Source:     spec store 12 for the order of start and stop.
 """
 
 from __future__ import annotations

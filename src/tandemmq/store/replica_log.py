@@ -3,7 +3,7 @@
 Invariants: bytes go to the end of the log and nowhere else; a chunk never reaches into a second file; an
             empty slave may begin at any file start, because an old-style master sends it only its last file.
 Knows not:  records: a chunk may end in the middle of one (the dispatcher waits for its rest).
-Source:     spec store 9, replication 4.5.
+Source:     spec store 9, spec replication 4.5.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ At a bound: without a free buffer the next file is not begun and the send is ref
 Strategy:   buffers are made when they are first needed, and the one returned last is lent first, so that as
             much memory is used as there are files in the making.
 Knows not:  records, when commits happen, who waits.
-Source:     spec store 11, replication 10.
+Source:     spec store 11, spec replication 10.
 """
 
 from __future__ import annotations

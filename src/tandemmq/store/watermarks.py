@@ -2,7 +2,7 @@
 
 Owns: the value, its followers and its waiters. Followers are called synchronously, in the order in which they
 came, on each raise; they must be short and must not raise. Truncation is the one way down: it ends every
-waiter whose target is gone with `Truncated`. Knows nothing of files, replicas or messages (style 1).
+waiter whose target is gone with `Truncated`. Knows nothing of files, replicas or messages.
 """
 
 from __future__ import annotations

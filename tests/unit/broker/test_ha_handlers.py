@@ -1,4 +1,4 @@
-"""What a broker does when it is told where the master is (spec nameserver 9, remoting 8.5)."""
+"""What a broker does when it is told where the master is (spec nameserver 9, spec remoting 8.5)."""
 
 from __future__ import annotations
 

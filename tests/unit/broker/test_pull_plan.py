@@ -1,4 +1,5 @@
-"""The table of pull answers, on a master and on a slave (spec semantics 8.3, replication 8.2 and 8.3)."""
+"""The table of pull answers, on a master and on a slave (spec semantics 8.3, spec replication 8.2 and
+8.3)."""
 
 from __future__ import annotations
 

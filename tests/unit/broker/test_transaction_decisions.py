@@ -1,4 +1,4 @@
-"""The pure parts of transactions: records, marks, verdicts (spec semantics 17, store 14)."""
+"""The pure parts of transactions: records, marks, verdicts (spec semantics 17, spec store 14)."""
 
 from __future__ import annotations
 

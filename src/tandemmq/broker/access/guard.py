@@ -4,7 +4,7 @@ Order: who it is (white addresses, access key, signature), then what it needs, r
 allowed is remembered by who, from where and what, so that the next message of a producer costs the signature
 and one look-up; every change of the rules forgets it.
 
-Source: spec semantics 21, remoting 7.
+Source: spec semantics 21, spec remoting 7.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 All three run by themselves, too. Unlike RocketMQ's 306, a queue keeps its numbering when all of its messages
 have expired: there it begins anew at 0, and the offsets of its consumers point behind its end.
-Source: spec remoting 8.6, store 19.
+Source: spec remoting 8.6, spec store 19.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Notices between replicas that concern the master's place: 905, 906, 908 (spec replication 7, nameserver 9).
+"""Notices between replicas that concern the master's place: 905, 906, 908 (spec replication 7, spec
+nameserver 9).
 
 A slave of ours takes its master's addresses from its name servers only. A request that says otherwise makes
 it ask them at once, so nobody can send a slave to a master of their own by a request.

@@ -1,7 +1,7 @@
 """Closer looks: 303 time spans, 315 statistics, 317 progress of all groups, 321 queue entries, 345 one
 subscription.
 
-Source: spec semantics 22, remoting 8.6, 11.7 and 11.13.
+Source: spec semantics 22, spec remoting 8.6, 11.7 and 11.13.
 """
 
 from __future__ import annotations

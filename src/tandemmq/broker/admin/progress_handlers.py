@@ -1,6 +1,6 @@
 """Figures of topics and groups: 202 topic stats, 208 consume stats, 300 and 343 who consumes what.
 
-Source: spec semantics 19, remoting 8.6 and 11.7.
+Source: spec semantics 19, spec remoting 8.6 and 11.7.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 All keys that mqadmin's clusterList and brokerStatus read are here; figures about things that this broker
 has not (thread pools, page-cache locks) are zero, because a missing number aborts a line of the tool.
-Source: spec semantics 22, remoting 11.8.
+Source: spec semantics 22, spec remoting 11.8.
 """
 
 from __future__ import annotations

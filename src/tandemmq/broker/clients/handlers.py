@@ -1,7 +1,7 @@
 """HEART_BEAT, UNREGISTER_CLIENT, GET_CONSUMER_LIST_BY_GROUP, CHECK_CLIENT_CONFIG; and how clients leave.
 
 A client is gone when its connection closes, when it says so, or when it was silent for channelExpiredTimeout.
-Source: spec semantics 16.1 and 16.2, remoting 9.4.
+Source: spec semantics 16.1 and 16.2, spec remoting 9.4.
 """
 
 from __future__ import annotations

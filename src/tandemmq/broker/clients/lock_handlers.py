@@ -1,4 +1,4 @@
-"""LOCK_BATCH_MQ and UNLOCK_BATCH_MQ (spec remoting 9.8, semantics 10.6)."""
+"""LOCK_BATCH_MQ and UNLOCK_BATCH_MQ (spec remoting 9.8, spec semantics 10.6)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Which client holds which queue of a group, for orderly consumption. Pure; time is passed in.
 
 A lock is renewed by asking for it again and is free once `expired_ms` have passed since (spec semantics 10.6,
-remoting 9.8); sooner, when the connection is closed over which it was renewed last. Expired locks go when
-their group is asked for, and a group without locks goes with them.
+spec remoting 9.8); sooner, when the connection is closed over which it was renewed last. Expired locks go
+when their group is asked for, and a group without locks goes with them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """GET_CONSUMER_RUNNING_INFO (307) and CONSUME_MESSAGE_DIRECTLY (309): a tool's questions to a consumer, which
-the broker passes on over the consumer's own connection. Source: spec semantics 15, remoting 9.11.
+the broker passes on over the consumer's own connection. Source: spec semantics 15, spec remoting 9.11.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Invariants: a message is delivered after its delay, in the order of its level, a
 Strategy:   no timer per message. The task looks at the head of every level, appends what is due, and sleeps
             until the next head is due, at most TICK_S, so that a changed wall clock is noticed. With nothing
             waiting it sleeps until `wake` is called.
-Source:     spec store 15, semantics 18.1.
+Source:     spec store 15, spec semantics 18.1.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Two clocks decide, and either is enough: by the wall clock a message is due its 
 stored; by the steady clock it is due when this process has known it for that long. So a wall clock that is
 set back neither holds messages for ever nor releases them early, and none is delivered before its delay has
 passed on one of the two.
-Source:  spec store 15, semantics 18.1. RocketMQ releases a message that is due later than its level allows at
-once; here it waits for its delay, counted from when it was found.
+Source:  spec store 15, spec semantics 18.1. RocketMQ releases a message that is due later than its level
+allows at once; here it waits for its delay, counted from when it was found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The handle by which a timed message can be taken back: pure.
 
 URL-safe Base64 of `v1 topic broker timestamp unique-key`; the timestamp is one behind the message's slot, so
-that it is cut to the same slot again. Source: spec remoting 12.7, semantics 3.11 and 5.2.
+that it is cut to the same slot again. Source: spec remoting 12.7, spec semantics 3.11 and 5.2.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stored messages on their way back from a waiting topic: pure.
 
 The properties stay as they were stored, DELAY, REAL_TOPIC and REAL_QID included, because that is what
-RocketMQ stores (spec store 15); a timer message gets its times added (store 16).
+RocketMQ stores (spec store 15); a timer message gets its times added (spec store 16).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Strategy:   the timer topic is the only store of messages. Reading alternates wi
             What waits longer than the roll window is stored anew, cancellations too, so that retention does
             not reach it. The window follows fileReservedTime: a shorter one holds at once, by reading again;
             a longer one when nothing is pending, because what was stored anew would look pending under it.
-Source:     spec store 16, semantics 18.2. RocketMQ's timerlog and timerwheel files are not written.
+Source:     spec store 16, spec semantics 18.2. RocketMQ's timerlog and timerwheel files are not written.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A time is cut to whole slots of PRECISION_MS. A message goes when its slot is over, so never before its time
 and at most PRECISION_MS after it; a time on a slot's edge belongs to the slot that ends there.
-Source:  spec store 16, semantics 18.2. timerPrecisionMs is fixed, because a slot stored with one precision
-         would be early under a finer one.
+Source:  spec store 16, spec semantics 18.2. timerPrecisionMs is fixed, because a slot stored with one
+         precision would be early under a finer one.
 """
 
 from __future__ import annotations

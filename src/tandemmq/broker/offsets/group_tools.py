@@ -1,6 +1,6 @@
 """Tools for the offsets of groups: 223 what its clients hold, 308 corrections, 314 copy to another group.
 
-Source: spec semantics 11.4 and 15, remoting 8.6 and 9.11.
+Source: spec semantics 11.4 and 15, spec remoting 8.6 and 9.11.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Consumer offsets (14, 15), ends of queues (30, 31), positions in time (29, 32), resets by an operator
 (222).
 
-Source: spec semantics 11.2, 11.4 and 19; remoting 9.5.
+Source: spec semantics 11.2, 11.4 and 19; spec remoting 9.5.
 """
 
 from __future__ import annotations

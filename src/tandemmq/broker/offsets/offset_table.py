@@ -4,7 +4,7 @@ Invariants: a key is `topic@group`, and '@' is in neither name; only committed o
             tells where the log ended when it was saved: offsets of a topic that was deleted since then, and
             perhaps made again, are of the deleted one.
 At a bound: a commit for a new key is refused with Busy.
-Source:     spec semantics 11.2 and 16.5, store 18 (consumerOffset.json), replication 6.2.
+Source:     spec semantics 11.2 and 16.5, spec store 18 (consumerOffset.json), spec replication 6.2.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The bytes of the messages go from the mapped log to the connection as they are; nothing decodes them. A pull
 that finds nothing new and may wait is held by `LongPolls` and read again when its queue gets messages.
-Source: spec semantics 8, remoting 9.3, replication 8.
+Source: spec semantics 8, spec remoting 9.3, spec replication 8.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a pull answers, decided from what the store found. Pure.
 
-Source: spec semantics 8.3, replication 8.2 and 8.3.
+Source: spec semantics 8.3, spec replication 8.2 and 8.3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Single messages: by where they are stored (33), by key (12). Source: spec semantics 19, remoting 9.9."""
+"""Single messages: by where they are stored (33), by key (12). Source: spec semantics 19, spec remoting
+9.9."""
 
 from __future__ import annotations
 

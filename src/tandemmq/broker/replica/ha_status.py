@@ -121,7 +121,7 @@ def describe_slave(status: ReplicationSlaveStatus) -> HaStatus:
 
 
 def without_ours(status: HaStatus) -> HaStatus:
-    """The same in RocketMQ's fields only (spec decision 4)."""
+    """The same in RocketMQ's fields only (spec decisions 4)."""
     plain = {"state": None, "start_rule": None, "start_offset": None}
     client = {"tail": None, "halt_reason": None, "halt_offset": None, "halt_detail": None}
     connection = dict.fromkeys(("is_tandem", "lag_ms", "away_ms", "reason", "slave", "halt_reason"))

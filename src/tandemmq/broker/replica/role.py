@@ -229,7 +229,7 @@ class ReplicaRole:
 
     def _master_address(self) -> str | None:
         """Where the master can be asked: as it was told, or else beside the port for slaves, where brokers
-        listen unless they are told otherwise (spec decision 1).
+        listen unless they are told otherwise (spec decisions 1).
         """
         if self.config_sync.master is not None:
             return self.config_sync.master

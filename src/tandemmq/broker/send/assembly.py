@@ -3,7 +3,7 @@
 The text of the header is searched as it is; only a message that carries one of the rare names is looked at
 closely (measured: seven `in` tests on a str cost 0.25 us, the same on bytes 1.1 us, a dict of the pairs 1.1
 us).
-Source: spec semantics 5, 6.1 and 18; store 4 and 15; remoting 12.4.
+Source: spec semantics 5, 6.1 and 18; spec store 4 and 15; spec remoting 12.4.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every message keeps its own properties; those of the request's header only say whether to wait and what to
 answer (the form of 5.3.4; earlier brokers merged them in, which hid each message's own unique key).
-Source: spec store 4.1, remoting 12.6, semantics 5 (row 8).
+Source: spec store 4.1, spec remoting 12.6, spec semantics 5 (row 8).
 """
 
 from __future__ import annotations

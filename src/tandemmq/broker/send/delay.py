@@ -1,6 +1,6 @@
 """Delayed and timed messages on their way into the topics in which they wait.
 
-Source: spec semantics 18, store 15 and 16.
+Source: spec semantics 18, spec store 15 and 16.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `ReplyForm` holds what is the same in every answer of this broker; a `SendReply` is what one send must
 remember. The answer to a JSON request is formatted as text in one step; everything else takes the general
 way.
-Source: spec semantics 5.1 and 5.2, remoting 9.2, store 4.
+Source: spec semantics 5.1 and 5.2, spec remoting 9.2, spec store 4.
 """
 
 from __future__ import annotations

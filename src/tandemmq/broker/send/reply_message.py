@@ -3,7 +3,7 @@
 The push goes over the requester's own connection, found by the client id of its heartbeats; nobody is told
 that a reply is there by storing it. It is stored all the same (storeReplyMessageEnable), after the push, so
 that one can look at it. The sender learns of the push: SUCCESS or SYSTEM_ERROR.
-Source: spec semantics 15 and 3.10, remoting 9.10.
+Source: spec semantics 15 and 3.10, spec remoting 9.10.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """CONSUMER_SEND_MSG_BACK: a message that could not be consumed is stored again, for later or as a dead
 letter.
 
-Source: spec semantics 7.1, remoting 9.6.
+Source: spec semantics 7.1, spec remoting 9.6.
 """
 
 from __future__ import annotations

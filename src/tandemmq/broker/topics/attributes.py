@@ -1,4 +1,5 @@
-"""Topic attributes as a request changes them: `+key=value,-key`. Pure (spec semantics 16.3, remoting 8.6)."""
+"""Topic attributes as a request changes them: `+key=value,-key`. Pure (spec semantics 16.3, spec remoting
+8.6)."""
 
 from __future__ import annotations
 

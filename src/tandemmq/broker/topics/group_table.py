@@ -1,4 +1,4 @@
-"""The subscription groups of this broker and their version (spec semantics 16.4, store 18).
+"""The subscription groups of this broker and their version (spec semantics 16.4, spec store 18).
 
 Also the forbidden table: (group, topic) -> bits, of which bit 2 forbids reading; and which groups were
 deleted and not made again, because one that is merely unknown may be one that a slave has yet to learn of.

@@ -1,6 +1,6 @@
 """Topics by request: create or change (17, 18), delete (215), show one (351), list the system's (305).
 
-Source: spec semantics 16.3, remoting 8.6.
+Source: spec semantics 16.3, spec remoting 8.6.
 """
 
 from __future__ import annotations

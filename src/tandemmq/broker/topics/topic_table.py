@@ -1,4 +1,4 @@
-"""The topics of this broker and their version (spec semantics 16.3, store 18: topics.json).
+"""The topics of this broker and their version (spec semantics 16.3, spec store 18: topics.json).
 
 Invariants: every change bumps the data version once and is told to `on_change` after the table is whole
             again; a slave takes over the master's version with its table (spec replication 6.2).

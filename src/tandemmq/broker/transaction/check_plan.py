@@ -1,6 +1,6 @@
 """What to do with a half message that is not done: decided from what is stored of it. Pure.
 
-Source: spec semantics 17 (row by row), store 14.
+Source: spec semantics 17 (row by row), spec store 14.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Invariants: everything before the progress has its mark in the log, was discarde
             transaction is lost with it.
 Strategy:   every transactionCheckInterval the half topic is walked from the progress to its end; half
             messages with a mark are passed over without being read. A round takes 60 s at most.
-Source:     spec semantics 17, store 14.
+Source:     spec semantics 17, spec store 14.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A half message is an ordinary record of the half topic that names its real topic; the end of it is an op
 record with its queue offset; a commit is a copy of it in the real topic. Copies keep the queue offset of the
 first one in TRAN_PREPARED_QUEUE_OFFSET, so that all of them are one transaction.
-Source: spec semantics 17, store 14.
+Source: spec semantics 17, spec store 14.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A commit and the mark that its half message is done are one append, so a kill leaves both or neither: what was
 committed is not delivered twice because the broker died in between.
-Source: spec semantics 17, remoting 9.7.
+Source: spec semantics 17, spec remoting 9.7.
 """
 
 from __future__ import annotations

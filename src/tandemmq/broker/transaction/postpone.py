@@ -1,4 +1,5 @@
-"""A committed message that asked for a delay begins to wait with its commit (spec store 14, semantics 17)."""
+"""A committed message that asked for a delay begins to wait with its commit (spec store 14, spec semantics
+17)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What brokers ask of a consumer: rebalance, reset offsets, say how far it is (spec semantics 15, remoting
-9.11).
+"""What brokers ask of a consumer: rebalance, reset offsets, say how far it is (spec semantics 15, spec
+remoting 9.11).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads one queue: a loop of long-polling pulls that fills the inbox and tracks what is unfinished.
 
 Failures never end the loop: it goes on at another replica when one is reachable, else after a pause. Only
-giving up the queue ends it (spec semantics 10.2; replication 8.4).
+giving up the queue ends it (spec semantics 10.2; spec replication 8.4).
 """
 
 from __future__ import annotations

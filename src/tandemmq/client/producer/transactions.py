@@ -5,7 +5,7 @@
 
 The broker keeps the message as a half message, `work` runs, its outcome goes to the broker. When that is
 lost, or the outcome is UNKNOWN, the broker asks later, and `check` answers, in any process of the group.
-Source: spec semantics 3.9, remoting 9.7.
+Source: spec semantics 3.9, spec remoting 9.7.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Server-side assignment: QUERY_ASSIGNMENT, SET_MESSAGE_REQUEST_MODE, messageRequestMode.json (spec remoting
-11.13, replication 6.2).
+11.13, spec replication 6.2).
 """
 
 from __future__ import annotations

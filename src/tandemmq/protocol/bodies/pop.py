@@ -1,6 +1,6 @@
 """JSON of pop consumption: check points and acks in the revive topic, batch acks, ordered progress.
 
-Source:  spec semantics 14.3 to 14.5, remoting 12.7. The one-letter names are the wire's own.
+Source:  spec semantics 14.3 to 14.5, spec remoting 12.7. The one-letter names are the wire's own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pop consumption: headers of POP, ACK, CHANGE, PEEK, NOTIFICATION, POLLING_INFO.
 
-Source: spec remoting 12.7, semantics 14.
+Source: spec remoting 12.7, spec semantics 14.
 
 Reading is lenient: what only newer clients send has a default.
 """

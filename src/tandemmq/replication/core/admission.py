@@ -12,7 +12,7 @@ offset. It proves who opened the connection; what follows is neither encrypted n
 protection from somebody who can change bytes on the way.
 Invariants: nothing of the stream is read before the proof; a nonce is used once; proofs are compared in
             constant time.
-Source:     spec decision 4; our own.
+Source:     spec decisions 4; our own.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Owns: what the slave asked for, what was sent, what it acknowledged, when to sen
 Invariants: next_offset only rises and every byte below it was handed out once, in order, from the start
             point on; a frame never crosses a segment; an acknowledgement never exceeds what was sent.
 Knows not:  sockets, files, other slaves. Times are monotonic milliseconds.
-Source:     spec replication 4.2 to 4.8, 4.10; spec decision 2.
+Source:     spec replication 4.2 to 4.8, 4.10; spec decisions 2.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tandemmq.units import align_down
 HELLO_MS = 1_000
 """A slave of ours repeats its first report at once; a RocketMQ slave repeats one only after its heartbeat
 interval. To a RocketMQ master the repetition means nothing, so this is how two of ours know each other
-(spec decision 4)."""
+(spec decisions 4)."""
 
 
 class MasterSession:

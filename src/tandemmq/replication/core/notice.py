@@ -3,7 +3,7 @@
 The classic channel carries no names and no reasons (spec replication 4.1, 4.2), and its bytes stay as they
 are: a notice comes by a request that a RocketMQ master refuses. It is for whoever looks at the master;
 nothing is acknowledged by it and no copy is counted by it.
-Source: spec decision 4; our own.
+Source: spec decisions 4; our own.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def plan_start(
     `is_tandem`: the slave is one of ours; an empty one then starts at the first file unless told otherwise.
     `known_ahead`: ends that this slave reported while they lay behind ours, with our end of then. Such a
     copy differs from our log and stays refused after our log has grown past it.
-    Source:  spec replication 4.4 (step 2), 4.10; spec decision 2.
+    Source:  spec replication 4.4 (step 2), 4.10; spec decisions 2.
     """
     master_end = known_ahead.get(reported, log.end)
     wants_all = first_transfer is FirstTransfer.FIRST_FILE or (

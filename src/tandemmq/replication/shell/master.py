@@ -5,7 +5,7 @@ Owns: the listener, the connections, which replica each belongs to. One pump per
       slaves, however often `confirmed` rose in it. Every broker listens, slaves too (spec replication 3).
 Invariants: a slave is sent nothing that a power cut could still take from us when sends wait for the disk:
       it would serve, and have acknowledged, records that we never had.
-Source: spec replication 4, spec decision 2.
+Source: spec replication 4, spec decisions 2.
 """
 
 from __future__ import annotations

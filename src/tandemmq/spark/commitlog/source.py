@@ -53,7 +53,7 @@ class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped h
         return [LogPiece(piece) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        # Without files Spark makes one task with a partition that is none of ours (SP-32).
+        # Without files Spark makes one task with a partition that is none of ours (spec spark SP-32).
         if not isinstance(partition, LogPiece):
             return iter(())
         from tandemmq.spark.commitlog.rows import read_piece

@@ -60,7 +60,7 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
     def schema(self) -> str:
         raise ConfigError(f"{SINK_NAME} is a sink; read the directory with spark.read.parquet")
 
-    # Spark passes both by keyword, so they must have these names (SP-20).
+    # Spark passes both by keyword, so they must have these names (spec spark SP-20).
     def streamWriter(self, schema: Any, overwrite: bool) -> LakeWriter:
         if overwrite:
             raise ConfigError(f"{SINK_NAME} only appends: use outputMode('append')")
@@ -82,8 +82,8 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
 
 
 class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is untyped here
-    """Writes and commits the batches of one query; a new instance for every step of every batch (SP-20,
-    SP-22).
+    """Writes and commits the batches of one query; a new instance for every step of every batch (spec spark
+    SP-20, SP-22).
     """
 
     def __init__(
@@ -158,14 +158,15 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
                 # Nothing else says that the batch is whole.
                 note_summary(self._root, batchId, files)
         except Exception:
-            # Spark's exception says only that writing failed; the cause must be said here (SP-47).
+            # Spark's exception says only that writing failed; the cause must be said here (spec spark SP-47).
             log.exception(events.LAKE_COMMIT_FAILED, extra={"batch": batchId, "path": str(self._root)})
             raise
 
     def abort(self, messages: Sequence[TaskFiles | None], batchId: int) -> None:
         for message in messages:
             if message is not None:
-                # An abort may follow a commit that succeeded (SP-54), and a table's files keep their names.
+                # An abort may follow a commit that succeeded (spec spark SP-54), and a table's files keep
+                # their names.
                 if self._kind is LakeFormat.PARQUET:
                     discard_files(self._root, message.files)
                 discard_files(self._bad_root, message.bad_files)

@@ -2,7 +2,7 @@
 
 The wire form of each message is one element-wise join of binary columns: head, body, size of the properties,
 properties. The result lies contiguously in one buffer, so a batch body is a slice of it (spec spark SP-55,
-remoting 12.6). Only delayed messages go one by one, because no broker takes them in a batch.
+spec remoting 12.6). Only delayed messages go one by one, because no broker takes them in a batch.
 
 Pure: numpy and pyarrow, no Spark, no network; the queues of a topic are asked for through a function.
 """

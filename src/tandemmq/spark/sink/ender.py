@@ -6,7 +6,7 @@ such an end is repeated the key index is asked, because RocketMQ would commit a 
 message says where its half message lies (PreparedTransactionOffset), so the answer is exact.
 
 Blocking, for one thread. Bounded: WINDOW ends are under way per broker.
-Source: spec semantics 17, remoting 9.7.
+Source: spec semantics 17, spec remoting 9.7.
 """
 
 from __future__ import annotations
