@@ -18,6 +18,7 @@ from tandemmq.replication.core.progress import StartRule
 from tandemmq.replication.core.states import MasterState, SlaveState
 from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
 from tandemmq.store import BrokerRole
+from tandemmq.store.damage import DamagedRange
 from waits import until
 
 
@@ -358,3 +359,20 @@ async def test_master_address_can_be_taken_away_and_given_again(peers: Peers) ->
     peers.slave().set_master(peers.address)
     await peers.caught_up()
     assert log_bytes(slave) == log_bytes(master)
+
+
+async def test_a_slave_in_front_of_damage_goes_on_as_soon_as_it_is_healed(peers: Peers) -> None:
+    """Nothing else happens meanwhile: no send, no heartbeat."""
+    master = await peers.start_master(
+        options=replace(FAST, heartbeat_interval_ms=60_000, silence_ms_max=120_000)
+    )
+    await send(master, *bodies(3))
+    begin, size, _ = master.queue_entries("T", 1, 0, 1)[0]
+    damaged = DamagedRange(begin, begin + size, "rotten")
+    master._log.damaged.add(damaged, peers.root)
+    slave = await peers.start_slave()
+    await until(lambda: slave.appended.value == damaged.begin, "copied up to the damage")
+    master._log.damaged.remove(damaged)
+    assert peers.master is not None
+    peers.master.wake()
+    await peers.caught_up()

@@ -76,16 +76,18 @@ async def test_a_slave_gets_nothing_that_its_master_has_not_flushed(peers: Peers
     assert await send(master, b"flushed") == [PutStatus.PUT_OK]
     flushed = master.appended.value
     disk.may_sync.clear()
-    sending = asyncio.ensure_future(send(master, b"only written"))
-    await until(lambda: master.appended.value > flushed)
-    # A byte that was sent at the write would overtake what a new slave is sent.
-    other = await peers.start_slave("other")
-    await subscribed(peers, 2)
-    await until(lambda: other.appended.value == flushed, "all that is flushed is copied")
-    assert slave.appended.value == flushed
-    assert peers.master is not None
-    assert peers.master.status().log_end == flushed
-    disk.may_sync.set()
+    try:
+        sending = asyncio.ensure_future(send(master, b"only written"))
+        await until(lambda: master.appended.value > flushed)
+        # A byte that was sent at the write would overtake what a new slave is sent.
+        other = await peers.start_slave("other")
+        await subscribed(peers, 2)
+        await until(lambda: other.appended.value == flushed, "all that is flushed is copied")
+        assert slave.appended.value == flushed
+        assert peers.master is not None
+        assert peers.master.status().log_end == flushed
+    finally:
+        disk.may_sync.set()  # else nothing can be stopped
     assert await sending == [PutStatus.PUT_OK]
     await peers.caught_up()
     await peers.caught_up("other")

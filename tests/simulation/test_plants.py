@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tandemmq.sim import plants
 from tandemmq.sim.plant_catalogue import PLANTS, Plant
-from tandemmq.sim.plants import HUNTS, SOURCES, plant_into
+from tandemmq.sim.plants import CHECKOUT, HUNTS, SOURCES, plant_into, try_plant
 
 TESTS = Path(__file__).parent.parent
 COUNT_MIN = 40
@@ -41,3 +42,19 @@ def test_a_bug_is_planted_into_a_copy(tmp_path: Path) -> None:
     ]
     assert changed == [copy / plant.path]
     assert plant.bug in changed[0].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_what_fails_without_the_bug_has_not_found_it(
+    is_broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def run(root: Path, proof: str, seeds: int, *, first_seed: int = 0) -> tuple[bool, str]:
+        asked.append((root == CHECKOUT, proof, seeds, first_seed))
+        return root != CHECKOUT or is_broken, "found by seed 3"
+
+    monkeypatch.setattr(plants, "_run", run)
+    outcome = try_plant(PLANTS[0], only_proof="sim", seeds=10)
+    assert asked == [(False, "sim", 10, 0), (True, "sim", 1, 3)]
+    assert outcome.proof == (None if is_broken else "sim")

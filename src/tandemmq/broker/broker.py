@@ -201,7 +201,7 @@ class Broker:
             # The entry of the life before may still stand there.
             with suppress(TandemError):
                 await unregister_broker(self._client, address, self._identity(), timeout_s=ASK_TIMEOUT_S)
-        await replica.tail_wait.run()
+        await replica.wait_for_tail()
         self._tables.begin_life(store)
         reopen()
         await self._take_office(store, parts, replica)

@@ -1,8 +1,9 @@
 """`python -m tandemmq.sim.plants`: one-line bugs are planted, and the proofs must find each of them.
 
 A bug is planted into a copy of the sources, one at a time, and the proofs that its row names run on the copy
-until one of them fails. The last line is `PLANTS OK planted=N found=N`, or `PLANTS FAILED ...` with exit code
-1. The lines before it tell for each bug which proof found it, and after how many seeds and seconds.
+until one of them fails; what failed must pass on the sources without the bug. The last line is `PLANTS OK
+planted=N found=N`, or `PLANTS FAILED ...` with exit code 1. The lines before it tell for each bug which proof
+found it, and after how many seeds and seconds.
 
 With --hunt a proof is run in this process on the sources that are imported: so a planted copy is searched.
 """
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from rich.console import Console
@@ -130,16 +131,32 @@ def try_plant(plant: Plant, *, only_proof: str = "", seeds: int = 0) -> Outcome:
         root = plant_into(Path(temporary), plant)
         for proof in (only_proof,) if only_proof else plant.proofs:
             is_found, told = _run(root, proof, seeds or SEEDS.get(proof, 0))
-            if is_found:
+            if is_found and not _is_sound(proof, told):
+                told = f"{proof} finds as much in sound sources: {told}"
+            elif is_found:
                 return Outcome(plant=plant, proof=proof, told=told, seconds=time.monotonic() - begun_at)
     return Outcome(plant=plant, proof=None, told=told, seconds=time.monotonic() - begun_at)
 
 
-def _run(root: Path, proof: str, seeds: int) -> tuple[bool, str]:
-    """Whether the proof fails on the copy below `root`, and what it tells."""
+def _is_sound(proof: str, told: str) -> bool:
+    """Whether what found the bug finds nothing in the sources without it: the seed, or the file of tests."""
+    if proof in HUNTS:
+        is_found, _ = _run(CHECKOUT, proof, 1, first_seed=int(told.removeprefix(FOUND)))
+        return not is_found
+    return _passes(proof)
+
+
+@cache
+def _passes(tests: str) -> bool:
+    return not _run(CHECKOUT, tests, 0)[0]
+
+
+def _run(root: Path, proof: str, seeds: int, *, first_seed: int = 0) -> tuple[bool, str]:
+    """Whether the proof fails on the sources below `root`, and what it tells."""
     environment = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     if proof in HUNTS:
-        command = [sys.executable, "-m", "tandemmq.sim.plants", "--hunt", proof, "--seeds", str(seeds)]
+        command = [sys.executable, "-m", "tandemmq.sim.plants", "--hunt", proof]
+        command += ["--first-seed", str(first_seed), "--seeds", str(seeds)]
     else:
         command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider"]
         command += ["-o", f"timeout={TEST_SECONDS_MAX}", f"tests/{proof}"]

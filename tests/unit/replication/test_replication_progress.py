@@ -2,7 +2,14 @@ import pytest
 
 from tandemmq.errors import ConfigError
 from tandemmq.replication.core.options import FirstTransfer, ReplicationOptions
-from tandemmq.replication.core.progress import LogRange, RateMeter, StartRule, is_in_sync, plan_start
+from tandemmq.replication.core.progress import (
+    LogRange,
+    RateMeter,
+    StartRule,
+    is_in_sync,
+    plan_start,
+)
+from tandemmq.replication.shell.known_ahead import KnownAhead
 
 SEGMENT = 1024
 LAST, FIRST = FirstTransfer.LAST_FILE, FirstTransfer.FIRST_FILE
@@ -38,6 +45,15 @@ def test_slave_once_found_ahead_stays_refused_when_our_log_has_grown_past_it() -
     )
     assert planned.rule is StartRule.SLAVE_AHEAD
     assert planned.master_end == 60
+
+
+def test_a_copy_that_the_master_has_taken_over_is_ahead_no_more() -> None:
+    """One that holds more than it took over stays refused."""
+    known = KnownAhead()
+    for end in (100, 500, 501):
+        known.note("10.0.0.1", plan_start(end, LogRange(0, 60), segment_bytes=SEGMENT, first_transfer=LAST))
+    known.forget_below(500)
+    assert known.ends_of("10.0.0.1") == {501: 60}
 
 
 def test_in_sync_gap_is_strict() -> None:

@@ -181,7 +181,16 @@ class ReplicaRole:
     def _heal(self) -> None:
         """Damage is known: ask other copies until none is left."""
         if self._heal_task is None or self._heal_task.done():
-            self._heal_task = self._scope.start("log_heal", self._log_heal.run())
+            self._heal_task = self._scope.start("log_heal", self._heal_all())
+
+    async def _heal_all(self) -> None:
+        await self._log_heal.run()
+        self.master.wake()
+
+    async def wait_for_tail(self) -> None:
+        """Of a master that may lack acknowledged messages: returns when its log is settled."""
+        await self.tail_wait.run()
+        self.master.on_settled()
 
     @property
     def is_looking(self) -> bool:

@@ -35,6 +35,11 @@ class KnownAhead:
         _drop_oldest(ends, END_COUNT_MAX)
         _drop_oldest(self._hosts, HOST_COUNT_MAX)
 
+    def forget_below(self, log_end: int) -> None:
+        """The log has again what it had lost, up to `log_end`: who ends there or before has a copy of it."""
+        for host, ends in self._hosts.items():
+            self._hosts[host] = {end: master_end for end, master_end in ends.items() if end > log_end}
+
     def ends_of(self, host: str) -> Mapping[int, int]:
         """What `plan_start` asks for."""
         return self._hosts.get(host, {})

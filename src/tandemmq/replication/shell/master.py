@@ -140,6 +140,14 @@ class ReplicationMaster:
         elif notice.is_copying:
             self._departed.end_halt(notice.name)
 
+    def wake(self) -> None:
+        """Bytes can be read that could not before: whoever stands in front of them goes on."""
+        self._on_confirmed(self._store.confirmed.value)
+
+    def on_settled(self) -> None:
+        """A master that came back without the end of its log has it again, or goes on as it is."""
+        self._known_ahead.forget_below(self._store.max_log_offset)
+
     def has_connection(self, peer: Address) -> bool:
         """Whether a slave is connected from this address."""
         return any(connection.peer == peer for connection in self._connections)
