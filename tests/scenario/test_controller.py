@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from controller_rig import CLUSTER, GROUP, Rig, master_of
 
 from tandemmq.consensus.core.messages import TakeOver, encode_message
+from tandemmq.errors import FlushFailed
 from tandemmq.protocol.bodies.controller import decode_sync_state_set
 from tandemmq.protocol.catalogue import CATALOGUE, Role
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests import controller as headers
+from tandemmq.runtime.memory_disk import NoFault
 from waits import until
 
 
@@ -242,3 +245,31 @@ def test_served_codes_are_those_of_the_catalogue() -> None:
         Code.TANDEM_RAFT_MESSAGE,
         Code.BROKER_HEARTBEAT,
     }
+
+
+class FullDisk(NoFault):
+    def on_write(self, path: Path, offset: int, size: int) -> int:
+        return 0
+
+
+async def test_a_controller_whose_disk_is_full_ends_and_the_others_go_on(three: Rig) -> None:
+    await three.broker(1)
+    leader = await three.leader()
+    three.disks[leader].fault = FullDisk()
+    lost = three.controllers[leader]
+    await three.ask(Code.CONTROLLER_APPLY_BROKER_ID, three.brokers[0].application(), to=leader)
+    header = headers.RegisterBrokerRequest(
+        cluster_name=CLUSTER, broker_name=GROUP, broker_id=1, broker_address="127.0.0.1:1"
+    )
+    answer = await three.ask(Code.CONTROLLER_REGISTER_BROKER, header, to=leader)
+    assert answer.code != 0
+    await until(lambda: bool(three.fatal))
+    assert isinstance(three.fatal.pop(), FlushFailed)
+    del three.controllers[leader]
+    await lost.stop()
+    three.disks[leader].fault = NoFault()
+    second = await three.leader()
+    assert (await three.brokers[0].elect()).code == 0
+    await three.start(leader)
+    await until(lambda: three.controllers[leader].groups.get(GROUP) is not None)
+    await until(lambda: epochs(three, leader) == epochs(three, second))

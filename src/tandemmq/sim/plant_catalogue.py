@@ -693,7 +693,7 @@ _CONSENSUS: Final = (
         path="consensus/core/node.py",
         sound="if needed < len(held) and self.log.term_at(held[needed]) == self.term:",
         bug="if needed < len(held):",
-        proofs=("raft", "unit/consensus/test_raft_node.py"),
+        proofs=("unit/consensus/test_raft_node.py",),
     ),
     Plant(
         name="half of the servers count as a majority",
@@ -714,7 +714,7 @@ _CONSENSUS: Final = (
         path="consensus/core/node.py",
         sound="self._heard_ms = now_ms  #",
         bug="self._heard_ms = _LONG_AGO_MS  #",
-        proofs=("raft",),
+        proofs=("raft", "unit/consensus/test_raft_node.py"),
     ),
     Plant(
         name="a leader that hands over goes on granting leases",
@@ -749,21 +749,14 @@ _CONSENSUS: Final = (
         path="consensus/core/node.py",
         sound="if self.log.members_index > self.commit:\n            return Refusal.CHANGE_OPEN, []",
         bug="if False:\n            return Refusal.CHANGE_OPEN, []",
-        proofs=("raft",),
+        proofs=("unit/consensus/test_raft_node.py",),
     ),
     Plant(
         name="members are changed before the leader confirmed anything",
         path="consensus/core/node.py",
         sound="            return Refusal.UNSETTLED, []\n        if self.log",
         bug="            pass\n        if self.log",
-        proofs=("raft",),
-    ),
-    Plant(
-        name="a start does not write again what it read",
-        path="consensus/shell/files.py",
-        sound="            self._replace_log()\n            self._replace_vote(saved.vote)",
-        bug="            self._replace_vote(saved.vote)\n            self._replace_log()",
-        proofs=("raft",),
+        proofs=("unit/consensus/test_raft_node.py",),
     ),
 )
 

@@ -282,6 +282,7 @@ class World:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._event_count = 0
         self._links: dict[tuple[str, str], _Link] = {}
+        self._client_ms_max = self.dice.pick((120, 120, 2500))
         self._writes_sent = 0
         self._reads_sent = 0
         self._acknowledged_index = 0  # the highest that any client was answered
@@ -523,6 +524,8 @@ class World:
             server.paused_until_ms = min(server.paused_until_ms, self.now_ms)
             server.disk_ms_max = 4
         self._links.clear()
+        self._client_ms_max = 60
+        self._client()
         self._goal = len(self._confirmed)
         self._healed_ms = self.now_ms
 
@@ -551,7 +554,7 @@ class World:
             self._write(server)
         else:
             self._read(server)
-        self.later(self.dice.between(1, 120), self._client)
+        self.later(self.dice.between(1, self._client_ms_max), self._client)
 
     def _write(self, server: Server) -> None:
         self._writes_sent += 1

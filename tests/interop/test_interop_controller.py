@@ -1,0 +1,209 @@
+"""RocketMQ brokers in controller mode under our controllers: one is elected, killed, and followed.
+
+What mqadmin is told by our controllers is checked on the way.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from clusters import HOST, Cluster, is_open, our_cluster
+from java_peers import LINE_5, Conversation, JavaServer, programs
+from loads import drain, fill
+from tally import OURS
+
+from ports import free_port
+from tandemmq.client import BlockingAdmin
+from tandemmq.errors import TandemError
+from tandemmq.launcher import Server
+from waits import until_blocking
+
+pytestmark = [
+    pytest.mark.interop,
+    pytest.mark.timeout(400),
+    pytest.mark.interop_case(row="java-5.x", column=OURS),
+]
+
+NAME = "broker-c"
+CLUSTER = "DefaultCluster"
+
+
+class Broker:
+    """A Java broker whose role a controller gives."""
+
+    def __init__(self, cluster: Cluster, controllers: str, folder: str) -> None:
+        self.port = free_port(HOST, (-2, 1))
+        self.address = f"{HOST}:{self.port}"
+        settings = {
+            "brokerClusterName": CLUSTER,
+            "brokerName": NAME,
+            "brokerIP1": HOST,
+            "brokerIP2": HOST,
+            "listenPort": self.port,
+            "haListenPort": self.port + 1,
+            "namesrvAddr": cluster.name_server,
+            "enableControllerMode": "true",
+            "controllerAddr": controllers,
+            "storePathRootDir": cluster.directory / folder,
+            "storePathCommitLog": cluster.directory / folder / "commitlog",
+            "mappedFileSizeCommitLog": 16 * 1024 * 1024,
+            "allAckInSyncStateSet": "true",
+        }
+        self.server = JavaServer(
+            LINE_5, "org.apache.rocketmq.broker.BrokerStartup", settings, cluster.directory / f"{folder}-home"
+        )
+
+    def start(self) -> None:
+        self.server.start()
+
+        def is_listening() -> bool:
+            self.server.check_alive()
+            return is_open(self.address)
+
+        until_blocking(is_listening, f"{self.address} listens; log: {self.server.log_path}")
+
+
+class Setting:
+    """Three controllers, a name server, two brokers and a shell of mqadmin."""
+
+    def __init__(self, cluster: Cluster, stack: ExitStack) -> None:
+        self.cluster = cluster
+        ports = [free_port() for _ in range(3)]
+        peers = ";".join(f"n{number}-{HOST}:{port}" for number, port in enumerate(ports))
+        self.controllers = [f"{HOST}:{port}" for port in ports]
+        self.servers: dict[str, Server] = {}
+        for number, address in enumerate(self.controllers):
+            directory = cluster.directory / f"n{number}"
+            settings = {
+                "bindAddress": HOST,
+                "controllerDLegerGroup": "g",
+                "controllerDLegerPeers": peers,
+                "controllerDLegerSelfId": f"n{number}",
+                "controllerStorePath": directory,
+                "configStorePath": cluster.directory / f"n{number}.properties",
+            }
+            pairs = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+            server = Server(f"n{number}", ["controller", *pairs], cluster.directory / f"n{number}.log")
+            stack.callback(server.kill)
+            server.start()
+            self.servers[address] = server
+        self.brokers = [Broker(cluster, ";".join(self.controllers), f"b{number}") for number in (1, 2)]
+        for broker in self.brokers:
+            stack.callback(broker.server.kill)
+        self._shell = Conversation(programs(LINE_5), "AdminShell", home=cluster.directory / "shell")
+        stack.callback(self._shell.close)
+
+    def run(self, line: str) -> str:
+        self._shell.say("\t".join([*line.split(), "-n", self.cluster.name_server]))
+        output = "\n".join(self._shell.read_until("-- end of command")[:-1])
+        print(f"$ mqadmin {line}\n{output}", flush=True)
+        return output
+
+    def master(self) -> str | None:
+        """As name servers tell it."""
+        with BlockingAdmin(self.cluster.name_server) as admin:
+            try:
+                group = admin.cluster_info().brokers.get(NAME)
+            except TandemError:
+                return None
+        return None if group is None else group.addresses.get(0)
+
+    def leader(self) -> str:
+        """The address of the leading controller."""
+        output = self.run(f"getControllerMetaData -a {self.controllers[0]}")
+        found = re.search(r"#ControllerLeaderAddress\s+(\S+)", output)
+        assert found is not None, output
+        return found[1]
+
+    def states(self) -> str:
+        """Asked of a controller that runs: not the first one while it is down."""
+        address = next(address for address, server in self.servers.items() if server.is_alive)
+        return self.run(f"getSyncStateSet -a {address} -b {NAME}")
+
+
+@contextmanager
+def timed(what: str) -> Iterator[None]:
+    begun = time.monotonic()
+    yield
+    print(f"{what}: {time.monotonic() - begun:.1f} s", flush=True)
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Iterator[Setting]:
+    with ExitStack() as stack, our_cluster(tmp_path) as cluster:
+        yield Setting(cluster, stack)
+
+
+def in_set(setting: Setting, *ids: int) -> Callable[[], bool]:
+    def is_so() -> bool:
+        lines = [line for line in setting.states().splitlines() if line.startswith("InSyncReplica")]
+        return sorted(int(found) for line in lines for found in re.findall(r"brokerId=(\d+)", line)) == [*ids]
+
+    return is_so
+
+
+def test_java_brokers_are_elected_by_our_controllers(setting: Setting, tmp_path: Path) -> None:
+    one, two = setting.brokers
+    one.start()
+    until_blocking(lambda: setting.master() == one.address, "the first broker is master", 90)
+    two.start()
+    until_blocking(in_set(setting, 1, 2), "both are in the set", 90)
+    until_blocking(lambda: fill(setting.cluster, "Switch", range(100)) == [], "messages are stored", 60)
+    leader = setting.leader()
+
+    with timed("master and leading controller killed together"):
+        setting.servers[leader].kill()
+        one.server.kill()
+        until_blocking(lambda: setting.master() == two.address, "the slave is master", 90)
+    assert fill(setting.cluster, "Switch", range(100, 200)) == []
+    setting.servers[leader].start()
+
+    # The dead one comes back, follows, and is wanted as master again.
+    one.start()
+    until_blocking(in_set(setting, 1, 2), "the old master is in the set again", 90)
+    elected = setting.run(f"electMaster -a {setting.controllers[1]} -b 1 -bn {NAME} -c {CLUSTER}")
+    assert f"#BrokerMasterAddr\t{one.address}" in elected
+    assert two.address in elected, "the members of the group are printed"
+    with timed("a master that mqadmin wanted"):
+        until_blocking(lambda: setting.master() == one.address, "the first one is master again", 90)
+    until_blocking(in_set(setting, 1, 2), "both are in the set again", 90)
+    assert fill(setting.cluster, "Switch", range(200, 300)) == []
+    assert drain(setting.cluster, LINE_5, "Switch", tmp_path / "drain") == [*range(300)]
+
+
+def test_mqadmin_is_answered_by_our_controllers(setting: Setting) -> None:
+    one, two = setting.brokers
+    one.start()
+    until_blocking(lambda: setting.master() == one.address, "the first broker is master", 90)
+    two.start()
+    until_blocking(in_set(setting, 1, 2), "both are in the set", 90)
+
+    described = setting.run(f"getControllerMetaData -a {setting.controllers[2]}")
+    assert "#ControllerGroup\tg" in described
+    assert f"#ControllerLeaderAddress\t{setting.leader()}" in described
+    assert described.count("#Peer:") == 3
+
+    addresses = ";".join(setting.controllers)
+    shown = setting.run(f"getControllerConfig -a {addresses}")
+    assert shown.count("enableElectUncleanMaster") == 3
+    changed = setting.run(f"updateControllerConfig -a {addresses} -k enableElectUncleanMaster -v true")
+    assert "update controller config success" in changed
+    shown = setting.run(f"getControllerConfig -a {addresses}")
+    assert len(re.findall(r"enableElectUncleanMaster\s*=\s*true", shown)) == 3
+    refused = setting.run(f"updateControllerConfig -a {addresses} -k configStorePath -v /tmp/elsewhere")
+    assert "CODE: 16" in refused
+
+    clean = f"cleanBrokerMetadata -a {setting.controllers[0]} -bn {NAME} -c {CLUSTER}"
+    assert "CODE: 2009" in setting.run(f"{clean} -b 2"), "it lives"
+    two.server.kill()
+    until_blocking(in_set(setting, 1), "the dead one left the set", 90)
+    assert "metadata from controller success" in setting.run(f"{clean} -b 2")
+    states = setting.states()
+    assert "brokerId=2" not in states
+    assert f"#MasterAddr\t{one.address}" in states
+    assert "EpochEntry{epoch=1, startOffset=0" in setting.run(f"getBrokerEpoch -b {NAME}")
