@@ -34,3 +34,23 @@ def test_names_behind_links_exist(document: str) -> None:
         known = defined_names(path.parent / source)
         missing += [f"{source}: {name}" for name in re.findall(r"`([\w.]+)`", names) if name not in known]
     assert missing == []
+
+
+def test_words_of_the_glossary_are_in_the_files_that_own_them() -> None:
+    """Each row's file exists and has the word, as it is written or as a part of a name."""
+    page = ROOT / "docs" / "glossary.md"
+    rows = re.findall(
+        r"^\| ([^|]+?) \| .+ \| \[`[^`]+`\]\(([^)]+)\) \|$", page.read_text(encoding="utf-8"), re.M
+    )
+    assert len(rows) > 80
+    missing = []
+    for word, target in rows:
+        source = page.parent / target
+        text = source.name + source.read_text(encoding="utf-8") if source.exists() else ""
+        if squashed(word.split(" of ")[0]) not in squashed(text):
+            missing.append(f"{word}: {target}")
+    assert missing == []
+
+
+def squashed(text: str) -> str:
+    return re.sub(r"[\W_#]+", "", text).lower()
