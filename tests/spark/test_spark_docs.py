@@ -69,5 +69,6 @@ def test_the_examples_run(
     for topic in ("Answers", "Copied", "CopiedOnce", "CopiedWhole"):
         source = spark.read.format("tandemmq").options(nameServer=cluster.namesrv, topic=topic)
         assert source.load().count() == 400
-    assert sum(row["count"] for row in spark.table("by_tag").collect()) == 400
+    for name in ("by_tag", "landed_by_tag"):
+        assert sum(row["count"] for row in spark.table(name).collect()) == 400
     assert spark.read.parquet(f"{tmp_path}/lake").count() == 400

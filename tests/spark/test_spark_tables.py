@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,7 @@ def test_bad_bodies_are_kept_apart_with_their_reason_and_are_messages_all_the_sa
     sent = [*first, *bad, *cluster.send("Parsed", 300)]
     command = ("landing", "--namesrv", cluster.namesrv, "--topic", "Parsed", "--out", str(tmp_path), "--once")
     lake_options = ("--json-schema", "infer", "--batch-rows", "200", "--partition-by", "dt")
+    lake_options += ("--bad-topic", "ParsedBad")
     # Of an earlier attempt that landed nothing: no schema that a lake must keep.
     (tmp_path / "_tandemmq").mkdir()
     (tmp_path / "_tandemmq" / "json-schema.json").write_text('{"type": "struct", "fields": []}')
@@ -116,6 +118,14 @@ def test_bad_bodies_are_kept_apart_with_their_reason_and_are_messages_all_the_sa
     assert reasons[b"\xff\xfe"].startswith("not UTF-8")
     assert reasons[b"no json"].startswith("no JSON: ")
 
+    told = read_topic(
+        lake_spark, cluster.namesrv, "ParsedBad", columns="msgId,tags,properties,body"
+    ).collect()
+    assert len({row.msgId for row in told}) == len(bad)
+    assert {bytes(row.body): row.properties["badReason"] for row in told} == reasons
+    assert {row.tags for row in told} == {"bad"}
+    assert all(row.properties["origin"].startswith("Parsed@b:") for row in told)
+
     # They are messages of the topic: no copy is whole without them.
     recorder = Recorder()
     options = AuditOptions(topic="Parsed", name_servers=cluster.namesrv, lakes=(tmp_path,), piece_size=100)
@@ -130,3 +140,27 @@ def test_bad_bodies_are_kept_apart_with_their_reason_and_are_messages_all_the_sa
     assert again[-1]["rows_total"] == len(bad) + 2
     fixed = read_topic(lake_spark, cluster.namesrv, "Fixed", columns="body").collect()
     assert sorted(bytes(row.body) for row in fixed) == sorted([*bad, b'{"n":298}', b'{"n":299}'])
+
+
+def test_bodies_that_change_are_rescued_and_the_schema_grows(
+    lake_spark: Any, cluster: Any, tmp_path: Path, run_pipeline: Callable[..., list[dict[str, Any]]]
+) -> None:
+    bodies = [b'{"n":%d,"new":{"a":%d}}' % (n, n) for n in range(80)]
+    bodies[1] = b'{"n":"x","new":{"a":1}}'
+    out, schema = ("--out", str(tmp_path)), ("--json-schema", "n bigint", "--json-changes", "grow")
+    command = ("landing", "--namesrv", cluster.namesrv, "--topic", "Changing", *out, "--once", *schema)
+    told: list[dict[str, Any]] = []
+    with BlockingProducer("spark-tests", cluster.namesrv) as producer:
+        for some in (bodies[:40], bodies[40:]):
+            producer.send(Message(topic="Changing", body=some[0]))
+            producer.send_many([Message(topic="Changing", body=body) for body in some[1:]])
+            told += run_pipeline(*command, "--batch-rows", "20")
+    # Each start of the query tells what it reads with.
+    read_with = dict.fromkeys(tuple(event["fields"]) for event in told if event["event"] == "json_schema")
+    assert list(read_with) == [("n",), ("n", "new")]
+    assert (told[-1]["rows_total"], told[-1]["bad_total"]) == (80, 0)
+    rows = lake_spark.read.option("mergeSchema", "true").parquet(str(tmp_path)).collect()
+    parts = [(row.json.asDict(recursive=True), json.loads(row.jsonRescue or "{}")) for row in rows]
+    assert sorted((rest.get("new") or read["new"])["a"] for read, rest in parts) == list(range(80))
+    assert sum("new" not in rest for _, rest in parts) >= 40
+    assert [rest["n"] for _, rest in parts if "n" in rest] == ["x"]

@@ -27,6 +27,7 @@ from tandemmq.spark.command_rebuild import rebuild
 from tandemmq.spark.command_replay import replay
 from tandemmq.spark.command_rollup import rollup
 from tandemmq.spark.command_watch import Watch, run_pipeline
+from tandemmq.spark.option_text import parse_enum
 from tandemmq.spark.options import ReadFrom
 from tandemmq.spark.pipelines.events import Reporter
 
@@ -74,6 +75,16 @@ def landing(
             "@FILE with that or Spark's JSON form, or infer."
         ),
     ] = "",
+    bad_topic: Annotated[
+        str, typer.Option(help="With --json-schema: bad records are sent to this topic, too.")
+    ] = "",
+    json_changes: Annotated[
+        str,
+        typer.Option(
+            help="Names that the schema has not got and values that do not fit: keep (pass over, and bad "
+            "record), rescue (into the column jsonRescue), or grow (the same, and such names become fields)."
+        ),
+    ] = "keep",
     progress: Progress = ProgressKind.TEXT,
     report: ReportFile = None,
     metrics_port: MetricsPort = None,
@@ -86,6 +97,7 @@ def landing(
 
     def work(reporter: Reporter) -> int:
         # Spark and pyarrow are only imported when a pipeline really runs.
+        from tandemmq.spark.pipelines.json_bodies import JsonChanges
         from tandemmq.spark.pipelines.landing import DEFAULT_COLUMNS, LandingOptions, run_landing
 
         options = LandingOptions(
@@ -103,6 +115,10 @@ def landing(
             columns=split_list(columns) or DEFAULT_COLUMNS,
             is_body_text=body_as_text,
             json_schema=read_text_option("--json-schema", json_schema),
+            bad_topic=bad_topic,
+            json_changes=parse_enum(
+                {"--json-changes": json_changes}, "--json-changes", JsonChanges, JsonChanges.KEEP
+            ),
             source=(
                 ("readFrom", read_from.value),
                 ("startingOffsets", starting_offsets),

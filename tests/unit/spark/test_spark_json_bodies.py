@@ -9,6 +9,7 @@ import pytest
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.pipelines.json_bodies import choose_spellings, explain_body, parse_schema
+from tandemmq.spark.pipelines.json_rescue import merge_schemas, split_body
 
 pyspark_types = pytest.importorskip("pyspark.sql.types")
 
@@ -71,3 +72,73 @@ def test_reasons_of_bodies_that_are_no_objects() -> None:
     assert explain_body(b" ", schema) == "empty"
     assert explain_body(b"\xff", schema) == "not UTF-8: byte 0xff at 0"
     assert explain_body(b"[" * 100_000, schema).startswith("no JSON")
+
+
+def _long(name: str) -> dict[str, Any]:
+    return {"name": name, "type": "long", "nullable": True, "metadata": {}}
+
+
+def _nested() -> Any:
+    """`n bigint, in struct<a:bigint>, list array<struct<a:bigint>>, d decimal(30,20)`."""
+    inner = {"type": "struct", "fields": [_long("a")]}
+    items = {"type": "array", "elementType": inner, "containsNull": True}
+    fields = [
+        _long("n"),
+        {**_long("in"), "type": inner},
+        {**_long("list"), "type": items},
+        {**_long("d"), "type": "decimal(30,20)"},
+    ]
+    return parse_schema(json.dumps({"type": "struct", "fields": fields}))
+
+
+@pytest.mark.parametrize(
+    ("body", "text", "rescue"),
+    [
+        ('{"n": 1, "in": {"a": null}}', None, None),
+        ('{"n": 1, "new": [1]}', {"n": 1}, {"new": [1]}),
+        ('{"n": "x", "in": {"a": 1, "N": 2.50}}', {"in": {"a": 1}}, {"n": "x", "in": {"N": 2.5}}),
+        (
+            '{"list": [{"a": 1}, {"a": true}, 7]}',
+            {"list": [{"a": 1}, {}, None]},
+            {"list": [None, {"a": True}, 7]},
+        ),
+        ('{"n": {}, "in": []}', {}, {"n": {}, "in": []}),
+        ("[1]", None, None),
+        ("{", None, None),
+    ],
+)
+def test_what_fits_is_read_and_the_rest_is_rescued(body: str, text: Any, rescue: Any) -> None:
+    found = split_body(body.encode(), _nested())
+    assert [None if part is None else json.loads(part) for part in found] == [text, rescue]
+
+
+def test_rescuing_changes_no_digit() -> None:
+    body = b'{"d":1.23456789012345678901,"new":0.10000000000000000001,"n":12345678901234567890123}'
+    assert split_body(body, _nested()) == (
+        '{"d":1.23456789012345678901}',
+        '{"new":0.10000000000000000001,"n":12345678901234567890123}',
+    )
+
+
+def test_a_schema_grows_and_keeps_what_it_has() -> None:
+    inner = {"type": "struct", "fields": [_long("A"), _long("b")]}
+    found = parse_schema(
+        json.dumps(
+            {
+                "type": "struct",
+                "fields": [
+                    {**_long("n"), "type": "string"},
+                    {**_long("in"), "type": inner},
+                    {**_long("list"), "type": {"type": "array", "elementType": inner, "containsNull": True}},
+                    _long("new"),
+                ],
+            }
+        )
+    )
+    grown = merge_schemas(_nested(), found)
+    assert grown.simpleString() == (
+        "struct<n:bigint,in:struct<a:bigint,b:bigint>,list:array<struct<a:bigint,b:bigint>>,"
+        "d:decimal(30,20),new:bigint>"
+    )
+    assert merge_schemas(grown, _nested()) == grown
+    assert merge_schemas(_nested(), grown) == grown

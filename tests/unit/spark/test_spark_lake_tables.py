@@ -28,6 +28,8 @@ from tandemmq.spark.lake.formats import (
     read_committed,
 )
 from tandemmq.spark.lake.parquet import ParquetStager
+from tandemmq.spark.lake.upkeep import compact_lake
+from tandemmq.spark.lake.view import view_lake
 
 _PACKAGES = {LakeFormat.DELTA: "deltalake", LakeFormat.ICEBERG: "pyiceberg"}
 
@@ -46,7 +48,7 @@ class Killed(Exception):
     """Stands for a process that ends at this step."""
 
 
-def make_rows(first: int, count: int, *, more: bool = False) -> Any:
+def make_rows(first: int, count: int, *, more: bool = False, parsed: Any = None) -> Any:
     numbers = range(first, first + count)
     columns = {
         "topic": pa.array([TOPICS[n % 2] for n in numbers]),
@@ -58,6 +60,11 @@ def make_rows(first: int, count: int, *, more: bool = False) -> Any:
         "body": pa.array([b"row %d" % n for n in numbers]),
         "properties": pa.array([[("n", str(n))] for n in numbers], pa.map_(pa.string(), pa.string())),
     }
+    if parsed is not None:
+        kind = pa.struct(
+            [("n", pa.int64()), *((name, pa.list_(pa.struct([(name, pa.string())]))) for name in parsed)]
+        )
+        columns["json"] = pa.array([{"n": n} for n in numbers], kind)
     if more:
         columns["region"] = pa.array(["eu" for _ in numbers])
     return pa.record_batch(columns)
@@ -157,6 +164,39 @@ def test_new_columns_are_added_and_older_rows_have_nulls(kind: LakeFormat, tmp_p
     commit_files(kind, tmp_path, 2, "q", stage(kind, tmp_path, 2, make_rows(8, 4)))
     table = read_table(kind, tmp_path)
     assert Counter(table["region"].to_pylist()) == {None: 8, "eu": 4}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_struct_grows_by_fields_and_never_changes_them(kind: LakeFormat, tmp_path: Path) -> None:
+    for batch, names in enumerate(((), ("a",), ("a", "b"))):
+        rows = make_rows(4 * batch, 4, parsed=names)
+        commit_files(kind, tmp_path, batch, "q", stage(kind, tmp_path, batch, rows))
+    table = read_table(kind, tmp_path)
+    assert [field.name for field in table["json"].type] == ["n", "a", "b"]
+    assert sorted(row["n"] for row in table["json"].to_pylist()) == list(range(12))
+    if kind is LakeFormat.DELTA:
+        rows = make_rows(12, 4, parsed=("b",))
+        with pytest.raises(ConfigError, match="column json is"):
+            commit_files(kind, tmp_path, 3, "q", stage(kind, tmp_path, 3, rows))
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_look_at_a_table_finds_its_files_by_batch(kind: LakeFormat, tmp_path: Path) -> None:
+    for batch in (0, 1):
+        files = stage(kind, tmp_path, batch, make_rows(12 * batch, 12))
+        commit_files(kind, tmp_path, batch, "q", files)
+    stage(kind, tmp_path, 2, make_rows(24, 12))
+    view = view_lake(tmp_path)
+    assert [(piece.name, len(piece.places)) for piece in view.pieces] == [("0", 6), ("1", 6)]
+    assert view.last_batch == 1
+    assert sum(pq.read_metadata(path).num_rows for piece in view.pieces for path in piece.places) == 24
+    if kind is LakeFormat.DELTA:
+        assert {values["topic"] for values in view.partitions.values()} == set(TOPICS)
+        assert {values["dt"] for values in view.partitions.values()} == {f"2025-01-0{n}" for n in (1, 2, 3)}
+    compact_lake(tmp_path)
+    merged = view_lake(tmp_path)
+    assert not any(piece.is_batch for piece in merged.pieces)
+    assert merged.last_batch == 1
 
 
 @pytest.mark.parametrize("kind", TABLES)

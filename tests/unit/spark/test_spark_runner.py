@@ -115,6 +115,7 @@ def _run(
     *,
     restarts_max: int | None = 3,
     stop: StopFlag | None = None,
+    is_outdated: Callable[[int], bool] | None = None,
 ) -> int:
     lake: dict[int, int] = {}
     left = list(queries)
@@ -131,6 +132,7 @@ def _run(
         measure_batch=lambda batch_id: Totals(rows=10, size_bytes=20),
         measure_all=measure_all,
         restarts_max=restarts_max,
+        is_outdated=is_outdated,
     )
     return Runner(job, recorder, stop or StopFlag()).run()
 
@@ -146,6 +148,26 @@ def test_each_batch_is_told_once_with_totals_and_lag() -> None:
     ]
     assert isinstance(recorder.events[0], Started)
     assert recorder.events[-1] == Stopped(reason="done", rows_total=30, bytes_total=60)
+
+
+def test_a_query_that_a_batch_made_outdated_is_started_anew() -> None:
+    recorder = Recorder()
+    asked: list[int] = []
+
+    def is_outdated(batch_id: int) -> bool:
+        asked.append(batch_id)
+        return batch_id == 1
+
+    assert _run([FakeQuery([0, 1]), FakeQuery([2])], recorder, is_outdated=is_outdated) == 0
+    assert asked == [0, 1, 2]
+    assert [type(event) for event in recorder.events] == [
+        Started,
+        BatchDone,
+        BatchDone,
+        Started,
+        BatchDone,
+        Stopped,
+    ]
 
 
 def test_a_batch_that_is_replayed_after_a_restart_is_not_counted_twice() -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import TableNotFoundError
+from deltalake.schema import ArrayType, StructType
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from tandemmq.errors import ConfigError
@@ -101,14 +102,26 @@ def _add_columns(table: DeltaTable, schema: pa.Schema) -> None:
     known = {field.name: field for field in table.schema().fields}
     wanted = Schema.from_arrow(schema).fields
     for field in wanted:
-        if field.name in known and known[field.name].type != field.type:
+        if field.name in known and not _is_within(known[field.name].type, field.type):
             raise ConfigError(
                 f"column {field.name} is {known[field.name].type} in the table, now {field.type}"
             )
-    new = [field for field in wanted if field.name not in known]
+    new = [field for field in wanted if field.name not in known or known[field.name].type != field.type]
     if new:
         table.alter.add_columns(new)
         table.update_incremental()
+
+
+def _is_within(known: Any, wanted: Any) -> bool:
+    """Whether a type of the table is the wanted one, or becomes it with further fields of structs."""
+    if isinstance(known, StructType) and isinstance(wanted, StructType):
+        there = {field.name: field.type for field in wanted.fields}
+        return all(
+            field.name in there and _is_within(field.type, there[field.name]) for field in known.fields
+        )
+    if isinstance(known, ArrayType) and isinstance(wanted, ArrayType):
+        return _is_within(known.element_type, wanted.element_type)
+    return bool(known == wanted)
 
 
 def _table_schema(paths: Sequence[Path], partitions: Sequence[str]) -> pa.Schema:

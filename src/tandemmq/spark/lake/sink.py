@@ -9,7 +9,7 @@ touches staged files only. The tables of `formats` keep to the same rules.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,9 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, StagedFile, commit_batch, discard_files
 from tandemmq.spark.lake.formats import LakeFormat, commit_files, note_summary, parse_format, plan_files
+from tandemmq.spark.option_table import SECURITY_ROWS
 from tandemmq.spark.option_text import parse_list
+from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
 from tandemmq.spark.task_names import BATCH_ID, QUERY_ID
 from tandemmq.telemetry import events
 
@@ -31,7 +33,12 @@ log = logging.getLogger(__name__)
 
 SINK_NAME = "tandemmq_lake"
 
-_OPTIONS = frozenset(("path", "partitionby", "compression", "badcolumn", "badonly", "format"))
+_SENDING = frozenset(name.lower() for row in SECURITY_ROWS for name in (row.name, *row.aliases)) | {
+    "nameserver"
+}
+_OPTIONS = _SENDING | frozenset(
+    ("badtopic", "path", "partitionby", "compression", "badcolumn", "badonly", "format")
+)
 _SPARK_OPTIONS = frozenset(("queryname", "checkpointlocation"))
 """What Spark itself hands over among the options."""
 
@@ -50,7 +57,8 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
 
     `format`: parquet (default), delta or iceberg (`formats`).
     `badColumn`: rows in which it is not null go to the lake `_bad_records` in this one, in the same batch.
-    `badOnly`: columns that only those rows keep.
+    `badOnly`: columns that only those rows keep. `badTopic`: a message for each of them goes there, too;
+    needs `nameServer`, and takes the options for credentials and TLS of the sink `tandemmq`.
     """
 
     @classmethod
@@ -77,6 +85,7 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
             compression=self.options.get("compression", "zstd"),
             bad_column=self.options.get("badColumn", ""),
             bad_only=parse_list(self.options.get("badOnly", "")),
+            bad_sink=_parse_bad_sink(dict(self.options)),
             kind=parse_format(self.options.get("format", "parquet")),
         )
 
@@ -94,6 +103,7 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         compression: str,
         bad_column: str = "",
         bad_only: tuple[str, ...] = (),
+        bad_sink: SinkOptions | None = None,
         kind: LakeFormat = LakeFormat.PARQUET,
     ) -> None:
         self._root = root
@@ -101,23 +111,32 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         self._compression = compression
         self._bad_column = bad_column
         self._bad_only = bad_only
+        self._bad_sink = bad_sink
         self._kind = kind
 
     def write(self, iterator: Iterator[Any]) -> TaskFiles:
         context = TaskContext.get()
         batch_id, partition_id = int(context.getLocalProperty(BATCH_ID)), context.partitionId()
+        query_id = str(context.getLocalProperty(QUERY_ID))
         good, bad = (self._stage(root, batch_id, partition_id) for root in (self._root, self._bad_root))
         try:
             for batch in iterator:
                 for rows, stager in zip(self._split(batch), (good, bad), strict=False):
                     stager.write(rows)
             files, bad_files = good.finish(), bad.finish()
+            self._send(bad_files, query_id, batch_id, partition_id)
         except BaseException:
             good.discard()
             bad.discard()
             raise
-        query_id = str(context.getLocalProperty(QUERY_ID))
         return TaskFiles(query_id=query_id, files=files, bad_files=bad_files)
+
+    def _send(self, bad_files: Sequence[StagedFile], query_id: str, batch_id: int, partition_id: int) -> None:
+        if self._bad_sink is not None:
+            from tandemmq.spark.lake.bad_topic import send_bad_records
+
+            names = ("bad", query_id, batch_id, self._bad_sink.topic, partition_id)
+            send_bad_records(self._bad_root, bad_files, self._bad_column, self._bad_sink, names, partition_id)
 
     @property
     def _bad_root(self) -> Path:
@@ -205,6 +224,16 @@ class LazyStager:
     def discard(self) -> None:
         if self._stager is not None:
             self._stager.discard()
+
+
+def _parse_bad_sink(options: Mapping[str, str]) -> SinkOptions | None:
+    """How bad records become messages; None when nobody asked for that."""
+    given = {key.lower(): value for key, value in options.items()}
+    topic = given.get("badtopic", "")
+    if not topic:
+        return None
+    chosen = {key: value for key, value in given.items() if key in _SENDING}
+    return parse_sink_options({**chosen, "topic": topic, "emptyBodies": "skip"})
 
 
 def _invert(mask: Any) -> Any:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,17 @@ _NUMBER_WORDS = ("NaN", "INF", "Infinity", "+INF", "+Infinity", "-INF", "-Infini
 _TIMES = ("timestamp", "timestamp_ntz", "date")
 
 
+class JsonChanges(Enum):
+    """What becomes of names that the schema has not got, and of values that are not of its types."""
+
+    KEEP = "keep"
+    """Unknown names are passed over, a body with such a value is a bad record."""
+    RESCUE = "rescue"
+    """Both go to the column `jsonRescue`."""
+    GROW = "grow"
+    """The same, and unknown names become fields of the schema."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonSchema(Event):
     """What bodies are read with; `left_out`: names that differ from one of it in case only."""
@@ -65,11 +77,12 @@ class JsonSchema(Event):
 
 
 def choose_schema(
-    spark: SparkSession, text: str, out: Path, source: Mapping[str, str]
+    spark: SparkSession, text: str, out: Path, source: Mapping[str, str], changes: JsonChanges
 ) -> tuple[StructType, JsonSchema]:
     """The schema of the bodies, and what is told of it.
 
-    It is written down, and stays the same once anything has been landed with it.
+    It is written down, and stays the same once anything has been landed with it, but for fields that it has
+    grown by.
     Raises:  ConfigError for a text that is no schema, for another one than before, or a topic without
              messages to infer from.
     """
@@ -81,17 +94,27 @@ def choose_schema(
         chosen, left_out = (kept, ()) if kept is not None else infer_schema(spark, source)
     else:
         chosen = parse_schema(text)
+        if kept is not None and changes is JsonChanges.GROW and _is_grown(chosen, kept):
+            chosen = kept
         if kept is not None and kept != chosen:
             raise ConfigError(
                 f"the lake was begun with the JSON schema {kept.simpleString()}; land with another one into "
                 "another directory"
             )
     if kept is None:
-        _keep_schema(path, chosen)
+        keep_schema(out, chosen)
     return chosen, JsonSchema(fields=tuple(chosen.fieldNames()), left_out=left_out)
 
 
-def _keep_schema(path: Path, schema: StructType) -> None:
+def _is_grown(begun: StructType, kept: StructType) -> bool:
+    from tandemmq.spark.pipelines.json_rescue import merge_schemas
+
+    return bool(merge_schemas(begun, kept) == kept)
+
+
+def keep_schema(out: Path, schema: StructType) -> None:
+    """Writes down what the bodies of a lake are read with; it is on disk afterwards."""
+    path = out / CONTROL_DIR / SCHEMA_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f"{path.name}.new")
     staged.write_text(schema.json() + "\n")
@@ -198,14 +221,19 @@ def _keep_names(value: Any, place: Place, chosen: Mapping[Place, str]) -> Any:
     }
 
 
-def parse_bodies(frame: DataFrame, schema: StructType) -> DataFrame:
-    """`frame` with the columns `json` and `badReason`."""
+def parse_bodies(frame: DataFrame, schema: StructType, *, is_rescued: bool = False) -> DataFrame:
+    """`frame` with the columns `json` and `badReason`; if `is_rescued` with `jsonRescue`, too."""
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType, StructType
 
     read = StructType([*schema.fields]).add(_CORRUPT, StringType())
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    parsed = f.from_json(f.col("body").cast("string"), read, options)
+    text = f.col("body").cast("string")
+    if is_rescued:
+        from tandemmq.spark.pipelines.json_rescue import add_rescue
+
+        frame, text = add_rescue(frame, schema), f.col("text")
+    parsed = f.from_json(text, read, options)
     is_bad = f.col("parsed").isNull() | f.col(f"parsed.{_CORRUPT}").isNotNull()
     explain = f.arrow_udf(_explainer(schema), "string")
     bad_body = f.when(is_bad, f.coalesce(f.col("body").cast("binary"), f.lit(b"")))
@@ -213,7 +241,7 @@ def parse_bodies(frame: DataFrame, schema: StructType) -> DataFrame:
         frame.withColumn("parsed", parsed)
         .withColumn(JSON_COLUMN, f.when(~is_bad, f.col("parsed").dropFields(_CORRUPT)))
         .withColumn(BAD_COLUMN, explain(bad_body))
-        .drop("parsed")
+        .drop("parsed", "text")
     )
 
 
@@ -243,25 +271,25 @@ def explain_body(body: bytes | str | None, schema: StructType) -> str:
         return f"no JSON: {error}"
     except RecursionError:
         return "no JSON: nested too deeply"
-    found = _mismatch(value, "an object", "") if value is None else next(_find_misfits(value, schema, ""), "")
+    found = _mismatch(value, "an object", "") if value is None else next(find_misfits(value, schema, ""), "")
     if found:
         return found
     doubtful = ", ".join(_find_texts(value, schema, ""))
     return f"does not fit the schema{f', perhaps in {doubtful}' if doubtful else ''}"
 
 
-def _find_misfits(value: Any, wanted: Any, place: str) -> Iterator[str]:
+def find_misfits(value: Any, wanted: Any, place: str) -> Iterator[str]:
     """What is not of the wanted type, in words, as far as that can be told without Spark."""
     name = wanted.typeName()
     if value is None:
         return
     if name in ("struct", "array", "map"):
-        parts = _parts(value, wanted, place)
+        parts = list_parts(value, wanted, place)
         if parts is None:
             yield _mismatch(value, "an array" if name == "array" else "an object", place)
             return
         for part in parts:
-            yield from _find_misfits(*part)
+            yield from find_misfits(*part)
     elif name in _WHOLE_BITS:
         bound = 1 << (_WHOLE_BITS[name] - 1)
         if not isinstance(value, int) or isinstance(value, bool):
@@ -269,24 +297,24 @@ def _find_misfits(value: Any, wanted: Any, place: str) -> Iterator[str]:
         elif not -bound <= value < bound:
             yield _mismatch(value, f"a whole number from {-bound} to {bound - 1}", place)
     elif name in ("float", "double"):
-        if not _is_number(value) and value not in _NUMBER_WORDS:
+        if not is_number(value) and value not in _NUMBER_WORDS:
             yield _mismatch(value, f"a number ({name})", place)
     elif name == "decimal":
         if not _fits_decimal(value, wanted.precision, wanted.scale):
             yield _mismatch(value, f"a number of {wanted.simpleString()}", place)
     elif name == "boolean" and not isinstance(value, bool):
         yield _mismatch(value, "true or false", place)
-    elif name in _TIMES and not isinstance(value, str) and not _is_number(value):
+    elif name in _TIMES and not isinstance(value, str) and not is_number(value):
         yield _mismatch(value, f"a {name} as text", place)
 
 
-def _parts(value: Any, wanted: Any, place: str) -> list[tuple[Any, Any, str]] | None:
-    """The inner values, their types and places; None for a value that is no such container."""
+def list_parts(value: Any, wanted: Any, place: str) -> list[tuple[Any, Any, str]] | None:
+    """The inner values, their types and places; None for a value, or a type, that is no such container."""
     if wanted.typeName() == "array":
         if not isinstance(value, list):
             return None
         return [(item, wanted.elementType, f"{place}[{n}]") for n, item in enumerate(value)]
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or wanted.typeName() not in ("struct", "map"):
         return None
     if wanted.typeName() == "map":
         return [(item, wanted.valueType, f"{place}.{key}".lstrip(".")) for key, item in value.items()]
@@ -298,19 +326,19 @@ def _find_texts(value: Any, wanted: Any, place: str) -> Iterator[str]:
     if value is None:
         return
     if wanted.typeName() in ("struct", "array", "map"):
-        for part in _parts(value, wanted, place) or ():
+        for part in list_parts(value, wanted, place) or ():
             yield from _find_texts(*part)
     if wanted.typeName() in (*_TIMES, "binary"):
         yield _mismatch(value, f"a {wanted.typeName()}", place)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
 
 
 def _fits_decimal(value: Any, precision: int, scale: int) -> bool:
     try:
-        number = Decimal(str(value)) if _is_number(value) or isinstance(value, str) else None
+        number = Decimal(str(value)) if is_number(value) or isinstance(value, str) else None
     except InvalidOperation:
         return False
     if number is None or not number.is_finite():
@@ -319,7 +347,7 @@ def _fits_decimal(value: Any, precision: int, scale: int) -> bool:
 
 
 def _mismatch(value: Any, wanted: str, place: str) -> str:
-    shown = json.dumps(value, ensure_ascii=False)
+    shown = json.dumps(value, ensure_ascii=False, default=str)
     shown = shown if len(shown) <= 60 else shown[:59] + "…"
     return f"{place or 'the body'}: expected {wanted}, got {shown}"
 

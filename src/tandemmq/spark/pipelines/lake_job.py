@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +56,12 @@ def run_lake_job(
     make_stream: Callable[[SparkSession], DataFrame],
     reporter: Reporter,
     measure: Measure = read_committed,
+    is_outdated: Callable[[SparkSession, int], bool] | None = None,
 ) -> int:
     """Runs until everything is read, or when continuous until a signal; the process's exit code.
 
+    `make_stream` is called for each start of the query. `is_outdated`: whether a finished batch asks for
+    another stream; the query then ends between two batches and is started anew.
     Raises:  ConfigError before anything is started, for a directory that cannot work.
     """
     with hold_directory(target.out):
@@ -66,8 +70,10 @@ def run_lake_job(
         is_long = target.is_continuous
         with open_session(f"{name} {topic}", master, log_file, is_long=is_long) as (spark, stop):
             warm_up(spark)
-            stream = make_stream(spark)
-            job = _make_job(f"{name} {topic}", topic, target, stream, LakeMeter(target.out, measure))
+            streams = _Streams(lambda: make_stream(spark))
+            meter = LakeMeter(target.out, measure)
+            check = None if is_outdated is None else partial(is_outdated, spark)
+            job = _make_job(f"{name} {topic}", topic, target, streams, meter, check)
             return Runner(job, reporter, stop).run()
 
 
@@ -96,10 +102,30 @@ def read_query_id(checkpoint: Path) -> str | None:
         return None
 
 
-def _make_job(name: str, topic: str, target: LakeTarget, stream: DataFrame, meter: LakeMeter) -> Job:
+class _Streams:
+    """The stream of a job; the first one is made at once, so that what cannot work is refused."""
+
+    def __init__(self, make: Callable[[], DataFrame]) -> None:
+        self._make = make
+        self._first: DataFrame | None = make()
+
+    def take(self) -> DataFrame:
+        stream, self._first = self._first, None
+        return self._make() if stream is None else stream
+
+
+def _make_job(
+    name: str,
+    topic: str,
+    target: LakeTarget,
+    streams: _Streams,
+    meter: LakeMeter,
+    is_outdated: Callable[[int], bool] | None,
+) -> Job:
     def start() -> Any:
         writer = (
-            stream.writeStream.format("tandemmq_lake")
+            streams.take()
+            .writeStream.format("tandemmq_lake")
             .queryName(name)
             .option("checkpointLocation", str(target.checkpoint_dir.absolute()))
             .options(**target.sink)
@@ -117,6 +143,7 @@ def _make_job(name: str, topic: str, target: LakeTarget, stream: DataFrame, mete
         measure_batch=meter.measure_batch,
         measure_all=meter.measure_all,
         restarts_max=None if target.is_continuous else ONCE_RESTARTS_MAX,
+        is_outdated=is_outdated,
     )
 
 

@@ -7,19 +7,27 @@ the same directory instead, with the reason, in the same batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tandemmq.errors import ConfigError
+from tandemmq.protocol.topic_names import topic_fault
 from tandemmq.spark.columns import find_column, select_columns
-from tandemmq.spark.lake.files import BAD_RECORDS_DIR
+from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CONTROL_DIR
 from tandemmq.spark.lake.formats import check_kind, parse_format, plan_files
 from tandemmq.spark.lake.parquet import check_partition_columns
+from tandemmq.spark.option_table import SECURITY_ROWS
 from tandemmq.spark.options import PropertiesAs, parse_options
 from tandemmq.spark.pipelines.events import Reporter
 from tandemmq.spark.pipelines.json_bodies import (
     BAD_COLUMN,
+    SCHEMA_FILE,
+    JsonChanges,
     choose_schema,
+    keep_schema,
     parse_bodies,
+    parse_schema,
     show_bad_records,
 )
 from tandemmq.spark.pipelines.lake_job import CHECKPOINT_DIR, LakeTarget, run_lake_job
@@ -63,6 +71,8 @@ class LandingOptions:
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     is_body_text: bool = False
     json_schema: str = ""
+    json_changes: JsonChanges = JsonChanges.KEEP
+    bad_topic: str = ""
     source: tuple[tuple[str, str], ...] = ()
     """Further options of the source: name and value."""
 
@@ -102,6 +112,11 @@ class LandingOptions:
             sink["badColumn"] = BAD_COLUMN
             # What cannot be read is kept as it came, also where nobody wants the bodies of the others.
             sink["badOnly"] = "" if self.has_body else "body"
+        if self.bad_topic:
+            # Who may read the topic sends with the same credentials.
+            names = {name.lower() for row in SECURITY_ROWS for name in (row.name, *row.aliases)}
+            sink |= {name: value for name, value in self.source if name.lower() in names}
+            sink |= {"badTopic": self.bad_topic, "nameServer": self.name_servers}
         return LakeTarget(
             out=self.out,
             checkpoint_dir=self.checkpoint_dir,
@@ -125,6 +140,7 @@ def run_landing(options: LandingOptions, reporter: Reporter) -> int:
         target,
         lambda spark: _make_stream(spark, options, reporter),
         reporter,
+        is_outdated=partial(_grow, options.out) if options.json_changes is JsonChanges.GROW else None,
     )
     if options.json_schema:
         reporter.report(show_bad_records(options.out / BAD_RECORDS_DIR))
@@ -134,6 +150,14 @@ def run_landing(options: LandingOptions, reporter: Reporter) -> int:
 def check_landing(options: LandingOptions) -> None:
     """Refuses options that would fail later, somewhere inside Spark."""
     parse_options(options.source_options(), is_streaming=True)
+    if options.json_changes is not JsonChanges.KEEP and not options.json_schema:
+        raise ConfigError("--json-changes is about JSON bodies: give --json-schema, too")
+    if options.bad_topic:
+        fault = topic_fault(options.bad_topic)
+        if fault or not options.json_schema or options.bad_topic in options.topic.split(","):
+            raise ConfigError(
+                f"--bad-topic: {fault or 'it needs --json-schema, and must not be what is landed'}"
+            )
     names = [find_column(name).name for name in options.columns]
     if parse_options(options.source_options(), is_streaming=True).properties_as is PropertiesAs.NONE:
         names = [name for name in names if name != "properties"]
@@ -150,6 +174,19 @@ def _make_stream(spark: SparkSession, options: LandingOptions, reporter: Reporte
     stream = spark.readStream.format("tandemmq").schema(schema).options(**options.source_options()).load()
     if not options.json_schema:
         return stream
-    fields, told = choose_schema(spark, options.json_schema, options.out, options.source_options())
+    changes = options.json_changes
+    fields, told = choose_schema(spark, options.json_schema, options.out, options.source_options(), changes)
     reporter.report(told)
-    return parse_bodies(stream, fields)
+    return parse_bodies(stream, fields, is_rescued=changes is not JsonChanges.KEEP)
+
+
+def _grow(out: Path, spark: SparkSession, batch_id: int) -> bool:
+    """Adds what a batch has rescued to the schema; True if that has changed it."""
+    from tandemmq.spark.pipelines.json_rescue import grow_schema, read_rescued
+
+    known = parse_schema((out / CONTROL_DIR / SCHEMA_FILE).read_text())
+    grown = grow_schema(spark, known, read_rescued(out, batch_id))
+    if grown == known:
+        return False
+    keep_schema(out, grown)
+    return True

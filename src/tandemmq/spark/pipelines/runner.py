@@ -45,7 +45,8 @@ _OUR_ERROR = re.compile(r"tandemmq\.errors\.(\w+): ([^\n]*)")
 class Job:
     """A query as the runner needs it: how to start it, what a batch delivered, and its names for people.
 
-    `restarts_max` None: for ever.
+    `restarts_max` None: for ever. `is_outdated`: whether the query must be started anew after a batch, given
+    its number; asked once for each.
     """
 
     topic: str
@@ -54,6 +55,7 @@ class Job:
     measure_batch: Callable[[int], Totals]
     measure_all: Callable[[], Totals]
     restarts_max: int | None
+    is_outdated: Callable[[int], bool] | None = None
 
 
 class StopFlag:
@@ -90,6 +92,7 @@ class Runner:
         self._reporter = reporter
         self._stop = stop
         self._totals = Totals(rows=0, size_bytes=0)
+        self._is_outdated = False
 
     def run(self) -> int:
         """0 when everything is read or a signal asked for the end, 1 after an error."""
@@ -98,6 +101,8 @@ class Runner:
         while True:
             batches_before = self._totals
             error = self._run_once()
+            if error is None and self._is_outdated and not self._stop.is_set:
+                continue
             if error is None:
                 self._tell_end("signal" if self._stop.is_set else "done")
                 return 0
@@ -131,15 +136,17 @@ class Runner:
             )
         )
         told = -1
-        while query.isActive and not self._stop.is_set:
+        self._is_outdated = False
+        while query.isActive and not self._stop.is_set and not self._is_outdated:
             told = self._tell_batches(query, told)
             # Not awaitTermination: it raises the failure of the query, which is wanted below as text.
             time.sleep(POLL_S)
-        if self._stop.is_set:
+        is_ended = self._stop.is_set or self._is_outdated
+        if is_ended:
             self._stop_between_batches(query)
         self._tell_batches(query, told)
         failure = query.exception()
-        return None if failure is None or self._stop.is_set else str(failure)
+        return None if failure is None or is_ended else str(failure)
 
     def _tell_batches(self, query: Any, told: int) -> int:
         """Reports the batches behind `told` that are finished; returns the last one."""
@@ -160,6 +167,8 @@ class Runner:
         lag = measure_lag(source.endOffset, source.latestOffset)
         seconds = progress.batchDuration / 1000
         self._reporter.report(make_batch_done(progress.batchId, done, self._totals, lag=lag, seconds=seconds))
+        if self._job.is_outdated is not None and self._job.is_outdated(progress.batchId):
+            self._is_outdated = True
 
     def _stop_between_batches(self, query: Any) -> None:
         deadline = time.monotonic() + STOP_WAIT_S
