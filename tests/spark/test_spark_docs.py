@@ -1,4 +1,4 @@
-"""Every example of docs/spark.md runs, commands and Python, in order, in one session."""
+"""Every example of docs/spark.md and docs/coming-from-kafka.md runs, in order, in one session."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from dead_letter_maker import make_dead_letters
 from spark_cluster import Cluster
 
+from tandemmq.client import BlockingAdmin, BlockingProducer
+from tandemmq.protocol.message import Message
+
 DOCUMENT = Path(__file__).parents[2] / "docs" / "spark.md"
+FROM_KAFKA = DOCUMENT.with_name("coming-from-kafka.md")
 
 TOLD = {
     "landing": "400 rows",
@@ -47,6 +52,16 @@ def _commands(text: str) -> list[tuple[list[str], str]]:
     return commands
 
 
+def _run_blocks(spark: Any, text: str, document: Path) -> dict[str, Any]:
+    """What the Python of a document leaves behind."""
+    scope: dict[str, Any] = {"spark": spark}
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) >= 5
+    for block in blocks:
+        exec(compile(re.sub(r"spark = build_session.*", "", block), str(document), "exec"), scope)
+    return scope
+
+
 def test_the_examples_run(
     lake_spark: Any, cluster: Cluster, tmp_path: Path, run_command: Callable[..., str]
 ) -> None:
@@ -60,11 +75,7 @@ def test_the_examples_run(
     for command, told in _commands(text):
         output = run_command(*command)
         assert told in output, (command, output)
-    scope: dict[str, Any] = {"spark": spark}
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) >= 7
-    for block in blocks:
-        exec(compile(re.sub(r"spark = build_session.*", "", block), str(DOCUMENT), "exec"), scope)
+    scope = _run_blocks(spark, text, DOCUMENT)
     assert scope["table"].num_rows == 400
     for topic in ("Answers", "Copied", "CopiedOnce", "CopiedWhole"):
         source = spark.read.format("tandemmq").options(nameServer=cluster.namesrv, topic=topic)
@@ -72,3 +83,42 @@ def test_the_examples_run(
     for name in ("by_tag", "landed_by_tag"):
         assert sum(row["count"] for row in spark.table(name).collect()) == 400
     assert spark.read.parquet(f"{tmp_path}/lake").count() == 400
+
+
+def test_recipes_for_kafka_run_with_another_format_and_other_addresses(
+    lake_spark: Any, cluster: Cluster, tmp_path: Path
+) -> None:
+    sent: dict[str, list[tuple[str, str, dict[str, str]]]] = {}
+    with BlockingAdmin(cluster.namesrv) as admin, BlockingProducer("kafka", cluster.namesrv) as producer:
+        for topic, queue_count in (("topic1", 2), ("topic2", 1)):
+            admin.create_topic(topic, queue_count=queue_count)
+            sent[topic] = [(f"k{n}", f"{topic}-{n}", {"h": f"v{n}"} if n % 2 else {}) for n in range(60)]
+            queues = sorted(admin.topic_offsets(topic))
+            for n, (key, value, headers) in enumerate(sent[topic]):
+                message = Message(topic=topic, body=value.encode(), keys=(key,), properties=headers)
+                producer.send(message, queue=queues[n % queue_count])
+    scope = _run_blocks(lake_spark, _here(FROM_KAFKA.read_text(), cluster, tmp_path), FROM_KAFKA)
+    assert scope["stream"].schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
+        "timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+    assert sorted(scope["rows"]) == sorted((key, value) for key, value, _ in sent["topic1"])
+    # Queue 0 of topic1 holds 30 messages, so 23..29 of them, and all of the others.
+    assert len(scope["some_rows"]) == 7 + 30 + 60
+    assert scope["counts"] == (120, 60)
+
+    def read(topic: str) -> list[Any]:
+        table = lake_spark.read.format("tandemmq").options(nameServer=cluster.namesrv, subscribe=topic)
+        found = table.option("columns", "kafka").option("includeHeaders", "true").load().collect()
+        return sorted((bytes(row.key).decode(), bytes(row.value).decode(), row.headers) for row in found)
+
+    plain = sorted((key, value, None) for key, value, _ in sent["topic1"])
+    assert read("copied1") == read("copied2") == plain
+    expected = [
+        (key, value, [(name, bytearray(text.encode())) for name, text in headers.items()] or None)
+        for topic in sent
+        for key, value, headers in sent[topic]
+    ]
+    assert read("copied3") == sorted(expected)
+    with pytest.raises(Exception, match=r"give nameServer, the addresses of name servers"):
+        lake_spark.read.format("tandemmq_kafka").option("kafka.bootstrap.servers", "h:1").load()

@@ -15,14 +15,18 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.options import PropertiesAs
+from tandemmq.spark.options import KAFKA, PropertiesAs
 
 
 class Column(NamedTuple):
-    """A column and the Spark types in which it can be had, the default first."""
+    """A column and the Spark types in which it can be had, the default first.
+
+    `shows`: the column whose values it has, if that has another name.
+    """
 
     name: str
     types: tuple[str, ...]
+    shows: str = ""
 
 
 class OutputColumn(NamedTuple):
@@ -37,6 +41,8 @@ class OutputColumn(NamedTuple):
 Projection = tuple[OutputColumn, ...]
 
 MAP_TYPE = "map<string,string>"
+HEADERS_TYPE = "array<struct<key:string,value:binary>>"
+LIST_TYPE = "array<string>"
 
 COLUMNS: tuple[Column, ...] = (
     Column("topic", ("string",)),
@@ -46,7 +52,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("physicalOffset", ("bigint",)),
     Column("msgId", ("string",)),
     Column("tags", ("string",)),
-    Column("keys", ("string",)),
+    Column("keys", ("string", LIST_TYPE)),
     Column("body", ("binary", "string")),
     Column("flag", ("int",)),
     Column("sysFlag", ("int",)),
@@ -59,8 +65,27 @@ COLUMNS: tuple[Column, ...] = (
     Column("properties", (MAP_TYPE, "string")),
 )
 
+KAFKA_COLUMNS: tuple[Column, ...] = (
+    Column("key", ("binary", "string"), "keys"),
+    Column("value", ("binary", "string"), "body"),
+    Column("topic", ("string",)),
+    Column("partition", ("int",), "queueId"),
+    Column("offset", ("bigint",), "queueOffset"),
+    Column("timestamp", ("timestamp",), "storeTimestamp"),
+    Column("timestampType", ("int",)),
+)
+"""A message as Spark's source for Kafka shows it; `headers` comes behind them when it is asked for."""
 
-def find_column(name: str, known_columns: Sequence[Column] = COLUMNS) -> Column:
+SOURCE_COLUMNS: tuple[Column, ...] = (
+    *COLUMNS,
+    Column("userProperties", (MAP_TYPE,)),
+    *(column for column in KAFKA_COLUMNS if column not in COLUMNS),
+    Column("headers", (HEADERS_TYPE,)),
+)
+"""All that can be had by name: the first are what a query gets that names none."""
+
+
+def find_column(name: str, known_columns: Sequence[Column] = SOURCE_COLUMNS) -> Column:
     """The column of that name, in any case.
 
     Raises:  ConfigError with the nearest known name.
@@ -75,22 +100,34 @@ def find_column(name: str, known_columns: Sequence[Column] = COLUMNS) -> Column:
     return column
 
 
+def _find_columns(name: str, known: Sequence[Column]) -> Sequence[Column]:
+    if name == KAFKA and known is SOURCE_COLUMNS:
+        return KAFKA_COLUMNS
+    return (find_column(name, known),)
+
+
 def select_columns(
-    names: Sequence[str], properties_as: PropertiesAs, known: Sequence[Column] = COLUMNS
+    names: Sequence[str],
+    properties_as: PropertiesAs,
+    known: Sequence[Column] = SOURCE_COLUMNS,
+    default: Sequence[Column] = COLUMNS,
 ) -> Projection:
-    """The projection of the options `columns` and `propertiesAs`; no names mean all columns."""
-    chosen = [find_column(name, known) for name in names] if names else list(known)
+    """The projection of the options `columns` and `propertiesAs`; no names mean the default."""
+    chosen = [column for name in names for column in _find_columns(name, known)] or list(default)
     if properties_as is PropertiesAs.NONE:
         chosen = [column for column in chosen if column.name != "properties"]
     if len({column.name for column in chosen}) != len(chosen):
         raise ConfigError(f"option columns names a column twice: {', '.join(names)}")
     wanted = {"properties": "string" if properties_as is PropertiesAs.STRING else MAP_TYPE}
     return tuple(
-        OutputColumn(column.name, column.name, wanted.get(column.name, column.types[0])) for column in chosen
+        OutputColumn(column.name, column.shows or column.name, wanted.get(column.name, column.types[0]))
+        for column in chosen
     )
 
 
-def project_schema(fields: Sequence[tuple[str, str, bool]], known: Sequence[Column] = COLUMNS) -> Projection:
+def project_schema(
+    fields: Sequence[tuple[str, str, bool]], known: Sequence[Column] = SOURCE_COLUMNS
+) -> Projection:
     """The projection of a schema that the user gave: name, Spark type (`bigint`) and nullability of each
     field.
 
@@ -101,7 +138,7 @@ def project_schema(fields: Sequence[tuple[str, str, bool]], known: Sequence[Colu
         column = find_column(label, known)
         if type_name not in column.types:
             raise ConfigError(f"column {label}: expected {' or '.join(column.types)}, got {type_name}")
-        projection.append(OutputColumn(label, column.name, type_name, is_nullable))
+        projection.append(OutputColumn(label, column.shows or column.name, type_name, is_nullable))
     return tuple(projection)
 
 
@@ -121,5 +158,7 @@ def arrow_schema(projection: Projection) -> Any:
         "bigint": pa.int64(),
         "timestamp": pa.timestamp("us", tz="UTC"),
         MAP_TYPE: pa.map_(pa.string(), pa.string()),
+        LIST_TYPE: pa.list_(pa.string()),
+        HEADERS_TYPE: pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
     }
     return pa.schema([pa.field(c.label, types[c.type], nullable=c.is_nullable) for c in projection])

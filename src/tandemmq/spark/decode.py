@@ -24,6 +24,7 @@ from tandemmq.errors import LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol.command import Buffer
 from tandemmq.protocol.compression import decompress
 from tandemmq.protocol.message_id import decode_host, encode_message_id
+from tandemmq.protocol.properties import SYSTEM_NAMES, TRANSIENT_PREFIX
 from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import (
     Boundaries,
@@ -33,8 +34,16 @@ from tandemmq.protocol.record_scan import (
     verify_bodies,
 )
 from tandemmq.protocol.sys_flag import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
-from tandemmq.spark.columns import MAP_TYPE, OutputColumn, Projection, arrow_schema
-from tandemmq.spark.properties import PropertySpans, build_map, pick_values, repair_text, scan_properties
+from tandemmq.spark.columns import LIST_TYPE, MAP_TYPE, OutputColumn, Projection, arrow_schema
+from tandemmq.spark.properties import (
+    PropertySpans,
+    build_headers,
+    build_map,
+    leave_out,
+    pick_values,
+    repair_text,
+    scan_properties,
+)
 
 Ints = NDArray[np.int64]
 
@@ -45,6 +54,8 @@ _HOST_V6_EXTRA = 12
 
 _BODY, _TOPIC, _PROPERTIES = 0, 2, 4
 _PIECES_PER_RECORD = 6
+
+_SYSTEM = frozenset(name.encode() for name in SYSTEM_NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +140,12 @@ class _Rows:
         return _BUILDERS[column.name](self, column)
 
     def property(self, name: bytes) -> Any:
+        return pick_values(self._scan(), name)
+
+    def _scan(self) -> PropertySpans:
         if self._spans is None:
             self._spans = scan_properties(self._take(_PROPERTIES))
-        return pick_values(self._spans, name)
+        return self._spans
 
     def _take(self, piece: int) -> Any:
         """One piece of every record as a binary array of its own."""
@@ -182,16 +196,23 @@ class _Rows:
 
     def properties(self, column: OutputColumn) -> Any:
         if column.type == MAP_TYPE:
-            if self._spans is None:
-                self._spans = scan_properties(self._take(_PROPERTIES))
-            return build_map(self._spans)
+            return build_map(self._scan())
         return repair_text(self._take(_PROPERTIES).view(pa.string()))
+
+    def user_properties(self, column: OutputColumn) -> Any:
+        return build_map(leave_out(self._scan(), _SYSTEM, TRANSIENT_PREFIX.encode()))
+
+    def headers(self, column: OutputColumn) -> Any:
+        return build_headers(leave_out(self._scan(), _SYSTEM, TRANSIENT_PREFIX.encode()))
 
     def tags(self, column: OutputColumn) -> Any:
         return self.property(b"TAGS")
 
     def keys(self, column: OutputColumn) -> Any:
-        return self.property(b"KEYS")
+        keys = self.property(b"KEYS")
+        if column.type == LIST_TYPE:
+            return pc.utf8_split_whitespace(pc.utf8_trim_whitespace(keys))
+        return keys.cast(pa.binary()) if column.type == "binary" else keys
 
     def message_id(self, column: OutputColumn) -> Any:
         """The producer's id; where a message has none, the broker's (spec remoting 12.2)."""
@@ -252,6 +273,10 @@ class _Rows:
     def store_time(self, column: OutputColumn) -> Any:
         return _timestamps(self._columns.stored_at_ms)
 
+    def time_type(self, column: OutputColumn) -> Any:
+        """Kafka's number for the time at which a broker stored the message."""
+        return pa.array(np.ones(len(self._columns), dtype=np.int32))
+
 
 def _timestamps(times_ms: Ints) -> Any:
     return pa.array(times_ms * 1000).view(pa.timestamp("us", tz="UTC"))
@@ -285,4 +310,7 @@ _BUILDERS: dict[str, Callable[[_Rows, OutputColumn], Any]] = {
     "reconsumeTimes": _Rows.number,
     "preparedTransactionOffset": _Rows.number,
     "properties": _Rows.properties,
+    "userProperties": _Rows.user_properties,
+    "headers": _Rows.headers,
+    "timestampType": _Rows.time_type,
 }

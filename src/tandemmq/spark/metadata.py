@@ -115,7 +115,7 @@ class Cluster:
                     ids = range(entry.read_queue_count)
                     queues.update(QueueKey(topic, entry.broker_name, queue_id) for queue_id in ids)
         if self._options.assigned:
-            queues &= set(self._options.assigned)
+            queues = {queue for queue in queues if self._options.selects(queue)}
         return Topology(queues=tuple(sorted(queues)), replicas=replicas)
 
     def locate(self, queue: QueueKey) -> Mapping[int, str]:

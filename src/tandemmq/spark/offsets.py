@@ -35,6 +35,10 @@ LATEST = -1
 """In a user's JSON: the end of the queue now."""
 
 
+ANY_BROKER: Final = ""
+"""In a user's JSON of Kafka's form, `{topic: {partition: offset}}`: the one broker with that queue."""
+
+
 class QueueKey(NamedTuple):
     """One queue of one topic on one broker; a broker is a name here, shared by master and slaves."""
 
@@ -139,7 +143,7 @@ def _nest(values: Mapping[QueueKey, T]) -> dict[str, dict[str, dict[str, T]]]:
 
 
 def flatten_positions(nested: Mapping[str, Any]) -> dict[QueueKey, int]:
-    """The inverse of `nest_positions`; also reads what users write as JSON.
+    """The inverse of `nest_positions`; also reads what users write as JSON, in our form or in Kafka's.
 
     Raises:  ConfigError naming the part that is not `{topic: {broker: {queue: integer}}}`.
     """
@@ -156,6 +160,9 @@ def _flatten(nested: Mapping[str, Any]) -> Iterator[tuple[QueueKey, Any]]:
         if not isinstance(brokers, Mapping):
             raise ConfigError(f"topic {topic!r}: expected {{broker: {{queue: offset}}}}, got {brokers!r}")
         for broker, queues in brokers.items():
+            if not isinstance(queues, Mapping) and str(broker).isdecimal():
+                yield QueueKey(topic, ANY_BROKER, int(broker)), queues
+                continue
             if not isinstance(queues, Mapping):
                 raise ConfigError(
                     f"topic {topic!r}, broker {broker!r}: expected {{queue: offset}}, got {queues!r}"

@@ -41,7 +41,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "assign",
         "",
         "SB",
-        'queues as JSON: `{"topic": {"broker-a": [0, 1]}}`',
+        'queues as JSON: `{"topic": {"broker-a": [0, 1]}}`, or `{"topic": [0, 1]}` of all brokers',
     ),
     OptionRow(
         "tags",
@@ -62,8 +62,8 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "startingOffsets",
         "latest (S), earliest (B)",
         "SB",
-        "`earliest`, `latest`, `group` or JSON `{topic: {broker: {queue: offset}}}` with -2 earliest, -1 "
-        "latest",
+        "`earliest`, `latest` (S), `group` or JSON `{topic: {broker: {queue: offset}}}` with -2 earliest, -1 "
+        "latest (S); `{topic: {queue: offset}}` where one broker only has that queue",
     ),
     OptionRow(
         "startingTimestamp",
@@ -188,7 +188,14 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "columns",
         "all",
         "SB",
-        "columns to build, separated by commas; Spark cannot prune by itself",
+        "columns to build, separated by commas; Spark cannot prune by itself; `kafka`: those of Spark's "
+        "source for Kafka",
+    ),
+    OptionRow(
+        "includeHeaders",
+        "false",
+        "SB",
+        "with `columns=kafka`: the column `headers`, too",
     ),
     OptionRow(
         "filterPushdown",

@@ -18,6 +18,13 @@ from tandemmq.units import KIB, MIB
 
 _E = TypeVar("_E", bound=Enum)
 
+_OF_KAFKA: Final = {
+    "kafka.bootstrap.servers": "give nameServer, the addresses of name servers: host:9876[;host:9876]",
+    "kafka.group.id": "give group",
+    "kafkaconsumer.polltimeoutms": "give pullTimeoutMs",
+}
+_OTHER_OF_KAFKA: Final = "settings of Kafka's clients mean nothing here; see docs/coming-from-kafka.md"
+
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -30,6 +37,8 @@ def name_options(raw: Mapping[str, str], table: Sequence[OptionRow]) -> dict[str
     values: dict[str, str] = {}
     for key, value in raw.items():
         name = names.get(key.lower())
+        if name is None and key.lower().startswith("kafka"):
+            raise ConfigError(f"option {key}: {_OF_KAFKA.get(key.lower(), _OTHER_OF_KAFKA)}")
         if name is None:
             near = difflib.get_close_matches(key.lower(), list(names), n=1, cutoff=0.5)
             hint = f"; did you mean {names[near[0]]}?" if near else "."

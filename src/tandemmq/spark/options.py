@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.offsets import EARLIEST, LATEST, Positions, QueueKey, flatten_positions
+from tandemmq.spark.offsets import ANY_BROKER, EARLIEST, LATEST, Positions, QueueKey, flatten_positions
 from tandemmq.spark.option_table import OPTION_TABLE
 from tandemmq.spark.option_text import (
     Moment,
@@ -37,6 +37,9 @@ from tandemmq.spark.option_text import (
 from tandemmq.spark.packing import PackingOptions
 from tandemmq.spark.security import OPEN, Security, parse_security
 from tandemmq.units import MIB
+
+KAFKA = "kafka"
+"""In the option `columns`: those of Spark's source for Kafka."""
 
 PULL_GROUP = "TOOLS_CONSUMER"
 """The group named in pulls when the user names none: it exists on every broker (spec semantics 2)."""
@@ -124,7 +127,7 @@ class SourceOptions:
     def selects(self, queue: QueueKey) -> bool:
         """Whether the query asks for that queue, if there is one."""
         if self.assigned:
-            return queue in self.assigned
+            return queue in self.assigned or queue._replace(broker=ANY_BROKER) in self.assigned
         if self.topics:
             return queue.topic in self.topics
         return re.fullmatch(self.topic_pattern, queue.topic) is not None
@@ -203,7 +206,7 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool | None) -> Sourc
         replica=parse_int(values, "replica", None, least=0),
         slave_lag_bytes_max=parse_size(values, "maxSlaveLag", None),
         can_push_filters=_parse_pushdown(values),
-        columns=parse_list(values.get("columns", "")),
+        columns=_parse_columns(values),
         properties_as=parse_enum(values, "propertiesAs", PropertiesAs, PropertiesAs.MAP),
         decompress=parse_bool(values, "decompress", True),
         verify_crc=parse_bool(values, "verifyCrc", False),
@@ -257,6 +260,17 @@ def parse_tags(expression: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(tags))
 
 
+def _parse_columns(values: Mapping[str, str]) -> tuple[str, ...]:
+    """The names; KAFKA stands for several."""
+    names = parse_list(values.get("columns", ""))
+    has_headers = parse_bool(values, "includeHeaders", False)
+    if KAFKA in names:
+        return (*names, "headers") if has_headers else names
+    if has_headers:
+        raise ConfigError(f"option includeHeaders belongs to columns={KAFKA}; else name the column headers")
+    return names
+
+
 def _parse_pushdown(values: Mapping[str, str]) -> bool:
     text = values.get("filterPushdown", "auto").lower()
     if text not in ("auto", "off"):
@@ -293,6 +307,8 @@ def _parse_assign(text: str) -> tuple[QueueKey, ...]:
     document = _parse_json("assign", text)
     queues: list[QueueKey] = []
     for topic, brokers in document.items():
+        if isinstance(brokers, list):
+            brokers = {ANY_BROKER: brokers}
         if not isinstance(brokers, dict):
             raise ConfigError('option assign: expected {"topic": {"broker": [0, 1]}}')
         for broker, ids in brokers.items():

@@ -10,11 +10,13 @@ Source: spec remoting 12.4, spec spark 5. Pure: numpy and pyarrow.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
@@ -72,12 +74,25 @@ def scan_properties(properties: Any) -> PropertySpans:
 
 def build_map(spans: PropertySpans) -> Any:
     """One `map<string, string>` per record."""
+    offsets, names, values = _split_pairs(spans)
+    return pa.MapArray.from_arrays(pa.array(offsets), repair_text(names), repair_text(values))
+
+
+def build_headers(spans: PropertySpans) -> Any:
+    """One `list<struct<key: string, value: binary>>` per record, null for a record without pairs."""
+    offsets, names, values = _split_pairs(spans)
+    pairs = pa.StructArray.from_arrays([repair_text(names), values.view(pa.binary())], ["key", "value"])
+    is_empty = pa.array(offsets[1:] == offsets[:-1])
+    return pa.ListArray.from_arrays(pa.array(offsets), pairs, mask=is_empty)
+
+
+def _split_pairs(spans: PropertySpans) -> tuple[NDArray[np.int32], Any, Any]:
+    """Where the pairs of each record begin, one more for the end; all names; all values."""
     pieces = _pieces(spans)
     count = len(spans.name_at)
     names = pieces.take(pa.array(np.arange(0, 4 * count, 4, dtype=np.int32)))
     values = pieces.take(pa.array(np.arange(2, 4 * count, 4, dtype=np.int32)))
-    offsets = pa.array(spans.first_pair.astype(np.int32))
-    return pa.MapArray.from_arrays(offsets, repair_text(names), repair_text(values))
+    return spans.first_pair.astype(np.int32), names, values
 
 
 def pick_values(spans: PropertySpans, name: bytes) -> Any:
@@ -161,6 +176,18 @@ def _drop_overridden(spans: PropertySpans) -> PropertySpans:
     for first, second in suspects:
         if rows[first] == rows[second] and _name(spans, first) == _name(spans, second):
             is_kept[first] = False
+    return _keep(spans, is_kept)
+
+
+def leave_out(spans: PropertySpans, names: Iterable[bytes], prefix: bytes) -> PropertySpans:
+    """Without the pairs that have one of the names, or a name that begins with `prefix`."""
+    found = _pieces(spans).take(pa.array(np.arange(0, 4 * len(spans.name_at), 4, dtype=np.int32)))
+    found = found.view(pa.binary())
+    is_out = pc.or_(pc.is_in(found, pa.array(sorted(names), pa.binary())), pc.starts_with(found, prefix))
+    return _keep(spans, ~is_out.to_numpy(zero_copy_only=False))
+
+
+def _keep(spans: PropertySpans, is_kept: NDArray[np.bool_]) -> PropertySpans:
     if is_kept.all():
         return spans
     return PropertySpans(

@@ -11,11 +11,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandemmq.errors import BrokerUnreachable, ConfigError, OffsetOutOfRange
 from tandemmq.spark.metadata import Bounds, Cluster, Topology, require_queues, wait_before
-from tandemmq.spark.offsets import EARLIEST, LATEST, Marks, Positions, QueueKey, StreamOffset, render_queues
+from tandemmq.spark.offsets import (
+    ANY_BROKER,
+    EARLIEST,
+    LATEST,
+    Marks,
+    Positions,
+    QueueKey,
+    StreamOffset,
+    render_queues,
+)
 from tandemmq.spark.options import PositionRule, SourceOptions, StartKind
 from tandemmq.spark.pushdown import CLOCK_SLACK_MS
 from tandemmq.telemetry import events
@@ -82,9 +91,8 @@ def resolve_range(
 def _ask_start(
     cluster: Cluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], options: SourceOptions
 ) -> dict[QueueKey, int]:
-    rule = options.start
-    assert rule is not None
-    _require_known(rule, topology, "start")
+    assert options.start is not None
+    rule = _name_queues(options.start, topology, "start")
     begin = {queue: limits.begin for queue, limits in bounds.items()}
     if rule.kind is StartKind.LATEST:
         begin = {queue: limits.end for queue, limits in bounds.items()}
@@ -101,7 +109,7 @@ def _ask_end(
     cluster: Cluster, topology: Topology, bounds: Mapping[QueueKey, Bounds], rule: PositionRule
 ) -> Positions:
     """Where the queues end that the rule says something about."""
-    _require_known(rule, topology, "end")
+    rule = _name_queues(rule, topology, "end")
     if rule.kind is StartKind.TIMESTAMP:
         return _search(cluster, topology, bounds, rule)
     if rule.kind is StartKind.OFFSETS:
@@ -109,14 +117,31 @@ def _ask_end(
     return {}
 
 
-def _require_known(rule: PositionRule, topology: Topology, which: str) -> None:
-    """A name that fits nothing would let the whole topic be read."""
-    unknown = {*rule.offsets, *rule.timestamps} - set(topology.queues)
-    if unknown:
+def _name_queues(rule: PositionRule, topology: Topology, which: str) -> PositionRule:
+    """The rule with queues that there are; a name that fits nothing would let the whole topic be read.
+
+    Raises:  ConfigError for a queue that there is not, or that several brokers have.
+    """
+
+    def name(queue: QueueKey) -> QueueKey:
+        found = [known for known in topology.queues if queue in (known, known._replace(broker=ANY_BROKER))]
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise ConfigError(
+                f"the JSON of the {which} names {render_queues([queue])}, which the query does not read; "
+                f"there are {render_queues(topology.queues) or 'no queues'}"
+            )
         raise ConfigError(
-            f"the JSON of the {which} names {render_queues(unknown)}, which the query does not read; "
-            f"there are {render_queues(topology.queues) or 'no queues'}"
+            f"the JSON of the {which} names {render_queues([queue])} of no broker, and there are "
+            f"{render_queues(found)}: give {{topic: {{broker: {{queue: offset}}}}}}"
         )
+
+    return replace(
+        rule,
+        offsets={name(queue): at for queue, at in rule.offsets.items()},
+        timestamps={name(queue): at for queue, at in rule.timestamps.items()},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.columns import Projection, project_schema, render_ddl, select_columns
-from tandemmq.spark.options import SourceOptions, parse_options
+from tandemmq.spark.options import KAFKA, SourceOptions, parse_options
 
 if TYPE_CHECKING:
     from tandemmq.spark.batch import TopicReader
@@ -86,6 +86,19 @@ class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
         if options.columns and [column.name for column in wanted] != [column.name for column in chosen]:
             raise ConfigError("give either a schema or the option columns, not both")
         return wanted
+
+
+class KafkaShapedSource(TandemSource):
+    """The same source with the columns of Spark's source for Kafka: what was written for that one needs
+    another format and other addresses only.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "tandemmq_kafka"
+
+    def _parse(self, *, is_streaming: bool | None) -> SourceOptions:
+        return parse_options({"columns": KAFKA, **dict(self.options)}, is_streaming=is_streaming)
 
 
 class RocketSource(TandemSource):

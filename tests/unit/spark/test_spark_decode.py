@@ -115,6 +115,50 @@ def test_any_cut_or_broken_byte_raises_nothing_but_protocol_errors(
         batch.validate(full=True)
 
 
+def test_kafkas_columns_and_the_users_properties() -> None:
+    mixed = {
+        "KEYS": "k1 k2",
+        "UNIQ_KEY": "u",
+        "__SHARDINGKEY": "s",
+        "__RMQ.TRANSIENT.x": "1",
+        "a": "1",
+        "b": "ü",
+    }
+    data = b"".join(
+        encode_record(
+            NewRecord(
+                topic="T",
+                queue_id=3,
+                body=b"body",
+                properties=encode_properties(properties),
+                born_at_ms=1,
+                born_host=BORN,
+            ),
+            queue_offset=7,
+            log_offset=0,
+            stored_at_ms=5,
+            store_host=STORED,
+        )
+        for properties in (mixed, {})
+    )
+    names = ("kafka", "headers", "userProperties")
+    first, second = _decode(data, projection=select_columns(names, PropertiesAs.MAP))
+    assert list(first.items())[:5] == [
+        ("key", b"k1 k2"),
+        ("value", b"body"),
+        ("topic", "T"),
+        ("partition", 3),
+        ("offset", 7),
+    ]
+    assert first["timestamp"] == dt.datetime.fromtimestamp(0.005, dt.UTC)
+    assert first["timestampType"] == 1
+    assert first["headers"] == [{"key": "a", "value": b"1"}, {"key": "b", "value": "ü".encode()}]
+    assert first["userProperties"] == [("a", "1"), ("b", "ü")]
+    assert (second["key"], second["headers"], second["userProperties"]) == (None, None, [])
+    keys = project_schema([("keys", "array<string>", True)])
+    assert _decode(data, projection=keys) == [{"keys": ["k1", "k2"]}, {"keys": None}]
+
+
 def test_the_batch_has_exactly_the_schema_that_spark_expects() -> None:
     fields = [("queueOffset", "bigint", False), ("BODY", "string", True), ("properties", "string", True)]
     projection = project_schema(fields)

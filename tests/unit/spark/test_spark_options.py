@@ -104,7 +104,23 @@ def test_assigned_queues() -> None:
     options = parse_options(raw, is_streaming=True)
     assert options.assigned == (QueueKey("T", "b", 0), QueueKey("T", "b", 1))
     with pytest.raises(ConfigError, match="option assign"):
-        parse_options({**raw, "assign": '{"T": [0]}'}, is_streaming=True)
+        parse_options({**raw, "assign": '{"T": 0}'}, is_streaming=True)
+
+
+def test_what_was_written_for_kafka() -> None:
+    options = _parse(startingoffsets='{"T": {"0": 5, "1": -2}}', columns="kafka", includeheaders="true")
+    assert options.start is not None
+    assert options.start.offsets == {QueueKey("T", "", 0): 5, QueueKey("T", "", 1): -2}
+    assert options.columns == ("kafka", "headers")
+    assigned = parse_options({"nameserver": "h:1", "assign": '{"T": [0, 1]}'}, is_streaming=True)
+    assert assigned.selects(QueueKey("T", "any", 1))
+    assert not assigned.selects(QueueKey("T", "any", 2))
+    with pytest.raises(ConfigError, match=r"includeHeaders belongs to columns=kafka"):
+        _parse(includeheaders="true")
+    with pytest.raises(ConfigError, match=r"kafka\.bootstrap\.servers: give nameServer"):
+        _parse(**{"kafka.bootstrap.servers": "h:9092"})
+    with pytest.raises(ConfigError, match=r"coming-from-kafka\.md"):
+        _parse(**{"kafka.max.poll.records": "5"})
 
 
 def test_timestamps_win_over_offsets() -> None:

@@ -225,3 +225,40 @@ def test_columns_are_found_or_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=why):
             find_sink_columns(bad, has_topic_option=False)
+
+
+def test_rows_in_kafkas_form() -> None:
+    headers = pa.array(
+        [
+            [{"key": "a", "value": b"1"}, {"key": "b", "value": None}, {"key": "UNIQ_KEY", "value": b"x"}],
+            None,
+        ],
+        pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+    )
+    columns = {
+        "key": pa.array([b"k1", None]),
+        "value": pa.array([b"1", b"2"]),
+        "headers": headers,
+        "partition": pa.array([None, 2], pa.int32()),
+        "offset": pa.array([7, 8]),
+    }
+    types = ("string", "binary", "array<struct<key:string,value:binary>>", "int", "bigint")
+    places = find_sink_columns(list(zip(columns, types, strict=True)), has_topic_option=True)
+    encoder = BatchEncoder(places, topic="T", batch_bytes=1 << 19, key_prefix=PREFIX, queues=queues)
+    by_key, by_number = sorted(
+        encoder.encode(pa.RecordBatch.from_pydict(columns)), key=lambda sent: bytes(sent.body), reverse=True
+    )
+    assert by_key.queue == queue_by_key(queues("T"), java_hash("k1"))
+    assert by_number.queue == queues("T")[2]
+    (first,), (second,) = (split_batch(bytes(sent.body)) for sent in (by_key, by_number))
+    found = decode_properties(first.properties)
+    assert {name: found[name] for name in found if name != "UNIQ_KEY"} == {
+        "a": "1",
+        "KEYS": "k1",
+        "__SHARDINGKEY": "k1",
+    }
+    assert found["UNIQ_KEY"] != "x"
+    assert list(decode_properties(second.properties)) == ["UNIQ_KEY"]
+    bad = pa.RecordBatch.from_pydict({**columns, "key": pa.array([b"\xff", None])})
+    with pytest.raises(MessageIllegal, match="key is not UTF-8"):
+        list(encoder.encode(bad))

@@ -467,6 +467,16 @@ def test_a_range_that_cannot_be_meant_is_refused(net: FakeNet, raw: dict[str, st
         _batch(**raw).partitions()
 
 
+def test_offsets_in_kafkas_form_need_one_broker_with_the_queue(net: FakeNet) -> None:
+    net.add_master(T_0=FakeQueue(0, 50), T_1=FakeQueue(0, 50))
+    offsets = '{"T": {"0": 48, "1": 50}}'
+    reader = _batch(startingOffsets=offsets)
+    assert _rows(reader, reader.partitions()) == [(0, 48), (0, 49)]
+    net.add_master("c", T_0=FakeQueue(0, 50))
+    with pytest.raises(ConfigError, match=r"T@:0 of no broker, and there are T@b:0, T@c:0"):
+        _batch(startingOffsets=offsets).partitions()
+
+
 def test_a_stream_does_not_start_from_queues_that_there_are_not(net: FakeNet) -> None:
     net.add_master(T_0=FakeQueue(0, 50))
     reader = _stream(startingOffsets='{"T": {"b": {"1": 5}}}')

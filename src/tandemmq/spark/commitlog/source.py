@@ -34,7 +34,7 @@ class CommitLogSource(DataSource):  # type: ignore[misc]  # pyspark is untyped h
     def schema(self) -> str:
         options = parse_log_options(dict(self.options))
         find_files(options.path)
-        return render_ddl(select_columns(options.columns, options.properties_as, LOG_COLUMNS))
+        return render_ddl(select_columns(options.columns, options.properties_as, LOG_COLUMNS, LOG_COLUMNS))
 
     def reader(self, schema: Any) -> LogReader:
         fields = [(field.name, field.dataType.simpleString(), field.nullable) for field in schema.fields]

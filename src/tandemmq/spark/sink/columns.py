@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.columns import COLUMNS, MAP_TYPE
+from tandemmq.spark.columns import HEADERS_TYPE, MAP_TYPE, SOURCE_COLUMNS
 
 _TEXT = ("string", "binary")
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
@@ -26,14 +26,16 @@ SINK_COLUMNS: dict[str, tuple[str, ...]] = {
     "queueId": _WHOLE,
     "delayLevel": _WHOLE,
     "deliverAt": ("timestamp", "bigint"),
-    "properties": (MAP_TYPE, "string"),
+    "properties": (MAP_TYPE, "string", HEADERS_TYPE),
     "flag": _WHOLE,
     "uniqueKey": ("string",),
 }
 """Each column of the sink and the Spark types that it may have."""
 
-_ALIASES = {"value": "body"}
-_READ_ONLY = frozenset(column.name.lower() for column in COLUMNS)
+_ALIASES = {"value": "body", "partition": "queueId", "headers": "properties"}
+_KEY = "key"
+"""Kafka's: what orders rows is also what they are found by."""
+_READ_ONLY = frozenset(column.name.lower() for column in SOURCE_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +54,20 @@ def find_sink_columns(fields: Sequence[tuple[str, str]], *, has_topic_option: bo
     Raises:  ConfigError naming a column that is missing, unknown, doubled or of a wrong type.
     """
     known = {name.lower(): name for name in (*SINK_COLUMNS, *_ALIASES)}
+    labels = {label.lower() for label, _ in fields}
     places: dict[str, int] = {}
     for index, (label, type_name) in enumerate(fields):
+        if label.lower() == _KEY:
+            if type_name not in _TEXT:
+                raise ConfigError(f"column {label}: expected {' or '.join(_TEXT)}, got {type_name}; cast it")
+            places |= {name: index for name in ("keys", "shardingKey") if name.lower() not in labels}
+            continue
         spelled = known.get(label.lower())
         if spelled is None:
             if label.lower() in _READ_ONLY:
                 continue
             near = difflib.get_close_matches(label.lower(), list(known), n=1, cutoff=0.5)
-            hint = f"; did you mean {known[near[0]]}?" if near else ""
+            hint = f"; did you mean {known[near[0]]}?" if near else "."
             raise ConfigError(f"the sink knows no column {label!r}{hint} There are {', '.join(SINK_COLUMNS)}")
         name = _ALIASES.get(spelled, spelled)
         if name in places:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
@@ -103,6 +104,8 @@ def _choose_slots(
             values = values.take(rows)
         if values.null_count == len(values):
             continue
+        if pa.types.is_binary(values.type):
+            values = _as_text(values)
         encoded = values.dictionary_encode()
         known = queues(topic)
         table = np.array(
@@ -112,6 +115,16 @@ def _choose_slots(
         chosen = np.where(codes < 0, -1, table[codes])
         slots = chosen if slots is None else np.where(chosen < 0, slots, chosen)
     return slots
+
+
+def _as_text(keys: Any) -> Any:
+    """Keys of messages are text."""
+    try:
+        return keys.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise MessageIllegal(
+            "a row's key is not UTF-8: cast it to a string, for example by base64"
+        ) from error
 
 
 def _slot_of_key(key: str, known: Sequence[MessageQueue], topic: str) -> int:

@@ -101,7 +101,9 @@ def _milliseconds(times: Any) -> Any:
 
 def _encode_map(column: Any, first_row: int) -> Any:
     """Each row's map in wire form, without reserved names and without empty values."""
-    if not pa.types.is_map(column.type):
+    if pa.types.is_list(column.type):
+        column = _map_headers(column)
+    elif not pa.types.is_map(column.type):
         column = build_map(scan_properties(_plain(column)))
     offsets = column.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     begin, end = int(offsets[0]), int(offsets[-1])
@@ -133,6 +135,15 @@ def _encode_map(column: Any, first_row: int) -> Any:
         len(column),
         [None, pa.py_buffer(bounds), data if data is not None else pa.py_buffer(b"")],
     )
+
+
+def _map_headers(column: Any) -> Any:
+    """Kafka's headers as maps; a header without a value counts as absent, as an empty property does."""
+    pairs = column.flatten()
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
+    names = pc.fill_null(pc.struct_field(pairs, "key"), "")
+    return pa.MapArray.from_arrays(pa.array(offsets), names, pc.struct_field(pairs, "value"))
 
 
 def _plain(column: Any) -> Any:

@@ -1,0 +1,5 @@
+"""The source and sink with Kafka's columns; see `pyspark_tandemmq`."""
+
+from tandemmq.spark.source import KafkaShapedSource as DefaultSource
+
+__all__ = ["DefaultSource"]
