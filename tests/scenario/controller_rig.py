@@ -41,12 +41,17 @@ class Rig:
     def address(self, name: str) -> str:
         return f"127.0.0.1:987{name[1:]}"
 
-    async def start(self, *names: str) -> None:
+    async def start(self, *names: str, joins: bool = False) -> None:
+        """`joins`: a controller that the group does not know yet."""
         for name in names or self.names:
+            if joins:
+                self.names.append(name)
+                self.disks[name] = MemoryDisk()
             options = ControllerOptions(
                 group="g",
                 peers=";".join(f"{one}-{self.address(one)}" for one in self.names),
                 self_id=name,
+                joins=joins,
                 listen_host="127.0.0.1",
                 store_path=Path("/controller"),
                 config_store_path=Path("/controller/controller.properties"),

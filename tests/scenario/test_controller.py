@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from controller_rig import CLUSTER, GROUP, Rig, master_of
 
+from tandemmq.api import controller
 from tandemmq.consensus.core.messages import TakeOver, encode_message
-from tandemmq.errors import FlushFailed
+from tandemmq.errors import FlushFailed, RequestRejected
 from tandemmq.protocol.bodies.controller import decode_sync_state_set
 from tandemmq.protocol.catalogue import CATALOGUE, Role
 from tandemmq.protocol.codes import RequestCode as Code
@@ -242,6 +243,7 @@ def test_served_codes_are_those_of_the_catalogue() -> None:
     assert rig_codes | {Code.BROKER_HEARTBEAT} == {
         *range(1001, 1007),
         *range(1009, 1014),
+        Code.TANDEM_CHANGE_CONTROLLERS,
         Code.TANDEM_RAFT_MESSAGE,
         Code.BROKER_HEARTBEAT,
     }
@@ -273,3 +275,30 @@ async def test_a_controller_whose_disk_is_full_ends_and_the_others_go_on(three: 
     await three.start(leader)
     await until(lambda: three.controllers[leader].groups.get(GROUP) is not None)
     await until(lambda: epochs(three, leader) == epochs(three, second))
+
+
+async def test_a_controller_is_replaced(three: Rig) -> None:
+    await three.broker(1)
+    leader = await three.leader()
+    gone = next(name for name in three.names if name != leader)
+    address = await controller.find_leader(three.client, three.address(gone))
+    assert address == three.address(leader)
+
+    async def change(action: str, name: str = "", at: str = "") -> list[tuple[str, bool]]:
+        members = await controller.change_controllers(three.client, address, action, name, at)
+        return [(one.name, one.is_voter) for one in members]
+
+    await three.stop(gone)
+    await three.start("n3", joins=True)
+    assert await change("add", "n3", three.address("n3")) == [(f"n{number}", True) for number in range(4)]
+    await until(lambda: three.controllers["n3"].groups.get(GROUP) is not None)
+    left = await change("remove", gone)
+    assert len(left) == 3
+    assert (gone, True) not in left
+    with pytest.raises(RequestRejected, match="no such server"):
+        await change("remove", gone)
+    with pytest.raises(RequestRejected, match="no such server"):
+        await change("handOver", gone)
+    await change("handOver", "n3")
+    await until(lambda: three.controllers["n3"].raft.is_leader)
+    assert (await three.brokers[0].elect()).code == 0

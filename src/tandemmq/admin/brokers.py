@@ -6,7 +6,7 @@ from typing import Final
 
 from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import Target, Tools, find_targets
-from tandemmq.api import broker_admin, replica
+from tandemmq.api import broker_admin, controller, replica
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.ha import HaClient, HaStatus
 from tandemmq.protocol.bodies.kv import REFUSALS_KEY
@@ -132,6 +132,15 @@ async def show_replication(tools: Tools, address: str, cluster: str) -> Answer:
 async def accept_log(tools: Tools, address: str) -> Answer:
     """A master that waits for its slaves serves its log as it is."""
     return Answer([], [await replica.accept_log(tools.remoting, address)])
+
+
+async def change_controllers(tools: Tools, address: str, action: str, name: str, new_address: str) -> Answer:
+    """The controllers of a group, after one of them was added, removed or made the leader."""
+    leader = await controller.find_leader(tools.remoting, address)
+    members = await controller.change_controllers(tools.remoting, leader, action, name, new_address)
+    table = Table("controllers", ("name", "address", "voter", "leader"))
+    table.rows += [(one.name, one.address, one.is_voter, one.is_leader) for one in members]
+    return Answer([table])
 
 
 def _copy_row(target: Target, one: HaClient) -> Row:

@@ -96,6 +96,34 @@ def accept_log(broker: Address, as_json: AsJson = False) -> None:
     run("", lambda tools: brokers.accept_log(tools, broker), as_json=as_json, needs_names=False)
 
 
+@app.command("controllers")
+def controllers(
+    address: Annotated[
+        str, typer.Option("-a", "--controllerAddress", help="Any controller.", metavar="HOST:PORT")
+    ],
+    add: Annotated[
+        str, typer.Option("--add", help="One that runs with controllerJoin=true.", metavar="ID-HOST:PORT")
+    ] = "",
+    remove: Annotated[str, typer.Option("--remove", help="One that goes.", metavar="ID")] = "",
+    hand_over: Annotated[str, typer.Option("--hand-over", help="Who is to lead.", metavar="ID")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """The controllers of a group; add, remove or hand over to one of them."""
+    if sum(map(bool, (add, remove, hand_over))) > 1:
+        raise typer.BadParameter("one change at a time")
+    name, dash, new_address = add.partition("-")
+    if add and not (name and dash):
+        raise typer.BadParameter("--add takes ID-HOST:PORT")
+    action = "add" if add else "remove" if remove else "handOver" if hand_over else "list"
+    name = name or remove or hand_over
+    run(
+        "",
+        lambda tools: brokers.change_controllers(tools, address, action, name, new_address),
+        as_json=as_json,
+        needs_names=False,
+    )
+
+
 @app.command("getBrokerConfig")
 def get_broker_config(
     namesrv: NameServers = "", broker: Address = "", cluster: Cluster = "", as_json: AsJson = False

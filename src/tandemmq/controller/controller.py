@@ -88,7 +88,7 @@ class Controller:
         self.raft = RaftServer(
             options.self_id,
             group=options.group,
-            voters=self._configured,
+            voters={} if options.joins else self._configured,
             directory=options.store_path,
             machine=self.groups,
             send=self._peers.send,
@@ -186,5 +186,6 @@ class Controller:
             Code.CLEAN_BROKER_DATA: handlers.handle_clean,
             Code.CONTROLLER_GET_NEXT_BROKER_ID: handlers.handle_next_id,
             Code.CONTROLLER_APPLY_BROKER_ID: handlers.handle_apply_id,
+            Code.TANDEM_CHANGE_CONTROLLERS: handlers.handle_change_controllers,
             Code.TANDEM_RAFT_MESSAGE: self._peers.handle_message,
         }

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from tandemmq.consensus.core.effects import Effect
+from tandemmq.consensus.core.node import RaftNode, Refusal
 from tandemmq.consensus.shell.server import RaftServer
 from tandemmq.controller.elections import LEASE_MS, PROPOSAL_TIMEOUT_S, Elections, encode_set, succeeded
 from tandemmq.controller.groups import (
@@ -31,12 +33,16 @@ from tandemmq.protocol.codes import ResponseCode as Code
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests import controller as headers
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
+from tandemmq.remoting.address import parse_address
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
 
 CAPABILITIES: Final = "lease"
 """What ours tell each other in the field tmCaps; others do not know the field."""
 FIRST_ELECTION_WAIT_S: Final = 1.0
+PROMOTION_PAUSE_S: Final = 0.1
+_MAY_PASS: Final = (Refusal.NOT_LEVEL, Refusal.CHANGE_OPEN)
+"""What a moment later may not be refused any more."""
 
 
 class ControllerHandlers:
@@ -266,6 +272,47 @@ class ControllerHandlers:
         if succeeded(outcome):
             self._live.keep(header.broker_name, outcome.group.replicas if outcome.group else ())
         return command.reply(outcome.code, remark=outcome.remark or None)
+
+    # Controllers themselves.
+
+    async def handle_change_controllers(self, channel: Channel, command: Command) -> Command:
+        """TANDEM_CHANGE_CONTROLLERS (30002): the members of the group, after one step of change.
+
+        A new controller gets everything first and is a voter once it holds it. Answered when the change is
+        in force, which it is as soon as it is in the leader's log.
+        """
+        header = command.decode(headers.ChangeControllersRequest)
+        self._check_leads()
+        name, raft = header.name, self._raft()
+        if header.action == "add":
+            parse_address(header.address)
+            await self._change(lambda node, now_ms: node.add_learner(name, header.address, now_ms))
+            deadline_s = self._clock.monotonic() + PROPOSAL_TIMEOUT_S
+            while name not in raft.members.voters:
+                refusal = await raft.ask(lambda node, now_ms: node.promote(name, now_ms), PROPOSAL_TIMEOUT_S)
+                is_late = self._clock.monotonic() > deadline_s
+                if refusal is not None and (is_late or refusal not in _MAY_PASS):
+                    raise RequestRejected(f"{name} is a learner: {refusal.value}")
+                await self._clock.sleep(PROMOTION_PAUSE_S)
+        elif header.action == "remove":
+            await self._change(lambda node, now_ms: node.remove(name, now_ms))
+        elif header.action == "handOver":
+            await self._change(lambda node, now_ms: node.hand_over(name, now_ms))
+        elif header.action != "list":
+            raise BadRequest(f"action: {header.action} must be list, add, remove or handOver")
+        members = [
+            bodies.ControllerMember(
+                name=key, address=address, is_voter=is_voter, is_leader=key == raft.leader
+            )
+            for table, is_voter in ((raft.members.voters, True), (raft.members.learners, False))
+            for key, address in sorted(table.items())
+        ]
+        return command.reply(body=bodies.encode_members(members))
+
+    async def _change(self, change: Callable[[RaftNode, int], tuple[Refusal | None, list[Effect]]]) -> None:
+        refusal = await self._raft().ask(change, PROPOSAL_TIMEOUT_S)
+        if refusal is not None:
+            raise RequestRejected(refusal.value)
 
     # Helpers.
 

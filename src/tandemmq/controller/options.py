@@ -26,6 +26,8 @@ class ControllerOptions:
     """`n0-host:port;n1-host:port`: all controllers that the group begins with."""
     self_id: str = field(default="n0", metadata={"key": "controllerDLegerSelfId"})
     """Which of them this one is. It listens on the port of its entry."""
+    joins: bool = field(default=False, metadata={"key": "controllerJoin"})  # ours
+    """Begins with an empty store and waits until the group adds it; the others are among its peers."""
     listen_host: str = field(default="0.0.0.0", metadata={"key": "bindAddress"})
     store_path: Path = field(default=STORE_PATH, metadata={"key": "controllerStorePath"})
     config_store_path: Path = field(default=CONFIG_STORE_PATH, metadata={"key": "configStorePath"})
@@ -48,7 +50,7 @@ class ControllerOptions:
         peers = self.peer_addresses
         if self.self_id not in peers:
             raise ConfigError(f"controllerDLegerSelfId: {self.self_id} is none of {', '.join(sorted(peers))}")
-        if len(peers) % 2 == 0:
+        if len(peers) % 2 == 0 and not self.joins:
             raise ConfigError(
                 f"controllerDLegerPeers: {len(peers)} controllers survive no more than {len(peers) - 1}; "
                 "give 1, 3 or 5"
@@ -91,6 +93,7 @@ FIXED_KEYS: Final = frozenset(
         "controllerDLegerGroup",
         "controllerDLegerPeers",
         "controllerDLegerSelfId",
+        "controllerJoin",
         "controllerStorePath",
         "raftHeartbeatMillis",
         "raftElectionTimeoutMillis",

@@ -249,6 +249,7 @@ _CONTROLLERS = _entries(
         controller.ApplyBrokerIdRequest,
         controller.ApplyBrokerIdResponse,
     ),
+    (Code.TANDEM_CHANGE_CONTROLLERS, controller.ChangeControllersRequest, None),
 ) + _entries(Role.CONTROLLER, (Code.TANDEM_RAFT_MESSAGE, controller.RaftMessageHeader, None), is_oneway=True)
 
 _PUSHES = _entries(

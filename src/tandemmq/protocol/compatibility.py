@@ -283,7 +283,7 @@ _SECTIONS: Final = (
     ((100, 101, 102, 219), "spec nameserver 8"),
     ((905,), "spec nameserver 9"),
     ((318, 319), "spec nameserver 10"),
-    ((*range(1001, 1014), 30_001), "spec controller 2"),
+    ((*range(1001, 1014), 30_001, 30_002), "spec controller 2"),
 )
 SECTION_OF: Final = {code: section for codes, section in _SECTIONS for code in codes}
 """Where the specification has a code; what is not here is in spec remoting 8.6."""

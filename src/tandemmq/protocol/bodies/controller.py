@@ -59,6 +59,24 @@ class SyncStateData(Body, frozen=True, kw_only=True):
     groups: dict[str, GroupSyncState] = field(name="replicasInfoTable", default_factory=dict)
 
 
+class ControllerMember(Body, frozen=True, kw_only=True):
+    """One controller of the group."""
+
+    name: str
+    address: str
+    is_voter: bool = field(name="voter")
+    is_leader: bool = field(name="leader")
+
+
+def encode_members(value: list[ControllerMember]) -> bytes:
+    return encode_body(value)
+
+
+def decode_members(data: Buffer) -> list[ControllerMember]:
+    """Raises RemoteProtocolError."""
+    return decode_body(data, list[ControllerMember])
+
+
 def encode_sync_state_set(value: SyncStateSet) -> bytes:
     return encode_body(value)
 

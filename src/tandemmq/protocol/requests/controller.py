@@ -106,6 +106,15 @@ class ApplyBrokerIdResponse(Header, frozen=True, kw_only=True):
     broker_name: str = field(name="brokerName")
 
 
+class ChangeControllersRequest(Header, frozen=True, kw_only=True):
+    """TANDEM_CHANGE_CONTROLLERS: `action` is list, add, remove or handOver; `name` is whom it concerns, the
+    address is for one that is added."""
+
+    action: str
+    name: str = ""
+    address: str = ""
+
+
 class RaftMessageHeader(Header, frozen=True, kw_only=True):
     """TANDEM_RAFT_MESSAGE: one message of a controller to another one; `proof` is an HMAC over the body."""
 
