@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from broker_rig import Peer, pull_response, records_of
-from replica_group import REPLICATION, Group, running_group
+from replica_group import REPLICATION, Group, rows_at, running_group
 from replica_pair import log_bytes, wait_for_slaves
 
 from ports import free_port
@@ -97,6 +97,41 @@ async def test_slave_refuses_sends_and_keeps_serving_after_its_master_died(group
     async with Peer(slave) as to_slave:
         (record,) = records_of(await to_slave.pull("T"))
         assert record.body == b"kept"
+
+
+async def test_a_slow_reader_is_sent_only_to_a_slave_that_has_what_comes_next(group: Group) -> None:
+    """A slave that was cut off does not know that a topic was deleted, and would show its old messages."""
+    master = await group.start(0, memory_bytes=1)
+    await group.start(1)
+    await group.start(2)
+
+    def followers() -> list[str | None]:
+        return sorted(name or "" for name, state, _ in rows_at(master) if state == "TRANSFERRING")
+
+    async with Peer(master) as to_master:
+
+        async def suggested() -> int:
+            return pull_response(await to_master.pull("T", count_max=1)).suggested_broker_id
+
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="T"))
+        for number in range(3):
+            await to_master.send_ok("T", b"old %d" % number)
+        await until(lambda: followers() == ["group:1", "group:2"], "both have told their names")
+        await until(suggested, "a slave that has everything")
+        await group.stop(1)
+        await until(lambda: followers() == ["group:2"], "one is gone")
+        await delete_topic(to_master.client, to_master.address, "T")
+        await create_topic(to_master.client, to_master.address, TopicConfig(name="T"))
+        for number in range(3):
+            await to_master.send_ok("T", b"new %d" % number)
+        await group.caught_up(2)
+        assert await suggested() == 0
+        slave = await group.start(1)
+        await until(suggested, "it has them now")
+        await until(lambda: slave._tables.topics.get("T") is not None, "topic")
+        async with Peer(slave) as to_slave:
+            records = records_of(await to_slave.pull("T", queue_offset=1))
+            assert [record.body for record in records] == [b"new 1", b"new 2"]
 
 
 async def test_master_that_comes_back_is_followed_again(group: Group) -> None:

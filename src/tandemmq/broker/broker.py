@@ -154,6 +154,7 @@ class Broker:
             access=self._access_options,
         )
         replica = self._replica = self._make_replica(store)
+        parts.pulls.is_copied = replica.master.is_copied
         own = build_routes(parts) | self._access.routes()
         of_replicas = replica.routes() | self._ha_handlers(store).routes()
         routes = own | of_replicas

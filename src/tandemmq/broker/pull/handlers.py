@@ -8,6 +8,7 @@ Source: spec semantics 8, spec remoting 9.3, spec replication 8.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tandemmq.broker.offsets.claims import Claims
@@ -16,7 +17,7 @@ from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pull.admission import Admitted, PullAdmission, PullForbidden
 from tandemmq.broker.pull.cold_control import ColdControl
 from tandemmq.broker.pull.long_poll import HeldPull, LongPolls, Wake
-from tandemmq.broker.pull.plan import PullPlan, Replica, plan_pull
+from tandemmq.broker.pull.plan import MASTER_ID, PullPlan, Replica, plan_pull
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.errors import Busy, RequestRejected, StoreError
 from tandemmq.protocol.codes import ResponseCode
@@ -25,6 +26,7 @@ from tandemmq.protocol.frame import encode_frame_head
 from tandemmq.protocol.requests.pull import ForbiddenResponse, PullRequest, PullResponse
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUSPEND
 from tandemmq.remoting.channel import Channel
+from tandemmq.replication.core.progress import LogRange
 from tandemmq.runtime.ports import Clock
 from tandemmq.store import GET_BYTES_MAX
 from tandemmq.store.message_store import MessageStore
@@ -91,6 +93,8 @@ class PullHandlers:
             slave_read_enable=options.slave_read_enable,
             offset_check_in_slave=store.options.offset_check_in_slave,
         )
+        self.is_copied: Callable[[int, LogRange], bool] = lambda _broker_id, _range: False
+        """Set by the owner: whether the slave of this id is known to have these bytes of the log."""
 
     def set_has_master(self, has_master: bool) -> None:
         """Whether a live master of this broker group is known; it decides where readers belong."""
@@ -161,10 +165,20 @@ class PullHandlers:
         )
         if result.suggest_slave and self._options.cold_control_enable:
             self._cold.note(header.consumer_group, result.bytes + result.rejected_bytes)
-        plan = plan_pull(
-            result, offset, self.replica, normal_id=group.broker_id, slow_id=group.slow_read_broker_id
-        )
-        return result, plan
+        slow_id = group.slow_read_broker_id
+        if self._keeps_slow(header, result, slow_id):
+            slow_id = group.broker_id
+        return result, plan_pull(result, offset, self.replica, normal_id=group.broker_id, slow_id=slow_id)
+
+    def _keeps_slow(self, header: PullRequest, result: GetResult, slow_id: int) -> bool:
+        """Whether a master goes on serving who reads far behind: the slave is not known to have what comes
+        next. One that was cut off may still have messages of a topic there that was deleted since.
+        """
+        replica = self.replica
+        if not (result.suggest_slave and replica.slave_read_enable and replica.broker_id == MASTER_ID):
+            return False
+        entries = self._store.queue_entries(header.topic, header.queue_id, result.next_offset, 1)
+        return not any(self.is_copied(slow_id, LogRange(at, at + size)) for at, size, _tag in entries)
 
     def _answer(self, pull: Pull, result: GetResult, plan: PullPlan) -> None:
         header = pull.header

@@ -152,6 +152,19 @@ class ReplicationMaster:
         """Whether a slave is connected from this address."""
         return any(connection.peer == peer for connection in self._connections)
 
+    def is_copied(self, broker_id: int, held: LogRange) -> bool:
+        """Whether the slave of this id is connected and has acknowledged the range; one that has not told its
+        name may be any.
+        """
+        return any(
+            replica is not None
+            and held.end <= connection.session.acknowledged
+            and self._directory.start(replica) <= held.start
+            and (connection.name is None or connection.name.broker_id == broker_id)
+            for connection in self._connections
+            for replica in (connection.record.id,)
+        )
+
     # What connections ask and tell.
 
     def log_range(self) -> LogRange:
