@@ -12,7 +12,7 @@ from clusters import Cluster, JavaBroker, java_cluster
 from java_peers import LINES
 
 from tandemmq.bench.spark_read import fill_topic
-from tandemmq.client import BlockingProducer
+from tandemmq.client import BlockingAdmin, BlockingProducer
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.message import Message
 from tandemmq.spark.java import find_java
@@ -118,6 +118,37 @@ def test_a_stream_reads_a_java_broker_once_and_commits_progress(
     query.awaitTermination()
     assert _numbers(spark.read.parquet(str(tmp_path / "out"))) == list(range(COUNT))
     assert _numbers(_read(spark, java, startingOffsets="group", group="spark-interop")) == []
+
+
+def test_a_topic_made_again_is_not_taken_for_the_old_one(spark: Any, java: Cluster, tmp_path: Path) -> None:
+    topic = "SparkAgain"
+
+    def send(begin: int, end: int) -> None:
+        with BlockingProducer("spark-interop", java.name_server) as producer:
+            for number in range(begin, end):
+                producer.send(Message(topic=topic, body=b"%d" % number))
+
+    def follow(**options: str) -> list[int]:
+        stream = spark.readStream.format("tandemmq").options(nameServer=java.name_server, topic=topic)
+        frame = stream.options(startingOffsets="earliest", **options).schema("body string").load()
+        writer = frame.writeStream.format("parquet").option(
+            "checkpointLocation", str(tmp_path / "checkpoint")
+        )
+        writer.trigger(availableNow=True).start(str(tmp_path / "out")).awaitTermination()
+        return _numbers(spark.read.parquet(str(tmp_path / "out")))
+
+    with BlockingAdmin(java.name_server) as admin:
+        admin.create_topic(topic, queue_count=1)
+        send(0, 20)
+        assert follow() == list(range(20))
+        admin.delete_topic(topic)
+        with pytest.raises(Exception, match="the queue is gone: its topic was deleted"):
+            follow()
+        admin.create_topic(topic, queue_count=1)
+    send(20, 50)
+    with pytest.raises(Exception, match="another message than was read lies before it"):
+        follow()
+    assert follow(failOnDataLoss="false") == list(range(50))
 
 
 def test_frames_and_streams_become_messages_of_a_java_broker(
