@@ -11,7 +11,7 @@ from broker_rig import Peer, make_broker, running_broker
 from pop_rig import Popped, ack, change, now_ms, pop, pop_all, pop_header, popped_of
 
 from tandemmq.broker.broker import Broker
-from tandemmq.broker.pop import revive
+from tandemmq.broker.pop import lease_log, revive
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.pop import BatchAck, BatchAckEntry, encode_batch_ack, encode_bits
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -81,6 +81,28 @@ async def test_an_unacknowledged_message_comes_again_from_the_retry_topic_with_i
         message.record.properties["1ST_POP_TIME"] == first[0].handle.split(" ")[1] for message in again
     )
     assert [await ack(peer, message) for message in again] == [0, 0]
+    assert await pop(peer, "T") == []
+
+
+async def test_a_message_comes_again_whose_ack_the_store_refused(broker: Broker, peer: Peer) -> None:
+    await fill(peer, "T", 2, queues=1)
+    refused, taken = await pop_all(peer, "T", 2, invisible_ms=1_500)
+    assert broker.store is not None
+    broker.store._admission.block("test", "takes nothing")
+    assert await ack(peer, refused) not in (ResponseCode.SUCCESS, ResponseCode.NO_MESSAGE)
+    broker.store._admission.unblock("test")
+    assert await ack(peer, taken) == 0
+    assert bodies(await pop_all(peer, "T", 1)) == [refused.body]
+    assert await pop(peer, "T") == []
+
+
+async def test_a_lease_of_more_messages_than_one_read_gives_comes_again_whole(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_log, "READ_COUNT", 2)
+    expected = await fill(peer, "T", 5, queues=1)
+    assert len(await pop(peer, "T", invisible_ms=500)) == 5
+    assert bodies(await pop_all(peer, "T", 5)) == expected
     assert await pop(peer, "T") == []
 
 

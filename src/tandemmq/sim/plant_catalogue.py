@@ -529,16 +529,14 @@ _POP: Final = (
         path="broker/pop/lease_log.py",
         sound="for index in indexes:\n                    lease.bits &= ~(1 << index)",
         bug="self.leases.finish(lease, indexes)",
-        proofs=("property/test_pop_model.py", "scenario/test_pop_delivery.py"),
-        why_not="no test lets the store refuse an ack",
+        proofs=("scenario/test_pop_delivery.py",),
     ),
     Plant(
         name="messages behind one read count as deleted when a lease ends",
         path="broker/pop/revive.py",
         sound="is_beyond = has_target and (not messages or offset > max(messages))",
         bug="is_beyond = has_target and not messages",
-        proofs=("property/test_pop_model.py", "scenario/test_pop_delivery.py"),
-        why_not="no test has a lease that is longer than one read",
+        proofs=("scenario/test_pop_delivery.py",),
     ),
 )
 
