@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
-from client_fakes import running_cluster
+from client_fakes import FakeBroker, running_cluster
 
 from tandemmq.client import ClientOptions, Consumer, ConsumerOptions, StartFrom
 from waits import PATIENCE_S, until
@@ -63,3 +64,23 @@ async def test_forward_past_what_was_deleted():
             await pulled(consumer, 4)
             assert cluster[0].offsets.get(("g", "T", 0), 0) == 0
             assert await bodies(consumer, 4) == [b"0", b"1", b"2", b"10"]
+
+
+async def test_the_master_judges_what_a_slave_that_begins_later_cannot():
+    """The record that proves our offsets lies before the slave's copy: the slave's records prove nothing."""
+    master, slave = FakeBroker("b"), FakeBroker("b", broker_id=1)
+    async with running_cluster(master, slave, T=1) as cluster:
+        for number in range(4):
+            master.put("T", 0, b"%d" % number)
+        slave.queue("T", 0).min_offset = 3
+        slave.put("T", 0, b"3")
+        master.suggest_id = slave.suggest_id = 1
+        consumer = Consumer("g", cluster.namesrv, options=replace(OPTIONS, pull_count_max=3))
+        consumer.subscribe("T")
+        async with consumer:
+            await pulled(consumer, 4)
+            assert slave.pulls[0].queue_offset == 3
+            await until(lambda: any(pull.queue_offset == 4 for pull in master.pulls))
+            proof = next(pull.seen for pull in master.pulls if pull.queue_offset == 4)
+            assert proof is not None
+            assert proof.startswith("2,")

@@ -75,6 +75,16 @@ def test_slave_that_refuses_reads_is_left_for_a_while() -> None:
     assert subject.choose(ADDRESSES, {"m"}, 2.0) == SLAVE
 
 
+def test_slave_that_cannot_judge_is_left_for_a_while() -> None:
+    subject = policy(ReadFrom.PREFER_SLAVE)
+    subject.note_doubt(1.0)
+    assert subject.choose(ADDRESSES, (), 2.0) == MASTER
+    subject = policy(ReadFrom.SUGGESTED)
+    subject.note_answer(1)
+    subject.note_doubt(1.0)
+    assert subject.choose(ADDRESSES, (), 2.0) == MASTER
+
+
 def test_lag_bound_is_checked() -> None:
     with pytest.raises(ConfigError, match="read_lag_count_max"):
         ConsumerOptions(read_lag_count_max=-1)

@@ -155,7 +155,7 @@ class QueueReader:
             try:
                 pulled = await self._pull(replica)
                 if generation == self._generation:
-                    self._apply(pulled)
+                    self._apply(pulled, replica)
                 if await self._leaves_slave(replica, pulled):
                     continue
             except TandemError as error:
@@ -241,12 +241,19 @@ class QueueReader:
             return False
         return self._policy.note_ends(master_end, pulled.max_offset, instance.clock.monotonic())
 
-    def _apply(self, pulled: Pulled) -> None:
+    def _apply(self, pulled: Pulled, replica: Replica) -> None:
         """Take over one answer.
+
+        A slave whose copy begins behind the last record that we got cannot tell whether our offsets are those
+        of its log. That record stays our proof then, and the master is asked.
 
         Raises:  RemoteProtocolError for a body that cannot be read; the messages before the bad one are kept.
         """
         self._policy.note_answer(pulled.suggested_broker_id)
+        seen = self._seen
+        is_unproven = replica.is_slave and seen is not None and pulled.min_offset > seen.queue_offset
+        if is_unproven:
+            self._policy.note_doubt(self._seams.instance.clock.monotonic())
         if pulled.status is PullStatus.OFFSET_MOVED:
             log.warning(
                 events.OFFSET_MOVED,
@@ -262,6 +269,8 @@ class QueueReader:
             return
         if pulled.status is PullStatus.FOUND:
             self._accept(pulled)
+            if is_unproven:
+                self._seen = seen
         self.in_flight.advance(pulled.next_offset)
 
     def _go_on_from(self, offset: int) -> None:

@@ -105,6 +105,12 @@ class ReadPolicy:
         self._avoid_until = now + AVOID_SLAVE_S
         return True
 
+    def note_doubt(self, now: float) -> None:
+        """A slave cannot tell whether what we read before is in its log: the master is asked next."""
+        if self._read_from is ReadFrom.PREFER_SLAVE:
+            self._avoid_until = now + AVOID_SLAVE_S
+        self._suggested_id = MASTER_ID
+
     def note_refusal(self, replica: Replica, now: float) -> bool:
         """The replica refuses to be read; True when another is read for a while."""
         if self._read_from is not ReadFrom.PREFER_SLAVE or not replica.is_slave:

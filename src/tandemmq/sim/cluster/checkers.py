@@ -200,7 +200,8 @@ def behind_in(group: Group, master: BrokerNode) -> str:
 def check_tables_equal(master: BrokerNode, slave: BrokerNode) -> str:
     """Empty, or which of the slave's tables differs from its master's.
 
-    A slave whose copy begins late may have no entry of a queue: of progress it holds what its copy reaches.
+    A slave whose copy begins late may have no entry of a queue: of progress it holds what its copy reaches,
+    or what it held before.
     """
     assert master.broker is not None
     assert slave.broker is not None
@@ -214,7 +215,10 @@ def check_tables_equal(master: BrokerNode, slave: BrokerNode) -> str:
     ends = slave.store.queue_max
     for key, queues in ours.offsets.snapshot().offsets.items():
         topic = key.partition("@")[0]
-        reached = {queue_id: min(offset, ends(topic, queue_id)) for queue_id, offset in queues.items()}
-        if held.get(key) not in (queues, reached):
+        copied = held.get(key, {})
+        if copied.keys() != queues.keys() or any(
+            not min(offset, ends(topic, queue_id)) <= copied[queue_id] <= offset
+            for queue_id, offset in queues.items()
+        ):
             return f"offsets of {key}: {held.get(key)}, its master {queues}"
     return ""
