@@ -1,9 +1,8 @@
 """The command line: starts servers and hands over to the other commands.
 
 Invariants: standard output carries the ready line of a server and nothing else; the log goes to standard
-error. What
-            a user can put right (a bad setting, a taken port, a locked or unwritable store) ends with exit
-            code 1 and one sentence; anything else is a fault of ours and shows its traceback.
+            error. What a user can put right (a bad setting, a taken port, a locked or unwritable store) ends
+            with exit code 1 and one sentence; anything else is a fault of ours and shows its traceback.
 Strategy:   nothing heavy is imported before a command needs it, so `--help` is quick and a broker needs no
             Spark.
 """

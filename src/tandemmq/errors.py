@@ -1,8 +1,7 @@
 """Every error a caller may see, as one tree; policy sits on the class.
 
-`retriable`: the same call may succeed later or on another broker. `refresh_route`: the caller's route is
-out of
-date. `fatal`: the process can no longer be trusted and must stop. Outcomes that a caller branches on
+`retriable`: the same call may succeed later or on another broker. `refresh_route`: the caller's route is out
+of date. `fatal`: the process can no longer be trusted and must stop. Outcomes that a caller branches on
 (nothing new, offset moved) are enum values, not errors.
 """
 

@@ -1,10 +1,9 @@
 """TandemMQ servers as processes of this machine: started, known ready by their first line, killed,
 stopped for sure.
 
-A server is ready when it has printed a line with its bound address (`host:port`) on standard output. Its
-log goes to
-a file, which is what an error message points to. Used by the demo, the benchmarks and the tests that
-kill processes.
+A server is ready when it has printed a line with its bound address (`host:port`) on standard output. Its log
+goes to a file, and error messages point to that file. The demo, the benchmarks and the tests that kill
+processes use it.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ async def create_topic(
 async def delete_topic(
     client: RemotingClient, address: str, topic: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> None:
-    """Delete a topic on one broker; an unknown one is no error."""
+    """Delete a topic on one broker; an unknown one is not an error."""
     header = DeleteTopicRequest(topic=topic)
     await call(client, address, RequestCode.DELETE_TOPIC_IN_BROKER, header, timeout_s=timeout_s)
 

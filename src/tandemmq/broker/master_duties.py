@@ -58,7 +58,7 @@ class MasterDuties:
         self._transactions.start()
 
     async def stop(self) -> None:
-        """Returns when nothing is appended any more."""
+        """Stop; returns when the last append is done."""
         await self._delivery.stop()
         await self._revive.stop()
         await self._transactions.stop()

@@ -84,7 +84,7 @@ class Registration:
 
     async def wait_told(self, names: Iterable[str]) -> None:
         """Returns when every name server that is reachable knows these topics, at the latest after
-        `TELL_WAIT_S`: who made a topic may ask for its route at once.
+        `TELL_WAIT_S`: the maker of a topic may ask for its route at once.
         """
         names = tuple(names)
         is_over = False
@@ -197,7 +197,7 @@ class NameServerLink:
         )
 
     def note_tried(self) -> None:
-        """Wake who waits for the end of a registration."""
+        """Wake those that wait for the end of a registration."""
         self.tried.set()
         self.tried = asyncio.Event()
 

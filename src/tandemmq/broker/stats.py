@@ -34,7 +34,7 @@ class TopicCounts:
             counts[topic] = count
 
     def keep(self, topics: Container[str]) -> None:
-        """Forget the topics that are not among these any more."""
+        """Forget the topics that are not among these."""
         self.counts = {topic: count for topic, count in self.counts.items() if topic in topics}
 
 
@@ -56,7 +56,7 @@ class GroupCounts:
             self.rows[key] = [count, size, 1]
 
     def keep_topics(self, topics: Container[str]) -> None:
-        """Forget the keys whose topic is not among these any more."""
+        """Forget the keys whose topic is not among these."""
         self.rows = {key: row for key, row in self.rows.items() if key.partition("@")[0] in topics}
 
 

@@ -228,7 +228,7 @@ class Admin:
     async def find_by_id(self, message_id: str) -> Record | None:
         """The message of a broker's message id, from the broker whose address is in it.
 
-        Raises:  BadRequest for a text that is no such id; BrokerUnreachable.
+        Raises:  BadRequest for a text that is not such an id; BrokerUnreachable.
         """
         where = decode_message_id(message_id)
         host = f"[{where.ip}]" if ":" in where.ip else where.ip

@@ -66,7 +66,7 @@ class LoopThread:
         return time.monotonic()
 
     def stop(self) -> None:
-        """End the thread; nothing must be using it any more."""
+        """End the thread, when nothing uses it."""
         if self.is_usable:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

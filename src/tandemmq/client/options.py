@@ -213,7 +213,7 @@ class ConsumerOptions:
 def parse_name_servers(text: str) -> tuple[str, ...]:
     """The addresses of `host:port;host:port`, in their order.
 
-    Raises:  ConfigError naming the piece that is no address, or if there is none.
+    Raises:  ConfigError naming the piece that is not an address, or if there is none.
     """
     pieces = [piece.strip() for piece in text.replace(",", ";").split(";")]
     addresses = [piece.rpartition("://")[2] for piece in pieces if piece]

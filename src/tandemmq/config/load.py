@@ -1,8 +1,7 @@
 """From a properties file and `--set key=value` to the options of the parts.
 
 Invariants: no setting is lost in silence: it sets a field, or stands in `inert` to be warned about, or is an
-error
-            that names the key, where it was written and what is allowed.
+            error that names the key, where it was written and what is allowed.
 Knows not:  the machine; the defaults that depend on it come in as `Machine`.
 Source:     spec store 20, spec semantics 25.2 to 25.4.
 """
@@ -89,7 +88,7 @@ class NameServerConfig:
     """innerClientAuthenticationCredentials: what it signs with when it tells brokers something."""
     inert: tuple[str, ...]
     controller: ControllerOptions | None = None
-    """Of the controller in the same process (enableControllerInNamesrv)."""
+    """Options of the controller in the same process (enableControllerInNamesrv)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,7 @@ TLS_KEYS: Final[dict[str, Key]] = {
     "tls.client.trustCertPath": _key(OPTIONAL_FILE, "tls.client_trust_path"),
     "tls.client.authServer": _key(FLAG, "tls.verifies_server"),
 }
-"""Of brokers and name servers; in RocketMQ they are system properties or stand in tls.config.file."""
+"""For brokers and name servers; in RocketMQ they are system properties or stand in tls.config.file."""
 
 TLS_FILE_KEYS: Final = ("tls.config.file", "tlsConfigFile")
 """A properties file with more of them; what is set directly is stronger."""

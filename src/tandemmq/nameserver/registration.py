@@ -81,7 +81,7 @@ class RegistrationHandlers:
         )
 
     def handle_unregister_broker(self, channel: Channel, command: Command) -> Command:
-        """UNREGISTER_BROKER (104); an unknown broker is no error."""
+        """UNREGISTER_BROKER (104); an unknown broker is not an error."""
         header = command.decode(UnregisterBrokerRequest)
         is_known = self._table.data_version((header.cluster_name, header.broker_address)) is not None
         smallest = self._table.smallest(header.broker_name)

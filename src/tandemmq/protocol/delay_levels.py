@@ -19,7 +19,7 @@ DELAY_LEVELS_TEXT: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m
 def parse_delay_levels(text: str) -> tuple[int, ...]:
     """Milliseconds per level; level 1 is item 0.
 
-    Raises:  ConfigError naming the piece that is no number with one of s, m, h, d.
+    Raises:  ConfigError naming the piece that is not a number with one of s, m, h, d.
     """
     delays = []
     for piece in text.split():

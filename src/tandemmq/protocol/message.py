@@ -39,10 +39,10 @@ class Message(msgspec.Struct):
     """What a producer sends.
 
     `keys`: by which the message can be found later: one text with spaces between them, or several texts,
-    none of which may hold a space. `properties`: the user's own,
-    names that the system reserves are refused. `delay_level` 0 delivers at once. `wait_stored` False: the
-    answer does not wait for flush or replicas. `deliver_at_ms` (UTC, by the broker's clock) or `delay_ms`:
-    deliver then, to about a second; only one of the three delays can be given.
+    none of which may hold a space. `properties`: the user's own; names that the system reserves are refused.
+    `delay_level` 0 delivers at once. `wait_stored` False: the answer does not wait for flush or replicas.
+    `deliver_at_ms` (UTC, by the broker's clock) or `delay_ms`: deliver then, to about a second; only one of
+    the three delays can be given.
     """
 
     topic: str

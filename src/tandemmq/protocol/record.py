@@ -173,7 +173,7 @@ def decode_record(
 def decode_records(buffer: Buffer, *, check_crc: bool = True) -> Iterator[Record]:
     """Every record of a pull's body, which is records one after the other.
 
-    Raises:  RecordError at the first bytes that are no intact record; those before it were yielded.
+    Raises:  RecordError at the first bytes that are not an intact record; those before it were yielded.
     """
     position = 0
     while position < len(buffer):

@@ -1,8 +1,7 @@
 """Making one CommitLog record from a message.
 
 Invariants: TOTALSIZE is the whole record; BODYCRC is over the body as stored (compressed stays compressed);
-V2 only
-            when the topic needs more than 127 bytes.
+            V2 only when the topic needs more than 127 bytes.
 Strategy:   one struct call for everything before the body and one join; the topic field is cached.
 Source:     spec store 3, spec remoting 12.1.
 """

@@ -1,6 +1,6 @@
 """Channel: one connection, either side.
 
-Bytes in: decoder, then each request to `on_request` and each response to who waits for it, all in the same
+Bytes in: decoder, then each request to `on_request` and each response to its waiter, all in the same
 call. Bytes out: frames gather in a list and leave in one write per loop turn. There is no task, lock, queue
 or log line per message. The channel knows nothing of codes or handlers (`dispatch`), nor of other connections
 (`server`, `client`).
@@ -117,7 +117,7 @@ class Channel(asyncio.Protocol):
         budget: FrameBudget | None = None,
         is_known: bool = True,
     ) -> None:
-        """Of a peer that is not known yet (`make_known`) less is held of unfinished frames."""
+        """While the peer is not known (`make_known`), fewer bytes of its unfinished frames are held."""
         self.peer: Address = ("", 0)
         self.local: Address = ("", 0)
         self.is_closed = False
@@ -154,7 +154,7 @@ class Channel(asyncio.Protocol):
         return self._decoder.unfinished_count if self._decoder.buffered_bytes else 0
 
     def make_known(self) -> None:
-        """Whoever is at the other end has shown who it is."""
+        """The peer has shown who it is."""
         if not self.is_known:
             self.is_known = True
             if self._budget is not None:
@@ -284,8 +284,8 @@ class Channel(asyncio.Protocol):
         held = self._decoder.buffered_bytes
         if held != self._frame_bytes_held and not self._hold(held):
             return
-        # Behind the write of the log and the tasks that these commands woke: what those send leaves in this
-        # turn of the loop, not in the next.
+        # The flush runs after the log's write and after the tasks that these commands woke, so what those
+        # send leaves in this turn of the loop, not in the next.
         if not self._is_flush_due:
             self._flush_soon()
 

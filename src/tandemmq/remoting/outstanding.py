@@ -46,7 +46,7 @@ class OutstandingRequests:
         return opaque
 
     def take(self, opaque: int) -> OnReply | None:
-        """What to call with the answer; None when nobody waits any more."""
+        """What to call with the answer; None when nobody waits for it."""
         row = self._rows.pop(opaque, None)
         return None if row is None else row[0]
 

@@ -117,7 +117,7 @@ class TlsConnection(asyncio.Protocol):
         self.wire.close()
 
     def abort(self) -> None:
-        """Ends it at once; the outcome of a handshake that still runs is not told any more."""
+        """Ends it at once, without telling the outcome of a handshake that still runs."""
         self._is_over = True
         self._stop_timer()
         if self._wire is not None:
@@ -177,7 +177,7 @@ class TlsConnection(asyncio.Protocol):
             self.wire.write(self._outgoing.read())
 
     def _break(self, error: ssl.SSLError) -> None:
-        """The stream cannot be trusted any more; the protocol above hears it by `connection_lost`."""
+        """The stream can no longer be trusted; the protocol above hears of it by `connection_lost`."""
         self._is_over = True
         self.wire.abort()
 

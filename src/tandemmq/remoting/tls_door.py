@@ -28,7 +28,7 @@ FIRST_BYTE_S: Final = 120.0
 
 
 class TlsDoor:
-    """Of all listeners of one server. `load` before the first connection; `watch` follows the files."""
+    """TLS of all listeners of one server. `load` before the first connection; `watch` follows the files."""
 
     def __init__(self, options: TlsOptions, *, disk: Disk, clock: Clock) -> None:
         self.options = options

@@ -101,7 +101,7 @@ def _numbers(address: IPv4Address | IPv6Address) -> list[int]:
 
 
 def _parse(address: str) -> IPv4Address | IPv6Address | None:
-    """None for what is no address; an IPv4 address in IPv6 clothes is taken as what it is."""
+    """None for what is not an address; an IPv4 address in IPv6 clothes is taken as what it is."""
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:

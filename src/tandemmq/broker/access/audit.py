@@ -30,7 +30,7 @@ class Audit:
         self._timer: TimerHandle | None = None
 
     def denied(self, who: str, peer: Address, code: int, resource: str, reason: str) -> None:
-        """Of any request; above `LINES_PER_PERIOD_MAX` lines in a period it is only counted."""
+        """Log that a request was denied; above `LINES_PER_PERIOD_MAX` lines in a period only count it."""
         self.denied_count += 1
         if self._timer is None:
             self._timer = self._clock.call_later(PERIOD_S, self._end_period)
@@ -41,7 +41,7 @@ class Audit:
         log.warning(events.ACCESS_DENIED, extra={**_facts(who, peer, code, resource), "reason": reason})
 
     def allowed(self, who: str, peer: Address, code: int, resource: str) -> None:
-        """Of an administrative request."""
+        """Log that an administrative request was allowed."""
         log.info(events.ADMIN_REQUEST_ALLOWED, extra=_facts(who, peer, code, resource))
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ class Guard:
         self.forget()
 
     def forget(self) -> None:
-        """What was allowed under earlier rules says nothing any more."""
+        """Forget what earlier rules allowed."""
         self._allowed.clear()
         self._is_white.clear()
 
@@ -84,7 +84,7 @@ class Guard:
             if is_known:
                 channel.make_known()
         except Exception as error:
-            # A request that cannot be read has no resource yet; whoever may tell, it was refused.
+            # It could not be read, so the resource is not known. It was refused all the same.
             if not isinstance(error, _Denied):
                 self._audit.denied(_who(command), channel.peer, command.code, "", str(error))
                 raise
@@ -194,7 +194,7 @@ def _super_user(credentials: Credentials) -> User:
 
 
 def _origin_topic(command: Command) -> Needs:
-    """Who hands a message back must, in 4.x, be allowed to write to the topic that it came from."""
+    """In 4.x a consumer that hands a message back must be allowed to write to the topic it came from."""
     topic = command.fields.get("originTopic")
     return (Need(TOPIC, topic, PUB),) if topic else ()
 

@@ -73,7 +73,7 @@ def needs_of_stored(command: Command, raw: Buffer, log_offset: int, cluster: str
     """What a request needs that names the message stored at `log_offset`.
 
     What waits in a system topic (half, delayed, timer messages) is judged by the topic that it is for. Bytes
-    in the middle of a message may look like one: what is no intact record there is for administrators.
+    in the middle of a message may look like one: what is not an intact record is for administrators.
     """
     try:
         record = decode_record(raw, log_offset=log_offset)

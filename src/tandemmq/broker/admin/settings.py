@@ -66,7 +66,7 @@ class SettingsHandlers:
         return command.reply(0, BrokerConfigResponse(version=version), body="\n".join(lines).encode() + b"\n")
 
     async def handle_update(self, channel: Channel, command: Command) -> Command:
-        """All of the changes or none. A setting that is as asked already is no change."""
+        """All of the changes or none. A setting that is as asked already is not a change."""
         try:
             wanted = parse_properties(bytes(command.body), "the request")
         except ConfigError as error:

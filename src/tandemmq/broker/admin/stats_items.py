@@ -141,7 +141,7 @@ class StatsItems:
             yield key, self._store.queue_max(*key)
 
     def _read_queues(self) -> Iterator[None]:
-        """What came since the last time; a slave's queues grow by copying, which is no send."""
+        """What came since the last time; a slave's queues grow by copying, which is not a send."""
         keys = self._store.queue_keys()[:QUEUES_READ_MAX]
         is_slave = self._store.role is BrokerRole.SLAVE
         after: dict[QueueKey, int] = {}

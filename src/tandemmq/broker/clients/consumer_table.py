@@ -38,7 +38,7 @@ class Subscription(NamedTuple):
 def make_subscription(topic: str, expression: str, expression_type: str, version: int) -> Subscription:
     """A subscription with its tags parsed, or its filter compiled.
 
-    A filter that cannot be compiled is no error here: the group's pulls are told (spec semantics 9.3).
+    A filter that cannot be compiled is not an error here: the group's pulls are told (spec semantics 9.3).
     Raises:  ValueError when a tag expression cannot be used.
     """
     if is_tag_type(expression_type):
@@ -135,7 +135,7 @@ class ConsumerTable:
 
 
 def _update_subscriptions(group: ConsumerGroup, subscriptions: Iterable[Subscription]) -> bool:
-    """True when a topic came or went; a changed expression alone is no change (spec semantics 16.1)."""
+    """True when a topic came or went; a changed expression alone is not a change (spec semantics 16.1)."""
     stored = group.subscriptions
     wanted = {subscription.topic: subscription for subscription in subscriptions}
     is_changed = stored.keys() != wanted.keys()

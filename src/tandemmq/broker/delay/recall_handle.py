@@ -32,7 +32,7 @@ def encode_recall_handle(topic: str, broker_name: str, at_ms: int, unique_key: s
 
 
 def decode_recall_handle(text: str) -> RecallHandle | None:
-    """None for anything that is no handle; its padding may be missing."""
+    """None for anything that is not a handle; its padding may be missing."""
     if not text.isascii() or len(text) > _CHARS_MAX:
         return None
     try:

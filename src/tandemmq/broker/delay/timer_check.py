@@ -28,7 +28,7 @@ SHORT_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class TimerCheck:
-    """Of the messages below `read_offset` those before `next_key` are done; below `low_offset` all are.
+    """Messages below `read_offset` are done if they come before `next_key`; below `low_offset` all are done.
 
     Keys are those under this `roll_after_ms`: under another, a message that was stored anew could look
     pending, or a pending one done.

@@ -99,7 +99,7 @@ class TimerDelivery:
             log.error(events.DELAYED_MESSAGE_LOST, extra=facts)
         self._roll_after_ms = min(self._wanted_window_ms(), check.roll_after_ms)
         # A shorter window moves pending messages ahead of what was done under the longer one. Until they are
-        # handled, being done is no comparison of keys.
+        # handled, being done is not a comparison of keys.
         is_shorter = self._roll_after_ms < check.roll_after_ms
         self._earlier = (
             TimerCheck(check.next_key, read_offset, 0, check.roll_after_ms) if is_shorter else None

@@ -54,7 +54,7 @@ def has_wish(pairs: Mapping[str, str]) -> bool:
 def plan_timer(pairs: Mapping[str, str], now_ms: int, limits: TimerLimits) -> int | None:
     """The slot of a message with a wish; None when its time has come and it is stored at once.
 
-    Raises:  MessageIllegal for a time that is no number or too far ahead, or a cancellation that comes too
+    Raises:  MessageIllegal for a time that is not a number or too far ahead, or a cancellation that comes too
              late; RequestRejected (SYSTEM_ERROR) while timers are switched off.
     """
     name = next(name for name in WISHES if name in pairs)

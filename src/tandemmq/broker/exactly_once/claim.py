@@ -30,7 +30,7 @@ class Claim(NamedTuple):
 
 
 def parse_claim(text: str) -> Claim:
-    """Raises MessageIllegal for what is no claim of a version that is known."""
+    """Raises MessageIllegal for what is not a claim of a version that is known."""
     version, _, rest = text.partition(",")
     if version != CLAIM_VERSION:
         raise MessageIllegal(

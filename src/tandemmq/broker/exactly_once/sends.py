@@ -50,7 +50,7 @@ class _Last(NamedTuple):
 
 
 class NumberedSends:
-    """Of one broker; used by the send handlers."""
+    """The numbered sends of one broker, for its send handlers."""
 
     def __init__(self, store: MessageStore, clock: Clock, *, places_max: int = PLACES_MAX) -> None:
         self._store = store

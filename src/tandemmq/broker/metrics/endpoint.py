@@ -43,7 +43,7 @@ class MetricsEndpoint:
         return address
 
     async def stop(self) -> None:
-        """Nobody is answered any more."""
+        """Stop answering."""
         await self._server.stop()
 
     def _read_all(self) -> Iterator[Reading]:

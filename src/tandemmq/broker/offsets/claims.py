@@ -104,7 +104,7 @@ class Claims:
     def judge_commit(
         self, channel: Channel, header: UpdateOffsetRequest | PullRequest, *, is_tool: bool = False
     ) -> int:
-        """What is to be kept of a commit; `is_tool`: somebody who is no member waits for the answer."""
+        """What is to be kept of a commit; `is_tool`: the sender is not a member and waits for the answer."""
         offset = header.committed_offset
         queue = (header.topic, header.queue_id)
         is_old = self._is_slave or offset <= self._store.queue_life_start(*queue)
@@ -149,7 +149,7 @@ class Claims:
         seen: SeenRecord | None,
         has_seen: bool | None,
     ) -> int | None:
-        """Of a client that is not believed, or comes from a copy of another log after it was believed."""
+        """Judge a client that is not believed, or that was and comes from a copy of another log."""
         group, offset = header.consumer_group, header.queue_offset
         is_claim = offset > self._store.queue_life_start(*queue)
         if has_seen is False or (is_claim and not self._is_believed(channel, group, who, queue)):

@@ -34,7 +34,7 @@ from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
 
 CLIENTS_TIMEOUT_S: Final = 5.0
-"""Of all members together; tools do not wait longer."""
+"""For all members together; tools do not wait longer."""
 CLIENT_COUNT_MAX: Final = 256
 """Ours: members asked for one answer; a larger group is asked client by client."""
 

@@ -211,7 +211,7 @@ class AckHandlers:
         self._stats.note_acks(key[0], key[1], 1)
 
     def _free(self, key: QueueKey) -> None:
-        """Serve who waits for the queue, when it is free now."""
+        """Serve the pops that wait for the queue, if it is free now."""
         if self._orders.blocked_until_ms(key, None, self._clock.now_ms()) is None:
             self._polls.touch((key[0], key[1]), ANY_QUEUE)
 

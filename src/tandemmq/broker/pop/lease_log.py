@@ -338,7 +338,7 @@ class LeaseLog:
     # Becoming safe.
 
     def settle(self) -> None:
-        """Take over as committed what has become safe; note what is to become so. Once a round."""
+        """Commit the positions that have become safe; note those that will be next. Called once a round."""
         moved, self._moved = self._moved, {}
         ends = {queue_id: self._low(queue_id) for queue_id in self._seen_ends}
         changed = {

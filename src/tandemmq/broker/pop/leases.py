@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 LEASE_COUNT_MAX: Final = 200_000
 MESSAGE_COUNT_MAX: Final = 32
-"""Of one check point: RocketMQ's bit map has 32 bits."""
+"""How many messages one check point may have: RocketMQ's bit map has 32 bits."""
 
 QueueKey = tuple[str, str, int]
 """Topic, group, queue id."""

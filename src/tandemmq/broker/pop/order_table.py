@@ -14,7 +14,7 @@ from tandemmq.broker.pop.leases import QueueKey
 from tandemmq.protocol.bodies.pop import OrderState, OrderStates, decode_order_states, encode_order_states
 
 KEPT_MS: Final = 24 * 3_600_000
-"""A queue of which nobody popped for so long is forgotten."""
+"""A queue is forgotten when nobody popped from it for this long."""
 
 
 class OrderedPop:

@@ -95,7 +95,7 @@ class PopPolls:
         return True
 
     def on_dispatch(self, newest: Iterable[tuple[str, int]]) -> None:
-        """Queues that got messages; who waits for them is looked at in the next turn."""
+        """These queues got messages; the pops that wait for them are looked at in the next turn."""
         keys_of_topic = self._keys_of_topic
         if not keys_of_topic:
             return
@@ -116,7 +116,7 @@ class PopPolls:
             self._remove(held)
 
     def close(self) -> None:
-        """Answer everything that is held; nothing is held any more."""
+        """Answer everything that is held."""
         self.is_closed = True
         for held in [held for of_key in self._by_key.values() for held in of_key]:
             self._on_deadline(held)

@@ -110,7 +110,7 @@ class PopService:
 
     def _on_reset(self, group: str, topic: str, queue_id: int) -> None:
         """What the group has open in order holds the queue no longer, and its acks move nothing: they would
-        undo the reset. Who waits goes on at the new place.
+        undo the reset. Pops that wait go on at the new place.
         """
         self._orders.clear((topic, group, queue_id))
         self.polls.touch((topic, group), queue_id)

@@ -3,7 +3,7 @@
 Shape:      bytes are counted in windows of 5 s, the same for all groups, as RocketMQ counts them.
 At a bound: of `GROUPS_MAX` groups the reads are counted, of more only their sum; `THRESHOLDS_MAX` groups have
             a threshold of their own, more are refused. Thresholds hold until the broker stops, as RocketMQ's.
-Knows not:  which read is far: who notes it does.
+Knows not:  which read is far; the caller that notes it does.
 Source:     spec semantics 20.3.
 """
 
@@ -29,7 +29,7 @@ THRESHOLDS_MAX: Final = 8_192
 
 @dataclass(slots=True)
 class _Reads:
-    """Of one group; the bytes are those of the window, the times are epoch milliseconds."""
+    """What one group has read: bytes of this window, times in epoch milliseconds."""
 
     bytes: int
     began_at_ms: int

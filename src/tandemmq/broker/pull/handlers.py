@@ -40,15 +40,15 @@ SQL_WORK_MAX = 20_000
 COLD_HOLD_S = 3.0
 """How long a pull waits whose group is over its threshold of cold reads, as in RocketMQ."""
 COLD_HOLD_UNASKED_S = 1.0
-"""The same for who did not ask to be held, and so may not wait so long for an answer: the Spark source."""
+"""The same for a client that did not ask to be held, and may not wait that long: the Spark source."""
 SKIPPED_HOLD_S = 5.0
-"""How long a pull is held on after new messages were none for its group: RocketMQ looks at held pulls every
-5 s, and answers those behind the end.
+"""How long a pull is held further after new messages came that are not for its group. RocketMQ looks at held
+pulls every 5 s, and answers those behind the end.
 """
 COLD_QUEUE = ("", 0)
 """Where it waits: no topic has this name, so nothing but time wakes it."""
 CLAIM_REFUSED = "OFFSET_NOT_OF_THIS_LOG"
-"""The remark for who is ahead of what this log had when the broker began."""
+"""The remark for a consumer that is ahead of what this log had when the broker began."""
 _SUCCESS = int(ResponseCode.SUCCESS)
 _MOVED = int(ResponseCode.PULL_OFFSET_MOVED)
 
@@ -240,7 +240,7 @@ class PullHandlers:
     def _slow_down(self, pull: Pull) -> None:
         """The group has read enough old messages for now (spec semantics 20.3).
 
-        Who pulls for itself gets one message after a while; who is pushed comes again by itself.
+        A pull consumer waits and then gets one message. A push consumer is refused; it comes again by itself.
         Raises:  Busy.
         """
         header = pull.header

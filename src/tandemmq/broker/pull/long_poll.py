@@ -142,7 +142,7 @@ class LongPolls:
             self._wake(held, Wake.EXPIRED)
 
     def close(self) -> None:
-        """Answer everything that is held; nothing is held any more."""
+        """Answer everything that is held."""
         self._is_closed = True
         self.wake_all()
         if self._timer is not None:

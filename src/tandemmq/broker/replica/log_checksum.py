@@ -33,7 +33,7 @@ SLICE_BYTES: Final = 4 * MIB
 RANGE_BYTES_MAX: Final = 64 * MIB
 """A longer range is cut; the answer says where."""
 READ_BYTES_MAX: Final = 1 * MIB
-"""Of the log in one answer: a caller asks again behind what came."""
+"""How much of the log one answer holds; a caller asks again behind what came."""
 WAITING_COUNT_MAX: Final = 16
 """At the bound a request is answered SYSTEM_BUSY."""
 
@@ -105,7 +105,7 @@ class LogChecksums:
             self._waiting_count -= 1
 
     async def checksum(self, log_offset: int, size_bytes: int) -> Checksum:
-        """Of [log_offset, log_offset + size_bytes), cut to what the log holds from `log_offset` on."""
+        """The checksum of [log_offset, log_offset + size_bytes), cut to what the log holds."""
         crc = done = 0
         while views := self._slice(log_offset + done, size_bytes - done):
             crc = await self._disk.offload(_checksum_of, views, crc)

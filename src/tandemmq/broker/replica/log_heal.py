@@ -2,7 +2,7 @@
 
 Strategy:   a slave asks its master, before it has the ends of both logs compared, because damage would look
             like another history there; a master asks the slaves that a name server lists or that told it.
-            A RocketMQ broker cannot be asked for bytes. Who cannot help now is asked again later.
+            A RocketMQ broker cannot be asked for bytes. A broker that cannot help now is asked again later.
 Knows not:  what fits: the store looks at each record before it writes.
 """
 

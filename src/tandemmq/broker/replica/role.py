@@ -157,7 +157,7 @@ class ReplicaRole:
         return address
 
     async def stop(self) -> None:
-        """Returns when nothing of this runs any more; the store may be closed then."""
+        """Returns when all of this has stopped; the store may be closed then."""
         self._table_waits.close()
         await self._scope.close()
         await self.slave.stop()
@@ -188,7 +188,7 @@ class ReplicaRole:
         self.master.wake()
 
     async def wait_for_tail(self) -> None:
-        """Of a master that may lack acknowledged messages: returns when its log is settled."""
+        """Wait until the log is settled of a master that may lack acknowledged messages."""
         await self.tail_wait.run()
         self.master.on_settled()
 

@@ -111,7 +111,7 @@ def with_pair(text: str, name: str, value: str) -> str:
 def _delay_level(value: str | None, level_max: int) -> int:
     """0 for none; a level above the highest counts as the highest (spec semantics 18.1).
 
-    Raises:  MessageIllegal when it is no number: to deliver at once would be worse than to refuse.
+    Raises:  MessageIllegal when it is not a number: to deliver at once would be worse than to refuse.
     """
     if value is None:
         return 0

@@ -104,7 +104,7 @@ class GroupHandlers:
         return command.reply()
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
-        """GET_SUBSCRIPTIONGROUP_CONFIG (352): who asks is about to use the group, so it is made by use."""
+        """GET_SUBSCRIPTIONGROUP_CONFIG (352): the asker is about to use the group, so it is made."""
         config = require_group(self._groups, command.decode(GroupConfigRequest).group, self._clock.now_ms())
         return command.reply(body=encode_group_config(config))
 

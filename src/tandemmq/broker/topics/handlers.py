@@ -126,7 +126,7 @@ class TopicHandlers:
         return True
 
     async def handle_delete(self, channel: Channel, command: Command) -> Command:
-        """DELETE_TOPIC_IN_BROKER (215): its offsets and queues go too; an unknown topic is no error.
+        """DELETE_TOPIC_IN_BROKER (215): its offsets and queues go too; an unknown topic is not an error.
 
         mqadmin asks every replica. A slave only agrees: what goes there goes with its master's next tables.
         """

@@ -52,7 +52,7 @@ def is_late(half: Record, now_ms: int, timeout_ms: int) -> bool:
 
 
 def immunity_of(half: Record, timeout_ms: int) -> int | None:
-    """CHECK_IMMUNITY_TIME_IN_SECONDS in milliseconds; `timeout_ms` for -1 or what is no number."""
+    """CHECK_IMMUNITY_TIME_IN_SECONDS in milliseconds; `timeout_ms` for -1 or what is not a number."""
     text = text_of(half, names.CHECK_IMMUNITY_TIME)
     if not text:
         return None

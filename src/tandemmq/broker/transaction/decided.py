@@ -41,7 +41,7 @@ class Decided:
         _trim(self._decisions, self._count_max)
 
     def settle(self, root: int) -> None:
-        """The end is stored, with the marks of all `places`: where they are is of no use any more."""
+        """The end is stored, with the marks of all `places`, so the places can be forgotten."""
         self._pending.discard(root)
         self._newest.pop(root, None)
 

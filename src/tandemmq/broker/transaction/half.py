@@ -98,7 +98,7 @@ def make_ops(offsets: Iterable[int], store_host: bytes, now_ms: int) -> list[New
 
 
 def ended_by(op: Record) -> list[int]:
-    """The half queue offsets that an op record marks as done; what is no number is passed over."""
+    """The half queue offsets that an op record marks as done; what is not a number is passed over."""
     if op.tags != OP_TAG:
         return []
     parts = (part.strip() for part in op.body.split(b","))

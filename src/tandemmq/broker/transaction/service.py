@@ -35,7 +35,7 @@ class TransactionService:
         self._task = self._scope.start("checks", self._checks.run())
 
     async def stop(self) -> None:
-        """Returns when nobody is asked any more."""
+        """Stop; returns when the last producer was asked."""
         if self._scope is None or self._checks is None or self._task is None:
             return
         self._checks.stop()

@@ -303,7 +303,7 @@ class Consumer:
     ) -> None:
         """Answer a message that was sent by `Producer.request`; returns when the requester has the reply.
 
-        Raises:  MessageIllegal when the message is no request; RequestRejected when nobody waits for it.
+        Raises:  MessageIllegal when the message is not a request; RequestRejected when nobody waits for it.
         """
         await send_reply(
             self._instance, self.group, request, body, properties=properties, timeout_s=timeout_s

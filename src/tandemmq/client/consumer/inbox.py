@@ -17,7 +17,7 @@ from tandemmq.protocol.message import ReceivedMessage
 
 
 class Source(Protocol):
-    """Who pulled a message and wants to know when it is finished."""
+    """The reader that pulled a message; it wants to know when the message is finished."""
 
     def finish(self, message: ReceivedMessage) -> None: ...
 
@@ -30,7 +30,7 @@ class Delivery(NamedTuple):
 
 
 class Inbox:
-    """Of one consumer: filled by its readers, emptied by the application."""
+    """The inbox of one consumer: its readers fill it, the application empties it."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -59,13 +59,13 @@ class Inbox:
         self._arrived.set()
 
     def drop(self, source: Source) -> None:
-        """Forget what was not handed out of a queue that is not ours any more, or is read again from
-        elsewhere.
+        """Forget the messages of a queue that were not handed out. The queue has been given up, or is read
+        again from another offset.
         """
         self.take_back(source)
 
     def take_back(self, source: Source) -> list[Delivery]:
-        """What was not handed out of a queue, which is not here any more then; its bytes go on counting."""
+        """Remove and return the messages of a queue that were not handed out. Their bytes still count."""
         taken = [delivery for delivery in self._deliveries if delivery.source is source]
         kept = [delivery for delivery in self._deliveries if delivery.source is not source]
         self._deliveries.clear()

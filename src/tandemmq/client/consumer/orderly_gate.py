@@ -81,7 +81,7 @@ class OrderlyGate:
         self._feed()
 
     def finish(self, queue_offset: int) -> bool:
-        """The application is done with a message; False for one that it does not have (any more)."""
+        """The application is done with a message; False for one that it does not have."""
         if self._out.pop(queue_offset, None) is None:
             return False
         self._feed()

@@ -115,7 +115,7 @@ class QueueReader:
         self.in_flight = InFlight(offset)
 
     def drop(self) -> None:
-        """The queue is not ours any more."""
+        """The queue has been given up."""
         self._is_dropped = True
         self._forget()
         self.in_flight = InFlight(self.in_flight.committed_offset)

@@ -1,4 +1,4 @@
-"""Outbox: how messages of one producer get under way, and when nothing is under way any more.
+"""Outbox: sends the messages of one producer, and knows when none of them is under way.
 
 Each takes room in the window, becomes a shipment or part of an open batch, and goes to the sender; its room
 is given back when its result is known. A message that cannot be packed gives its room back at once.
@@ -25,7 +25,7 @@ from tandemmq.protocol.message import Message
 
 
 class Outbox:
-    """Of one producer; used from its loop's thread only."""
+    """The outbox of one producer; only its loop's thread uses it."""
 
     def __init__(self, instance: ClientInstance, group: str, options: ProducerOptions) -> None:
         self._instance = instance
@@ -49,7 +49,7 @@ class Outbox:
         self.abandon(ClientError("the producer is closed"))
 
     def abandon(self, error: ClientError) -> None:
-        """Fail what waits for a route or a connection: nobody makes them any more."""
+        """Fail the messages that wait for a route or a connection, because neither will come."""
         self._sender.abandon(error)
 
     def check_open(self) -> None:
@@ -64,8 +64,8 @@ class Outbox:
     ) -> asyncio.Future[SendResult]:
         """The future result of one message, which is on its way now or in a batch that soon will be.
 
-        `room`: what the caller has taken of the window for it; a call that waits for room only when there is
-        none costs a send nothing.
+        `room`: what the caller has taken of the window for it. The caller does so, because then a send waits
+        only when there is no room, and costs nothing more when there is.
         """
         waiter: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         try:

@@ -41,7 +41,7 @@ def must_travel_alone(message: Message, options: ProducerOptions) -> bool:
 
 
 class Packer:
-    """Of one producer."""
+    """Packs the messages of one producer."""
 
     def __init__(self, instance: ClientInstance, options: ProducerOptions) -> None:
         self._instance = instance

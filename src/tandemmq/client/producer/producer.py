@@ -199,7 +199,7 @@ class Producer:
     ) -> None:
         """Answer a request that a consumer received; returns when the requester has taken the reply.
 
-        Raises:  MessageIllegal when the message is no request; RequestRejected when nobody waits for it.
+        Raises:  MessageIllegal when the message is not a request; RequestRejected when nobody waits for it.
         """
         self._outbox.check_open()
         await send_reply(

@@ -28,7 +28,7 @@ Reply = asyncio.Future[ReceivedMessage]
 
 
 class ProducerQuestions:
-    """Of one client instance: who answers checks, by group; who waits for a reply, by correlation id."""
+    """What brokers ask one client: its producers that answer checks; the replies that it waits for."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -30,8 +30,8 @@ async def send_reply(
     """Returns when the requester has taken the reply.
 
     It goes to the broker that the request came from, because the requester is connected to that one.
-    Raises:  MessageIllegal when the message is no request, NoRoute without a master, RequestRejected when
-             the requester is not connected any more.
+    Raises:  MessageIllegal when the message is not a request, NoRoute without a master, RequestRejected when
+             the requester is no longer connected.
     """
     asked = request.properties
     missing = [name for name in (names.CLUSTER, *_COPIED[:2]) if not asked.get(name)]

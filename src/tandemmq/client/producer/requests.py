@@ -13,7 +13,7 @@ from tandemmq.protocol.message import Message, ReceivedMessage
 
 
 class Requests:
-    """Of one producer."""
+    """The requests of one producer that wait for a reply."""
 
     def __init__(self, instance: ClientInstance, outbox: Outbox) -> None:
         self._instance = instance

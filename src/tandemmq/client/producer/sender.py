@@ -50,7 +50,7 @@ NONE: frozenset[str] = frozenset()
 
 
 class Sender:
-    """Of one producer; used from the loop's thread only."""
+    """The sender of one producer; only the loop's thread uses it."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.requests.send import SendRequestV2
 
 Waiter = asyncio.Future[Any]
-"""Of a SendResult for one message, of a list of them for a whole batch."""
+"""Gets a SendResult for one message, or a list of them for a whole batch."""
 
 
 class Shipment:

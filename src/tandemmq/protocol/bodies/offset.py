@@ -84,7 +84,7 @@ def encode_reset_offsets(offsets: Mapping[MessageQueue, int], *, as_list: bool =
 
 
 def decode_reset_offsets(data: Buffer) -> dict[MessageQueue, int]:
-    """Of the forms with objects as keys, with texts as keys, as rows, and as pairs.
+    """The offsets, from any of the forms: objects as keys, texts as keys, rows, or pairs.
 
     Raises:  RemoteProtocolError.
     """
