@@ -19,6 +19,8 @@ from tandemmq.launcher import Server
 from waits import until_blocking
 
 HOST = "127.0.0.1"
+PROXY_SECONDS_MAX = 180
+"""It loads more classes than the others; a busy machine needs more than a minute for them."""
 
 
 def broker_port() -> int:
@@ -164,7 +166,7 @@ def java_proxy(name_server: str, directory: Path) -> Iterator[str]:
             server.check_alive()
             return is_open(f"{HOST}:{port}")
 
-        until_blocking(is_listening, f"the proxy listens; log: {server.log_path}")
+        until_blocking(is_listening, f"the proxy listens; log: {server.log_path}", PROXY_SECONDS_MAX)
         yield f"{HOST}:{port}"
     finally:
         server.kill()
