@@ -286,7 +286,8 @@ class ControllerHandlers:
         name, raft = header.name, self._raft()
         if header.action == "add":
             parse_address(header.address)
-            await self._change(lambda node, now_ms: node.add_learner(name, header.address, now_ms))
+            if name not in raft.members.learners:  # else an earlier try goes on
+                await self._change(lambda node, now_ms: node.add_learner(name, header.address, now_ms))
             deadline_s = self._clock.monotonic() + PROPOSAL_TIMEOUT_S
             while name not in raft.members.voters:
                 refusal = await raft.ask(lambda node, now_ms: node.promote(name, now_ms), PROPOSAL_TIMEOUT_S)

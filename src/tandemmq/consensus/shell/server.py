@@ -100,6 +100,7 @@ class RaftServer:
         self._proposals: dict[int, tuple[int, asyncio.Future[Any]]] = {}
         self._reads: dict[int, asyncio.Future[Any]] = {}
         self._read_count = 0
+        self._known_leader: str | None = None
 
     @property
     def node(self) -> RaftNode:
@@ -263,8 +264,10 @@ class RaftServer:
             log.info(events.CONTROLLER_ELECTED, extra=facts)
         elif change.role is Role.FOLLOWER and change.leader is not None:
             log.info(events.CONTROLLER_LEADER_FOUND, extra=facts)
-        elif change.leader is None:
-            log.warning(events.CONTROLLER_LEADER_LOST, extra={**facts, "role": change.role.value})
+        elif change.leader is None and self._known_leader is not None:
+            facts["leader"] = self._known_leader
+            log.warning(events.CONTROLLER_LEADER_LOST, extra=facts)
+        self._known_leader = change.leader
         self._on_role(change)
 
     def _put(self, step: Step) -> None:
