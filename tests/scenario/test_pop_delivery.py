@@ -26,7 +26,7 @@ from tandemmq.protocol.requests.pop import (
     PollingInfoResponse,
     PopResponse,
 )
-from tandemmq.protocol.requests.topic import DeleteTopicRequest
+from tandemmq.protocol.requests.topic import DeleteGroupRequest, DeleteTopicRequest
 from tandemmq.store.options import FlushMode
 from tandemmq.telemetry import events
 from waits import PATIENCE_S, until
@@ -403,3 +403,15 @@ async def test_pops_begin_anew_in_a_topic_that_is_made_again(
     if is_restarted:
         async with running_broker(tmp_path / "store") as broker, Peer(broker) as peer:
             await begin_anew(peer)
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+async def test_a_group_that_was_deleted_with_its_progress_pops_from_the_beginning(
+    peer: Peer, *, is_ordered: bool
+) -> None:
+    expected = await fill(peer, "T", 5, queues=1)
+    for _ in range(2):
+        assert bodies(await pop(peer, "T", is_ordered=is_ordered)) == expected
+        assert await pop(peer, "T", is_ordered=is_ordered) == []
+        delete = DeleteGroupRequest(group="CG", cleans_offsets=True)
+        assert (await peer.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, delete)).code == ResponseCode.SUCCESS

@@ -32,6 +32,7 @@ class OffsetTable:
         self.data_version = DataVersion()
         self.on_change: list[Callable[[], None]] = []
         self.on_topic_dropped: list[Callable[[str], None]] = []
+        self.on_group_dropped: list[Callable[[str], None]] = []
         self.log_end: Callable[[], int] | None = None
         """Set by the owner: where the log ends now."""
         self.on_reset: list[Callable[[str, str, int], None]] = []
@@ -124,6 +125,8 @@ class OffsetTable:
 
     def drop_group(self, group: str) -> None:
         self._drop([key for key in self._keys() if key.endswith("@" + group)])
+        for callback in self.on_group_dropped:
+            callback(group)
 
     def forget_deleted(self, deleted: Mapping[str, int]) -> int:
         """Drop what the file says of topics that were deleted after it was saved; how many keys.

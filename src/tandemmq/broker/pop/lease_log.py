@@ -202,11 +202,20 @@ class LeaseLog:
 
     def forget_topic(self, topic: str) -> None:
         """It was deleted: whatever has its name from now on is another one."""
-        for table in (self._positions, self._moved, *(moved for _, moved in self._progress)):
-            for key in [key for key in table if key[0] == topic]:
-                del table[key]
+        self._forget(lambda key: key[0] == topic)
         for lease in self.leases.of_topic(topic):
             self.leases.drop(lease)
+
+    def forget_group(self, group: str) -> None:
+        """It was deleted with its progress. A kill within the next rounds brings its leases back."""
+        self._forget(lambda key: key[1] == group)
+        for lease in self.leases.of_group(group):
+            self.leases.drop(lease)
+
+    def _forget(self, is_gone: Callable[[QueueKey], bool]) -> None:
+        for table in (self._positions, self._moved, *(moved for _, moved in self._progress)):
+            for key in [key for key in table if is_gone(key)]:
+                del table[key]
 
     def put_position(self, key: QueueKey, offset: int, on_done: OnDone) -> None:
         """Pops go on there, also lower, and also after a kill.

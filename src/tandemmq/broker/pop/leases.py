@@ -205,6 +205,9 @@ class Leases:
     def of_topic(self, topic: str) -> list[Lease]:
         return [lease for key, lease in self._by_key.items() if key.topic == topic]
 
+    def of_group(self, group: str) -> list[Lease]:
+        return [lease for key, lease in self._by_key.items() if key.group == group]
+
     def _queue_up(self, lease: Lease) -> None:
         self._added += 1
         heappush(self._by_end, (lease.ends_at_ms, self._added, lease))

@@ -123,6 +123,10 @@ class OrderTable:
         for key in [key for key in self._pops if key[0] == topic]:
             self.clear(key)
 
+    def drop_group(self, group: str) -> None:
+        for key in [key for key in self._pops if key[1] == group]:
+            self.clear(key)
+
     def drop_behind(self, queue_end: Callable[[str, int], int]) -> int:
         """Forget the pops of messages that their queue does not have; how many."""
         gone = [

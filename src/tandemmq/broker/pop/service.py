@@ -102,11 +102,16 @@ class PopService:
         self._orders = orders
         self._lease_log = lease_log
         offsets.on_topic_dropped.append(self._on_topic_dropped)
+        offsets.on_group_dropped.append(self._on_group_dropped)
         offsets.on_reset.append(self._on_reset)
 
     def _on_topic_dropped(self, topic: str) -> None:
         self._lease_log.forget_topic(topic)
         self._orders.drop_topic(topic)
+
+    def _on_group_dropped(self, group: str) -> None:
+        self._lease_log.forget_group(group)
+        self._orders.drop_group(group)
 
     def _on_reset(self, group: str, topic: str, queue_id: int) -> None:
         """What the group has open in order holds the queue no longer, and its acks move nothing: they would
