@@ -428,7 +428,7 @@ CLIENTS: Final = (
     (
         "C++",
         "`librocketmq.so` 1.2, of the Python package `rocketmq` 0.4.4",
-        "all ways to send; push, orderly and pull consumers",
+        "synchronous, ordered, one-way sends; push, orderly and pull consumers",
         "c++",
     ),
     (

@@ -27,11 +27,9 @@ def send(name_server, topic):
     producer = Producer(f"{topic}-producers")
     producer.set_namesrv_addr(name_server)
     producer.start()
-    for number in range(8):
+    for number in range(10):
         result = producer.send_sync(message(topic, number))
         assert result.status == SendStatus.OK, result
-    result = producer.send_batch([message(topic, number) for number in (8, 9)])
-    assert result.status == SendStatus.OK, result
     result = producer.send_orderly(message(topic, 10), 1)
     assert result.status == SendStatus.OK, result
     producer.send_oneway(message(topic, 11))

@@ -41,24 +41,6 @@ impl MessageListenerConcurrently for Listener {
     }
 }
 
-/// Sends the message. The client learns its name server in the background, and refuses to send before.
-async fn send(producer: &mut DefaultMQProducer, topic: &str, text: &str) -> RocketMQResult<()> {
-    let end = Instant::now() + Duration::from_secs(20);
-    loop {
-        let message = Message::with_tags(topic, "tag", text.as_bytes());
-        match producer.send_with_timeout(message, 10_000).await {
-            Ok(sent) => {
-                println!("{sent:?}");
-                return Ok(());
-            }
-            Err(failure) if Instant::now() > end || !format!("{failure:?}").contains("No name") => {
-                return Err(failure);
-            }
-            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-        }
-    }
-}
-
 #[rocketmq::main]
 pub async fn main() -> RocketMQResult<()> {
     let arguments: Vec<String> = std::env::args().collect();
@@ -68,9 +50,12 @@ pub async fn main() -> RocketMQResult<()> {
         .name_server_addr(name_server.clone())
         .build();
     producer.start().await?;
+    // The client learns its name server in the background, and refuses to send before.
+    tokio::time::sleep(Duration::from_secs(3)).await;
     for number in 0..COUNT {
         let text = format!("m-{number:02}");
-        send(&mut producer, &topic, &text).await?;
+        let message = Message::with_tags(topic.as_str(), "tag", text.as_bytes());
+        println!("{:?}", producer.send_with_timeout(message, 10_000).await?);
     }
 
     let tries: Tries = Arc::default();
