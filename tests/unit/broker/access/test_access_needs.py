@@ -9,7 +9,7 @@ import pytest
 from tandemmq.broker.access.actions import CREATE, GET, PUB, SUB, UPDATE
 from tandemmq.broker.access.needs import CLUSTER, GROUP, NEEDS, TOPIC, Need, needs_of
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.protocol.catalogue import CATALOGUE, Role
+from tandemmq.protocol.catalogue import CATALOGUE, UNSUPPORTED, Role
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.command import Command
 
@@ -17,7 +17,8 @@ from tandemmq.protocol.command import Command
 @pytest.mark.parametrize("code", list(Code), ids=lambda code: code.name)
 def test_every_code_that_a_broker_may_be_asked_has_a_row(code: Code) -> None:
     entry = CATALOGUE.get(code)
-    is_of_others = entry is not None and entry.served_by is Role.NAME_SERVER
+    others = (Role.NAME_SERVER, Role.CONTROLLER)
+    is_of_others = code in UNSUPPORTED or (entry is not None and entry.served_by in others)
     is_push = entry is not None and entry.served_by is Role.CLIENT
     relayed = (Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY)
     if is_of_others or (is_push and code not in relayed):
