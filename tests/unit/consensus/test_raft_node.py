@@ -232,3 +232,19 @@ def test_what_waits_is_bounded() -> None:
     node.on_message(accept("b", 1, 3, number=1, sent_ms=LATE), LATE)
     assert node.read(1, LATE)[0] is None
     assert node.read(2, LATE)[0] is Refusal.BUSY
+
+
+def test_who_alone_has_its_own_removal_stands_and_confirms_it() -> None:
+    node = make("a", {"a": "a:1", "b": "b:1"})
+    elect(node)
+    node.on_message(accept("b", 1, 1, number=1, sent_ms=LATE), LATE)
+    assert node.remove("a", LATE)[0] is None
+    late = LATE + 2_000
+    node.on_tick(late)
+    assert (node.role, node.members.voters) == (Role.FOLLOWER, {"b": "b:1"})
+    elect(node, late + 2_000)
+    assert node.role is Role.LEADER, "b cannot be: its log is shorter"
+    node.on_message(accept("b", 2, 3, number=99, sent_ms=late + 2_000), late + 2_000)
+    assert (node.role, node.commit) == (Role.FOLLOWER, 3)
+    node.on_tick(late + 9_000)
+    assert node.role is Role.FOLLOWER, "now it is out"

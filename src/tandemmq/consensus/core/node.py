@@ -307,7 +307,10 @@ class RaftNode:
     # Votes.
 
     def _may_stand(self) -> bool:
-        return self.role is not Role.LEADER and self.name in self.members.voters
+        """A voter; also one whose removal is not known to be confirmed: perhaps only it has that entry, and
+        then nobody else can be elected."""
+        is_voter = self.name in self.members.voters or self.name in self.log.members_at(self.commit).voters
+        return self.role is not Role.LEADER and is_voter
 
     def _stand(self, *, is_trial: bool, is_handover: bool = False) -> None:
         """Asks all voters; a trial first, so that nobody's term rises for an election that cannot be won."""
