@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +166,30 @@ def test_bodies_that_change_are_rescued_and_the_schema_grows(
     assert sorted((rest.get("new") or read["new"])["a"] for read, rest in parts) == list(range(80))
     assert sum("new" not in rest for _, rest in parts) >= 40
     assert [rest["n"] for _, rest in parts if "n" in rest] == ["x"]
+
+
+def test_avro_bodies_become_columns(
+    lake_spark: Any, cluster: Any, tmp_path: Path, run_pipeline: Callable[..., list[dict[str, Any]]]
+) -> None:
+    fastavro = pytest.importorskip("fastavro")
+    fields = [
+        {"name": "id", "type": "long"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "counts", "type": {"type": "map", "values": "int"}},
+    ]
+    schema = {"type": "record", "name": "Order", "fields": fields}
+    at = datetime(2025, 1, 2, 3, tzinfo=UTC)
+    with BlockingProducer("spark-tests", cluster.namesrv) as producer:
+        for number in range(20):
+            stream = io.BytesIO()
+            fastavro.schemaless_writer(stream, schema, {"id": number, "at": at, "counts": {"a": number}})
+            producer.send(Message(topic="InAvro", body=b"\0\0\0\0\x01" + stream.getvalue()))
+        producer.send(Message(topic="InAvro", body=b"\0\0\0\0\x01\x02"))
+    command = ("landing", "--namesrv", cluster.namesrv, "--topic", "InAvro", "--out", str(tmp_path), "--once")
+    events = run_pipeline(*command, "--avro-schema", json.dumps(schema), "--registry-header")
+    assert (events[-1]["rows_total"], events[-1]["bad_total"]) == (20, 1)
+    rows = pq.read_table(tmp_path)["record"].to_pylist()
+    expected = [{"id": n, "at": at, "counts": [("a", n)]} for n in range(20)]
+    assert sorted(rows, key=lambda row: row["id"]) == expected
+    (reason,) = pq.read_table(tmp_path / "_bad_records")[BAD_COLUMN].to_pylist()
+    assert reason.startswith("no Avro of that schema")

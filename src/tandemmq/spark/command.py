@@ -75,8 +75,26 @@ def landing(
             "@FILE with that or Spark's JSON form, or infer."
         ),
     ] = "",
+    avro_schema: Annotated[
+        str, typer.Option(help="Read bodies as Avro into the column record: the schema, or @FILE.")
+    ] = "",
+    protobuf: Annotated[
+        str,
+        typer.Option(
+            help="Read bodies as Protobuf into the column record: FILE:MESSAGE, with the descriptors that "
+            "protoc --include_imports -o FILE writes.",
+            metavar="FILE:MESSAGE",
+        ),
+    ] = "",
+    registry_header: Annotated[
+        bool, typer.Option("--registry-header", help="Bodies begin with the header of a schema registry.")
+    ] = False,
+    registry: Annotated[
+        str,
+        typer.Option(help="Fetch the Avro schemas of the writers there: http://host:port.", metavar="URL"),
+    ] = "",
     bad_topic: Annotated[
-        str, typer.Option(help="With --json-schema: bad records are sent to this topic, too.")
+        str, typer.Option(help="With a schema of the bodies: bad records are sent to this topic, too.")
     ] = "",
     json_changes: Annotated[
         str,
@@ -97,6 +115,7 @@ def landing(
 
     def work(reporter: Reporter) -> int:
         # Spark and pyarrow are only imported when a pipeline really runs.
+        from tandemmq.spark.pipelines.binary_bodies import make_reader
         from tandemmq.spark.pipelines.json_bodies import JsonChanges
         from tandemmq.spark.pipelines.landing import DEFAULT_COLUMNS, LandingOptions, run_landing
 
@@ -115,6 +134,12 @@ def landing(
             columns=split_list(columns) or DEFAULT_COLUMNS,
             is_body_text=body_as_text,
             json_schema=read_text_option("--json-schema", json_schema),
+            records=make_reader(
+                read_text_option("--avro-schema", avro_schema),
+                protobuf,
+                is_framed=registry_header or bool(registry),
+                registry=registry,
+            ),
             bad_topic=bad_topic,
             json_changes=parse_enum(
                 {"--json-changes": json_changes}, "--json-changes", JsonChanges, JsonChanges.KEEP

@@ -114,6 +114,13 @@ def test_the_meter_counts_each_batch_once(tmp_path: Path) -> None:
         (directory / "_summary.json").write_text('{"rows": 5, "bytes": 7}')
         assert meter.measure_all() == Totals(rows=5 * (batch_id + 1), size_bytes=7 * (batch_id + 1))
     assert meter.measure_batch(1) == Totals(rows=5, size_bytes=7)
+    # Bad records count as far as their batch is committed, whatever a compaction has made of the lake.
+    for batch_id in (0, 1, 2):
+        directory = tmp_path / "_bad_records" / f"batch={batch_id:08d}"
+        directory.mkdir(parents=True)
+        (directory / "_summary.json").write_text('{"rows": 2, "bytes": 3}')
+    assert meter.measure_all() == meter.measure_all() == Totals(rows=10, size_bytes=14, bad=4)
+    assert meter.measure_batch(1).bad == 2
 
 
 def test_the_command_says_what_is_wrong_in_one_line(tmp_path: Path) -> None:

@@ -87,8 +87,7 @@ def choose_schema(
              messages to infer from.
     """
     path = out / CONTROL_DIR / SCHEMA_FILE
-    is_begun = bool(list_committed(out) or list_batches(out / BAD_RECORDS_DIR))
-    kept = parse_schema(path.read_text()) if is_begun and path.exists() else None
+    kept = parse_schema(path.read_text()) if is_begun(out) and path.exists() else None
     left_out: tuple[str, ...] = ()
     if text == INFER:
         chosen, left_out = (kept, ()) if kept is not None else infer_schema(spark, source)
@@ -114,10 +113,19 @@ def _is_grown(begun: StructType, kept: StructType) -> bool:
 
 def keep_schema(out: Path, schema: StructType) -> None:
     """Writes down what the bodies of a lake are read with; it is on disk afterwards."""
-    path = out / CONTROL_DIR / SCHEMA_FILE
+    replace_text(out / CONTROL_DIR / SCHEMA_FILE, schema.json() + "\n")
+
+
+def is_begun(out: Path) -> bool:
+    """Whether anything has been landed."""
+    return bool(list_committed(out) or list_batches(out / BAD_RECORDS_DIR))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """The file has the text, all of it, and is on disk afterwards."""
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f"{path.name}.new")
-    staged.write_text(schema.json() + "\n")
+    staged.write_text(text)
     sync_file(staged)
     os.replace(staged, path)
     sync_dir(path.parent)

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CONTROL_DIR, Summary, read_owner, read_summary
+from tandemmq.spark.lake.files import (
+    BAD_RECORDS_DIR,
+    CONTROL_DIR,
+    Summary,
+    list_batches,
+    read_owner,
+    read_summary,
+)
 from tandemmq.spark.lake.formats import list_committed, read_committed
 from tandemmq.spark.pipelines.events import Reporter, Totals
 from tandemmq.spark.pipelines.runner import Job, Runner
@@ -154,6 +161,7 @@ class LakeMeter:
         self._root = root
         self._measure = measure
         self._seen: set[int] = set()
+        self._seen_bad: set[int] = set()
         self._total = Totals(rows=0, size_bytes=0)
 
     def measure_batch(self, batch_id: int) -> Totals:
@@ -162,14 +170,19 @@ class LakeMeter:
         return Totals(rows=summary.rows, size_bytes=summary.size_bytes, bad=bad)
 
     def measure_all(self) -> Totals:
-        for batch_id in set(list_committed(self._root)) - self._seen:
-            self._seen.add(batch_id)
-            done = self.measure_batch(batch_id)
-            self._total = Totals(
-                rows=self._total.rows + done.rows,
-                size_bytes=self._total.size_bytes + done.size_bytes,
-                bad=self._total.bad + done.bad,
-            )
+        committed = list_committed(self._root)
+        batches = set(committed) - self._seen
+        found = [self._measure(self._root, batch_id) for batch_id in batches]
+        # Of a compacted lake the numbers of bad records are others than those of the lake.
+        bad_root, last = self._root / BAD_RECORDS_DIR, max(committed, default=-1)
+        bad = {batch_id for batch_id in list_batches(bad_root) if batch_id <= last} - self._seen_bad
+        self._seen |= batches
+        self._seen_bad |= bad
+        self._total = Totals(
+            rows=self._total.rows + sum(summary.rows for summary in found),
+            size_bytes=self._total.size_bytes + sum(summary.size_bytes for summary in found),
+            bad=self._total.bad + sum(read_summary(bad_root, batch_id).rows for batch_id in bad),
+        )
         return self._total
 
 

@@ -1,7 +1,8 @@
 """Landing: everything in a topic into a directory of Parquet files, each message exactly once (`lake_job`).
 
 With a schema, bodies are parsed as JSON into the column `json`; what does not fit goes to `_bad_records` of
-the same directory instead, with the reason, in the same batch.
+the same directory instead, with the reason, in the same batch. Bodies in Avro or Protobuf become the column
+`record` in the same way.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tandemmq.spark.lake.formats import check_kind, parse_format, plan_files
 from tandemmq.spark.lake.parquet import check_partition_columns
 from tandemmq.spark.option_table import SECURITY_ROWS
 from tandemmq.spark.options import PropertiesAs, parse_options
+from tandemmq.spark.pipelines.binary_bodies import BodyReader, check_fields, parse_records
 from tandemmq.spark.pipelines.events import Reporter
 from tandemmq.spark.pipelines.json_bodies import (
     BAD_COLUMN,
@@ -72,6 +74,8 @@ class LandingOptions:
     is_body_text: bool = False
     json_schema: str = ""
     json_changes: JsonChanges = JsonChanges.KEEP
+    records: BodyReader | None = None
+    """What reads bodies that are no JSON."""
     bad_topic: str = ""
     source: tuple[tuple[str, str], ...] = ()
     """Further options of the source: name and value."""
@@ -79,6 +83,10 @@ class LandingOptions:
     @property
     def checkpoint_dir(self) -> Path:
         return self.checkpoint or self.out / CHECKPOINT_DIR
+
+    @property
+    def is_parsed(self) -> bool:
+        return bool(self.json_schema) or self.records is not None
 
     @property
     def has_body(self) -> bool:
@@ -108,7 +116,7 @@ class LandingOptions:
             "compression": self.compression,
             "format": self.lake_format,
         }
-        if self.json_schema:
+        if self.is_parsed:
             sink["badColumn"] = BAD_COLUMN
             # What cannot be read is kept as it came, also where nobody wants the bodies of the others.
             sink["badOnly"] = "" if self.has_body else "body"
@@ -142,7 +150,7 @@ def run_landing(options: LandingOptions, reporter: Reporter) -> int:
         reporter,
         is_outdated=partial(_grow, options.out) if options.json_changes is JsonChanges.GROW else None,
     )
-    if options.json_schema:
+    if options.is_parsed:
         reporter.report(show_bad_records(options.out / BAD_RECORDS_DIR))
     return code
 
@@ -154,10 +162,14 @@ def check_landing(options: LandingOptions) -> None:
         raise ConfigError("--json-changes is about JSON bodies: give --json-schema, too")
     if options.bad_topic:
         fault = topic_fault(options.bad_topic)
-        if fault or not options.json_schema or options.bad_topic in options.topic.split(","):
+        if fault or not options.is_parsed or options.bad_topic in options.topic.split(","):
             raise ConfigError(
-                f"--bad-topic: {fault or 'it needs --json-schema, and must not be what is landed'}"
+                f"--bad-topic: {fault or 'it needs a schema of the bodies, and must not be what is landed'}"
             )
+    if options.records is not None:
+        if options.json_schema:
+            raise ConfigError("bodies are read in one way: --json-schema, --avro-schema or --protobuf")
+        options.records.ddl()
     names = [find_column(name).name for name in options.columns]
     if parse_options(options.source_options(), is_streaming=True).properties_as is PropertiesAs.NONE:
         names = [name for name in names if name != "properties"]
@@ -169,9 +181,12 @@ def check_landing(options: LandingOptions) -> None:
 
 def _make_stream(spark: SparkSession, options: LandingOptions, reporter: Reporter) -> DataFrame:
     schema, body = options.schema(), "string" if options.is_body_text else "binary"
-    if options.json_schema and not options.has_body:
+    if options.is_parsed and not options.has_body:
         schema += f", `body` {body}"
     stream = spark.readStream.format("tandemmq").schema(schema).options(**options.source_options()).load()
+    if options.records is not None:
+        check_fields(options.out, options.records)
+        return parse_records(stream, options.records)
     if not options.json_schema:
         return stream
     changes = options.json_changes
