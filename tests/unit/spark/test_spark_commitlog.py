@@ -67,7 +67,7 @@ def damage_bytes(root: Path, at: int, flip: int = 1) -> None:
 
 def read(root: Path, **more: str) -> list[dict[str, Any]]:
     options = parse_log_options({"path": str(root), **more})
-    projection = select_columns(options.columns, PropertiesAs.MAP, LOG_COLUMNS)
+    projection = select_columns(options.columns, PropertiesAs.MAP, LOG_COLUMNS, LOG_COLUMNS)
     pieces = cut_pieces(find_files(options.path), options.piece_bytes)
     return [row for piece in pieces for b in read_piece(piece, options, projection) for row in b.to_pylist()]
 
