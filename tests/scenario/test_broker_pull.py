@@ -275,6 +275,17 @@ async def test_pull_commits_the_offset_it_carries(peer: Peer) -> None:
     assert await offset_of(peer) == 1
 
 
+async def test_a_committed_offset_comes_with_the_record_before_it(peer: Peer) -> None:
+    for _ in range(2):
+        await peer.send_ok("T1")
+    header = UpdateOffsetRequest(consumer_group="CG", topic="T1", queue_id=0, committed_offset=2)
+    assert (await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code == 0
+    query = QueryOffsetRequest(consumer_group="CG", topic="T1", queue_id=0)
+    answer = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, query)
+    last = records_of(await peer.pull("T1"))[-1]
+    assert answer.decode(QueryOffsetResponse).seen_record() == (1, last.log_offset, last.stored_at_ms)
+
+
 async def test_committed_offsets_are_kept_over_a_restart(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
         for _ in range(5):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tandemmq.api.calls import CALL_TIMEOUT_S, ask, call, tell
 from tandemmq.protocol import rejections
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -18,8 +20,16 @@ from tandemmq.protocol.requests.offset import (
     SearchOffsetResponse,
     UpdateOffsetRequest,
 )
+from tandemmq.protocol.requests.pull import SeenRecord
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.units import EpochMs, QueueOffset
+
+
+class Progress(NamedTuple):
+    """Where a group goes on in a queue, and the record before it in the log of who said so."""
+
+    offset: int
+    seen: SeenRecord | None = None
 
 
 async def query_committed_offset(
@@ -32,6 +42,23 @@ async def query_committed_offset(
     zero_if_missing: bool | None = None,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> QueueOffset | None:
+    """Where the group goes on in a queue; None when it has never committed there: see `query_progress`."""
+    progress = await query_progress(
+        client, address, group, topic, queue_id, zero_if_missing=zero_if_missing, timeout_s=timeout_s
+    )
+    return None if progress is None else QueueOffset(progress.offset)
+
+
+async def query_progress(
+    client: RemotingClient,
+    address: str,
+    group: str,
+    topic: str,
+    queue_id: int,
+    *,
+    zero_if_missing: bool | None = None,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> Progress | None:
     """Where the group goes on in a queue; None when it has never committed there.
 
     Brokers answer 0 for a group without offset while message 0 is still in memory, unless `zero_if_missing`
@@ -45,7 +72,8 @@ async def query_committed_offset(
         return None
     if answer.code != ResponseCode.SUCCESS:
         raise rejections.to_error(answer)
-    return QueueOffset(answer.decode(QueryOffsetResponse).offset)
+    response = answer.decode(QueryOffsetResponse)
+    return Progress(response.offset, response.seen_record())
 
 
 async def commit_offset(

@@ -69,6 +69,7 @@ class FakeBroker:
         self.pull_code = 0
         self.hang = False
         self.suggest_id = 0
+        self.proof: str | None = None
         self.address = ""
         self._arrived = asyncio.Event()
         handlers: dict[int, Callable[[Channel, Command], Command | Awaitable[Command | None] | None]] = {
@@ -237,7 +238,7 @@ class FakeBroker:
         offset = self.offsets.get((header.consumer_group, header.topic, header.queue_id))
         if offset is None:
             return command.reply(ResponseCode.QUERY_NOT_FOUND)
-        return command.reply(0, QueryOffsetResponse(offset=offset))
+        return command.reply(0, QueryOffsetResponse(offset=offset, seen=self.proof))
 
     def _update_offset(self, channel: Channel, command: Command) -> Command:
         header = command.decode(UpdateOffsetRequest)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tandemmq.api.broker_offset import Progress
 from tandemmq.client.consumer.inbox import Delivery, Inbox
 from tandemmq.client.consumer.offsets import LocalOffsets
 from tandemmq.client.name_servers import NameServers
@@ -134,9 +135,9 @@ async def test_local_offsets_survive_and_fall_back_to_the_backup():
     await store.flush()
     path = directory / "id" / "g" / "offsets.json"
     assert disk.read_bytes(path) == b'{"offsetTable":{{"brokerName":"a","queueId":3,"topic":"T"}:9}}'
-    assert await LocalOffsets(disk, directory, "id", "g").read(queue) == 9
+    assert await LocalOffsets(disk, directory, "id", "g").read(queue) == Progress(9)
     disk.write_atomically(path, b"")
-    assert await LocalOffsets(disk, directory, "id", "g").read(queue) == 7
+    assert await LocalOffsets(disk, directory, "id", "g").read(queue) == Progress(7)
 
 
 async def test_name_servers_are_asked_in_turn_until_one_answers():

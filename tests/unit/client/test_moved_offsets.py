@@ -84,3 +84,17 @@ async def test_the_master_judges_what_a_slave_that_begins_later_cannot():
             proof = next(pull.seen for pull in master.pulls if pull.queue_offset == 4)
             assert proof is not None
             assert proof.startswith("2,")
+
+
+async def test_a_start_is_shown_with_the_record_before_it():
+    """Whoever told the offset may have another log than who is pulled from next."""
+    async with running_cluster(T=1) as cluster:
+        for number in range(2):
+            cluster[0].put("T", 0, b"%d" % number)
+        cluster[0].offsets["g", "T", 0] = 1
+        cluster[0].proof = "0,17,1700000000001"
+        consumer = Consumer("g", cluster.namesrv, options=OPTIONS)
+        consumer.subscribe("T")
+        async with consumer:
+            await pulled(consumer, 1)
+            assert cluster[0].pulls[0].seen == cluster[0].proof

@@ -27,6 +27,7 @@ from tandemmq.protocol.requests.offset import (
     SearchOffsetResponse,
     UpdateOffsetRequest,
 )
+from tandemmq.protocol.requests.pull import SeenRecord
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
@@ -67,7 +68,20 @@ class OffsetHandlers:
                     code=ResponseCode.QUERY_NOT_FOUND,
                 )
             offset = 0
-        return command.reply(ResponseCode.SUCCESS, QueryOffsetResponse(offset=offset))
+        return command.reply(
+            ResponseCode.SUCCESS,
+            QueryOffsetResponse(offset=offset, seen=self._proof(topic, queue_id, offset)),
+        )
+
+    def _proof(self, topic: str, queue_id: int, offset: int) -> str | None:
+        """The record before the offset: who asks a slave goes on with it at the master, whose log may be
+        another one.
+        """
+        stored_at_ms = self._store.stored_at(topic, queue_id, offset - 1)
+        if stored_at_ms == -1:
+            return None
+        log_offset, _, _ = self._store.queue_entries(topic, queue_id, offset - 1, 1)[0]
+        return SeenRecord(offset - 1, log_offset, stored_at_ms).render()
 
     def handle_update(self, channel: Channel, command: Command) -> Command:
         """UPDATE_CONSUMER_OFFSET (15); answered and dropped while a reset waits to be taken."""

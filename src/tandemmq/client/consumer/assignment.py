@@ -283,8 +283,8 @@ class Assignment:
             if self.readers.get(queue) is not reader:
                 return
             self._lost_locks.discard(queue)
-            if committed is not None and committed > reader.committed_offset:
-                reader.move_to(committed)
+            if committed is not None and committed.offset > reader.committed_offset:
+                reader.move_to(committed.offset, committed.seen)
         reader.gate.note_locked()
 
     # Offsets

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tandemmq.api import broker_offset
+from tandemmq.api.broker_offset import Progress
 from tandemmq.client.consumer.replica_choice import MASTER_ID, choose_replica
 from tandemmq.client.faulty_peers import FaultyPeers
 from tandemmq.client.instance import ClientInstance
@@ -20,7 +21,7 @@ from tandemmq.runtime.ports import Disk
 class OffsetStore(Protocol):
     """Committed offsets of one group."""
 
-    async def read(self, queue: MessageQueue) -> int | None:
+    async def read(self, queue: MessageQueue) -> Progress | None:
         """Where the group goes on; None when it has never committed."""
 
     async def write(self, queue: MessageQueue, offset: int, seen: str | None = None) -> None:
@@ -44,8 +45,8 @@ class BrokerOffsets:
         self._faulty = faulty
         self._zero_if_missing = None if zero_when_none_stored else False
 
-    async def read(self, queue: MessageQueue) -> int | None:
-        return await broker_offset.query_committed_offset(
+    async def read(self, queue: MessageQueue) -> Progress | None:
+        return await broker_offset.query_progress(
             self._instance.remoting,
             self._address(queue),
             self._group,
@@ -95,10 +96,11 @@ class LocalOffsets:
         self._offsets: dict[MessageQueue, int] | None = None
         self._is_changed = False
 
-    async def read(self, queue: MessageQueue) -> int | None:
+    async def read(self, queue: MessageQueue) -> Progress | None:
         if self._offsets is None:
             self._offsets = await self._disk.offload(self._load)
-        return self._offsets.get(queue)
+        offset = self._offsets.get(queue)
+        return None if offset is None else Progress(offset)
 
     async def write(self, queue: MessageQueue, offset: int, seen: str | None = None) -> None:
         if self._offsets is None:

@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 
 from tandemmq.api import broker_offset, broker_pull
+from tandemmq.api.broker_offset import Progress
 from tandemmq.api.broker_pull import Pulled, PullStatus
 from tandemmq.client.consumer.in_flight import InFlight
 from tandemmq.client.consumer.inbox import Delivery, Inbox
@@ -65,13 +66,13 @@ class QueueReader:
     """One owned queue. `run` is its task; everything else is called between its steps."""
 
     def __init__(
-        self, queue: MessageQueue, subscription: Subscription, start_offset: int, seams: ReaderSeams
+        self, queue: MessageQueue, subscription: Subscription, start: Progress, seams: ReaderSeams
     ) -> None:
         self.queue = queue
         self.subscription = subscription
-        self.in_flight = InFlight(start_offset)
+        self.in_flight = InFlight(start.offset)
         self.last_pull_at_ms = 0
-        self._seen: SeenRecord | None = None
+        self._seen = start.seen
         self._seams = seams
         self._policy = ReadPolicy(
             seams.options.read_from,
@@ -92,7 +93,7 @@ class QueueReader:
 
     @property
     def seen(self) -> str | None:
-        """The last record that was pulled, as a proof that our offsets are those of its log."""
+        """The last record that was pulled, or the one before our start: our offsets are those of its log."""
         return None if self._seen is None else self._seen.render()
 
     def finish(self, message: ReceivedMessage) -> None:
@@ -106,12 +107,12 @@ class QueueReader:
         if self.in_flight.finish(queue_offset):
             self._seams.inbox.free(before - self.in_flight.bytes)
 
-    def move_to(self, offset: int) -> None:
+    def move_to(self, offset: int, seen: SeenRecord | None = None) -> None:
         """Go on from another offset: what was pulled and not handed out is forgotten, what was is no longer
-        tracked.
+        tracked. `seen`: the record before it.
         """
         self._forget()
-        self._seen = None
+        self._seen = seen
         self.in_flight = InFlight(offset)
 
     def drop(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from tandemmq.api import broker_offset
+from tandemmq.api.broker_offset import Progress
 from tandemmq.client.consumer.offsets import OffsetStore
 from tandemmq.client.consumer.replica_choice import MASTER_ID, choose_replica
 from tandemmq.client.instance import ClientInstance
@@ -20,7 +21,7 @@ async def find_start_offset(
     instance: ClientInstance,
     options: ConsumerOptions,
     avoided: frozenset[str],
-) -> int:
+) -> Progress:
     """The committed offset; without one what `start_from` says.
 
     A retry topic always begins at its first message: what was handed back must not be skipped.
@@ -29,7 +30,7 @@ async def find_start_offset(
              messages.
     """
     committed = await store.read(queue)
-    if committed is not None and committed >= 0:
+    if committed is not None and committed.offset >= 0:
         return committed
     view = instance.routes.get(queue.topic)
     replica = choose_replica(view.addresses.get(queue.broker_name, {}) if view else {}, MASTER_ID, avoided)
@@ -40,17 +41,18 @@ async def find_start_offset(
     start_from = StartFrom.FIRST if is_retry_topic(queue.topic) else options.start_from
     match start_from:
         case StartFrom.FIRST:
-            return await broker_offset.query_min_offset(
+            offset = await broker_offset.query_min_offset(
                 remoting, address, queue.topic, queue.queue_id, timeout_s=timeout_s
             )
         case StartFrom.LAST:
-            return await broker_offset.query_max_offset(
+            offset = await broker_offset.query_max_offset(
                 remoting, address, queue.topic, queue.queue_id, timeout_s=timeout_s
             )
         case StartFrom.TIMESTAMP:
             assert options.start_time_ms is not None
-            return await broker_offset.search_offset(
+            offset = await broker_offset.search_offset(
                 remoting, address, queue.topic, queue.queue_id, options.start_time_ms, timeout_s=timeout_s
             )
         case _:
             assert_never(start_from)
+    return Progress(offset)

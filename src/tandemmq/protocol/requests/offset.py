@@ -22,6 +22,11 @@ class QueryOffsetResponse(Header, frozen=True, kw_only=True):
     """Answer to QUERY_CONSUMER_OFFSET; code 22 when none is stored."""
 
     offset: Int64
+    # Ours: the record before the offset, as SeenRecord; the log of this answer is told from others by it.
+    seen: str | None = field(name="tandemSeen", default=None)
+
+    def seen_record(self) -> SeenRecord | None:
+        return parse_seen(self.seen)
 
 
 class UpdateOffsetRequest(Header, frozen=True, kw_only=True):
