@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, consumer, pull_header, pull_response, records_of, running_broker
+from broker_rig import Peer, consumer, held_count, pull_header, pull_response, records_of, running_broker
 
 from tandemmq.api.broker_offset import query_max_offset
 from tandemmq.broker.broker import Broker
@@ -20,6 +21,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.offset import QueryOffsetRequest, UpdateOffsetRequest
 from tandemmq.protocol.requests.pull import SeenRecord
 from tandemmq.protocol.requests.topic import DeleteTopicRequest
+from waits import until
 
 MOVED = ResponseCode.PULL_OFFSET_MOVED
 LIFE_START = 3
@@ -32,6 +34,11 @@ PUSH = 0x2
 async def send(peer: Peer, count: int) -> None:
     for number in range(count):
         await peer.send_ok("T", b"%d" % number)
+
+
+async def send_tagged(peer: Peer, *tags: str) -> None:
+    for tag in tags:
+        await peer.send_ok("T", properties={"TAGS": tag})
 
 
 @pytest.fixture
@@ -295,6 +302,52 @@ async def test_a_slave_trusts_no_commit_of_who_shows_a_lost_record(tmp_path: Pat
         assert pull_response(answer).next_offset < CLAIM
         await commit_shown(peer, lost)
         assert (committed(broker) or 0) < CLAIM
+
+
+async def test_what_was_passed_over_at_a_copy_of_another_log_is_shown(tmp_path: Path) -> None:
+    """Else a group that filters skips what this log has there: the last record that it got is in both."""
+    parted, own = tmp_path / "parted", tmp_path / "own"
+    async with running_broker(parted) as broker, Peer(broker) as peer:
+        await send_tagged(peer, "red")
+    shutil.copytree(parted, own)
+    for root, tags in ((parted, ("blue", "blue")), (own, ("blue", "red", "red", "red"))):
+        async with running_broker(root) as broker, Peer(broker) as peer:
+            await send_tagged(peer, *tags)
+
+    reds = {"client_id": "c1", "subscription": "red"}
+    async with (
+        running_broker(parted, broker_id=1, slave_read_enable=True) as broker,
+        Peer(broker) as peer,
+    ):
+        answer = await pull(peer, 0, sys_flag=0x4, **reds)
+        assert [record.queue_offset for record in records_of(answer)] == [0]
+        seen = pull_response(answer).passed
+        assert pull_response(await pull(peer, 1, sys_flag=0x4, **reds)).passed == seen
+        assert pull_response(await pull(peer, 2, sys_flag=0x4, subscription="red")).passed is None
+    for broker_id in (1, 0):
+        async with (
+            running_broker(own, broker_id=broker_id, slave_read_enable=True) as broker,
+            Peer(broker) as peer,
+        ):
+            answer = await pull(peer, 3, sys_flag=0x4, seen=seen, **reds)
+            assert answer.code == MOVED
+            assert pull_response(answer).next_offset <= 2
+
+
+async def test_what_a_held_pull_passed_over_is_told(broker: Broker, peer: Peer) -> None:
+    """It waits on behind it, and is answered when its time is over."""
+    values = {"sys_flag": PUSH | 0x4, "client_id": "c1", "subscription": "red", "suspend_timeout_ms": 60_000}
+    await pull(peer, 0, **values)
+    pulling = asyncio.create_task(pull(peer, 23, **values))
+    await until(lambda: held_count(broker) == 1)
+    await send_tagged(peer, "blue")
+    response = pull_response(await pulling)
+    assert response.next_offset == 24
+    passed = response.passed_record()
+    assert passed is not None
+    assert passed.queue_offset == 23
+    answer = await pull_shown(peer, "c2", passed)
+    assert answer.code == ResponseCode.PULL_NOT_FOUND
 
 
 async def test_a_consumer_says_who_it_is_before_it_is_believed(broker: Broker, peer: Peer) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from tandemmq.protocol import rejections
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Buffer, Command
-from tandemmq.protocol.requests.pull import PullRequest, PullResponse
+from tandemmq.protocol.requests.pull import PullRequest, PullResponse, SeenRecord
 from tandemmq.remoting.client import RemotingClient
 
 PULL_TIMEOUT_S = 30.0
@@ -41,7 +41,10 @@ _STATUS_OF_CODE: dict[int, PullStatus] = {
 
 
 class Pulled(msgspec.Struct, frozen=True, gc=False):
-    """One answer. `body` is stored records one after the other; queue offsets, `max_offset` exclusive."""
+    """One answer. `body` is stored records one after the other; queue offsets, `max_offset` exclusive.
+
+    `passed` is the record before `next_offset`, when the broker tells that it has passed over some.
+    """
 
     status: PullStatus
     next_offset: int
@@ -49,6 +52,7 @@ class Pulled(msgspec.Struct, frozen=True, gc=False):
     max_offset: int
     suggested_broker_id: int
     body: Buffer
+    passed: SeenRecord | None = None
 
 
 async def pull(
@@ -76,4 +80,5 @@ def read_pull_answer(answer: Command) -> Pulled:
         header.max_offset,
         header.suggested_broker_id,
         answer.body,
+        header.passed_record(),
     )

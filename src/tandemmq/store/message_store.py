@@ -626,6 +626,12 @@ class MessageStore:
         """
         return self._reader.has_record(topic, queue_id, queue_offset, log_offset, stored_at_ms)
 
+    def find_record(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int] | None:
+        """Where the record at a queue offset lies in the log, and when it was stored; None when no record can
+        be read there.
+        """
+        return self._reader.find_record(topic, queue_id, queue_offset)
+
     def is_far(self, topic: str, queue_id: int, offset: int) -> bool:
         """Whether the record at a queue offset is probably on disk only; False when there is none."""
         return self._reader.is_far(topic, queue_id, offset)

@@ -259,6 +259,17 @@ class Reader:
         held_at_ms = self._log.stored_at(log_offset)
         return None if held_at_ms == -1 else held_at_ms == stored_at_ms
 
+    def find_record(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int] | None:
+        """See `MessageStore.find_record`."""
+        queue = self._queues.table.get((topic, queue_id))
+        if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
+            return None
+        entry = queue.entry(queue_offset)
+        if entry is None or entry[1] == FILLER_SIZE:
+            return None
+        held_at_ms = self._log.stored_at(entry[0])
+        return None if held_at_ms == -1 else (entry[0], held_at_ms)
+
     def earliest_stored_at(self, topic: str, queue_id: int) -> int:
         """When the first record that is kept was stored; -1 for an empty queue."""
         queue = self._queues.table.get((topic, queue_id))

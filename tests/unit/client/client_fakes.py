@@ -28,7 +28,7 @@ from tandemmq.protocol.requests.offset import (
     QueryOffsetResponse,
     UpdateOffsetRequest,
 )
-from tandemmq.protocol.requests.pull import PullRequest, PullResponse
+from tandemmq.protocol.requests.pull import PullRequest, PullResponse, SeenRecord
 from tandemmq.protocol.requests.route import RouteRequest
 from tandemmq.protocol.requests.send import SendBackRequest, SendRequestV2, SendResponse
 from tandemmq.remoting.address import render_address
@@ -38,6 +38,8 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.network import TcpNetwork
 
 STORE_HOST = encode_host("127.0.0.1", 10911)
+RECORD_BYTES = 1000
+STORED_AT_MS = 1_700_000_000_001
 BORN_HOST = encode_host("127.0.0.1", 40000)
 
 
@@ -122,8 +124,8 @@ class FakeBroker:
                 flag=flag,
             ),
             queue_offset=offset,
-            log_offset=offset * 1000,
-            stored_at_ms=1_700_000_000_001,
+            log_offset=offset * RECORD_BYTES,
+            stored_at_ms=STORED_AT_MS,
             store_host=STORE_HOST,
         )
         queue.records.append((record, decode_properties(properties).get("TAGS", "")))
@@ -187,7 +189,7 @@ class FakeBroker:
     def _answer_pull(self, command: Command, header: PullRequest, queue: FakeQueue) -> Command:
         low, high = queue.min_offset, queue.min_offset + len(queue.records)
 
-        def answer(code: int, next_offset: int, body: bytes = b"") -> Command:
+        def answer(code: int, next_offset: int, body: bytes = b"", passed: str | None = None) -> Command:
             return command.reply(
                 code,
                 PullResponse(
@@ -195,6 +197,7 @@ class FakeBroker:
                     next_offset=next_offset,
                     min_offset=low,
                     max_offset=high,
+                    passed=passed,
                 ),
                 body=body,
             )
@@ -208,9 +211,13 @@ class FakeBroker:
             tag_hash(tag.strip()) for tag in (header.subscription or "*").split("||") if tag.strip() != "*"
         }
         chosen = queue.records[start - low : start - low + header.count_max]
-        body = b"".join(record for record, tag in chosen if not wanted or tag_hash(tag) in wanted)
-        code = ResponseCode.SUCCESS if body else ResponseCode.PULL_RETRY_IMMEDIATELY
-        return answer(code, start + len(chosen), body)
+        given = [record for record, tag in chosen if not wanted or tag_hash(tag) in wanted]
+        code = ResponseCode.SUCCESS if given else ResponseCode.PULL_RETRY_IMMEDIATELY
+        last = start + len(chosen) - 1
+        passed = None
+        if len(given) < len(chosen):
+            passed = SeenRecord(last, last * RECORD_BYTES, STORED_AT_MS).render()
+        return answer(code, last + 1, b"".join(given), passed)
 
     def _heartbeat(self, channel: Channel, command: Command) -> Command:
         heartbeat = decode_heartbeat(command.body)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from client_fakes import FakeBroker, running_cluster
 
 from tandemmq.client import ClientOptions, Consumer, ConsumerOptions, StartFrom
+from tandemmq.protocol.properties import encode_properties
 from waits import PATIENCE_S, until
 
 OPTIONS = ConsumerOptions(
@@ -98,3 +99,18 @@ async def test_a_start_is_shown_with_the_record_before_it():
         async with consumer:
             await pulled(consumer, 1)
             assert cluster[0].pulls[0].seen == cluster[0].proof
+
+
+async def test_what_was_passed_over_is_shown_as_seen():
+    """Of it, too, a broker must be able to say that its log has something else in that place."""
+    async with running_cluster(T=1) as cluster:
+        for number, tag in enumerate(("red", "blue", "blue")):
+            cluster[0].put("T", 0, b"%d" % number, encode_properties({"TAGS": tag}))
+        consumer = Consumer("g", cluster.namesrv, options=OPTIONS)
+        consumer.subscribe("T", "red")
+        async with consumer:
+            assert await bodies(consumer, 1) == [b"0"]
+            await until(lambda: cluster[0].pulls[-1].queue_offset == 3)
+            shown = cluster[0].pulls[-1].seen_record()
+            assert shown is not None
+            assert shown.queue_offset == 2

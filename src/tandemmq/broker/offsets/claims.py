@@ -13,6 +13,8 @@ Invariants: each queue remembers where it ended when this life of the broker beg
             A client that shows a record in whose place this log has another is nowhere believed before it
             has followed, also when it was: it may have read at a slave meanwhile whose log had parted from
             this one. On a slave neither: a copy that is only behind has nothing in that place.
+            The record that is shown lies right below the claim, whether the client got it or a filter passed
+            over it: one from further below may be in both logs.
 Strategy:   duplicates rather than gaps. On a master one look into a dict for each pull; commits at or below
             the life start cost a comparison. One look into the log for each pull and commit that shows a
             record: readers go to slaves and come back, so nothing holds for the next one.

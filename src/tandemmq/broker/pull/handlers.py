@@ -23,7 +23,7 @@ from tandemmq.errors import Busy, RequestRejected, StoreError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import encode_frame_head
-from tandemmq.protocol.requests.pull import ForbiddenResponse, PullRequest, PullResponse
+from tandemmq.protocol.requests.pull import ForbiddenResponse, PullRequest, PullResponse, SeenRecord
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUSPEND
 from tandemmq.remoting.channel import Channel
 from tandemmq.replication.core.progress import LogRange
@@ -192,6 +192,7 @@ class PullHandlers:
             topic_sys_flag=pull.admitted.topic.sys_flag,
             group_sys_flag=pull.admitted.group.sys_flag,
             sizes_bytes=len(sizes) or None,
+            passed=self._passed(header, result, plan),
         )
         reply = pull.command.reply(plan.code, response, remark=result.status.value)
         stats = self._stats
@@ -207,6 +208,14 @@ class PullHandlers:
         stats.got_bytes += result.bytes
         slices = [*result.slices, memoryview(sizes)] if sizes else result.slices
         pull.channel.send_frame(encode_frame_head(reply, result.bytes + len(sizes)), *slices)
+
+    def _passed(self, header: PullRequest, result: GetResult, plan: PullPlan) -> str | None:
+        """The last record that was looked at, for a client that shows records, when it was not given all."""
+        end = plan.next_offset
+        if header.client_id is None or end - header.queue_offset <= result.count:
+            return None
+        found = self._store.find_record(header.topic, header.queue_id, end - 1)
+        return None if found is None else SeenRecord(end - 1, *found).render()
 
     def _answer_moved(self, pull: Pull, offset: int, remark: str) -> Command:
         """The client is sent to another offset: the group was reset by an operator (spec semantics 8.2), or

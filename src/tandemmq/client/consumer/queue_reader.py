@@ -93,7 +93,7 @@ class QueueReader:
 
     @property
     def seen(self) -> str | None:
-        """The last record that was pulled, or the one before our start: our offsets are those of its log."""
+        """The last record that we got, were led past or start behind: our offsets are those of its log."""
         return None if self._seen is None else self._seen.render()
 
     def finish(self, message: ReceivedMessage) -> None:
@@ -270,8 +270,10 @@ class QueueReader:
             return
         if pulled.status is PullStatus.FOUND:
             self._accept(pulled)
-            if is_unproven:
-                self._seen = seen
+        if pulled.passed is not None:
+            self._seen = pulled.passed
+        if is_unproven:
+            self._seen = seen
         self.in_flight.advance(pulled.next_offset)
 
     def _go_on_from(self, offset: int) -> None:

@@ -17,7 +17,9 @@ PULL_LITE = 16
 
 
 class SeenRecord(NamedTuple):
-    """The last record that a consumer got from a queue: what it claims is progress in a log that has it."""
+    """The last record of a queue that a consumer got, or that was passed over for it because its group does
+    not want it: what the consumer claims is progress in a log that has it.
+    """
 
     queue_offset: int
     log_offset: int
@@ -59,7 +61,8 @@ class PullRequest(Header, frozen=True, kw_only=True):
     bulk_bytes: Int32 | None = field(name="tandemBulkBytes", default=None)
     # Ours: with the above, the sizes of the records shall follow them in the answer's body.
     wants_sizes: bool | None = field(name="tandemSizes", default=None)
-    # Ours: who claims this offset, and the last record it has got of the queue (`SeenRecord.render`).
+    # Ours: who claims this offset, and the last record of the queue that it has got or that an answer told it
+    # was passed over (`SeenRecord.render`).
     client_id: str | None = field(name="tandemClientId", default=None)
     seen: str | None = field(name="tandemSeen", default=None)
 
@@ -92,6 +95,12 @@ class PullResponse(Header, frozen=True, kw_only=True):
     forbidden_type: Int32 | None = field(name="forbiddenType", default=None)
     # Ours: so many bytes at the end of the body are no record, but the size of each, four bytes, big-endian.
     sizes_bytes: Int32 | None = field(name="tandemSizesBytes", default=None)
+    # Ours: the record before `next_offset`, when the broker has passed over some (`SeenRecord.render`). Who
+    # asks next shows it, so that also what it was not given is of the log that it claims to be in.
+    passed: str | None = field(name="tandemPassed", default=None)
+
+    def passed_record(self) -> SeenRecord | None:
+        return parse_seen(self.passed)
 
 
 class ForbiddenResponse(Header, frozen=True, kw_only=True):
