@@ -77,11 +77,8 @@ class OffsetHandlers:
         """The record before the offset: who asks a slave goes on with it at the master, whose log may be
         another one.
         """
-        stored_at_ms = self._store.stored_at(topic, queue_id, offset - 1)
-        if stored_at_ms == -1:
-            return None
-        log_offset, _, _ = self._store.queue_entries(topic, queue_id, offset - 1, 1)[0]
-        return SeenRecord(offset - 1, log_offset, stored_at_ms).render()
+        found = self._store.find_record(topic, queue_id, offset - 1)
+        return None if found is None else SeenRecord(offset - 1, *found).render()
 
     def handle_update(self, channel: Channel, command: Command) -> Command:
         """UPDATE_CONSUMER_OFFSET (15); answered and dropped while a reset waits to be taken."""
