@@ -36,6 +36,8 @@ class TableNote:
     groups: Mapping[str, Any]
     offsets: Offsets
     levels: Mapping[int, int]
+    deleted: Mapping[str, int]
+    """Where the log ended when a topic was deleted."""
 
     @classmethod
     def of(cls, node: BrokerNode) -> TableNote:
@@ -46,6 +48,7 @@ class TableNote:
             groups=dict(tables.groups.snapshot().groups),
             offsets={key: dict(queues) for key, queues in tables.offsets.snapshot().offsets.items()},
             levels=dict(tables.delay_offsets.snapshot().offsets),
+            deleted={} if node.broker.store is None else dict(node.broker.store.deleted_topics),
         )
 
 
@@ -116,10 +119,14 @@ def _beyond_queues(master: BrokerNode, held: TableNote, store: MessageStore) -> 
 
 
 def _lower_offsets(master: BrokerNode, held: TableNote, noted: TableNote, last: TableNote) -> Iterator[str]:
-    """Progress that was copied does not step back, but to the end of a queue."""
+    """Progress that was copied does not step back, but to the end of a queue; in a topic that was deleted
+    since, all begins anew.
+    """
     assert master.store is not None
     for key, queues in noted.offsets.items():
         topic = key.partition("@")[0]
+        if noted.deleted.get(topic) != last.deleted.get(topic):
+            continue
         for queue_id, offset in queues.items():
             newest = last.offsets.get(key, {}).get(queue_id, 0)
             wanted = min(offset, newest, master.store.queue_max(topic, queue_id))
