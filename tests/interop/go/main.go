@@ -107,7 +107,7 @@ func send(nameServer, topic string) {
 	answered.Wait()
 	must(made.SendOneWay(context.Background(), text(11)))
 	defer made.Shutdown()
-	time.Sleep(100 * time.Millisecond)
+	time.Sleep(100 * time.Millisecond) // nothing tells when a one-way send has left, and Shutdown drops it
 }
 
 // pull asks for no number of messages, which is the client's default: each answer has one.
