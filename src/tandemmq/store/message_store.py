@@ -591,7 +591,13 @@ class MessageStore:
         return tuple(self._log.damaged)
 
     def read_record(self, log_offset: int) -> memoryview | None:
-        """The whole record that begins at `log_offset`; None when none does."""
+        """The whole record that begins at `log_offset`; None when none does.
+
+        Also one that a send was told of and that waits in the transient pool: its sender may ask for it,
+        or end its transaction, before it is committed.
+        """
+        if self._pool is not None and log_offset >= self._log.end:
+            return self._pool.record(log_offset)
         return self._log.record(log_offset)
 
     def queue_min(self, topic: str, queue_id: int) -> int:

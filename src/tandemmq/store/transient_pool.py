@@ -7,7 +7,7 @@ At a bound: without a free buffer the next file is not begun and the send is ref
             that has no way to the disk.
 Strategy:   buffers are made when they are first needed, and the one returned last is lent first, so that as
             much memory is used as there are files in the making.
-Knows not:  records, when commits happen, who waits.
+Knows not:  what records mean, when commits happen, who waits.
 Source:     spec store 11, spec replication 10.
 """
 
@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tandemmq.errors import Busy, RequestRejected
+from tandemmq.protocol.record_check import RecordOutcome, check_record
 from tandemmq.runtime.locked_memory import LockedMemory
 from tandemmq.runtime.ports import Buffer
 from tandemmq.store.commit_log import CommitLog
@@ -111,6 +112,21 @@ class TransientPool:
             view[at:end] = buffer
             at = end
         lent.written = at
+
+    # What readers ask for.
+
+    def record(self, log_offset: int) -> memoryview | None:
+        """A copy of the uncommitted record that begins at `log_offset`; None when none does."""
+        base = log_offset - log_offset % self._log.segment_bytes
+        lent = self._lent.get(base)
+        if lent is None or not self._log.end <= log_offset < self.end:
+            return None
+        written = lent.memory.view[: lent.written]
+        checked = check_record(written, log_offset - base, log_offset=log_offset, check_crc=False)
+        if checked.outcome is not RecordOutcome.OK:
+            return None
+        # The buffer serves another file as soon as this one is committed.
+        return memoryview(bytes(written[log_offset - base : log_offset - base + checked.size]))
 
     # What the committer asks for.
 

@@ -11,6 +11,7 @@ import pytest
 from store_rig import ROOT, Rig, bodies, options, record
 
 from tandemmq.errors import Busy, RequestRejected, ServiceNotAvailable
+from tandemmq.protocol.record import decode_record
 from tandemmq.runtime.locked_memory import LockedMemory
 from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.store import BrokerRole, FlushMode, MessageStore, PutStatus
@@ -58,6 +59,25 @@ async def test_a_send_is_answered_from_memory_and_readable_after_the_commit() ->
     assert bodies(store) == [b"a"]
     assert store.facts().uncommitted_bytes == 0
     assert store.accepted_log_offset == store.max_log_offset
+    await store.close()
+
+
+async def test_an_accepted_record_is_found_by_its_offset_before_it_is_committed() -> None:
+    """Whoever sent a half message may end it at once; a client that is quick was refused for ever."""
+    rig = pooled(commit_log_file_bytes=1 << 16)
+    store = await rig.open()
+    rig.put(store, record(b"first"))
+    await rig.clock.pass_time(0)
+    begin = store.max_log_offset
+    rig.put(store, record(b"second"))
+    found = store.read_record(begin)
+    assert store.max_log_offset == begin, "it is not committed"
+    assert found is not None
+    assert decode_record(found, log_offset=begin).body == b"second"
+    assert len(found) == store.accepted_log_offset - begin
+    assert [store.read_record(at) for at in (begin + 1, store.accepted_log_offset, 1 << 20)] == [None] * 3
+    await rig.clock.pass_time(0.25)
+    assert bytes(store.read_record(begin) or b"") == bytes(found)
     await store.close()
 
 
