@@ -164,6 +164,42 @@ async def test_leases_acks_and_positions_outlive_the_broker(tmp_path: Path, is_k
         assert await ack(peer, kept) == 0
 
 
+async def test_a_message_that_was_put_off_comes_once_though_the_log_ends_before_its_old_lease_does(
+    tmp_path: Path,
+) -> None:
+    """A slave that becomes master may have the new check point without the record that ends the old lease."""
+    store = {"flush_mode": FlushMode.SYNC_FLUSH}
+    broker = make_broker(tmp_path / "a", store=store)
+    await broker.start()
+    async with Peer(broker) as peer:
+        await fill(peer, "T", 2, queues=1)
+        first, second = await pop_all(peer, "T", 2, count_max=2, invisible_ms=400)
+        kept = await change(peer, first, 60_000)
+        _copy_as_killed(tmp_path / "a", tmp_path / "b")
+    await broker.stop()
+    [file] = (tmp_path / "b" / "commitlog").iterdir()
+    log = bytearray(file.read_bytes())
+    last, end = 0, 0
+    while size := int.from_bytes(log[end : end + 4], "big"):
+        last, end = end, end + size
+    assert b"ack" in log[last:end], "the end of the old lease is the last record"
+    log[last:end] = bytes(end - last)
+    file.write_bytes(log)
+    for name in ("consumequeue", "checkpoint"):
+        _remove(tmp_path / "b" / name)
+    async with running_broker(tmp_path / "b", store=store) as broker, Peer(broker) as peer:
+        [again] = await pop_all(peer, "T", 1)
+        assert again.body == second.body
+        assert await ack(peer, again) == await ack(peer, kept) == 0
+        assert await pop(peer, "T", poll_ms=500) == [], "no lease of it is left that could end"
+
+
+def _remove(path: Path) -> None:
+    import shutil
+
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
 def _copy_as_killed(source: Path, target: Path) -> None:
     """The files as a kill would leave them now."""
     import shutil

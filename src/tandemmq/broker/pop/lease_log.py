@@ -93,12 +93,34 @@ class LeaseLog:
             table.clear()
         self._foreign.clear()
         self._progress = Progress()
+        put_off: dict[tuple[QueueKey, int], int] = {}
         for record in heapq.merge(*map(self._records_of, self._queue_ids()), key=_log_offset):
             change = self._change_in(record)
-            if change is not None:
-                self._apply(change, record.queue_offset, is_live=False)
+            if change is None:
+                continue
+            self._apply(change, record.queue_offset, is_live=False)
+            if isinstance(change, NewLease) and change.position is None and len(change.lease.offsets) == 1:
+                key = change.lease.key
+                place = key[:3], change.lease.offsets[0]
+                put_off[place] = max(put_off.get(place, 0), key.pop_time_ms)
+        self._finish_replaced(put_off)
         self.is_ready = True
         return len(self.leases)
+
+    def _finish_replaced(self, put_off: Mapping[tuple[QueueKey, int], int]) -> None:
+        """Take messages that were put off out of their earlier leases.
+
+        The log may end between the check point of the new lease and the record that ends the old one: a slave
+        that became master has the one without the other, and the message would come back twice.
+        """
+        for lease in self.leases.all() if put_off else ():
+            key = lease.key
+            replaced = [
+                index
+                for index, offset in enumerate(lease.offsets)
+                if put_off.get((key[:3], offset), 0) > key.pop_time_ms
+            ]
+            self.leases.finish(lease, replaced)
 
     def _queue_ids(self) -> Sequence[int]:
         """Those that are configured, and others that hold something."""

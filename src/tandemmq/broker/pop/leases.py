@@ -199,6 +199,9 @@ class Leases:
         written = self._written.get(revive_queue_id)
         return next(iter(written.values())) if written else None
 
+    def all(self) -> list[Lease]:
+        return list(self._by_key.values())
+
     def of_queue(self, queue: QueueKey) -> list[Lease]:
         return [lease for lease in self._by_key.values() if lease.key[:3] == queue]
 
