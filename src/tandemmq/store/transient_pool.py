@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tandemmq.errors import Busy, RequestRejected
-from tandemmq.protocol.record_check import RecordOutcome, check_record
+from tandemmq.protocol.record import RecordOutcome, check_record
 from tandemmq.runtime.locked_memory import LockedMemory
 from tandemmq.runtime.ports import Buffer
 from tandemmq.store.commit_log import CommitLog
