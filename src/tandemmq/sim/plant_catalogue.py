@@ -532,6 +532,13 @@ _POP: Final = (
         proofs=("scenario/test_pop_delivery.py",),
     ),
     Plant(
+        name="a message that was put off stays in its earlier lease, too",
+        path="broker/pop/lease_log.py",
+        sound="self._finish_replaced(put_off)",
+        bug="put_off.clear()",
+        proofs=("scenario/test_pop_delivery.py", "sim"),
+    ),
+    Plant(
         name="messages behind one read count as deleted when a lease ends",
         path="broker/pop/revive.py",
         sound="is_beyond = has_target and (not messages or offset > max(messages))",
@@ -585,6 +592,27 @@ _OFFSETS: Final = (
         sound="return None if held_at_ms == -1 else held_at_ms == stored_at_ms",
         bug="return None if held_at_ms == -1 else held_at_ms >= 0",
         proofs=("scenario/test_progress_clamped.py", "unit/store/test_store_reader.py", "sim"),
+    ),
+    Plant(
+        name="a consumer that shows a record of another log stays where it asks",
+        path="broker/offsets/claims.py",
+        sound="if believed is not None and queue in believed and has_seen is not False:",
+        bug="if believed is not None and queue in believed:",
+        proofs=("scenario/test_progress_clamped.py", "sim"),
+    ),
+    Plant(
+        name="a slave hands on a reader whose record its copy does not have",
+        path="broker/offsets/claims.py",
+        sound="if seen is None or self._has(queue, seen) is not False:",
+        bug="if seen is None or self._has(queue, seen) is None:",
+        proofs=("scenario/test_progress_clamped.py", "sim"),
+    ),
+    Plant(
+        name="what a filter passed over is no proof of a reader's place",
+        path="client/consumer/queue_reader.py",
+        sound="self._seen = pulled.passed",
+        bug="self._seen = self._seen or pulled.passed",
+        proofs=("scenario/test_progress_clamped.py", "unit/client", "sim"),
     ),
     Plant(
         name="committed offsets behind the end of a queue stay",
