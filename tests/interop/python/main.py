@@ -57,7 +57,7 @@ def simple(proxy, topic):
 
 
 def receive(consumer):
-    """One receive. The client does not wait until its settings have reached the proxy, which fails without them."""
+    """One receive. The client does not wait for its settings to reach the proxy, which fails without them."""
     try:
         return consumer.receive(16, 30) or ()
     except InternalErrorException as failure:
