@@ -12,6 +12,7 @@ from tandemmq.errors import (
     Busy,
     GroupNotFound,
     MessageIllegal,
+    NotLeader,
     NotPermitted,
     OffsetOutOfRange,
     RequestRejected,
@@ -32,6 +33,7 @@ CLASS_OF_CODE: dict[int, type[RequestRejected]] = {
     ResponseCode.INVALID_PARAMETER: BadRequest,
     ResponseCode.FLOW_CONTROL: Busy,
     ResponseCode.GO_AWAY: ServiceNotAvailable,
+    ResponseCode.CONTROLLER_NOT_LEADER: NotLeader,
 }
 
 

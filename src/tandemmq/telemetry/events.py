@@ -17,6 +17,8 @@ ADMIN_REQUEST_ALLOWED: Final = "admin_request.allowed"
 
 # broker
 BROKER_STARTED: Final = "broker.started"
+BROKER_ID_GIVEN: Final = "broker_id.given"
+BROKER_ID_TAKEN: Final = "broker_id.was_taken"
 BROKER_CONFIG_CHANGED: Final = "broker_config.changed"
 CLEANED_BY_HAND: Final = "store.cleaned_by_hand"
 BROKER_STOPPED: Final = "broker.stopped"

@@ -1,0 +1,137 @@
+"""Which broker of its group this one is: the id that the controllers gave it, and the files that keep it.
+
+Invariants: an id is applied for only after the application is on disk, so that whoever was killed in between
+            applies for the same id again, with the same proof; the id is kept before it is used.
+Bounds:     one id per store directory, for ever.
+Source:     spec controller 3.2, 3.3.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from tandemmq.errors import ConfigError, RequestRejected, StoreError
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.runtime.ports import Clock, Disk
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+IDENTITY_FILE: Final = "brokerIdentity"
+APPLICATION_SUFFIX: Final = "-temp"
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """An id that is asked for, and what proves that the same broker asks again."""
+
+    broker_id: int
+    check_code: str
+
+
+class IdGiver(Protocol):
+    """What is asked of the controllers on the way to an id."""
+
+    async def next_id(self) -> int: ...
+
+    async def apply_id(self, broker_id: int, check_code: str) -> None:
+        """Raises RequestRejected with CONTROLLER_BROKER_ID_INVALID when another broker has the id."""
+
+
+class IdentityFiles:
+    """`brokerIdentity` and the application beside it, in RocketMQ's text."""
+
+    def __init__(self, path: Path, *, cluster: str, name: str, disk: Disk) -> None:
+        for part in (cluster, name):
+            if "#" in part:
+                raise ConfigError(f"{part!r}: a name with # cannot be kept in {IDENTITY_FILE}")
+        self._path = path
+        self._application_path = path.with_name(path.name + APPLICATION_SUFFIX)
+        self._names = (cluster, name)
+        self._disk = disk
+
+    def load_id(self) -> int | None:
+        """The id that was given, None before.
+
+        Raises:  ConfigError when the file is another broker's; StoreError when it cannot be read.
+        """
+        parts = self._read(self._path, 3)
+        return None if parts is None else int(parts[2])
+
+    def load_application(self) -> Application | None:
+        """Raises as `load_id`."""
+        parts = self._read(self._application_path, 4)
+        return None if parts is None else Application(int(parts[2]), parts[3])
+
+    async def save_id(self, broker_id: int) -> None:
+        """From now on this broker has the id; the application has served. Raises OSError."""
+        await self._write(self._path, str(broker_id))
+        self.drop_application()
+
+    async def save_application(self, application: Application) -> None:
+        """Raises OSError."""
+        await self._write(self._application_path, str(application.broker_id), application.check_code)
+
+    def drop_application(self) -> None:
+        """Should it come back after a power cut, it is refused again, or ignored beside an id."""
+        if self._disk.exists(self._application_path):
+            self._disk.remove(self._application_path)
+
+    async def _write(self, path: Path, *values: str) -> None:
+        self._disk.make_dirs(path.parent)
+        await self._disk.offload(
+            self._disk.write_atomically, path, "#".join((*self._names, *values)).encode()
+        )
+
+    def _read(self, path: Path, count: int) -> list[str] | None:
+        """The parts of the file, whose third is a number. RocketMQ ignores space around them, too."""
+        if not self._disk.exists(path):
+            return None
+        try:
+            parts = self._disk.read_bytes(path).decode().strip().split("#")
+        except (OSError, UnicodeDecodeError) as error:
+            raise StoreError(f"{path} cannot be read: {error}") from error
+        if len(parts) != count or not (parts[2].isascii() and parts[2].isdecimal()) or int(parts[2]) < 1:
+            raise StoreError(f"{path} is no identity of a broker: cluster#name#id is expected")
+        if tuple(parts[:2]) != self._names:
+            raise ConfigError(
+                f"{path} belongs to the broker {parts[1]} of the cluster {parts[0]}, the settings say"
+                f" {self._names[1]} of {self._names[0]}: correct brokerName and brokerClusterName, or give"
+                " this broker a store of its own"
+            )
+        return parts
+
+
+async def obtain_id(
+    files: IdentityFiles, giver: IdGiver, *, address: str, clock: Clock, attempt_count_max: int = 64
+) -> int:
+    """The id of this broker, from disk or else from the controllers. After a kill, or an error that passes,
+    the same call goes on where it was.
+
+    Raises:  what `IdentityFiles.load_id` and the calls of `giver` raise.
+    """
+    kept = files.load_id()
+    if kept is not None:
+        return kept
+    application = files.load_application()
+    for _ in range(attempt_count_max):
+        if application is None:
+            application = Application(await giver.next_id(), f"{address};{clock.now_ms()}")
+            await files.save_application(application)
+        try:
+            await giver.apply_id(application.broker_id, application.check_code)
+        except RequestRejected as error:
+            if error.code != ResponseCode.CONTROLLER_BROKER_ID_INVALID:
+                raise
+            # Another broker was faster, or the file is an old one: the next free id.
+            log.info(events.BROKER_ID_TAKEN, extra={"broker_id": application.broker_id})
+            files.drop_application()
+            application = None
+            continue
+        await files.save_id(application.broker_id)
+        log.info(events.BROKER_ID_GIVEN, extra={"broker_id": application.broker_id})
+        return application.broker_id
+    raise RequestRejected(f"no id was free in {attempt_count_max} attempts")

@@ -1,0 +1,145 @@
+"""The id of a broker in controller mode: a kill at any step costs no id and gives none twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandemmq.broker.autoswitch.identity import Application, IdentityFiles, obtain_id
+from tandemmq.controller.groups import ApplyId, Groups, encode_command
+from tandemmq.errors import ConfigError, RequestRejected, StoreError
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.memory import MemoryDisk
+from tandemmq.runtime.ports import Buffer
+
+PATH = Path("/store/brokerIdentity")
+ADDRESS = "10.0.0.5:10911"
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Steps:
+    """Ends the process before or after the step of that number, counted over disk and controllers."""
+
+    def __init__(self, last: float = float("inf")) -> None:
+        self.last = last
+        self.count = 0
+
+    def step(self) -> None:
+        self.count += 1
+        if self.count > self.last:
+            raise Killed
+
+
+class KillingDisk(MemoryDisk):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = Steps()
+
+    def write_atomically(self, path: Path, data: Buffer, *, keep_backup: bool = False) -> None:
+        self.steps.step()
+        super().write_atomically(path, data, keep_backup=keep_backup)
+        self.steps.step()
+
+    def remove(self, path: Path) -> None:
+        self.steps.step()
+        super().remove(path)
+        self.steps.step()
+
+
+class Giver:
+    """The controllers' own state machine, without the network."""
+
+    def __init__(self, groups: Groups, steps: Steps, name: str = "broker-a") -> None:
+        self.groups, self.steps, self.name = groups, steps, name
+        self.next_ids: list[int] = []
+
+    async def next_id(self) -> int:
+        self.steps.step()
+        group = self.groups.get(self.name)
+        return self.next_ids.pop() if self.next_ids else 1 if group is None else group.next_id
+
+    async def apply_id(self, broker_id: int, check_code: str) -> None:
+        self.steps.step()
+        command = ApplyId("C", self.name, broker_id, check_code)
+        outcome = self.groups.apply(encode_command(command))
+        self.steps.step()  # the answer is lost
+        if outcome.code:
+            raise RequestRejected(outcome.remark, code=outcome.code)
+
+
+async def start(disk: KillingDisk, giver: Giver, address: str = ADDRESS) -> int:
+    disk.steps = giver.steps
+    files = IdentityFiles(PATH, cluster="C", name="broker-a", disk=disk)
+    return await obtain_id(files, giver, address=address, clock=LoopClock())
+
+
+async def test_a_kill_at_every_step_leads_to_one_id() -> None:
+    last = 0
+    while True:
+        groups, disk = Groups(), KillingDisk()
+        try:
+            await start(disk, Giver(groups, Steps(last)))
+            break
+        except Killed:
+            disk.power_cut()
+        assert await start(disk, Giver(groups, Steps())) == 1
+        assert await start(disk, Giver(groups, Steps(0))) == 1, "the controllers are not asked again"
+        group = groups.get("broker-a")
+        assert group is not None
+        assert list(group.replicas) == [1]
+        assert disk.read_bytes(PATH) == b"C#broker-a#1"
+        last += 1
+    assert last == 9
+
+
+async def test_brokers_that_start_together_get_ids_of_their_own() -> None:
+    groups = Groups()
+    disks = [KillingDisk() for _ in range(3)]
+    assert await start(disks[0], Giver(groups, Steps())) == 1
+    late = Giver(groups, Steps())
+    late.next_ids = [1]  # it asked before the first one had applied
+    assert await start(disks[1], late, "10.0.0.6:10911") == 2
+    # A store that was copied before the id was given proves itself with a code of its own.
+    files = IdentityFiles(PATH, cluster="C", name="broker-a", disk=disks[2])
+    await files.save_application(Application(2, f"{ADDRESS};1"))
+    assert await start(disks[2], Giver(groups, Steps())) == 3
+    assert [await start(disk, Giver(groups, Steps(0))) for disk in disks] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("D#broker-a#1", ConfigError),
+        ("C#broker-b#1", ConfigError),
+        ("C#broker-a", StoreError),
+        ("C#broker-a#one", StoreError),
+        ("C#broker-a#0", StoreError),
+        ("", StoreError),
+    ],
+)
+async def test_a_file_that_is_not_this_brokers_stops_the_start(text: str, error: type[Exception]) -> None:
+    disk = KillingDisk()
+    disk.make_dirs(PATH.parent)
+    disk.write_atomically(PATH, text.encode())
+    with pytest.raises(error):
+        await start(disk, Giver(Groups(), Steps()))
+
+
+async def test_a_refusal_that_is_not_about_the_id_keeps_the_application() -> None:
+    groups, disk = Groups(), KillingDisk()
+    groups.apply(encode_command(ApplyId("other", "broker-a", 1, "x;1")))
+
+    class Away(Giver):
+        async def apply_id(self, broker_id: int, check_code: str) -> None:
+            raise RequestRejected("no leader", code=2007)
+
+    with pytest.raises(RequestRejected):
+        await start(disk, Away(groups, Steps()))
+    files = IdentityFiles(PATH, cluster="C", name="broker-a", disk=disk)
+    application = files.load_application()
+    assert application is not None
+    assert application.broker_id == 2
