@@ -304,6 +304,22 @@ async def test_a_slave_trusts_no_commit_of_who_shows_a_lost_record(tmp_path: Pat
         assert (committed(broker) or 0) < CLAIM
 
 
+async def test_a_slave_that_is_behind_refuses_who_has_read_on_in_a_topic_made_again(tmp_path: Path) -> None:
+    """It still has the messages of the deleted one, and would deliver them from the beginning."""
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        await send(peer, 20)
+        assert broker.store is not None
+        end = broker.store.max_log_offset
+    async with (
+        running_broker(tmp_path, broker_id=1, slave_read_enable=True) as broker,
+        Peer(broker) as peer,
+    ):
+        for offset in (0, 5):
+            answer = await pull_shown(peer, "c1", SeenRecord(offset, end + 100, 1_700_000_000_000))
+            assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
+            assert "ask the master" in (answer.remark or "")
+
+
 async def test_what_was_passed_over_at_a_copy_of_another_log_is_shown(tmp_path: Path) -> None:
     """Else a group that filters skips what this log has there: the last record that it got is in both."""
     parted, own = tmp_path / "parted", tmp_path / "own"

@@ -12,7 +12,8 @@ Invariants: each queue remembers where it ended when this life of the broker beg
             What the master keeps as committed is never a claim that was not believed.
             A client that shows a record in whose place this log has another is nowhere believed before it
             has followed, also when it was: it may have read at a slave meanwhile whose log had parted from
-            this one. On a slave neither: a copy that is only behind has nothing in that place.
+            this one. On a slave neither, when its copy reaches as far as that record: one that is behind has
+            nothing in that place, or what was there before its topic was deleted, and refuses the reader.
             The record that is shown lies right below the claim, whether the client got it or a filter passed
             over it: one from further below may be in both logs.
 Strategy:   duplicates rather than gaps. On a master one look into a dict for each pull; commits at or below
@@ -75,7 +76,8 @@ class Claims:
     def judge_pull(self, channel: Channel, header: PullRequest) -> int | None:
         """None when the pull may go on where it asks, else the offset that it is to go on from.
 
-        Raises:  RequestRejected for a consumer whose heartbeat has to come first.
+        Raises:  RequestRejected for a consumer whose heartbeat has to come first, and on a slave for one that
+                 has read further in its master's log than the copy goes.
         """
         if self._is_slave:
             return self._judge_in_copy(channel, header)
@@ -177,7 +179,11 @@ class Claims:
         return None
 
     def _judge_in_copy(self, channel: Channel, header: PullRequest) -> int | None:
-        """On a slave: only who shows a record in whose place the copy has another is not of its log."""
+        """On a slave: only who shows a record in whose place the copy has another is not of its log.
+
+        A record beyond the end of the copy refutes nothing: the copy may have yet to learn that its topic was
+        deleted and made again. It has nothing for this reader until then.
+        """
         if header.seen is None:
             return None
         group, queue, seen = header.consumer_group, (header.topic, header.queue_id), header.seen_record()
@@ -185,6 +191,13 @@ class Claims:
         if seen is None or self._has(queue, seen) is not False:
             self._moved.pop(key, None)
             return None
+        if seen.log_offset >= self._store.max_log_offset:
+            raise RequestRejected(
+                f"this slave's copy ends at {self._store.max_log_offset}, before the record at"
+                f" {seen.log_offset} that the reader has seen of queue {header.queue_id} of {header.topic}:"
+                " ask the master, or wait until it is copied",
+                code=ResponseCode.SLAVE_NOT_AVAILABLE,
+            )
         safe = self._safe_offset_without(group, queue, seen)
         is_again = self._moved.get(key) == channel.peer
         if safe >= header.queue_offset or is_again or len(self._moved) >= self._count_max:

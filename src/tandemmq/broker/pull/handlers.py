@@ -304,11 +304,11 @@ class PullHandlers:
         pull = held.request
         if pull.channel.is_closed:
             return None
-        safe = self._claims.judge_held(pull.channel, pull.header)
-        if safe is not None:
-            pull.channel.send(self._answer_moved(pull, safe, CLAIM_REFUSED))
-            return None
         try:
+            safe = self._claims.judge_held(pull.channel, pull.header)
+            if safe is not None:
+                pull.channel.send(self._answer_moved(pull, safe, CLAIM_REFUSED))
+                return None
             return self._read(pull, held.offset, count_max=count_max)
         except RequestRejected as error:
             self._stats.note_pull_ending(error.code)
