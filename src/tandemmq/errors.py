@@ -166,6 +166,10 @@ class ReplicationError(TandemError):
     """A replica and its peer disagree."""
 
 
+class StaleTerm(ReplicationError):
+    """A term is to begin that is not above every term of the own log."""
+
+
 class LogDiverged(ReplicationError):
     """The peer's bytes do not continue our log."""
 

@@ -1,0 +1,149 @@
+"""The list of terms: its operations, its file, and where two logs part (spec controller 4.4, 4.5)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandemmq.errors import Corrupt
+from tandemmq.replication.core.epochs import (
+    EPOCH_COUNT_MAX,
+    EpochEntry,
+    EpochList,
+    consistent_point,
+    decode_epochs,
+    encode_epochs,
+)
+from tandemmq.runtime.memory_disk import MemoryDisk
+from tandemmq.store.epoch_file import EpochFile
+
+PATH = Path("/store/epochFileCheckpoint")
+
+
+def terms(text: str) -> EpochList:
+    """ "1-0 2-1570" -> the list."""
+    pairs = (entry.split("-") for entry in text.split())
+    return EpochList(tuple(EpochEntry(int(epoch), int(start)) for epoch, start in pairs))
+
+
+@pytest.mark.parametrize(
+    ("before", "entry", "after"),
+    [
+        ("", (1, 0), "1-0"),
+        ("1-0", (2, 1570), "1-0 2-1570"),
+        ("4-0 5-1000", (6, 1000), "4-0 6-1000"),  # term 5 wrote nothing
+        ("4-0 5-1000", (6, 900), "4-0 6-900"),
+        ("4-0 5-1000", (5, 1200), "4-0 5-1200"),
+        ("4-0", (4, 0), "4-0"),
+    ],
+)
+def test_a_term_replaces_what_it_contradicts(before: str, entry: tuple[int, int], after: str) -> None:
+    assert terms(before).append(*entry) == terms(after)
+
+
+def test_cuts_at_both_ends_and_finds_terms() -> None:
+    epochs = terms("1-0 3-1200 4-2000")
+    assert epochs.cut_suffix(2000) == terms("1-0 3-1200")
+    assert epochs.cut_suffix(2001) == epochs
+    assert epochs.cut_suffix(0) == EpochList()
+    assert epochs.cut_prefix(1201) == terms("3-1200 4-2000")
+    assert epochs.cut_prefix(1200) == epochs  # as RocketMQ, which cuts at the byte before the first one kept
+    assert epochs.cut_prefix(9999) == terms("4-2000")
+    assert [epochs.find(at) for at in (0, 1199, 1200, 5000)] == [(1, 0), (1, 0), (3, 1200), (4, 2000)]
+    assert terms("2-10").find(9) is None
+    assert epochs.end_of(EpochEntry(1, 0), 5000) == 1200
+    assert epochs.end_of(EpochEntry(4, 2000), 5000) == 5000
+
+
+def test_the_oldest_terms_are_dropped_at_the_bound() -> None:
+    epochs = EpochList()
+    for number in range(1, EPOCH_COUNT_MAX + 4):
+        epochs = epochs.append(number, number * 10)
+    assert len(epochs.entries) == EPOCH_COUNT_MAX
+    assert epochs.entries[0] == (4, 40)
+
+
+@pytest.mark.parametrize(
+    ("ours", "our_end", "theirs", "their_end", "point"),
+    [
+        pytest.param("1-0 2-1570", 2000, "1-0 2-1570", 3270, 2000, id="A behind"),
+        pytest.param("1-0 2-1570", 2600, "1-0 2-1570 3-2000", 3270, 2000, id="B a tail of a deposed master"),
+        pytest.param("1-0 2-1570", 2600, "1-0 3-1200 4-2000", 3270, 1200, id="C two terms missed"),
+        pytest.param("5-9000", 9500, "1-0 2-1570", 3270, None, id="D nothing in common"),
+        pytest.param("4-0 5-1000", 1300, "4-0 5-1000", 1600, 1300, id="E RocketMQ's lists of an empty term"),
+        pytest.param("4-0 5-1000", 1300, "4-0 6-1000", 1600, 1000, id="F our lists of it"),
+        pytest.param("1-0 2-1000", 2600, "1-0 3-1200", 3270, 1000, id="our next term began before theirs"),
+        pytest.param(
+            "1-0 2-1570 4-3000", 2600, "1-0 2-1570 4-3000", 3270, 2600, id="a term is still to come"
+        ),
+        pytest.param("", 0, "1-0", 3270, 0, id="an empty log"),
+        pytest.param("1-0", 100, "", 0, None, id="the master has no terms"),
+        pytest.param("0-0", 900, "1-1000", 1500, 900, id="before terms, within what the master had"),
+        pytest.param("0-0", 1100, "1-1000", 1500, None, id="before terms, beyond it"),
+        pytest.param("0-4096", 900, "0-0 1-1000", 1500, 900, id="both before terms, other first bytes"),
+        pytest.param("0-0", 1100, "0-0 1-1000", 1500, None, id="both before terms, a tail beyond them"),
+        pytest.param("0-0 1-1000", 1700, "0-0 1-1000 2-1500", 2000, 1500, id="terms behind older bytes"),
+    ],
+)
+def test_consistent_point(ours: str, our_end: int, theirs: str, their_end: int, point: int | None) -> None:
+    assert consistent_point(terms(ours), our_end, terms(theirs), their_end) == point
+
+
+def test_a_copy_takes_the_terms_of_its_master_behind_the_point() -> None:
+    master = terms("3-1200 4-2000")
+    assert terms("1-0").follow(terms("1-0 3-1200 4-2000")) == terms("1-0 3-1200 4-2000")
+    assert terms("1-0").follow(master) == terms("1-0 3-1200 4-2000")
+    assert EpochList().follow(master) == master
+    assert terms("1-0 3-1200 4-2000").follow(terms("1-0 3-1200")) == terms("1-0 3-1200 4-2000")
+
+
+@pytest.mark.parametrize(
+    ("text", "checksum"),
+    [("7-7000 8-8000", 773307083), ("1-0 2-1570", 1190946436), ("0-0 1-4096", 358635031)],
+)
+def test_the_file_is_that_of_rocketmq(text: str, checksum: int) -> None:
+    epochs = terms(text)
+    data = b"2\n%d\n%s\n" % (checksum, text.replace(" ", "\n").encode())
+    assert encode_epochs(epochs) == data
+    assert decode_epochs(data) == epochs
+    assert decode_epochs(data.replace(b"%d" % checksum, b"0", 1)) == epochs  # asks for no check
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"2\n",
+        b"x\n0\n1-0\n",
+        b"0\n0\n",
+        b"2\n0\n1-0\n",
+        b"1\n1\n1-0\n",
+        b"1\n0\n1:0\n",
+        b"1\n0\n-1-0\n",
+        b"2\n0\n2-0\n1-10\n",
+        b"\xff\n0\n1-0\n",
+    ],
+)
+def test_a_damaged_file_is_not_believed(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"its|it has|it begins|is no entry"):
+        decode_epochs(data)
+
+
+def test_the_backup_stands_in_for_a_damaged_file() -> None:
+    disk = MemoryDisk()
+    file = EpochFile(PATH, disk)
+    file.load()
+    assert not file.epochs
+    file.save(terms("1-0"))
+    file.save(terms("1-0 2-10"))
+    disk.write_atomically(PATH, b"2\n0\nnonsense")
+    file.load()
+    assert file.epochs == terms("1-0")
+    disk.write_atomically(PATH.with_name(PATH.name + ".bak"), b"")
+    with pytest.raises(Corrupt, match="no backup"):
+        file.load()
+    file.save(EpochList())
+    file.load()
+    assert not file.epochs
+    assert not disk.exists(PATH)
