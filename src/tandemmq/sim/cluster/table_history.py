@@ -94,6 +94,8 @@ class TableHistory:
             ("group", held.groups, noted.groups, last.groups),
         ):
             for name, config in theirs.items():
+                if what == "topic" and noted.deleted.get(name) != last.deleted.get(name):
+                    continue  # it was made again as it had been: the slave may know of the deletion only
                 if newest.get(name) == config and ours.get(name) != config:
                     yield f"{master.life} has {what} {name} as {ours.get(name)}, its master had {config}"
         yield from _lower_offsets(master, held, noted, last)
