@@ -18,7 +18,7 @@ from tandemmq.protocol.bodies.codec import decode_plain
 from tandemmq.protocol.bodies.message_queue import MessageQueue
 from tandemmq.protocol.bodies.offset import ConsumerStatus, decode_consumer_status, encode_consumer_status
 from tandemmq.protocol.bodies.topic import decode_topic_config
-from tandemmq.protocol.catalogue import CATALOGUE, RELAYED, UNSUPPORTED, Role
+from tandemmq.protocol.catalogue import CATALOGUE, ELECTED, RELAYED, UNSUPPORTED, Role
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
@@ -86,7 +86,7 @@ async def committed(peer: Peer, group: str, topic: str = "T") -> int:
 
 async def test_routes_are_those_of_the_catalogue(broker: Broker, tmp_path: Path) -> None:
     of_broker = {code for code, entry in CATALOGUE.items() if entry.served_by is Role.BROKER}
-    assert broker.served_codes == (of_broker | RELAYED) - UNSUPPORTED.keys()
+    assert broker.served_codes == (of_broker | RELAYED) - UNSUPPORTED.keys() - ELECTED
     options = NameServerOptions(kv_config_path=tmp_path / "kv.json", config_store_path=tmp_path / "ns.conf")
     server = NameServer(options, network=TcpNetwork(), disk=RealDisk(), clock=LoopClock())
     of_server = {code for code, entry in CATALOGUE.items() if entry.served_by is Role.NAME_SERVER}

@@ -38,6 +38,9 @@ CHANGE_TIMEOUT_S = 15.0
 DECIDE_TIMEOUT_S = 7.0
 """A controller waits 5 s for its log, and an election up to 1.4 s for the end of a lease before that."""
 
+READ_TIMEOUT_S = 0.5
+"""It is asked in the middle of a failover, and answered from memory."""
+
 CAPABILITIES = {"tmCaps": "lease"}
 """How a broker of ours shows itself to controllers of ours; others do not know the field."""
 
@@ -132,7 +135,8 @@ async def elect_master(
 async def read_master(client: RemotingClient, leader: str, name: str) -> MasterFacts:
     """The recorded master and set of a group. Raises what `call` raises."""
     header = ReplicaInfoRequest(broker_name=name)
-    return _read_master(await call(client, leader, RequestCode.CONTROLLER_GET_REPLICA_INFO, header))
+    code = RequestCode.CONTROLLER_GET_REPLICA_INFO
+    return _read_master(await call(client, leader, code, header, timeout_s=READ_TIMEOUT_S))
 
 
 async def alter_sync_set(

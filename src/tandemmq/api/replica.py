@@ -31,6 +31,8 @@ from tandemmq.protocol.requests.replica import (
     AllTopicConfigRequest,
     AllTopicConfigResponse,
     AwaitTablesRequest,
+    ExchangeHaInfoRequest,
+    ExchangeHaInfoResponse,
     LogChecksumRequest,
     LogChecksumResponse,
     ReadLogRequest,
@@ -291,3 +293,22 @@ async def _fetch_pages(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTab
         if not page.entries:
             raise RemoteProtocolError(f"the table ends after {first} of {page.total} entries")
     raise RemoteProtocolError(f"the table changed under {PAGE_COUNT_MAX} pages")
+
+
+@dataclass(frozen=True, slots=True)
+class MasterPlace:
+    """Where a master serves its log, "" of a broker that is none; the epoch is None of one of RocketMQ."""
+
+    ha_address: str
+    epoch: int | None
+
+
+async def find_master_place(client: RemotingClient, address: str, *, timeout_s: float) -> MasterPlace:
+    """Ask the broker at `address` itself. Raises what `call` raises."""
+    code = RequestCode.EXCHANGE_BROKER_HA_INFO
+    answer = await call(client, address, code, ExchangeHaInfoRequest(), timeout_s=timeout_s)
+    epoch = answer.fields.get("tmEpoch", "")
+    return MasterPlace(
+        answer.decode(ExchangeHaInfoResponse).master_ha_address or "",
+        int(epoch) if epoch.isascii() and epoch.isdecimal() else None,
+    )

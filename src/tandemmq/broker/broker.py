@@ -20,6 +20,8 @@ from tandemmq.broker.access.options import OPEN, AccessOptions
 from tandemmq.broker.access.service import AccessService
 from tandemmq.broker.admin.ha_handlers import HaHandlers
 from tandemmq.broker.admin.stats_items import StatsItems
+from tandemmq.broker.autoswitch.replica import ElectedReplica
+from tandemmq.broker.autoswitch.term import Term, fenced_routes
 from tandemmq.broker.master_duties import MasterDuties
 from tandemmq.broker.options import BrokerOptions, MetricsExporter
 from tandemmq.broker.parts import Parts
@@ -69,6 +71,8 @@ class Broker:
     ha_address: Address
     metrics_address: Address | None = None
     served_codes: frozenset[int] = frozenset()
+    is_in_office = False
+    """Of an elected broker: its owner let it take office."""
 
     def __init__(
         self,
@@ -83,7 +87,11 @@ class Broker:
         on_fatal: Callable[[BaseException], None] | None = None,
         access: AccessOptions = OPEN,
         tls: TlsOptions = PLAIN,
+        term: Term | None = None,
     ) -> None:
+        """`term`: of a broker whose role the controllers decide; then its store and its client are its
+        owner's, who also says when it takes office.
+        """
         if options.is_slave != (store_options.role is BrokerRole.SLAVE):
             raise ConfigError(
                 f"brokerId {options.broker_id} contradicts brokerRole {store_options.role.value}:"
@@ -112,14 +120,19 @@ class Broker:
             clock=clock,
         )
         self._tls = TlsDoor(tls, disk=disk, clock=clock)
-        self._client = RemotingClient(
-            network=network, clock=clock, signer=self._access.signer, tls=make_client_tls(tls.dialling)
-        )
+        self._term = term
+        if term is not None:
+            self._client = term.client
+        else:
+            self._client = RemotingClient(
+                network=network, clock=clock, signer=self._access.signer, tls=make_client_tls(tls.dialling)
+            )
         self._servers: list[RemotingServer] = []
         self._frame_budget = FrameBudget(options.frame_bytes_held_max)
         self.store: MessageStore | None = None
         self._parts: Parts | None = None
         self._replica: ReplicaRole | None = None
+        self._elected: ElectedReplica | None = None
         self._registration: Registration | None = None
         self._metrics: MetricsEndpoint | None = None
         self._duties: MasterDuties | None = None
@@ -130,10 +143,14 @@ class Broker:
         Raises:  ConfigError or OSError for what a user can put right; StoreError. Call `stop` then, too.
         """
         options, clock = self.options, self._clock
-        await self._refuse_second_master()
-        store = self.store = await MessageStore.open(
-            self._store_options, disk=self._disk, clock=clock, on_fatal=self._on_fatal
-        )
+        term = self._term
+        if term is not None:
+            store = self.store = term.store
+        else:
+            await self._refuse_second_master()
+            store = self.store = await MessageStore.open(
+                self._store_options, disk=self._disk, clock=clock, on_fatal=self._on_fatal
+            )
         self._tables.load(delay_level_count=len(self._store_options.delay_levels_ms))
         self._tables.follow(store)
         self._access.load()
@@ -141,6 +158,8 @@ class Broker:
         self._tls.load()
         if not options.is_slave and not store.tail_doubt:
             self._tables.begin_life(store)
+            if term is not None:
+                self._tables.begin_term(term.epoch)
         store.store_host = self._packed_host(options.listen_port)
         parts = self._parts = Parts(
             options,
@@ -153,26 +172,29 @@ class Broker:
             own_address=self._advertised_address,
             access=self._access_options,
         )
+        own = build_routes(parts) | self._access.routes()
+        if term is not None:
+            await self._start_elected(store, parts, own, term)
+        else:
+            await self._start_classic(store, parts, own)
+        log.info(
+            events.BROKER_STARTED,
+            extra={"broker": options.broker_name, "address": self.address, "ha_address": self.ha_address},
+        )
+
+    async def _start_classic(self, store: MessageStore, parts: Parts, own: dict[int, Handler]) -> None:
         replica = self._replica = self._make_replica(store)
         parts.pulls.is_copied = replica.master.is_copied
-        own = build_routes(parts) | self._access.routes()
         of_replicas = replica.routes() | self._ha_handlers(store).routes()
         routes = own | of_replicas
-        self.served_codes = frozenset(routes)
         served, fast = dict(routes), dict[int, Handler]()
         if store.tail_doubt:
             kept = of_replicas | self._access.routes()
             served |= closed_routes(routes, kept, lambda: replica.tail_wait.reason)
-        self.address = await self._listen(served, options.listen_port)
-        store.store_host = self._packed_host(self.address[1])
-        parts.reply_form.bind(store.store_host)
-        if options.fast_listen and options.listen_port > FAST_PORT_DISTANCE:
-            fast = fast_routes(served)
-            await self._listen(fast, options.listen_port - FAST_PORT_DISTANCE)
-        self.ha_address = await replica.start(options.listen_host, self._ha_port())
+        await self._serve(store, parts, served, fast)
+        self.ha_address = await replica.start(self.options.listen_host, ha_port_of(self.options))
         self._start_tasks(parts)
-        if options.metrics_exporter is MetricsExporter.PROM:
-            self.metrics_address = await self._serve_metrics(store, parts, replica)
+        await self._start_metrics(store, parts)
         if store.tail_doubt:
 
             def reopen() -> None:
@@ -181,18 +203,70 @@ class Broker:
 
             self._waiting.start("tail_wait", self._wait_for_tail(store, parts, replica, reopen))
         else:
-            await self._take_office(store, parts, replica)
-        log.info(
-            events.BROKER_STARTED,
-            extra={"broker": options.broker_name, "address": self.address, "ha_address": self.ha_address},
-        )
+            await self._take_office(store, parts)
 
-    async def _take_office(self, store: MessageStore, parts: Parts, replica: ReplicaRole) -> None:
+    async def _start_elected(
+        self, store: MessageStore, parts: Parts, own: dict[int, Handler], term: Term
+    ) -> None:
+        """Its owner says when it takes office."""
+        elected = self._elected = self._make_elected(store)
+        self.ha_address = term.ha_address
+        routes = own | elected.routes() | self._ha_handlers(store).routes()
+        if not self.options.is_slave:
+            routes = fenced_routes(routes, term.may_write)
+        await self._serve(store, parts, routes | term.routes, {})
+        elected.start()
+        self._start_tasks(parts)
+        await self._start_metrics(store, parts)
+
+    async def _serve(
+        self, store: MessageStore, parts: Parts, served: dict[int, Handler], fast: dict[int, Handler]
+    ) -> None:
+        options = self.options
+        self.served_codes = frozenset(served)
+        self.address = await self._listen(served, options.listen_port)
+        store.store_host = self._packed_host(self.address[1])
+        parts.reply_form.bind(store.store_host)
+        if options.fast_listen and options.listen_port > FAST_PORT_DISTANCE:
+            fast.update(fast_routes(served))
+            await self._listen(fast, options.listen_port - FAST_PORT_DISTANCE)
+
+    async def _start_metrics(self, store: MessageStore, parts: Parts) -> None:
+        if self.options.metrics_exporter is MetricsExporter.PROM:
+            self.metrics_address = await self._serve_metrics(store, parts)
+
+    async def _take_office(self, store: MessageStore, parts: Parts) -> None:
         """Do a master's duties, and let clients find this broker."""
         if not self.options.is_slave:
             self._duties = self._make_duties(store, parts)
             self._duties.start()
-        await self._register(parts, replica)
+        await self._register(parts)
+
+    # What the owner of an elected broker calls.
+
+    def take_office(self) -> None:
+        """The role of this term has begun: do its duties, and let name servers know as soon as they can be
+        reached."""
+        assert self.store is not None
+        assert self._parts is not None
+        self.is_in_office = True
+        self._scope.start("take_office", self._take_office(self.store, self._parts))
+
+    def set_master(self, address: str | None) -> None:
+        """On a slave: whose tables are copied."""
+        assert self._elected is not None
+        assert self._parts is not None
+        self._elected.set_master(address)
+        self._parts.pulls.set_has_master(address is not None)
+
+    async def rest(self, *, is_resting: bool) -> None:
+        """A fenced master does no duties; it takes them up again where it left them."""
+        if self._duties is None:
+            return
+        if is_resting:
+            await self._duties.stop()
+        else:
+            self._duties.start()
 
     async def _wait_for_tail(
         self, store: MessageStore, parts: Parts, replica: ReplicaRole, reopen: Callable[[], None]
@@ -205,7 +279,7 @@ class Broker:
         await replica.wait_for_tail()
         self._tables.begin_life(store)
         reopen()
-        await self._take_office(store, parts, replica)
+        await self._take_office(store, parts)
 
     async def _refuse_second_master(self) -> None:
         """Two masters of one name would each take half of what is sent.
@@ -264,10 +338,12 @@ class Broker:
         assert self._parts is not None
         return self._parts.items
 
-    async def stop(self) -> None:
-        """Everything accepted is stored, all tables are saved, nothing is left running."""
+    async def stop(self, *, leaves: bool = True) -> None:
+        """Everything accepted is stored, all tables are saved, nothing is left running. An elected broker
+        that goes on in another role does not leave the routes, and waits for no client.
+        """
         await self._waiting.close()
-        if self._registration is not None:
+        if self._registration is not None and leaves:
             await self._registration.stop()
         if self._parts is not None:
             self._parts.long_polls.close()
@@ -275,21 +351,28 @@ class Broker:
         if self._metrics is not None:
             await self._metrics.stop()
         for server in reversed(self._servers):
+            for channel in () if leaves else server.channels:
+                channel.abort("the broker takes another role")
             await server.stop()
         self._servers.clear()
         if self._duties is not None:
             await self._duties.stop()
         if self._replica is not None:
             await self._replica.stop()
+        if self._elected is not None:
+            await self._elected.stop()
         self._access.close()
         await self._tables.saver.close()
         await self._scope.close()
-        await self._client.close()
-        if self.store is not None:
-            await self.store.close()
-            if self._duties is not None:
-                self._duties.settle()
-                await self._tables.saver.close()
+        if self._term is None:
+            await self._client.close()
+            if self.store is not None:
+                await self.store.close()
+        if self.store is not None and self._duties is not None:
+            if self._term is not None:
+                await self.store.sync()
+            self._duties.settle()
+            await self._tables.saver.close()
         log.info(events.BROKER_STOPPED, extra={"broker": self.options.broker_name})
 
     def _make_duties(self, store: MessageStore, parts: Parts) -> MasterDuties:
@@ -299,6 +382,20 @@ class Broker:
             tables=self._tables,
             parts=parts,
             clock=self._clock,
+            on_fatal=self._on_fatal,
+        )
+
+    def _make_elected(self, store: MessageStore) -> ElectedReplica:
+        return ElectedReplica(
+            store=store,
+            tables=self._tables.replicated,
+            options=self._replication_options,
+            client=self._client,
+            disk=self._disk,
+            clock=self._clock,
+            chance=self._chance,
+            is_slave=self.options.is_slave,
+            own_address=self._advertised_address,
             on_fatal=self._on_fatal,
         )
 
@@ -332,6 +429,7 @@ class Broker:
             first_end=store.max_log_offset,
             own_addresses=lambda: (self._advertised_address(), self._advertised_ha_address()),
             ask_soon=ask_soon,
+            master_epoch=None if self._term is None else self._term.epoch,
         )
 
     async def _listen(self, routes: dict[int, Handler], port: int) -> Address:
@@ -354,7 +452,7 @@ class Broker:
         self._servers.append(server)
         return address
 
-    async def _serve_metrics(self, store: MessageStore, parts: Parts, replica: ReplicaRole) -> Address:
+    async def _serve_metrics(self, store: MessageStore, parts: Parts) -> Address:
         # Imported only where it is used: the library costs a broker 30 ms and 4 MiB.
         from tandemmq.broker.metrics import MetricsEndpoint, MetricSources
 
@@ -368,7 +466,7 @@ class Broker:
             consumers=parts.consumers,
             refusals=parts.refusals,
             listeners=dict(zip(("main", "fast"), self._servers, strict=False)),
-            replica=replica,
+            replica=self._replica,
             disk=self._disk,
             clock=self._clock,
         )
@@ -389,12 +487,17 @@ class Broker:
         self._scope.start("drop_silent_clients", self._drop_silent_clients(parts))
         self._scope.start("sample_stats", self._sample_stats(parts))
 
-    async def _register(self, parts: Parts, replica: ReplicaRole) -> None:
-        def on_answer(registered: Registered) -> None:
-            replica.on_registered(registered.master_address, registered.master_ha_address)
-            parts.pulls.set_has_master(replica.is_master_known)
+    async def _register(self, parts: Parts) -> None:
+        replica = self._replica
 
-        parts.pulls.set_has_master(replica.is_master_known)
+        def on_answer(registered: Registered) -> None:
+            # Who is the master of an elected group is known from the controllers, and sooner.
+            if replica is not None:
+                replica.on_registered(registered.master_address, registered.master_ha_address)
+                parts.pulls.set_has_master(replica.is_master_known)
+
+        if replica is not None:
+            parts.pulls.set_has_master(replica.is_master_known)
         self._registration = Registration(
             self.options,
             topics=self._tables.topics,
@@ -402,9 +505,10 @@ class Broker:
             clock=self._clock,
             scope=self._scope,
             on_answer=on_answer,
-            is_looking=lambda: replica.is_looking,
+            is_looking=lambda: replica is not None and replica.is_looking,
         )
-        replica.on_master_lost = self._registration.ask_soon
+        if replica is not None:
+            replica.on_master_lost = self._registration.ask_soon
         parts.topics.wait_told = self._registration.wait_told
         await self._registration.start(self._identity())
 
@@ -444,13 +548,6 @@ class Broker:
         host = self.options.ha_advertised_host or self.options.advertised_host
         return render_address((host, self.ha_address[1]))
 
-    def _ha_port(self) -> int:
-        """haListenPort when it is set, else listenPort + 1, else any (spec decisions 1)."""
-        options = self.options
-        if options.ha_listen_port or not options.listen_port:
-            return options.ha_listen_port
-        return options.listen_port + 1
-
     def _packed_host(self, port: int) -> bytes:
         try:
             return encode_host(self.options.advertised_host, port)
@@ -459,6 +556,13 @@ class Broker:
                 f"brokerIP1 {self.options.advertised_host!r}: must be a numeric address,"
                 " because message ids hold it"
             ) from None
+
+
+def ha_port_of(options: BrokerOptions) -> int:
+    """haListenPort when it is set, else listenPort + 1, else any (spec decisions 1)."""
+    if options.ha_listen_port or not options.listen_port:
+        return options.ha_listen_port
+    return options.listen_port + 1
 
 
 def _raise_fatal(error: BaseException) -> None:

@@ -123,6 +123,20 @@ class Tables:
         ):
             self._tell_lowered(file, count)
 
+    def begin_term(self, epoch: int) -> None:
+        """An elected master takes over the tables: in its term each is newer than in any before, and name
+        servers know by it who is master.
+        """
+        now_ms = self._clock.now_ms()
+        for file, table in (
+            (self.topic_file, self.topics),
+            (self.group_file, self.groups),
+            (self._offset_file, self.offsets),
+            (self._delay_file, self.delay_offsets),
+        ):
+            table.data_version = table.data_version.of_term(epoch, now_ms)
+            self.saver.mark(file)
+
     def _tell_lowered(self, file: TableFile, count: int) -> None:
         if count:
             log.warning(events.PROGRESS_CLAMPED, extra={"file": file.path.name, "count": count})

@@ -221,8 +221,11 @@ _NAME_SERVER = _entries(
 ) + _entries(Role.NAME_SERVER, (Code.BROKER_HEARTBEAT, route.BrokerHeartbeatRequest, None), is_oneway=True)
 
 _NOTICES = _entries(
-    Role.BROKER, (Code.NOTIFY_MIN_BROKER_ID_CHANGE, route.MinBrokerIdChange, None), is_oneway=True
-)
+    Role.BROKER,
+    (Code.NOTIFY_MIN_BROKER_ID_CHANGE, route.MinBrokerIdChange, None),
+    (Code.NOTIFY_BROKER_ROLE_CHANGED, controller.MasterResponse, None),
+    is_oneway=True,
+) + _entries(Role.BROKER, (Code.GET_BROKER_EPOCH_CACHE, None, None))
 
 _CONTROLLERS = _entries(
     Role.CONTROLLER,
@@ -287,16 +290,16 @@ CATALOGUE: dict[int, Entry] = {
 RELAYED = frozenset((Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY))
 """Questions to a client that tools send to a broker, which passes them on (spec remoting 9.11)."""
 
-UNSUPPORTED: dict[int, str] = {
-    Code.NOTIFY_BROKER_ROLE_CHANGED: "controller: our controllers send it, our brokers are not elected",
-}
+ELECTED = frozenset((Code.NOTIFY_BROKER_ROLE_CHANGED, Code.GET_BROKER_EPOCH_CACHE))
+"""What only brokers serve whose role is decided by controllers (enableControllerMode)."""
+
+UNSUPPORTED: dict[int, str] = {}
 """Codes answered REQUEST_CODE_NOT_SUPPORTED, and why."""
 
 _FILTERS = "class filters: code of clients is not run in brokers; SQL92 filters are served"
 _STATIC = "static topics: the queues of a topic belong to its brokers"
 _ROCKSDB = "RocksDB: queues and tables are files, in RocketMQ's default format"
 _CONTAINER = "broker container: each broker is a process of its own"
-_CONTROLLER = "controller: our brokers are not elected by one"
 _JRAFT = "controller: entries in the log of RocketMQ's jRaft kind"
 _UNUSED = "a name only: nothing in RocketMQ 4.9 or 5.3 sends or serves it"
 
@@ -319,7 +322,6 @@ NOT_OURS: dict[int, tuple[str, str]] = {
     513: ("UPDATE_AND_CREATE_STATIC_TOPIC", _STATIC),
     902: ("ADD_BROKER", _CONTAINER),
     903: ("REMOVE_BROKER", _CONTAINER),
-    1007: ("GET_BROKER_EPOCH_CACHE", _CONTROLLER),
     1014: ("BROKER_CLOSE_CHANNEL_REQUEST", _JRAFT),
     1015: ("CHECK_NOT_ACTIVE_BROKER_REQUEST", _JRAFT),
     1016: ("GET_BROKER_LIVE_INFO_REQUEST", _JRAFT),

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from tandemmq.protocol.catalogue import CATALOGUE, NOT_OURS, RELAYED, UNSUPPORTED, Entry, Role
+from tandemmq.protocol.catalogue import CATALOGUE, ELECTED, NOT_OURS, RELAYED, UNSUPPORTED, Entry, Role
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.header_codec import Header
 
@@ -568,6 +568,8 @@ def _notes(entry: Entry) -> str:
         notes.append("oneway")
     if entry.code in RELAYED:
         notes.append("tools ask the broker, which passes it on")
+    if entry.code in ELECTED:
+        notes.append("in controller mode only")
     if entry.name.startswith("TANDEM_"):
         notes.append("only between two of ours")
     return ", ".join(notes)

@@ -79,6 +79,10 @@ class Dispatcher:
         """`listener` is called after each batch with the touched queues and their new max offsets."""
         self._listeners = (*self._listeners, listener)
 
+    def forget_listeners(self) -> None:
+        """Nobody follows any more."""
+        self._listeners = ()
+
     def expect(self, units: list[Unit], end: int) -> None:
         """Records up to `end` that this process wrote; they are dispatched once confirmed."""
         self._pending.append((end, units))

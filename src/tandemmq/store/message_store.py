@@ -426,6 +426,19 @@ class MessageStore:
         if role is BrokerRole.SYNC_MASTER and waits_for_nobody:
             log.warning(events.SYNC_MASTER_ALONE, extra={"in_sync_replicas": options.in_sync_replicas})
 
+    def begin_role(self, role: BrokerRole) -> None:
+        """`set_role` for a broker that is composed anew over the open store: who followed the store for the
+        old one is forgotten, and the options tell the new role.
+
+        Raises:  as `set_role`; nothing is changed then.
+        """
+        if role is not self.role:
+            self.set_role(role)
+        object.__setattr__(self.options, "role", role)
+        self._dispatcher.forget_listeners()
+        self._queues.on_deleted = lambda _topic: None
+        self.on_damaged = lambda: None
+
     def accept_log(self) -> None:
         """The log is served as it is now: the store takes the role that it was opened for.
 

@@ -31,8 +31,10 @@ class HaHandlers:
         first_end: int,
         own_addresses: Callable[[], tuple[str, str]],
         ask_soon: Callable[[], None],
+        master_epoch: int | None = None,
     ) -> None:
-        """`first_end`: where the log ended when the broker started."""
+        """`first_end`: where the log ended when the broker started. `master_epoch`: of an elected broker."""
+        self._fields = None if master_epoch is None else {"tmEpoch": str(master_epoch)}
         self._is_slave = is_slave
         self._first_end = first_end
         self._own_addresses = own_addresses
@@ -63,7 +65,7 @@ class HaHandlers:
         response = ExchangeHaInfoResponse(
             master_address=address, master_ha_address=ha_address, master_flushed_offset=self._first_end
         )
-        return command.reply(header=response)
+        return command.reply(header=response, fields=self._fields)
 
     def handle_reset(self, channel: Channel, command: Command) -> Command:
         """RESET_MASTER_FLUSH_OFFSET (908): nothing to reset. RocketMQ's slaves remember an offset to which

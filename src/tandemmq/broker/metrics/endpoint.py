@@ -62,7 +62,8 @@ class MetricsEndpoint:
         )
         yield from read_store(store, sources.disk)
         yield from read_traffic(sources)
-        yield from read_replication(sources.replica, store, sources.clock)
+        if sources.replica is not None:
+            yield from read_replication(sources.replica, store, sources.clock)
 
     def _serve_metrics(self) -> HttpAnswer:
         now = self._sources.clock.monotonic()

@@ -31,6 +31,6 @@ class MetricSources:
     consumers: ConsumerTable
     refusals: Refusals
     listeners: Mapping[str, RemotingServer]
-    replica: ReplicaRole
+    replica: ReplicaRole | None
     disk: Disk
     clock: Clock

@@ -78,11 +78,14 @@ class ConfigSync:
         followed: Callable[[], str | None],
         queue_end: Callable[[str, int], int],
         take_deletions: TakeDeletions | None = None,
+        keeps_newer: bool = False,
     ) -> None:
         """`followed`: the life of the master whose log is copied now, "" when it cannot tell one, None while
         none is copied. `queue_end`: where the own copy of a queue ends. `take_deletions`: drops the queues of
-        topics that the master has deleted; which of them are news.
+        topics that the master has deleted; which of them are news. `keeps_newer`: no table is taken over from
+        an earlier term of an elected master than what is held.
         """
+        self._keeps_newer = keeps_newer
         self._tables = tables
         self._client = client
         self._clock = clock
@@ -154,7 +157,7 @@ class ConfigSync:
             else:
                 self._note_success(name, master)
         told = await self._ask_again(master, life)
-        if told is None:
+        if told is None or (self._keeps_newer and master != self._master):
             return False
         for take_over in fetched:
             take_over(told)
@@ -207,7 +210,7 @@ class ConfigSync:
             self._can_skip_topics = fetched.can_skip
             self._deleted = {} if told.is_empty else fetched.deleted
             kept = _to_keep(table.snapshot().topics, fetched, told)
-            if kept is not None:
+            if kept is not None and not self._is_older(kept[1], table.data_version):
                 table.replace_all(*kept)
 
         return take_over
@@ -222,7 +225,7 @@ class ConfigSync:
         def take_over(told: _Told) -> None:
             self._can_skip_groups = fetched.can_skip
             kept = _to_keep(table.snapshot().groups, fetched, told)
-            if kept is not None:
+            if kept is not None and not self._is_older(kept[1], table.data_version):
                 table.replace_all(*kept)
             if not told.is_empty:
                 table.note_deleted(fetched.deleted)
@@ -236,6 +239,8 @@ class ConfigSync:
 
         def take_over(_told: _Told) -> None:
             held = table.snapshot()
+            if fetched.data_version is not None and self._is_older(fetched.data_version, held.data_version):
+                return
             changed = {}
             for key, queues in fetched.offsets.items():
                 old = held.offsets.get(key, {})
@@ -260,6 +265,8 @@ class ConfigSync:
 
         def take_over(_told: _Told) -> None:
             held = table.snapshot()
+            if self._is_older(fetched.data_version, held.data_version):
+                return
             offsets = {
                 level: self._not_ahead(SCHEDULE_TOPIC, level - 1, told, held.offsets.get(level, 0))
                 for level, told in fetched.offsets.items()
@@ -295,6 +302,10 @@ class ConfigSync:
                 progress.replace(replace(check, read_offset=read_offset), self._clock.now_ms())
 
         return take_over
+
+    def _is_older(self, told: DataVersion, held: DataVersion | None) -> bool:
+        """Whether it is the table of a master that was replaced since: ours is of its successor."""
+        return self._keeps_newer and held is not None and told.state_version < held.state_version
 
     def _not_ahead(self, topic: str, queue_id: int, told: int, held: int) -> int:
         """The master's offset, or the end of the own copy of the queue while that is below it: promoted as it

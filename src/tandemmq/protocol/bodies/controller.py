@@ -33,6 +33,24 @@ class Election(Body, frozen=True, kw_only=True):
     ids: tuple[int, ...] = field(name="syncStateSet")
 
 
+class EpochRange(Body, frozen=True, kw_only=True):
+    """One term and its bytes; the last one has no end yet, which is 2**63 - 1."""
+
+    end: int = field(name="endOffset")
+    epoch: int
+    start: int = field(name="startOffset")
+
+
+class BrokerEpochs(Body, frozen=True, kw_only=True):
+    """Answer to GET_BROKER_EPOCH_CACHE; `broker_id` is the role's: 0 of a master."""
+
+    broker_id: int = field(name="brokerId")
+    broker_name: str = field(name="brokerName")
+    cluster: str = field(name="clusterName")
+    epochs: list[EpochRange] = field(name="epochList")
+    max_log_offset: int = field(name="maxOffset")
+
+
 class ReplicaIdentity(Body, frozen=True, kw_only=True):
     """One broker of a group."""
 
@@ -84,6 +102,10 @@ def encode_sync_state_set(value: SyncStateSet) -> bytes:
 def decode_sync_state_set(data: Buffer) -> SyncStateSet:
     """Raises RemoteProtocolError."""
     return decode_body(data, SyncStateSet)
+
+
+def encode_broker_epochs(value: BrokerEpochs) -> bytes:
+    return encode_body(value)
 
 
 def encode_election(value: Election) -> bytes:

@@ -19,6 +19,10 @@ class DataVersion(Body, frozen=True, kw_only=True):
         """The version after one more change."""
         return DataVersion(counter=self.counter + 1, state_version=self.state_version, timestamp_ms=now_ms)
 
+    def of_term(self, epoch: int, now_ms: int) -> DataVersion:
+        """The first version of an elected master's term."""
+        return DataVersion(counter=self.counter + 1, state_version=epoch, timestamp_ms=now_ms)
+
     @property
     def order(self) -> tuple[int, int, int]:
         """Sorts older before newer."""

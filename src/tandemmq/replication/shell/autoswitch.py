@@ -52,6 +52,11 @@ class AutoSwitch(Protocol):
     def set_refused(self, set_epoch: int) -> None:
         """The proposal against `set_epoch` was refused for certain; a time-out is no refusal."""
 
+    def reports_since(self, time_s: float) -> bool:
+        """Whether every other member of the set (of the union while a proposal is open) has reported over its
+        connection of this term since then, by the monotonic clock. True when there is no other member.
+        """
+
     @property
     def epochs(self) -> EpochList:
         """For elections, and for GET_BROKER_EPOCH_CACHE."""

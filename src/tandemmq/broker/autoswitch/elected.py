@@ -1,0 +1,534 @@
+"""ElectedBroker: a broker whose role the controllers decide, for as long as its process lives.
+
+Owns:       the store, the id, the copy of the log, the talk with the controllers; and one `Broker` at a time,
+            composed for the role of the present term.
+Invariants: a term is taken only if its masterEpoch is above the one that is known, so that late, repeated and
+            reordered news do no harm; news from the network only make the broker ask the controllers.
+            A master writes only while it has a lease, or while all other members of its set report to it;
+            both are of the present term, and judged at each request.
+Strategy:   before its first role a broker is a slave without a master. A change of the role stops the one
+            composition and starts the other over the same open store; ports, log and heartbeats stay.
+Bounds:     one change of the role at a time; one open proposal for the set.
+Source:     spec controller 3, 10.5, 10.6, 10.8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from tandemmq.api.controller import HeartbeatAnswer, MasterFacts, read_master_notice
+from tandemmq.api.replica import find_master_place
+from tandemmq.broker.access.options import OPEN, AccessOptions
+from tandemmq.broker.autoswitch.controllers import Controllers, Heartbeats, Lease
+from tandemmq.broker.autoswitch.identity import IDENTITY_FILE, IdentityFiles, obtain_id
+from tandemmq.broker.autoswitch.options import ElectionOptions
+from tandemmq.broker.autoswitch.term import Term
+from tandemmq.broker.broker import Broker, ha_port_of
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.errors import ClientError, ConfigError, NotLeader, RequestRejected, StaleTerm, TandemError
+from tandemmq.protocol.bodies.controller import BrokerEpochs, EpochRange, encode_broker_epochs
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
+from tandemmq.remoting.address import render_address
+from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.dispatch import Handler
+from tandemmq.remoting.tls_door import make_client_tls
+from tandemmq.remoting.tls_options import PLAIN, TlsOptions
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.shell.autoswitch import AutoSwitch
+from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.store.message_store import MessageStore
+from tandemmq.store.options import BrokerRole, StoreOptions
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 1.0
+FIND_MASTER_PAUSE_S: Final = 0.1
+FIND_MASTER_TIMEOUT_S: Final = 0.5
+GATE_PERIOD_S: Final = 0.1
+"""How late duties may notice that their master is fenced; requests notice it at once."""
+REPORTS_WITHIN_S: Final = 1.2
+"""As long as a lease: reports of all others that are younger stand for one."""
+PROPOSAL_PAUSE_S: Final = 0.2
+OPEN_END: Final = 2**63 - 1
+
+MakeReplication = Callable[[MessageStore, int], AutoSwitch]
+"""The copy of the log of the broker with this id."""
+
+_NO_MASTER_YET: Final = frozenset(
+    (ResponseCode.CONTROLLER_ELECT_MASTER_FAILED, ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE)
+)
+_UNKNOWN_HERE: Final = frozenset(
+    (
+        ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
+        ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
+    )
+)
+_SET_REFUSED: Final = frozenset(
+    (
+        ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
+        ResponseCode.CONTROLLER_INVALID_MASTER,
+        ResponseCode.CONTROLLER_INVALID_REPLICAS,
+        ResponseCode.CONTROLLER_BROKER_NOT_ALIVE,
+        ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
+    )
+)
+"""Codes by which a proposal for the set has certainly come to nothing."""
+
+
+class ElectedBroker:
+    """One broker of an elected group. `on_fatal` as in `Broker`."""
+
+    ha_address: Address
+    broker_id: int
+    """The id that the controllers gave; known once `start` has returned."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        store_options: StoreOptions,
+        replication_options: ReplicationOptions,
+        election: ElectionOptions,
+        *,
+        make_replication: MakeReplication,
+        network: Network,
+        disk: Disk,
+        clock: Clock,
+        chance: Random,
+        on_fatal: Callable[[BaseException], None],
+        access: AccessOptions = OPEN,
+        tls: TlsOptions = PLAIN,
+    ) -> None:
+        if not options.listen_port:
+            raise ConfigError("listenPort must be given in controller mode: the controllers keep it")
+        self._options = options
+        self._store_options = replace(store_options, role=BrokerRole.SLAVE, transient_pool_enable=False)
+        self._replication_options = replication_options
+        self._election = election
+        self._make_replication = make_replication
+        self._network = network
+        self._disk = disk
+        self._clock = clock
+        self._chance = chance
+        self._on_fatal = on_fatal
+        self._access = access
+        self._tls = tls
+        credentials = access.inner_credentials
+        self._client = RemotingClient(
+            network=network,
+            clock=clock,
+            signer=None if credentials is None else credentials.sign,
+            tls=make_client_tls(tls.dialling),
+        )
+        self._scope = TaskScope("elected", lambda _name, error: on_fatal(error))
+        own = (options.advertised_host, options.listen_port)
+        self._controllers = Controllers(
+            election,
+            cluster=options.cluster_name,
+            name=options.broker_name,
+            address=render_address(own),
+            client=self._client,
+            clock=clock,
+        )
+        self._heartbeats = Heartbeats(
+            election,
+            make=self._make_heartbeat,
+            on_answer=self._on_heartbeat_answer,
+            client=self._client,
+            clock=clock,
+            scope=self._scope,
+        )
+        self._lease = Lease()
+        self.store: MessageStore | None = None
+        self._replication: AutoSwitch | None = None
+        self._broker: Broker | None = None
+        self._wanted: MasterFacts | None = None
+        self._epoch = 0  # of the term that is taken, or being taken
+        self._is_master = False  # in office: the composition is a master's, and its term has begun
+        self._is_known = False  # the controllers know that this process has started
+        self._is_rested = False
+        self._look_due = asyncio.Event()
+        self._term_due = asyncio.Event()
+        self._following: asyncio.Task[None] | None = None
+        self._proposing: asyncio.Task[None] | None = None
+        self._told: set[str] = set()
+
+    # Start and stop.
+
+    @property
+    def address(self) -> Address:
+        return self._options.listen_host, self._options.listen_port
+
+    @property
+    def broker(self) -> Broker:
+        """The composition of the present term. Only after `start`; it is another one after each change."""
+        assert self._broker is not None
+        return self._broker
+
+    @property
+    def is_master(self) -> bool:
+        return self._is_master
+
+    @property
+    def replication(self) -> AutoSwitch:
+        assert self._replication is not None
+        return self._replication
+
+    async def start(self) -> None:
+        """Returns when requests are served, as a slave without a master. A broker without an id waits for
+        the controllers first.
+
+        Raises:  ConfigError or OSError for what a user can put right; StoreError. Call `stop` then, too.
+        """
+        options, root = self._options, self._store_options.root
+        files = IdentityFiles(
+            self._election.identity_path or root / IDENTITY_FILE,
+            cluster=options.cluster_name,
+            name=options.broker_name,
+            disk=self._disk,
+        )
+        files.load_id()  # what stands in the way is told before a long recovery
+        self.store = await MessageStore.open(
+            self._store_options, disk=self._disk, clock=self._clock, on_fatal=self._on_fatal
+        )
+        self.broker_id = await self._obtain_id(files)
+        replication = self._replication = self._make_replication(self.store, self.broker_id)
+        replication.on_propose = self._on_propose
+        self.ha_address = await replication.start(options.listen_host, ha_port_of(options))
+        await self._compose(is_master=False, epoch=0)
+        self._scope.start("steer", self._steer())
+        self._scope.start("look", self._look_for_ever())
+        self._scope.start("watch_gate", self._watch_gate())
+
+    async def stop(self) -> None:
+        self._is_master = False
+        await self._scope.close()
+        if self._broker is not None:
+            await self._broker.stop()
+        if self._replication is not None:
+            await self._replication.stop()
+        await self._client.close()
+        if self.store is not None:
+            await self.store.close()
+
+    async def _obtain_id(self, files: IdentityFiles) -> int:
+        while True:
+            try:
+                address = render_address((self._options.advertised_host, self._options.listen_port))
+                return await obtain_id(files, self._controllers, address=address, clock=self._clock)
+            except (ClientError, RequestRejected) as error:
+                self._note_refusal("id", error)
+                await self._clock.sleep(RETRY_S)
+
+    async def _compose(self, *, is_master: bool, epoch: int) -> None:
+        """The broker of this role, over the store, which has the role already."""
+        assert self.store is not None
+        before = self._options if self._broker is None else self._broker.options
+        role = BrokerRole.SYNC_MASTER if is_master else BrokerRole.SLAVE
+        broker = self._broker = Broker(
+            replace(before, broker_id=0 if is_master else self.broker_id),
+            replace(self._store_options, role=role),
+            self._replication_options,
+            network=self._network,
+            disk=self._disk,
+            clock=self._clock,
+            chance=self._chance,
+            on_fatal=self._on_fatal,
+            access=self._access,
+            tls=self._tls,
+            term=Term(
+                epoch=epoch,
+                store=self.store,
+                client=self._client,
+                ha_address=self.ha_address,
+                may_write=self.may_write,
+                routes=self._routes(),
+            ),
+        )
+        await broker.start()
+
+    def _routes(self) -> dict[int, Handler]:
+        return {
+            RequestCode.GET_BROKER_EPOCH_CACHE: self.handle_epochs,
+            RequestCode.NOTIFY_BROKER_ROLE_CHANGED: self.handle_notice,
+        }
+
+    # Who may write.
+
+    def may_write(self) -> bool:
+        """Whether a master may serve what changes its log or its tables, at this moment."""
+        if not self._is_master:
+            return False
+        if not self._lease.is_needed:
+            return True
+        now_s = self._clock.monotonic()
+        return self._lease.is_valid(now_s) or self.replication.reports_since(now_s - REPORTS_WITHIN_S)
+
+    async def _watch_gate(self) -> None:
+        """A fenced master rests from its duties."""
+        while True:
+            await self._clock.sleep(GATE_PERIOD_S)
+            if not self._is_master or self._is_rested != self.may_write():
+                continue
+            self._is_rested = not self._is_rested
+            event = events.BROKER_FENCED if self._is_rested else events.BROKER_REINSTATED
+            log.warning(event, extra={"broker": self._options.broker_name, "master_epoch": self._epoch})
+            await self.broker.rest(is_resting=self._is_rested)
+
+    # What the controllers say.
+
+    def _make_heartbeat(self) -> BrokerHeartbeatRequest:
+        assert self.store is not None
+        options, replication = self._options, self.replication
+        return BrokerHeartbeatRequest(
+            cluster_name=options.cluster_name,
+            broker_address=render_address((options.advertised_host, options.listen_port)),
+            broker_name=options.broker_name,
+            broker_id=self.broker_id,
+            epoch=replication.epochs.last_epoch,
+            max_log_offset=self.store.max_log_offset,
+            confirmed_offset=replication.confirm_offset,
+            heartbeat_timeout_ms=self._election.silence_ms_max,
+            election_priority=self._election.priority,
+        )
+
+    def _on_heartbeat_answer(self, answer: HeartbeatAnswer, sent_s: float) -> None:
+        if answer.master_epoch is None:
+            return
+        self._lease.is_needed = True
+        if answer.master_epoch > self._epoch or (self._wanted is None and not answer.master_id):
+            self._look_due.set()
+        elif (answer.master_epoch, answer.master_id) == (self._epoch, self.broker_id) and answer.lease_ms:
+            self._lease.extend(sent_s, answer.lease_ms)
+
+    def handle_notice(self, _channel: Channel, command: Command) -> Command | None:
+        """NOTIFY_BROKER_ROLE_CHANGED (1008): anybody could send it, so the controllers are asked."""
+        if read_master_notice(command).master_epoch > self._epoch:
+            self._look_due.set()
+        return None if command.is_oneway else command.reply()
+
+    async def _look_for_ever(self) -> None:
+        """Make this process known to the controllers, then ask for the master, again and again."""
+        has_begun = False
+        while True:
+            self._look_due.clear()
+            try:
+                if not self._is_known:
+                    await self._register()
+                if not has_begun:
+                    self._heartbeats.start()
+                    has_begun = True
+                elif self._is_known:
+                    await self._look()
+            except TandemError as error:
+                if not isinstance(error, (ClientError, RequestRejected)):
+                    raise
+                self._note_refusal("master", error)
+                if isinstance(error, RequestRejected) and error.code in _UNKNOWN_HERE:
+                    self._is_known = False
+            else:
+                self._told.clear()
+            timer = self._clock.call_later(self._election.poll_ms / 1000, self._look_due.set)
+            try:
+                await self._look_due.wait()
+            finally:
+                timer.cancel()
+
+    async def _register(self) -> None:
+        """Raises ClientError, RequestRejected."""
+        try:
+            facts = await self._controllers.register(self.broker_id)
+        except RequestRejected as error:
+            if error.code not in _UNKNOWN_HERE or not self._election.reapplies_id:
+                raise
+            address = render_address((self._options.advertised_host, self._options.listen_port))
+            await self._controllers.apply_id(self.broker_id, f"{address};{self._clock.now_ms()}")
+            facts = await self._controllers.register(self.broker_id)
+        self._is_known = True
+        self._note_master(facts)
+
+    async def _look(self) -> None:
+        """Raises ClientError, RequestRejected."""
+        facts = await self._controllers.read_master()
+        if facts.master_id is None:
+            try:
+                facts = await self._controllers.elect(self.broker_id)
+            except RequestRejected as error:
+                if error.code not in _NO_MASTER_YET:
+                    raise
+                return
+        self._note_master(facts)
+
+    def _note_master(self, facts: MasterFacts) -> None:
+        if facts.master_id is None:
+            return
+        wanted = self._wanted
+        if wanted is None or facts.master_epoch > wanted.master_epoch:
+            self._wanted = facts
+            self._term_due.set()
+        elif facts.master_epoch == self._epoch and self._is_master and facts.sync_set:
+            self.replication.set_committed(frozenset(facts.sync_set), facts.set_epoch)
+
+    def _note_refusal(self, what: str, error: TandemError) -> None:
+        """One line per reason, until something succeeds."""
+        reason = f"{what}: {error}"
+        if reason in self._told:
+            return
+        if len(self._told) > 16:
+            self._told.clear()
+        self._told.add(reason)
+        log.warning(events.CONTROLLER_REFUSED, extra={"reason": reason})
+
+    # Terms.
+
+    async def _steer(self) -> None:
+        """Never returns: takes one term after the other."""
+        while True:
+            await self._term_due.wait()
+            self._term_due.clear()
+            facts = self._wanted
+            assert facts is not None
+            if facts.master_epoch > self._epoch:
+                await self._take(facts)
+
+    async def _take(self, facts: MasterFacts) -> None:
+        begun_s = self._clock.monotonic()
+        self._is_master = False  # nothing is accepted any more under the term that ends
+        self._epoch = facts.master_epoch
+        self._lease.end()
+        self._heartbeats.soon()  # a new master needs a lease, and everybody's end of the log is news
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
+        try:
+            if facts.master_id == self.broker_id:
+                await self._become_master(facts)
+            else:
+                await self._become_slave(facts)
+        except StaleTerm as error:
+            # The controllers lost what they knew, or this broker was elected for a term that it has had.
+            log.error(
+                events.BROKER_ROLE_REFUSED, extra={"master_epoch": facts.master_epoch, "reason": str(error)}
+            )
+            self._is_known = False
+            self._look_due.set()
+            return
+        log.warning(
+            events.BROKER_ROLE_CHANGED,
+            extra={
+                "broker": self._options.broker_name,
+                "broker_id": self.broker_id,
+                "role": "master" if self._is_master else "slave",
+                "master": facts.master_id,
+                "master_epoch": facts.master_epoch,
+                "sync_set": facts.sync_set,
+                "took_ms": round((self._clock.monotonic() - begun_s) * 1000),
+            },
+        )
+
+    async def _become_master(self, facts: MasterFacts) -> None:
+        """Raises StaleTerm: then it stays a slave, without a master."""
+        assert self.store is not None
+        if self.broker.options.is_slave:
+            self.broker.set_master(None)
+        await self.replication.begin_term(facts.master_epoch, frozenset(facts.sync_set), facts.set_epoch)
+        await self.broker.stop(leaves=False)
+        self.store.begin_role(BrokerRole.SYNC_MASTER)
+        await self._compose(is_master=True, epoch=facts.master_epoch)
+        self._is_rested = False
+        self._is_master = True
+        self.broker.take_office()
+
+    async def _become_slave(self, facts: MasterFacts) -> None:
+        assert self.store is not None
+        await self.replication.end_term()
+        if not self.broker.options.is_slave:
+            await self.broker.stop(leaves=False)
+            self.store.begin_role(BrokerRole.SLAVE)
+            await self._compose(is_master=False, epoch=facts.master_epoch)
+        if not self.broker.is_in_office:
+            self.broker.take_office()
+        self.broker.set_master(facts.master_address)
+        self._following = self._scope.start("follow", self._follow(facts))
+
+    async def _follow(self, facts: MasterFacts) -> None:
+        """Ask the master itself where it serves its log: a name server may know the one before it only."""
+        assert facts.master_id is not None
+        while True:
+            try:
+                place = await find_master_place(
+                    self._client, facts.master_address, timeout_s=FIND_MASTER_TIMEOUT_S
+                )
+            except (ClientError, RequestRejected):
+                pass  # it takes office still, or is gone again
+            else:
+                if place.ha_address and place.epoch in (None, facts.master_epoch):
+                    await self.replication.follow(place.ha_address, facts.master_epoch, facts.master_id)
+                    return
+            await self._clock.sleep(FIND_MASTER_PAUSE_S)
+
+    # The set.
+
+    def _on_propose(self, members: frozenset[int], set_epoch: int) -> None:
+        if self._proposing is not None:
+            self._proposing.cancel()
+        self._proposing = self._scope.start("propose", self._propose(self._epoch, members, set_epoch))
+
+    async def _propose(self, epoch: int, members: frozenset[int], set_epoch: int) -> None:
+        """Until it is certain what came of it. The same proposal again does no harm: the controllers compare
+        the epoch of the set that it replaces."""
+        while self._is_master and self._epoch == epoch:
+            try:
+                told = await self._controllers.alter_set(self.broker_id, epoch, members, set_epoch)
+            except RequestRejected as error:
+                if error.code == ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH:
+                    if await self._take_over_set(set_epoch):
+                        return
+                elif error.code in _SET_REFUSED:
+                    self._note_refusal("set", error)
+                    self.replication.set_refused(set_epoch)
+                    self._look_due.set()
+                    return
+            except ClientError as error:
+                self._note_refusal("set", error)
+            else:
+                if self._is_master and self._epoch == epoch:
+                    self.replication.set_committed(frozenset(told.ids), told.epoch)
+                return
+            await self._clock.sleep(PROPOSAL_PAUSE_S + self._chance.below(200) / 1000)
+
+    async def _take_over_set(self, set_epoch: int) -> bool:
+        """The set has moved: perhaps by this proposal, whose answer was lost. Whether it is known now."""
+        try:
+            facts = await self._controllers.read_master()
+        except (ClientError, NotLeader, RequestRejected):
+            return False
+        self._note_master(facts)
+        return facts.master_epoch != self._epoch or facts.set_epoch > set_epoch
+
+    # What others ask.
+
+    def handle_epochs(self, _channel: Channel, command: Command) -> Command:
+        """GET_BROKER_EPOCH_CACHE (1007)."""
+        assert self.store is not None
+        entries = self.replication.epochs.entries
+        ends = [entry.start for entry in entries[1:]] + [OPEN_END]
+        body = BrokerEpochs(
+            broker_id=0 if self._is_master else self.broker_id,
+            broker_name=self._options.broker_name,
+            cluster=self._options.cluster_name,
+            epochs=[
+                EpochRange(end=end, epoch=entry.epoch, start=entry.start)
+                for entry, end in zip(entries, ends, strict=True)
+            ],
+            max_log_offset=self.store.max_log_offset,
+        )
+        return command.reply(body=encode_broker_epochs(body))

@@ -1,0 +1,127 @@
+"""What the broker of an elected group does for its group beside the copy of the log: tables, state, bytes.
+
+The log's copy outlives a change of the role; it is `replication.shell.autoswitch`. Here is what is composed
+anew with the role: the copy of the master's tables, and the answers to other replicas.
+Invariants: tables are taken only from the master of the newest term that is known, and never older ones than
+            those that are held.
+Source:     spec controller 3.6, 10.14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tandemmq.broker.replica.config_sync import ConfigSync
+from tandemmq.broker.replica.handlers import ReplicaHandlers
+from tandemmq.broker.replica.log_checksum import LogChecksums
+from tandemmq.broker.replica.log_heal import LogHeal
+from tandemmq.broker.replica.table_waits import TableWaits
+from tandemmq.broker.replica.table_watch import TableWatch
+from tandemmq.broker.replica.tables import ReplicaTables
+from tandemmq.protocol.bodies.ha import HaClient, HaStatus
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.dispatch import Handler
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.runtime.ports import Clock, Disk, Random
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.store.message_store import MessageStore
+
+FOLLOWED: Final = ""
+"""Whose tables are copied is decided by its address: it is set anew in each term."""
+
+
+class ElectedReplica:
+    """One term's part of a broker in its group."""
+
+    def __init__(
+        self,
+        *,
+        store: MessageStore,
+        tables: ReplicaTables,
+        options: ReplicationOptions,
+        client: RemotingClient,
+        disk: Disk,
+        clock: Clock,
+        chance: Random,
+        is_slave: bool,
+        own_address: Callable[[], str],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self._is_slave = is_slave
+        self._store = store
+        self._tables = tables
+        self._scope = TaskScope("replica", lambda _name, error: on_fatal(error))
+        life = f"{clock.now_ms():x}-{chance.token_bytes(8).hex()}"
+        self._checksums = LogChecksums(store, disk=disk, life=life)
+        self._config_sync = ConfigSync(
+            tables,
+            client=client,
+            clock=clock,
+            options=options,
+            own_address=own_address,
+            followed=lambda: FOLLOWED if self._config_sync.master is not None else None,
+            queue_end=store.queue_max,
+            take_deletions=store.take_deletions,
+            keeps_newer=True,
+        )
+        self._table_waits = TableWaits(tables, clock=clock)
+        self._table_watch = TableWatch(tables, self._config_sync, client=client, clock=clock)
+        self._handlers = ReplicaHandlers(tables, self._status, lambda: store.deleted_topics)
+        self._log_heal = LogHeal(store, client=client, clock=clock, sources=self._copies)
+        store.on_topic_deleted(self._forget_progress)
+        store.on_damaged = self._heal
+        self._is_healing = False
+
+    def routes(self) -> dict[int, Handler]:
+        return self._handlers.routes() | self._checksums.routes() | self._table_waits.routes()
+
+    def start(self) -> None:
+        if self._store.damaged_ranges:
+            self._heal()
+        if self._is_slave:
+            self._scope.start("config_sync", self._config_sync.run())
+            self._scope.start("table_watch", self._table_watch.run())
+
+    async def stop(self) -> None:
+        self._table_waits.close()
+        await self._scope.close()
+
+    def set_master(self, address: str | None) -> None:
+        """Whose tables are copied from now on; None: nobody's."""
+        self._config_sync.set_master(address)
+        if address is not None:
+            self._store.begin_copy()
+            self._config_sync.begin_copy()
+
+    @property
+    def master(self) -> str | None:
+        return self._config_sync.master
+
+    def _forget_progress(self, topic: str) -> None:
+        """What is known of the topic's offsets is of its former life."""
+        self._tables.consumer_offsets.drop_topic(topic)
+        self._config_sync.wake()
+
+    def _heal(self) -> None:
+        if not self._is_healing:
+            self._is_healing = True
+            self._scope.start("log_heal", self._heal_all())
+
+    async def _heal_all(self) -> None:
+        try:
+            await self._log_heal.run()
+        finally:
+            self._is_healing = False
+
+    async def _copies(self) -> list[str]:
+        return [] if self.master is None else [self.master]
+
+    def _status(self) -> HaStatus:
+        """In the words of GET_BROKER_HA_STATUS."""
+        end = self._store.max_log_offset
+        if not self._is_slave:
+            return HaStatus(is_master=True, max_log_offset=end, in_sync_count=0, connections=())
+        return HaStatus(
+            is_master=False, client=HaClient(master_address=self.master or "", max_log_offset=end)
+        )

@@ -1,0 +1,77 @@
+"""What the broker of an elected group is given for one term of its role, and what a fenced master refuses.
+
+A `Broker` has one role as long as it lives; when the controllers decide another one, it is stopped and a new
+one is composed over the same open store. What outlives it is in `Term`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tandemmq.errors import ServiceNotAvailable
+from tandemmq.protocol.codes import RequestCode as Code
+from tandemmq.protocol.command import Command
+from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.dispatch import Handler, Waiting
+from tandemmq.runtime.ports import Address
+from tandemmq.store.message_store import MessageStore
+
+WRITES: Final = frozenset(
+    (
+        Code.SEND_MESSAGE,
+        Code.SEND_MESSAGE_V2,
+        Code.SEND_BATCH_MESSAGE,
+        Code.SEND_REPLY_MESSAGE,
+        Code.SEND_REPLY_MESSAGE_V2,
+        Code.CONSUMER_SEND_MSG_BACK,
+        Code.RECALL_MESSAGE,
+        Code.END_TRANSACTION,
+        Code.RESUME_CHECK_HALF_MESSAGE,
+        Code.POP_MESSAGE,
+        Code.ACK_MESSAGE,
+        Code.BATCH_ACK_MESSAGE,
+        Code.CHANGE_MESSAGE_INVISIBLETIME,
+        Code.POP_ROLLBACK,
+        Code.LOCK_BATCH_MQ,
+        Code.UPDATE_AND_CREATE_TOPIC,
+        Code.UPDATE_AND_CREATE_TOPIC_LIST,
+        Code.DELETE_TOPIC_IN_BROKER,
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        Code.DELETE_SUBSCRIPTIONGROUP,
+    )
+)
+"""What two masters of one group must never both do. Pulls go on: they tell nothing that is not confirmed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """`epoch`: of the master; 0 before the first one is known. `may_write`: whether a master may serve
+    `WRITES` at this moment. `routes`: requests about the role itself."""
+
+    epoch: int
+    store: MessageStore
+    client: RemotingClient
+    ha_address: Address
+    may_write: Callable[[], bool]
+    routes: dict[int, Handler]
+
+
+def fenced_routes(routes: Mapping[int, Handler], may_write: Callable[[], bool]) -> dict[int, Handler]:
+    """The same codes; those of `WRITES` are refused while the master may not write."""
+
+    def fence(handler: Handler) -> Handler:
+        def fenced(channel: Channel, command: Command) -> Command | Waiting | None:
+            if not may_write():
+                raise ServiceNotAvailable(
+                    "this master is fenced: it has neither a lease of the controllers nor news of all in-sync"
+                    " slaves, another one may have been elected"
+                )
+            return handler(channel, command)
+
+        return fenced
+
+    return {code: fence(handler) if code in WRITES else handler for code, handler in routes.items()}
