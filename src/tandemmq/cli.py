@@ -353,6 +353,9 @@ def _local_address() -> str:
 
 
 _OTHERS: Final = {
+    "up": ("tandemmq.shell.up", "", "Start a whole cluster on this machine and keep it running."),
+    "status": ("tandemmq.shell.up", "", "Show what runs on this machine, and how far its slaves are."),
+    "down": ("tandemmq.shell.up", "", "Stop the cluster of this machine."),
     "demo": (
         "tandemmq.demo.command",
         "spark",

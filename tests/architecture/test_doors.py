@@ -18,6 +18,7 @@ FREE = (
     "bench",
     "spark",
     "launcher.py",
+    "shell",
     "cli.py",
     "__main__.py",
     "client/blocking.py",

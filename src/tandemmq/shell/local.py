@@ -1,0 +1,358 @@
+"""A cluster of this machine: its folder, its ports, what it says about itself, and its processes.
+
+The folder holds one directory per process (`server.properties`, the log, the store), `up.json` with what
+runs, and `up.lock`, which the supervisor holds while it lives.
+
+Invariants: a lock ends with its process, so a folder has at most one supervisor and a dead one is known at
+            once. Every server carries the folder in its environment, so servers whose supervisor was killed
+            are found again, and nobody else's process is ever taken for one of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tandemmq.errors import ConfigError, TandemError
+from tandemmq.launcher import write_properties
+from tandemmq.protocol.properties_file import parse_properties
+from tandemmq.units import MIB
+
+FOLDER_VARIABLE: Final = "TANDEMMQ_STORE"
+DEFAULT_FOLDER: Final = Path("~/.tandemmq")
+MARK: Final = "TANDEMMQ_UP"
+"""The variable of a server's environment that names its folder."""
+
+NAMESRV_PORT: Final = 9876
+BROKER_PORT: Final = 10911
+PORT_STEP: Final = 20
+"""Between the masters of two groups; a slave listens half as far behind its master."""
+PORTS_OF_BROKER: Final = (-2, 0, 1)
+"""The second listener, the first, and the one for replication."""
+GROUPS_MAX: Final = 26
+AUTO: Final = "auto"
+_AUTO_LOWEST, _AUTO_HIGHEST = 12_000, 30_000
+"""Below what systems give to outgoing connections: none of those takes a port between choice and use."""
+
+COMMIT_LOG_FILE_BYTES: Final = 128 * MIB
+STOP_SECONDS_MAX: Final = 20.0
+_PAUSE_S: Final = 0.05
+
+
+class NotRunning(TandemError):
+    """No cluster runs in the folder."""
+
+
+class AlreadyRunning(TandemError):
+    """Another supervisor holds the folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """One process: how it is started and where it will be found. `command` follows `tandemmq`."""
+
+    name: str
+    role: str
+    address: str
+    command: tuple[str, ...]
+    directory: Path
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory / "log"
+
+
+@dataclass(slots=True)
+class ServerState:
+    """One process as `up.json` has it. `note`: why it does not run now."""
+
+    name: str
+    role: str
+    address: str
+    log: str
+    pid: int = 0
+    state: str = "starting"
+    started_at: int = 0
+    restarts: int = 0
+    note: str = ""
+
+
+@dataclass(slots=True)
+class UpState:
+    """What a supervisor says about its cluster; `error`: why it gave up."""
+
+    pid: int
+    folder: str
+    namesrv: str
+    started_at: int
+    is_ready: bool = False
+    error: str = ""
+    servers: list[ServerState] = field(default_factory=list)
+
+
+# The plan
+
+
+def make_plan(
+    folder: Path,
+    *,
+    groups: int = 1,
+    is_minimal: bool = False,
+    port_base: str = "",
+    host: str = "127.0.0.1",
+    bind: str = "",
+    overrides: Sequence[str] = (),
+) -> list[ServerPlan]:
+    """The processes of a cluster, the name server first, then masters, then slaves.
+
+    `host` is the address that clients are told. `bind`: where the servers listen; by default there when it is
+    an address of the loopback, else on all interfaces.
+
+    Raises:  ConfigError for numbers and addresses that cannot be used, and for ports that are taken.
+    """
+    if not 1 <= groups <= GROUPS_MAX:
+        raise ConfigError(f"--processes {groups}: must be from 1 to {GROUPS_MAX}")
+    bind = bind or (host if host.startswith("127.") else "0.0.0.0")
+    names, brokers = _choose_ports(bind, groups, is_minimal=is_minimal, port_base=port_base)
+    namesrv = f"{host}:{names}"
+    directory = folder / "namesrv"
+    settings: dict[str, object] = {
+        "listenPort": names,
+        "bindAddress": bind,
+        "kvConfigPath": directory / "kvConfig.json",
+        "configStorePath": directory / "kept.properties",
+    }
+    plans = [_write_plan("name server", "name server", namesrv, "namesrv", directory, settings)]
+    slaves: list[ServerPlan] = []
+    for number in range(groups):
+        name = f"broker-{chr(ord('a') + number)}"
+        pair = brokers[number]
+        for broker_id, port in enumerate(pair):
+            role = "slave" if broker_id else "master"
+            directory = folder / (f"{name}-slave" if broker_id else name)
+            settings = {
+                "brokerClusterName": "DefaultCluster",
+                "brokerName": name,
+                "brokerId": broker_id,
+                "brokerRole": "SLAVE" if broker_id else "ASYNC_MASTER" if is_minimal else "SYNC_MASTER",
+                "namesrvAddr": namesrv,
+                "brokerIP1": host,
+                "bindAddress": bind,
+                "listenPort": port,
+                "haListenPort": port + 1,
+                "storePathRootDir": directory / "store",
+                "mappedFileSizeCommitLog": COMMIT_LOG_FILE_BYTES,
+                "flushDiskType": "ASYNC_FLUSH",
+                "totalReplicas": len(pair),
+                "inSyncReplicas": len(pair),
+                "slaveReadEnable": "true",
+                **_pairs(overrides),
+            }
+            plan = _write_plan(name, role, f"{host}:{port}", "broker", directory, settings)
+            (slaves if broker_id else plans).append(plan)
+    return plans + slaves
+
+
+def _write_plan(
+    name: str, role: str, address: str, command: str, directory: Path, settings: Mapping[str, object]
+) -> ServerPlan:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = write_properties(directory / "server.properties", settings)
+    return ServerPlan(name, role, address, (command, "-c", str(path)), directory)
+
+
+def _pairs(overrides: Sequence[str]) -> dict[str, str]:
+    text = "\n".join(overrides).encode()
+    return {key: setting.text for key, setting in parse_properties(text, "--set").items()}
+
+
+def _choose_ports(
+    bind: str, groups: int, *, is_minimal: bool, port_base: str
+) -> tuple[int, list[tuple[int, ...]]]:
+    """The name server's port, and per group those of its brokers."""
+
+    def ports_from(names: int, first: int) -> tuple[int, list[tuple[int, ...]]]:
+        masters = [first + PORT_STEP * number for number in range(groups)]
+        return names, [(master,) if is_minimal else (master, master + PORT_STEP // 2) for master in masters]
+
+    def first_taken(names: int, brokers: list[tuple[int, ...]]) -> int | None:
+        wanted = [port + distance for pair in brokers for port in pair for distance in PORTS_OF_BROKER]
+        return next((port for port in (names, *wanted) if not _is_free(bind, port)), None)
+
+    if port_base == AUTO:
+        for _ in range(100):
+            base = random.randrange(_AUTO_LOWEST, _AUTO_HIGHEST)
+            chosen = ports_from(base, base + 5)
+            if first_taken(*chosen) is None:
+                return chosen
+        raise ConfigError(f"no {groups * PORT_STEP} neighbouring ports are free at {bind}")
+    if not port_base:
+        chosen = ports_from(NAMESRV_PORT, BROKER_PORT)
+    elif port_base.isdecimal() and 0 < int(port_base) < 65536 - PORT_STEP * groups - 5:
+        chosen = ports_from(int(port_base), int(port_base) + 5)
+    else:
+        raise ConfigError(f"--port-base {port_base}: must be a port, with room above it, or {AUTO}")
+    taken = first_taken(*chosen)
+    if taken is not None:
+        raise ConfigError(
+            f"port {taken} at {bind} is taken by another program: end it, or choose other ports with"
+            f" --port-base 20000 or --port-base {AUTO}"
+        )
+    return chosen
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as one:
+        # As the servers do: a port whose last connections are only fading is free.
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((host, port))
+        except PermissionError:
+            return False
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise ConfigError(f"cannot listen at {host}: {error.strerror}") from None
+    return True
+
+
+# The folder
+
+
+def default_folder() -> Path:
+    """$TANDEMMQ_STORE, else ~/.tandemmq."""
+    return (Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)).expanduser().resolve()
+
+
+def write_state(state: UpState) -> None:
+    """`up.json` has this state, whole, for every reader from now on."""
+    path = Path(state.folder) / "up.json"
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
+    fresh.replace(path)
+
+
+def read_state(folder: Path) -> UpState | None:
+    """What the last supervisor of the folder said; None when there was none or it cannot be read."""
+    try:
+        found: dict[str, Any] = json.loads((folder / "up.json").read_text(encoding="utf-8"))
+        servers = [ServerState(**one) for one in found.pop("servers")]
+        return UpState(**found, servers=servers)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def running_state(folder: Path) -> UpState:
+    """What the supervisor that runs now says. Raises NotRunning."""
+    state = read_state(folder)
+    if state is None or supervisor_pid(folder) != state.pid:
+        raise NotRunning(f"no cluster runs in {folder}: start one with `tandemmq up`")
+    return state
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """The folder is ours while the block runs. Raises AlreadyRunning."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(f"a cluster runs in {folder} already") from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def supervisor_pid(folder: Path) -> int | None:
+    """The process that holds the folder now."""
+    try:
+        descriptor = os.open(folder / "up.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = os.pread(descriptor, 32, 0)
+            return int(text) if text.isdigit() else None
+        return None
+    finally:
+        os.close(descriptor)
+
+
+# Processes
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    """What a server of the folder is started with."""
+    return {**os.environ, MARK: str(folder)}
+
+
+def server_pids(folder: Path) -> list[int]:
+    """The servers of the folder that run, whoever started them."""
+    mark = f"{MARK}={folder}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue  # it has ended, or is another user's
+    return sorted(found)
+
+
+def end_servers(folder: Path, stop_seconds_max: float = STOP_SECONDS_MAX) -> int:
+    """Ends the servers of the folder, in order, then by force; how many there were."""
+    pids = server_pids(folder)
+    _signal(pids, signal.SIGTERM)
+    if not _until(lambda: not server_pids(folder), stop_seconds_max):
+        _signal(server_pids(folder), signal.SIGKILL)
+        _until(lambda: not server_pids(folder), stop_seconds_max)
+    return len(pids)
+
+
+def end_supervisor(folder: Path) -> bool:
+    """Ends the supervisor, which ends its servers; by force when it does not. False when there was none."""
+    pid = supervisor_pid(folder)
+    if pid is None:
+        return False
+    _signal([pid], signal.SIGTERM)
+    if not _until(lambda: supervisor_pid(folder) != pid, 2 * STOP_SECONDS_MAX):
+        _signal([pid], signal.SIGKILL)
+        _until(lambda: supervisor_pid(folder) != pid, STOP_SECONDS_MAX)
+    return True
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _until(is_met: Callable[[], bool], seconds_max: float) -> bool:
+    end = time.monotonic() + seconds_max
+    while not is_met():
+        if time.monotonic() > end:
+            return False
+        time.sleep(_PAUSE_S)
+    return True

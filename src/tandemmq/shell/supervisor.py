@@ -1,0 +1,221 @@
+"""Keeps the servers of a local cluster running: starts them, starts again what dies, stops them in order.
+
+Invariants: what `up.json` says is written at every change, before it is printed. A server that dies is
+            started again after a pause that doubles with each death, up to RESTART_PAUSE_S_MAX, and begins
+            anew once the server has run for STEADY_S. A server that was never ready ends the whole `up`: then
+            something is wrong that another try does not mend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from tandemmq.launcher import ProcessFailed
+from tandemmq.shell import local
+from tandemmq.shell.local import ServerPlan, ServerState, UpState
+
+RESTART_PAUSE_S_MIN: Final = 0.2
+RESTART_PAUSE_S_MAX: Final = 30.0
+STEADY_S: Final = 60.0
+STOP_S_MAX: Final = local.STOP_SECONDS_MAX
+LOG_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Of one server; at this size the log becomes `log.1`, which replaces the one before it."""
+LOG_LOOK_S: Final = 10.0
+
+Say = Callable[[str], None]
+
+
+class SupervisedServer:
+    """One process and its whole history under this supervisor."""
+
+    def __init__(self, plan: ServerPlan, folder: Path, note: Callable[[], None], say: Say) -> None:
+        self.plan = plan
+        self.state = ServerState(plan.name, plan.role, plan.address, str(plan.log_path))
+        self.is_ready = asyncio.Event()
+        self._environment = local.environment_of(folder)
+        self._note = note
+        self._say = say
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = asyncio.Event()
+
+    @property
+    def label(self) -> str:
+        """How lines for people name it."""
+        return self.plan.name if self.plan.name == self.plan.role else f"{self.plan.name} {self.plan.role}"
+
+    async def run(self) -> None:
+        """Until `stop`. Raises ProcessFailed when the first start fails."""
+        pause_s = RESTART_PAUSE_S_MIN
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            code = await self._live()
+            if self._stopping.is_set():
+                return
+            how = _ending(code)
+            if not self.is_ready.is_set():
+                raise ProcessFailed(f"{self.label} did not start: {self._last_words() or how}")
+            if time.monotonic() - began > STEADY_S:
+                pause_s = RESTART_PAUSE_S_MIN
+            self._change("restarting", f"{how}; starts again in {pause_s:g} s")
+            self._say(f"{self.label} {how}; starts again in {pause_s:g} s (log: {self.plan.log_path})")
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, RESTART_PAUSE_S_MAX)
+            self.state.restarts += 1
+
+    async def _live(self) -> int:
+        """One life of the process; its exit code."""
+        self._turn_log()
+        with self.plan.log_path.open("ab") as log:
+            self._process = process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tandemmq",
+                *self.plan.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=self._environment,
+                # Ctrl-C reaches every process of a terminal's session; these are stopped by us, in order.
+                start_new_session=True,
+            )
+        self.state.pid, self.state.started_at = process.pid, _now_ms()
+        self._change("starting")
+        if self._stopping.is_set():
+            self._terminate()
+        assert process.stdout is not None
+        async for line in process.stdout:
+            if b" ready on " in line and self.state.state != "ready":
+                self._change("ready")
+                if self.is_ready.is_set():
+                    self._say(f"{self.label} is ready again on {self.plan.address}, process {process.pid}")
+                self.is_ready.set()
+        return await process.wait()
+
+    async def stop(self) -> None:
+        """Ends the process in order; by force after STOP_S_MAX."""
+        self._stopping.set()
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        self._terminate()
+        try:
+            async with asyncio.timeout(STOP_S_MAX):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        self._change("stopped")
+
+    def bound_log(self) -> None:
+        """A log that has grown too long is set aside; what is written while it is copied may be lost."""
+        path = self.plan.log_path
+        with suppress(OSError):
+            if path.stat().st_size > LOG_BYTES_MAX:
+                shutil.copyfile(path, path.with_name("log.1"))
+                os.truncate(path, 0)
+
+    def _turn_log(self) -> None:
+        self.plan.directory.mkdir(parents=True, exist_ok=True)
+        self.bound_log()
+
+    def _terminate(self) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.terminate()
+
+    def _last_words(self) -> str:
+        with suppress(OSError):
+            lines = self.plan.log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            if lines:
+                return f"{lines[-1].removeprefix('tandemmq: ')} (log: {self.plan.log_path})"
+        return ""
+
+    def _change(self, state: str, note: str = "") -> None:
+        self.state.state, self.state.note = state, note
+        self._note()
+
+
+class Supervisor:
+    """All servers of a folder; the caller holds the folder's lock."""
+
+    def __init__(self, folder: Path, plans: Sequence[ServerPlan], say: Say) -> None:
+        self.servers = [SupervisedServer(plan, folder, self._write, say) for plan in plans]
+        states = [server.state for server in self.servers]
+        self.state = UpState(os.getpid(), str(folder), plans[0].address, _now_ms(), servers=states)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _write(self) -> None:
+        local.write_state(self.state)
+
+    async def run(self, on_ready: Callable[[UpState], None]) -> None:
+        """Until a signal asks for the end. Raises ProcessFailed when a server cannot be started."""
+        due = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, due.set)
+        ending = asyncio.create_task(due.wait())
+        try:
+            self._write()
+            self._tasks = [asyncio.create_task(server.run()) for server in self.servers]
+            starting = asyncio.create_task(self._all_ready())
+            await asyncio.wait([starting, ending, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            self._raise_failures()
+            if not due.is_set():
+                await starting
+                self.state.is_ready = True
+                self._write()
+                on_ready(self.state)
+            starting.cancel()
+            while not due.is_set():
+                await asyncio.wait(
+                    [ending, *self._tasks], timeout=LOG_LOOK_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                self._raise_failures()
+                for server in self.servers:
+                    server.bound_log()
+        except ProcessFailed as error:
+            self.state.error = str(error)
+            raise
+        finally:
+            ending.cancel()
+            await self._stop()
+
+    async def _all_ready(self) -> None:
+        for server in self.servers:
+            await server.is_ready.wait()
+
+    def _raise_failures(self) -> None:
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def _stop(self) -> None:
+        """Masters first, so that their slaves have everything; the name server last."""
+        names, *brokers = self.servers
+        masters = [server for server in brokers if server.plan.role == "master"]
+        slaves = [server for server in brokers if server.plan.role != "master"]
+        for together in (masters, slaves, [names]):
+            await asyncio.gather(*(server.stop() for server in together))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._write()
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"was ended by {signal.Signals(-code).name}"
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

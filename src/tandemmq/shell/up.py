@@ -1,0 +1,234 @@
+"""`tandemmq up`, `status` and `down`: a whole cluster on this machine with one command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from tandemmq.errors import TandemError
+from tandemmq.launcher import ProcessFailed
+from tandemmq.shell import local
+from tandemmq.shell.local import AlreadyRunning, NotRunning, ServerState, UpState
+
+if TYPE_CHECKING:
+    from tandemmq.shell.supervisor import Supervisor
+
+DETACH_SECONDS_MAX: Final = 60.0
+_PAUSE_S: Final = 0.05
+
+Store = Annotated[
+    Path | None,
+    typer.Option(
+        "--store",
+        help="The cluster's folder.",
+        show_default="$TANDEMMQ_STORE, else ~/.tandemmq",
+        metavar="DIR",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def up(
+    store: Store = None,
+    minimal: Annotated[bool, typer.Option("--minimal", help="One name server and one broker.")] = False,
+    processes: Annotated[int, typer.Option("--processes", help="Broker groups.", metavar="N")] = 1,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Go on in the background.")] = False,
+    port_base: Annotated[
+        str,
+        typer.Option(
+            "--port-base",
+            help="The name server's port, the brokers' follow; auto: free ones.",
+            show_default="RocketMQ's: 9876, 10911",
+            metavar="PORT",
+        ),
+    ] = "",
+    host: Annotated[
+        str, typer.Option("--host", help="The numeric address that clients are told.", metavar="IP")
+    ] = "127.0.0.1",
+    bind: Annotated[
+        str,
+        typer.Option("--bind", help="Where to listen, if elsewhere.", show_default="--host", metavar="IP"),
+    ] = "",
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of all brokers, stronger than ours.", metavar="KEY=VALUE"),
+    ] = None,
+) -> None:
+    """Start a name server, a master and its slave on this machine, and keep them running."""
+    folder = _folder(store)
+    if detach:
+        _detach(folder)
+        return
+    from tandemmq.shell.supervisor import Supervisor
+
+    try:
+        with local.folder_lock(folder):
+            left = local.end_servers(folder)
+            if left:
+                typer.echo(f"ended {left} processes of an earlier `up` that was killed")
+            plans = local.make_plan(
+                folder,
+                groups=processes,
+                is_minimal=minimal,
+                port_base=port_base,
+                host=host,
+                bind=bind,
+                overrides=override or (),
+            )
+            asyncio.run(_supervise(Supervisor(folder, plans, typer.echo)))
+    except AlreadyRunning:
+        _tell_running(folder)
+
+
+async def _supervise(supervisor: Supervisor) -> None:
+    await supervisor.run(lambda state: _print_ready(state, "Ctrl-C"))
+    typer.echo("stopped")
+
+
+def _detach(folder: Path) -> None:
+    """The same command again, without --detach, in a session of its own; returns once it is ready."""
+    if local.supervisor_pid(folder) is not None:
+        _tell_running(folder)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    arguments = [one for one in sys.argv[1:] if one not in ("--detach", "-d")]
+    with (folder / "up.log").open("wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tandemmq", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    end = time.monotonic() + DETACH_SECONDS_MAX
+    while child.poll() is None and time.monotonic() < end:
+        state = local.read_state(folder)
+        if state is not None and state.pid == child.pid and state.is_ready:
+            _print_ready(state, "`tandemmq down`")
+            return
+        time.sleep(_PAUSE_S)
+    text = (folder / "up.log").read_text(encoding="utf-8", errors="replace").strip()
+    if child.poll() is None:
+        raise ProcessFailed(
+            f"not ready within {DETACH_SECONDS_MAX:g} s; it goes on trying: {folder / 'up.log'}"
+        )
+    raise ProcessFailed((text.splitlines() or ["it ended at once"])[-1].removeprefix("tandemmq: "))
+
+
+def _tell_running(folder: Path) -> None:
+    typer.echo(f"a cluster runs in {folder} already; `tandemmq down` ends it")
+    state = local.read_state(folder)
+    if state is not None:
+        _print_ready(state, "`tandemmq down`")
+
+
+def _print_ready(state: UpState, how_to_end: str) -> None:
+    width = max(len(_label(server)) for server in state.servers)
+    for server in state.servers:
+        line = f"{_label(server):{width}}  {server.address:21}  {server.state:8}  process {server.pid}"
+        typer.echo(line)
+    where = "" if _is_default(state) else f"export TANDEMMQ_STORE={shlex.quote(state.folder)}\n  "
+    typer.echo(
+        f"\nClients need the name server only: {state.namesrv}\n"
+        f"Files and logs are in {state.folder}; {how_to_end} ends it. Try:\n"
+        f"  {where}echo hello | tandemmq produce demo\n"
+        "  tandemmq tail demo --last 10\n"
+        "  tandemmq status"
+    )
+
+
+def _is_default(state: UpState) -> bool:
+    return Path(state.folder) == local.default_folder()
+
+
+def _label(server: ServerState) -> str:
+    return server.name if server.name == server.role else f"{server.name} {server.role}"
+
+
+def _folder(store: Path | None) -> Path:
+    return local.default_folder() if store is None else store.expanduser().resolve()
+
+
+def down(store: Store = None) -> None:
+    """Stop the cluster that `up` started; nothing of it is left running. Its messages stay."""
+    folder = _folder(store)
+    count = len(local.server_pids(folder))
+    was_running = local.end_supervisor(folder)
+    local.end_servers(folder)
+    left = local.server_pids(folder)
+    if left:
+        raise ProcessFailed(f"these processes do not end: {', '.join(map(str, left))}")
+    if was_running or count:
+        typer.echo(f"stopped {count} processes; the messages stay in {folder}")
+    else:
+        typer.echo(f"nothing runs in {folder}")
+
+
+def status(store: Store = None, as_json: AsJson = False) -> None:
+    """What runs here: processes, addresses, roles, lag. Exit code 1 when something does not run."""
+    folder = _folder(store)
+    try:
+        state = local.running_state(folder)
+    except NotRunning:
+        left = local.server_pids(folder)
+        if not left:
+            raise
+        raise NotRunning(
+            f"the supervisor in {folder} was killed, {len(left)} of its processes run on: `tandemmq up` takes"
+            " over, `tandemmq down` ends them"
+        ) from None
+    asyncio.run(_show_status(state, as_json))
+
+
+async def _show_status(state: UpState, as_json: bool) -> None:
+    from tandemmq.admin.render import Answer, Table, print_answer
+
+    found = dict(await asyncio.gather(*(_ask(state, server) for server in state.servers[1:])))
+    now_ms = int(time.time() * 1000)
+    is_well = all(server.state == "ready" for server in state.servers)
+    columns = ("name", "role", "address", "process", "state", "uptime_seconds", "restarts", "lag_bytes")
+    table = Table("processes", columns)
+    for server in state.servers:
+        lag, note = found.get(server.address, (None, ""))
+        shown = server.note or note or server.state
+        is_well &= not note
+        uptime = (now_ms - server.started_at) // 1000 if server.state == "ready" else None
+        table.rows.append(
+            (server.name, server.role, server.address, server.pid, shown, uptime, server.restarts, lag)
+        )
+    if as_json:
+        rows = [dict(zip(columns, row, strict=True)) for row in table.rows]
+        facts = {key: value for key, value in asdict(state).items() if key != "servers"}
+        typer.echo(json.dumps({**facts, "is_well": is_well, "processes": rows}, indent=2))
+    else:
+        print_answer(Answer([table]), as_json=False)
+        typer.echo(f"name server {state.namesrv}, files in {state.folder}, supervisor {state.pid}")
+    raise typer.Exit(0 if is_well else 1)
+
+
+async def _ask(state: UpState, server: ServerState) -> tuple[str, tuple[int | None, str]]:
+    """A slave's distance from its master in bytes, and what is wrong with a broker."""
+    from tandemmq.admin.targets import open_tools
+    from tandemmq.api import broker_admin
+
+    try:
+        async with open_tools("") as tools:
+            own = await broker_admin.query_ha_status(tools.remoting, server.address)
+            if own.is_master:
+                return server.address, (None, own.waiting or "")
+            if own.client.halt_reason:
+                return server.address, (None, f"halted: {own.client.halt_reason}")
+            master = next(one for one in state.servers if one.name == server.name and one.role == "master")
+            whole = await broker_admin.query_ha_status(tools.remoting, master.address)
+            return server.address, (max(0, whole.max_log_offset - own.client.max_log_offset), "")
+    except TandemError as error:
+        return server.address, (None, str(error))

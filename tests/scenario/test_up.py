@@ -1,0 +1,115 @@
+"""`tandemmq up`, `status` and `down` as a user runs them, and what is left when something is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandemmq.shell import local
+from waits import PATIENCE_S, until_blocking
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A place with a space and a letter that is not ASCII in its name."""
+    path = tmp_path / "our störe"
+    yield path
+    run(path, "down")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tandemmq", *arguments]
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, local.FOLDER_VARIABLE: str(folder)}
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False
+    )
+
+
+def servers(folder: Path) -> dict[str, dict[str, Any]]:
+    """Role -> what `status` says of the process."""
+    shown = run(folder, "status", "--json")
+    return {one["role"]: one for one in json.loads(shown.stdout)["processes"]}
+
+
+def is_well(folder: Path) -> bool:
+    return run(folder, "status", "--json").returncode == 0
+
+
+def test_a_cluster_survives_kills_and_leaves_nothing(folder: Path) -> None:
+    with subprocess.Popen(
+        command("up", "--store", str(folder), "--port-base", "auto"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as up:
+        assert up.stdout is not None
+        lines = [up.stdout.readline() for _ in range(3)]
+        assert [line.split("  ")[0] for line in lines] == [
+            "name server",
+            "broker-a master",
+            "broker-a slave",
+        ], lines
+        until_blocking(lambda: is_well(folder))
+        before = servers(folder)
+        assert before["slave"]["lag_bytes"] == 0
+        again = run(folder, "up", "--port-base", "auto")
+        assert (again.returncode, "runs in" in again.stdout) == (0, True)
+
+        os.kill(before["master"]["process"], signal.SIGKILL)
+        told = next(line for line in up.stdout if "starts again" in line)
+        assert "broker-a master was ended by SIGKILL; starts again in 0.2 s" in told
+        assert "broker-a master is ready again" in up.stdout.readline()
+        after = servers(folder)
+        assert (after["master"]["restarts"], after["slave"]["restarts"]) == (1, 0)
+        assert after["master"]["address"] == before["master"]["address"]
+
+        up.kill()
+        up.wait()
+    assert len(local.server_pids(folder.resolve())) == 3
+    left = run(folder, "status")
+    assert (left.returncode, "the supervisor" in left.stderr) == (1, True)
+    over = run(folder, "up", "--minimal", "--detach", "--port-base", "auto")
+    assert over.returncode == 0, over.stderr
+    assert "ended 3 processes of an earlier `up`" in (folder / "up.log").read_text(encoding="utf-8")
+    assert set(servers(folder)) == {"name server", "master"}
+
+    supervisor = local.supervisor_pid(folder.resolve())
+    assert supervisor is not None
+    os.kill(supervisor, signal.SIGKILL)
+    until_blocking(lambda: local.supervisor_pid(folder.resolve()) is None)
+    assert "stopped 2 processes" in run(folder, "down").stdout
+    assert local.server_pids(folder.resolve()) == []
+    assert "nothing runs" in run(folder, "down").stdout
+    nothing = run(folder, "status")
+    assert (nothing.returncode, "`tandemmq up`" in nothing.stderr) == (1, True)
+
+
+def test_a_taken_port_and_a_bad_setting_are_told(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        refused = run(folder, "up", "--port-base", port)
+    assert refused.returncode == 1
+    assert f"port {port} at 127.0.0.1 is taken" in refused.stderr
+    assert "--port-base auto" in refused.stderr
+    for extra in ((), ("--detach",)):
+        refused = run(folder, "up", "--minimal", "--port-base", "auto", "--set", "brokerRoles=x", *extra)
+        assert refused.returncode == 1
+        assert "did you mean brokerRole?" in refused.stderr
+        assert local.server_pids(folder.resolve()) == []
+    assert "--processes 0: must be" in run(folder, "up", "--processes", "0").stderr
