@@ -8,6 +8,7 @@ import pytest
 from client_fakes import FakeBroker, running_cluster
 
 from tandemmq.client import Message, Producer, ProducerOptions, SendStatus
+from tandemmq.client.producer import sender
 from tandemmq.errors import (
     BadRequest,
     BrokerUnreachable,
@@ -16,6 +17,7 @@ from tandemmq.errors import (
     NoRoute,
     RequestRejected,
     RequestTimeout,
+    ServiceNotAvailable,
 )
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.record import decode_record
@@ -347,6 +349,46 @@ async def test_route_of_a_moved_master_is_found():
             cluster.hidden = {cluster[0]}
             assert (await producer.send(Message(topic="T", body=b"x"))).is_ok
             assert cluster[1].stored("T") == 1
+
+
+@pytest.mark.parametrize("code", [0, 14])
+async def test_a_group_without_master_is_waited_for_within_the_deadline(
+    code: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sender, "RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(sender, "OUTAGE_PAUSE_MS", (5, 20))
+    async with running_cluster(FakeBroker("a"), FakeBroker("a"), T=1) as cluster:
+        cluster.hidden = {cluster[1]}
+        async with Producer("g", cluster.namesrv) as producer:
+            await producer.send(Message(topic="T", body=b"x"))
+            if code:
+                cluster[0].refuse = lambda _: code
+            else:
+                await cluster[0].server.stop()
+            with pytest.raises((BrokerUnreachable, ServiceNotAvailable)):
+                await producer.send(Message(topic="T", body=b"x"), timeout_s=0.1)
+            sending = asyncio.ensure_future(producer.send(Message(topic="T", body=b"x")))
+            await until(lambda: cluster[0].sends > 6 or not code, "it is tried again and again")
+            assert not sending.done()
+            cluster.hidden = {cluster[0]}
+            assert (await sending).is_ok
+            assert cluster[1].stored("T") == 1
+
+
+async def test_a_silent_master_is_left_for_its_successor(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sender, "SILENT_S", 0.05)
+    monkeypatch.setattr(sender, "WATCH_S", 0.02)
+    async with running_cluster(FakeBroker("a"), FakeBroker("a"), T=1) as cluster:
+        cluster.hidden = {cluster[1]}
+        async with Producer("g", cluster.namesrv) as producer:
+            await producer.send(Message(topic="T", body=b"x"))
+            cluster[0].hang = True
+            sending = asyncio.ensure_future(producer.send(Message(topic="T", body=b"x")))
+            await until(lambda: cluster[0].sends == 2, "it is under way")
+            cluster.hidden = {cluster[0]}
+            assert (await sending).is_ok
+            assert (cluster[0].sends, cluster[1].stored("T")) == (2, 1)
+            assert producer.in_flight == 0
 
 
 async def test_closed_producer_refuses():

@@ -3,6 +3,9 @@
 Everything between `dispatch` and the result is plain calls: the answer's callback runs inside the read of
 the socket. Only a missing route or connection goes through a task, one for all shipments that wait for the
 same thing.
+
+When the only broker for a message is gone, its group may have another master in a moment: the send is tried
+again until its deadline, and so is one whose broker is silent while the routes name another master.
 """
 
 from __future__ import annotations
@@ -18,11 +21,19 @@ from tandemmq.client.options import ProducerOptions
 from tandemmq.client.producer.queue_choice import QueueChoice
 from tandemmq.client.producer.shipment import Shipment
 from tandemmq.client.route_view import RouteView
-from tandemmq.errors import BrokerUnreachable, NoRoute, RequestRejected, RequestTimeout, TandemError
+from tandemmq.errors import (
+    BrokerUnreachable,
+    NoRoute,
+    RequestRejected,
+    RequestTimeout,
+    ServiceNotAvailable,
+    TandemError,
+)
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel
+from tandemmq.runtime.ports import TimerHandle
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -45,8 +56,17 @@ RETRY_CODES = frozenset(
 RETRY_PAUSE_S = 0.1
 """Before trying the same broker again; doubles with each attempt."""
 
+OUTAGE_PAUSE_MS = (50, 200)
+"""Before looking again for a broker that takes the message, from..to: not all senders come at once."""
+
+SILENT_S = 1.0
+"""A send without an answer for so long makes the routes be asked: the broker's machine may be gone."""
+WATCH_S = 0.25
+
 START_BOUND = 1 << 16
 NONE: frozenset[str] = frozenset()
+OUTAGES = (BrokerUnreachable, NoRoute, ServiceNotAvailable)
+"""The group has no master that takes messages now; it may have one in a moment."""
 
 
 class Sender:
@@ -71,6 +91,10 @@ class Sender:
         self._choices: dict[str, QueueChoice] = {}
         self._awaiting_route: dict[str, list[Shipment]] = {}
         self._awaiting_channel: dict[str, list[Shipment]] = {}
+        self._under_way: dict[Shipment, tuple[int, str, float]] = {}
+        """Sent and not answered, oldest first: the attempt's number, where it went, and when."""
+        self._watch: TimerHandle | None = None
+        self._is_closed = False
 
     def dispatch(self, shipment: Shipment) -> None:
         """Send now, or as soon as route and connection are there; the shipment's waiters get the outcome."""
@@ -93,10 +117,14 @@ class Sender:
         if channel is None:
             self._await_channel(shipment, address)
         else:
-            self._send(shipment, channel)
+            self._send(shipment, channel, address)
 
     def abandon(self, error: TandemError) -> None:
         """Fail what still waits for a route or a connection: the producer closes."""
+        self._is_closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         for table in (self._awaiting_route, self._awaiting_channel):
             for waiting in table.values():
                 for shipment in waiting:
@@ -113,19 +141,51 @@ class Sender:
             choice = self._choices[view.topic] = QueueChoice(self._instance.chance.below(START_BOUND))
         return choice.next_queue(view.publish_queues, avoid)
 
-    def _send(self, shipment: Shipment, channel: Channel) -> None:
+    def _send(self, shipment: Shipment, channel: Channel, address: str) -> None:
         shipment.attempts += 1
         command = send_command(shipment.header(self._group, self._options), shipment.body)
-        remaining_s = shipment.deadline_s - self._clock.monotonic()
+        now_s = self._clock.monotonic()
+        remaining_s = shipment.deadline_s - now_s
         if remaining_s <= 0:
             self._fail(shipment, RequestTimeout(f"the send to topic {shipment.topic!r} found no time left"))
             return
+        number = shipment.attempts
         try:
-            channel.start_request(command, partial(self._on_answer, shipment), remaining_s)
+            channel.start_request(command, partial(self._on_answer, shipment, number), remaining_s)
         except TandemError as error:
             self._on_error(shipment, error)
+            return
+        self._under_way[shipment] = number, address, now_s
+        if self._watch is None:
+            self._watch = self._clock.call_later(WATCH_S, self._look_for_silence)
 
-    def _on_answer(self, shipment: Shipment, answer: Command | TandemError) -> None:
+    def _look_for_silence(self) -> None:
+        """Only while something is under way. A broker that says nothing is left once another is master."""
+        self._watch = None
+        now_s = self._clock.monotonic()
+        left = []
+        for shipment, (_, address, sent_s) in self._under_way.items():
+            if now_s - sent_s < SILENT_S:
+                break
+            view = self._routes.get(shipment.topic)
+            assert shipment.queue is not None
+            master = None if view is None else view.master_address(shipment.queue.broker_name)
+            if master is not None and master != address:
+                left.append(shipment)
+            else:
+                self._routes.refresh_soon(shipment.topic)
+        for shipment in left:
+            name = shipment.queue.broker_name if shipment.queue is not None else ""
+            del self._under_way[shipment]
+            self._retry_or_fail(shipment, BrokerUnreachable(f"broker {name!r} has another master now"))
+        if self._under_way:
+            self._watch = self._clock.call_later(WATCH_S, self._look_for_silence)
+
+    def _on_answer(self, shipment: Shipment, number: int, answer: Command | TandemError) -> None:
+        attempt = self._under_way.get(shipment)
+        if attempt is None or attempt[0] != number:
+            return  # of an attempt that was given up: a later one decides
+        del self._under_way[shipment]
         if isinstance(answer, TandemError):
             self._on_error(shipment, answer)
             return
@@ -160,8 +220,17 @@ class Sender:
         if error.refresh_route:
             self._routes.refresh_soon(shipment.topic)
         is_retriable = error.retriable or (isinstance(error, RequestRejected) and error.code in RETRY_CODES)
-        if not is_retriable or isinstance(error, RequestTimeout) or not self._may_retry(shipment):
+        if not is_retriable or isinstance(error, RequestTimeout):
             self._fail(shipment, error)
+            return
+        if not self._may_retry(shipment):
+            if isinstance(error, OUTAGES) and self._may_wait(shipment):
+                shipment.avoid = ""
+                low, high = OUTAGE_PAUSE_MS
+                pause_s = (low + self._instance.chance.below(high - low)) / 1000
+                self._clock.call_later(pause_s, self._dispatch_or_fail, shipment, error)
+            else:
+                self._fail(shipment, error)
             return
         log.debug(
             events.SEND_RETRIED,
@@ -174,6 +243,19 @@ class Sender:
             shipment.attempts <= self._options.retry_count_max
             and self._clock.monotonic() < shipment.deadline_s
         )
+
+    def _may_wait(self, shipment: Shipment) -> bool:
+        """Whether there is time to see another master of the group, for a caller who wants retries."""
+        rest_s = shipment.deadline_s - self._clock.monotonic()
+        return (
+            not self._is_closed and self._options.retry_count_max > 0 and rest_s > OUTAGE_PAUSE_MS[1] / 1000
+        )
+
+    def _dispatch_or_fail(self, shipment: Shipment, error: TandemError) -> None:
+        if self._clock.monotonic() < shipment.deadline_s:
+            self.dispatch(shipment)
+        else:
+            self._fail(shipment, error)
 
     def _retry(self, shipment: Shipment) -> None:
         """At another broker at once; at the same one after a pause."""
@@ -232,4 +314,4 @@ class Sender:
         # Brokers must know a producer before they can ask it anything.
         self._instance.beat_soon()
         for shipment in self._awaiting_channel.pop(address, ()):
-            self._send(shipment, channel)
+            self._send(shipment, channel, address)
