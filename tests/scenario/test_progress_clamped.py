@@ -304,6 +304,23 @@ async def test_a_slave_trusts_no_commit_of_who_shows_a_lost_record(tmp_path: Pat
         assert (committed(broker) or 0) < CLAIM
 
 
+async def test_a_slave_keeps_no_progress_from_before_its_copy(tmp_path: Path) -> None:
+    """It has no record to name with it: the next owner of the queue would be believed by a master without it."""
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        await send(peer, 20)
+        broker._tables.offsets.commit("CG", "T", 0, 3, 0)
+    async with (
+        running_broker(tmp_path, broker_id=1, slave_read_enable=True) as broker,
+        Peer(broker) as peer,
+    ):
+        assert broker.store is not None
+        broker.store._queues.table["T", 0].min_offset = CLAIM + 1
+        await commit_shown(peer, SeenRecord(CLAIM - 1, 900, 1_700_000_000_000))
+        assert committed(broker) == 3
+        await commit_shown(peer, SeenRecord(CLAIM + 1, 1 << 20, 1_700_000_000_000))
+        assert committed(broker) == CLAIM
+
+
 async def test_a_slave_that_is_behind_refuses_who_has_read_on_in_a_topic_made_again(tmp_path: Path) -> None:
     """It still has the messages of the deleted one, and would deliver them from the beginning."""
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:

@@ -9,7 +9,8 @@ Invariants: each queue remembers where it ended when this life of the broker beg
             offset, pulled at or below the life start, was reset, or showed a record that is in this log. A
             client that is not believed and claims more than the group's safe offset is moved there, once over
             each connection, because the answer may be lost with it.
-            What the master keeps as committed is never a claim that was not believed.
+            What the master keeps as committed is never a claim that was not believed, and what a slave keeps is
+            never progress whose record lies before the beginning of its copy.
             A client that shows a record in whose place this log has another is nowhere believed before it
             has followed, also when it was: it may have read at a slave meanwhile whose log had parted from
             this one. On a slave neither, when its copy reaches as far as that record: one that is behind has
@@ -123,6 +124,9 @@ class Claims:
         has_seen = self._has(queue, seen)
         if seen is not None and has_seen is False:
             return min(offset, self._safe_offset_without(group, queue, seen))
+        if self._is_slave and seen is not None and seen.queue_offset < self._store.queue_min(*queue):
+            # Nobody could say later what this progress rests on: whoever is told of it has no record to show.
+            return min(offset, self._offsets.committed(group, *queue) or 0)
         if not self._is_believed(channel, group, who, queue):
             if is_old:
                 return offset
