@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from controller_rig import GROUP, Rig
 from elected_rig import Copier, Elected
 
+from tandemmq.api.broker_offset import commit_offset
+from tandemmq.api.broker_topic import create_topic
+from tandemmq.api.nameserver import query_cluster_info
+from tandemmq.nameserver.nameserver import NameServer
+from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.loose_json import parse
 from tandemmq.protocol.requests.controller import MasterResponse
+from tandemmq.remoting.address import render_address
+from tandemmq.runtime.memory import MemoryDisk
 from waits import until
 
 
@@ -59,6 +69,95 @@ async def test_a_slave_becomes_master_and_the_old_master_its_slave(group: Electe
     await group.caught_up()
     assert [broker.broker_id for broker in group.brokers.values()].count(1) == 1
     assert not group.brokers[1].is_master
+
+
+async def test_name_servers_and_tables_are_of_the_newest_term(rig: Rig) -> None:
+    name_server = NameServer(
+        NameServerOptions(
+            listen_host="127.0.0.1",
+            listen_port=9876,
+            kv_config_path=Path("/ns/kv.json"),
+            config_store_path=Path("/ns/ns.conf"),
+        ),
+        network=rig.network,
+        disk=MemoryDisk(),
+        clock=rig.clock,
+    )
+    group = Elected(rig, (render_address(await name_server.start()),))
+    await group.start(1)
+    await group.master()
+    await group.start(2)
+    await group.in_set(1, 2)
+    await create_topic(rig.client, group.address(1), TopicConfig(name="T"))
+    await commit_offset(rig.client, group.address(1), "G", "T", 0, 0)
+    first = group.brokers[1].broker._tables
+    second = group.brokers[2].broker._tables
+    await until(lambda: second.topics.get("T") is not None, "the topic is copied")
+    assert second.topics.data_version == first.topics.data_version
+    assert first.topics.data_version.state_version == 1
+
+    async def places() -> dict[int, str]:
+        info = await query_cluster_info(rig.client, group.name_servers[0])
+        return info.brokers[GROUP].addresses if GROUP in info.brokers else {}
+
+    async def are_places(*addresses: str) -> bool:
+        return sorted((await places()).values()) == sorted(addresses)
+
+    await until(lambda: are_places(group.address(1), group.address(2)), "both are registered")
+    assert (await places())[0] == group.address(1)
+
+    # A table of an earlier term is not taken over, whoever tells it.
+    old = first.topics.data_version
+    await group.stop(1)
+    assert await group.master() == 2
+    tables = group.brokers[2].broker._tables
+    assert tables.topics.get("T") is not None
+    assert tables.topics.data_version.state_version > old.state_version
+
+    async def is_master_known() -> bool:
+        return (await places()).get(0) == group.address(2)
+
+    await until(is_master_known, "the name server knows the new master")
+    await group.start(1)
+    await group.in_set(1, 2)
+    await until(lambda: are_places(group.address(1), group.address(2)), "both are registered again")
+    assert (await places())[0] == group.address(2)
+    await group.stop()
+    await name_server.stop()
+
+
+async def test_the_next_controller_knows_all_that_it_needs() -> None:
+    rig = Rig(3)
+    await rig.start()
+    group = Elected(rig)
+    for number in (1, 2, 3):
+        await group.start(number)
+    master = await group.master()
+    leader = await rig.leader()
+    await group.in_set(1, 2, 3)
+    await asyncio.gather(rig.stop(leader), group.stop(master))
+    assert await group.master() != master
+    answer = await group.send(await group.master(), b"after")
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    await group.stop()
+    await rig.close()
+
+
+async def test_controllers_that_forgot_a_broker_are_told_again(group: Elected, rig: Rig) -> None:
+    await group.start(1)
+    await group.master()
+    await group.stop(1)
+    await rig.stop()
+    rig.disks["n0"] = MemoryDisk()
+    await rig.start()
+    broker = await group.start(1)
+    await until(lambda: any("2010" in reason for reason in broker._told), "it is refused, and says so")
+    await group.stop(1)
+    group.lists[1][1] = group.lists[1][1].append(7, 0)  # terms of the controllers that are gone
+    broker = await group.start(1, reapplies_id=True)
+    await until(lambda: broker._is_known, "it is known again")
+    await until(lambda: broker._epoch > 7, "a term above all that it has had")
+    await group.master()
 
 
 async def test_only_the_newest_term_counts(group: Elected, rig: Rig) -> None:
