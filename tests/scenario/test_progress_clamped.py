@@ -305,7 +305,7 @@ async def test_a_slave_trusts_no_commit_of_who_shows_a_lost_record(tmp_path: Pat
 
 
 async def test_a_slave_keeps_no_progress_from_before_its_copy(tmp_path: Path) -> None:
-    """It has no record to name with it: the next owner of the queue would be believed by a master without it."""
+    """It has no record to name with it: the next owner would be believed by a master without it."""
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
         await send(peer, 20)
         broker._tables.offsets.commit("CG", "T", 0, 3, 0)

@@ -9,8 +9,8 @@ Invariants: each queue remembers where it ended when this life of the broker beg
             offset, pulled at or below the life start, was reset, or showed a record that is in this log. A
             client that is not believed and claims more than the group's safe offset is moved there, once over
             each connection, because the answer may be lost with it.
-            What the master keeps as committed is never a claim that was not believed, and what a slave keeps is
-            never progress whose record lies before the beginning of its copy.
+            What the master keeps as committed is never a claim that was not believed, and what a slave keeps
+            is never progress whose record lies before the beginning of its copy.
             A client that shows a record in whose place this log has another is nowhere believed before it
             has followed, also when it was: it may have read at a slave meanwhile whose log had parted from
             this one. On a slave neither, when its copy reaches as far as that record: one that is behind has
