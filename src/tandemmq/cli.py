@@ -356,6 +356,13 @@ _OTHERS: Final = {
     "up": ("tandemmq.shell.up", "", "Start a whole cluster on this machine and keep it running."),
     "status": ("tandemmq.shell.up", "", "Show what runs on this machine, and how far its slaves are."),
     "down": ("tandemmq.shell.up", "", "Stop the cluster of this machine."),
+    "produce": ("tandemmq.shell.send", "", "Send lines as messages."),
+    "consume": ("tandemmq.shell.read", "", "Read messages as a member of a group."),
+    "tail": ("tandemmq.shell.read", "", "Show messages as they come."),
+    "browse": ("tandemmq.shell.read", "", "Look messages up by place, time, key, tag or id."),
+    "topics": ("tandemmq.shell.look", "", "List topics."),
+    "groups": ("tandemmq.shell.look", "", "List consumer groups."),
+    "lag": ("tandemmq.shell.look", "", "Show how far a group is behind."),
     "demo": (
         "tandemmq.demo.command",
         "spark",

@@ -15,6 +15,11 @@ _MORE = ("stored_at", "retries", "size", "tags", "keys", "properties", "body")
 
 
 async def find_by_id(tools: Tools, message_id: str, topic: str) -> Answer:
+    """The message of an id."""
+    return _answer(await find_records(tools, message_id, topic))
+
+
+async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record]:
     """The message of a broker's message id; with a topic, of a producer's unique key first, because both
     are hexadecimal numbers of one length.
     """
@@ -28,7 +33,7 @@ async def find_by_id(tools: Tools, message_id: str, topic: str) -> Answer:
                 raise
             record = None  # what was taken for a broker's address was part of a key
         found = [] if record is None else [record]
-    return _answer(found)
+    return found
 
 
 async def find_by_key(tools: Tools, topic: str, key: str, count_max: int) -> Answer:

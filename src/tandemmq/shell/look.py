@@ -1,0 +1,107 @@
+"""`tandemmq topics`, `groups` and `lag`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tandemmq.admin import groups as group_tools
+from tandemmq.admin.render import Answer, Table, print_answer
+from tandemmq.admin.targets import Tools, open_tools
+from tandemmq.errors import TandemError
+from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
+from tandemmq.shell.session import AsJson, NameServers, explain, find_name_servers, note, run
+
+
+def topics(
+    namesrv: NameServers = "",
+    all_topics: Annotated[
+        bool, typer.Option("--all", help="Also the system's, and those of retries and dead letters.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List topics with their queues and how many messages they hold."""
+
+    async def work(tools: Tools) -> Answer:
+        table = Table("topics", ("topic", "queues", "messages", "brokers"))
+        for name in await tools.cluster_admin.topics():
+            if not all_topics and (is_system_topic(name) or is_retry_topic(name) or is_dlq_topic(name)):
+                continue
+            try:
+                ends = await tools.cluster_admin.topic_offsets(name)
+            except TandemError as error:
+                table.rows.append((name, None, None, str(error)))
+                continue
+            brokers = sorted({queue.broker_name for queue in ends})
+            if all_topics or ends:
+                count = sum(one.count for one in ends.values())
+                table.rows.append((name, len(ends), count, " ".join(brokers)))
+        return Answer([table], [] if table.rows else ["no topic yet: `echo hello | tandemmq produce demo`"])
+
+    _show(namesrv, work, as_json=as_json)
+
+
+def groups(namesrv: NameServers = "", as_json: AsJson = False) -> None:
+    """List consumer groups with their members and their lag."""
+    _show(namesrv, lambda tools: group_tools.show_progress(tools, "", ""), as_json=as_json)
+
+
+def lag(
+    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
+    namesrv: NameServers = "",
+    topic: Annotated[str, typer.Option("--topic", "-t", help="Only this topic.")] = "",
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again and again, until Ctrl-C.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", help="Seconds between two looks.", min=0.1, max=3600)
+    ] = 2.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show how far a group is behind, per queue."""
+    work: Callable[[Tools], Awaitable[Answer]] = lambda tools: group_tools.show_progress(tools, group, topic)  # noqa: E731
+    if not watch:
+        _show(namesrv, work, as_json=as_json)
+    servers = find_name_servers(namesrv)
+
+    async def looks() -> int:
+        async with open_tools(servers) as tools:
+            while True:
+                try:
+                    answer = await work(tools)
+                except TandemError as error:
+                    note(str(explain(error)))
+                else:
+                    if as_json:
+                        # One line per look, for programs that read line by line.
+                        typer.echo(json.dumps(_objects(answer)))
+                    else:
+                        if sys.stdout.isatty():
+                            Console().clear()
+                        print_answer(answer, as_json=False)
+                await asyncio.sleep(interval)
+
+    run(looks)
+
+
+def _objects(answer: Answer) -> dict[str, list[dict[str, object]]]:
+    return {
+        table.name: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        for table in answer.tables
+    }
+
+
+def _show(namesrv: str, work: Callable[[Tools], Awaitable[Answer]], *, as_json: bool) -> None:
+    servers = find_name_servers(namesrv)
+
+    async def main() -> int:
+        async with open_tools(servers) as tools:
+            answer = await work(tools)
+        print_answer(answer, as_json=as_json)
+        return answer.exit_code
+
+    run(main)

@@ -1,0 +1,356 @@
+"""`tandemmq consume`, `tail` and `browse`: messages as lines.
+
+`consume` is a member of a group. `tail` and `browse` pull as RocketMQ's tools do, under the tools' own group,
+which commits nothing: they leave no trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Final
+
+import typer
+
+from tandemmq.admin.security import tools_options
+from tandemmq.admin.targets import Tools, open_tools
+from tandemmq.api import broker_pull
+from tandemmq.api.broker_pull import Pulled, PullStatus
+from tandemmq.client import Consumer, ConsumerOptions, MessageQueue, ReceivedMessage, StartFrom
+from tandemmq.client.consumer.replica_choice import MASTER_ID, choose_replica
+from tandemmq.client.consumer.subscription import Subscription, parse_subscription
+from tandemmq.client.route_view import build_view
+from tandemmq.errors import NoRoute, TandemError
+from tandemmq.protocol.record import Record, decode_records
+from tandemmq.protocol.requests.pull import PULL_HAS_SUBSCRIPTION, PULL_MAY_SUSPEND, PullRequest
+from tandemmq.protocol.topic_names import TOOLS_GROUP
+from tandemmq.shell.session import (
+    AsJson,
+    Meta,
+    NameServers,
+    Topic,
+    check_name,
+    find_name_servers,
+    is_reader_gone,
+    note,
+    run,
+    write_messages,
+)
+
+PULL_COUNT_MAX: Final = 32
+"""What RocketMQ's brokers give at most in one answer from memory, by default."""
+SUSPEND_MS: Final = 15_000
+WAITING_PULLS_MAX: Final = 16
+"""Answers of all queues that wait for a slow reader; then the queues wait."""
+_RETRY_S: Final = 0.5
+_READER_LOOK_S: Final = 0.5
+_TIME_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+Tag = Annotated[str, typer.Option("--tag", help="Only these tags, separated by ||.", metavar="TAGS")]
+
+
+# A group
+
+
+def consume(
+    topic: Topic,
+    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
+    namesrv: NameServers = "",
+    tag: Tag = "*",
+    start: Annotated[
+        str, typer.Option("--from", help="Where a new group begins: first or last.", metavar="WHERE")
+    ] = "first",
+    count: Annotated[
+        int | None, typer.Option("--count", "-c", help="End after so many messages.", min=1)
+    ] = None,
+    wait: Annotated[
+        float | None,
+        typer.Option("--wait", help="End after so many seconds without a message.", min=0.1),
+    ] = None,
+    meta: Meta = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read as a member of a group: what was written out is acknowledged, the next run goes on behind it."""
+    check_name(topic)
+    if start not in ("first", "last"):
+        raise typer.BadParameter(f"--from {start}: first or last")
+    servers = find_name_servers(namesrv)
+    options = ConsumerOptions(
+        client=tools_options(),
+        start_from=StartFrom.FIRST if start == "first" else StartFrom.LAST,
+        auto_ack=False,
+        commit_s=1.0,
+    )
+
+    async def work() -> int:
+        async with open_tools(servers) as tools:
+            await tools.cluster_admin.topic_route(topic)
+        async with Consumer(group, servers, options=options) as consumer:
+            consumer.subscribe(topic, tag)
+            left = count
+            last_at = time.monotonic()
+            while left is None or left > 0:
+                many = 256 if left is None else min(left, 256)
+                messages = await consumer.poll(many, timeout_s=min(_READER_LOOK_S, wait or _READER_LOOK_S))
+                if is_reader_gone():
+                    break
+                if messages:
+                    write_messages(messages, as_json=as_json, with_meta=meta)
+                    consumer.ack(*messages)
+                    last_at = time.monotonic()
+                    left = None if left is None else left - len(messages)
+                elif wait is not None and time.monotonic() - last_at >= wait:
+                    break
+        return 0
+
+    run(work)
+
+
+# Without a group
+
+
+@dataclass(slots=True)
+class TopicReader:
+    """Pulls a topic's queues and goes to a slave while a master is away."""
+
+    tools: Tools
+    topic: str
+    subscription: Subscription
+    addresses: dict[str, dict[int, str]] = field(default_factory=dict)
+
+    async def queues(self) -> tuple[MessageQueue, ...]:
+        """The queues that can be read now. Raises TopicNotFound."""
+        view = build_view(self.topic, await self.tools.cluster_admin.topic_route(self.topic))
+        self.addresses = {name: dict(replicas) for name, replicas in view.addresses.items()}
+        return view.subscribe_queues
+
+    async def pull(
+        self, queue: MessageQueue, offset: int, *, suspend_ms: int = 0, avoided: Sequence[str] = ()
+    ) -> tuple[Pulled, list[ReceivedMessage], int]:
+        """One answer, the messages in it that are wanted, and the id of the broker that gave it."""
+        replica = choose_replica(self.addresses.get(queue.broker_name, {}), MASTER_ID, avoided)
+        if replica is None:
+            raise NoRoute(f"no address of broker {queue.broker_name!r} is known")
+        header = PullRequest(
+            consumer_group=TOOLS_GROUP,
+            topic=self.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            count_max=PULL_COUNT_MAX,
+            sys_flag=PULL_HAS_SUBSCRIPTION | (PULL_MAY_SUSPEND if suspend_ms else 0),
+            committed_offset=0,
+            suspend_timeout_ms=suspend_ms,
+            subscription_version=self.subscription.version,
+            subscription=self.subscription.expression,
+            expression_type=self.subscription.expression_type,
+            broker_name=queue.broker_name,
+        )
+        pulled = await broker_pull.pull(self.tools.remoting, replica.address, header)
+        found = [
+            received(record, queue.broker_name)
+            for record in decode_records(pulled.body)
+            if record.queue_offset >= offset and self.subscription.matches(record.tags)
+        ]
+        return pulled, found, replica.broker_id
+
+    async def read(self, queue: MessageQueue, offset: int, count: int) -> list[ReceivedMessage]:
+        """Up to `count` messages from the offset on, as far as the queue reaches now."""
+        messages: list[ReceivedMessage] = []
+        while len(messages) < count:
+            pulled, found, _ = await self.pull(queue, offset)
+            messages += found
+            if pulled.status is PullStatus.NOTHING_NEW or pulled.next_offset == offset:
+                break
+            offset = pulled.next_offset
+        return messages[:count]
+
+    async def follow(
+        self, queue: MessageQueue, offset: int, out: asyncio.Queue[list[ReceivedMessage]]
+    ) -> None:
+        """All messages from the offset on, for ever; faults are told once and outlived."""
+        is_away = False
+        while True:
+            try:
+                pulled, found, broker_id = await self.pull(queue, offset, suspend_ms=SUSPEND_MS)
+            except TandemError as error:
+                if not is_away:
+                    note(f"queue {queue.queue_id} of {queue.broker_name} cannot be read: {error}; trying on")
+                is_away = True
+                await asyncio.sleep(_RETRY_S)
+                await self._look_again()
+                continue
+            is_away = False
+            if found:
+                await out.put(found)
+            if broker_id != MASTER_ID and pulled.next_offset < offset:
+                await asyncio.sleep(_RETRY_S)  # a slave that is behind what its master gave us
+            elif pulled.next_offset == offset:
+                await asyncio.sleep(0.05 if pulled.status is PullStatus.NOTHING_NEW else _RETRY_S)
+            else:
+                offset = pulled.next_offset
+
+    async def _look_again(self) -> None:
+        try:
+            await self.queues()
+        except TandemError:
+            return  # the name server is away, too; what we know stays
+
+
+def received(record: Record, broker_name: str) -> ReceivedMessage:
+    """The message of a record."""
+    return ReceivedMessage(record, broker_name=broker_name)
+
+
+def in_time(messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+    """By when they were stored, then by their place."""
+    return sorted(
+        messages, key=lambda one: (one.stored_at_ms, one.broker_name, one.queue_id, one.queue_offset)
+    )
+
+
+def tail(
+    topic: Topic,
+    namesrv: NameServers = "",
+    last: Annotated[
+        int, typer.Option("--last", "-l", help="Begin with the last messages.", min=0, max=100_000)
+    ] = 0,
+    since: Annotated[
+        str, typer.Option("--since", help="Begin so long ago: 90s, 10m, 2h, 7d, or at a time.")
+    ] = "",
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="Go on with new messages, or end.")
+    ] = True,
+    tag: Tag = "*",
+    meta: Meta = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show messages from now on, of all queues, without a group; goes on while brokers restart."""
+    check_name(topic)
+    if last and since:
+        raise typer.BadParameter("either --last or --since")
+    since_ms = parse_when(since) if since else None
+    subscription = parse_subscription(topic, tag, 0)
+    servers = find_name_servers(namesrv)
+
+    async def work() -> int:
+        async with open_tools(servers) as tools:
+            reader = TopicReader(tools, topic, subscription)
+            await reader.queues()
+            ranges = await tools.cluster_admin.topic_offsets(topic)
+            offsets: dict[MessageQueue, int] = {queue: ends.max_offset for queue, ends in ranges.items()}
+            begins: dict[MessageQueue, int] = {}
+            if since_ms is not None:
+                begins = dict(await tools.cluster_admin.offsets_at(topic, since_ms))
+            elif last:
+                begins = {
+                    queue: max(ends.min_offset, ends.max_offset - last) for queue, ends in ranges.items()
+                }
+            old: list[ReceivedMessage] = []
+            for queue, begin in begins.items():
+                end = offsets.get(queue, begin)
+                old += await reader.read(queue, begin, max(0, end - begin))
+            old = in_time(old)
+            write_messages(old[-last:] if last else old, as_json=as_json, with_meta=meta)
+            for message in old:
+                place = MessageQueue(topic, message.broker_name, message.queue_id)
+                offsets[place] = max(offsets.get(place, 0), message.queue_offset + 1)
+            if follow:
+                await _follow(reader, offsets, as_json=as_json, with_meta=meta)
+        return 0
+
+    run(work)
+
+
+async def _follow(
+    reader: TopicReader, offsets: dict[MessageQueue, int], *, as_json: bool, with_meta: bool
+) -> None:
+    found: asyncio.Queue[list[ReceivedMessage]] = asyncio.Queue(WAITING_PULLS_MAX)
+    tasks = [asyncio.create_task(reader.follow(queue, at, found)) for queue, at in offsets.items()]
+    try:
+        while not is_reader_gone():
+            for task in tasks:
+                if task.done():
+                    task.result()
+            try:
+                async with asyncio.timeout(_READER_LOOK_S):
+                    messages = await found.get()
+            except TimeoutError:
+                continue
+            write_messages(messages, as_json=as_json, with_meta=with_meta)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def browse(
+    topic: Topic,
+    namesrv: NameServers = "",
+    offset: Annotated[int | None, typer.Option("--offset", help="From this queue offset on.", min=0)] = None,
+    queue: Annotated[int | None, typer.Option("--queue", "-q", help="Only this queue id.", min=0)] = None,
+    broker: Annotated[str, typer.Option("--broker", "-b", help="Only this broker's queues.")] = "",
+    when: Annotated[str, typer.Option("--time", help="From a time on, or so long ago: 10m.")] = "",
+    key: Annotated[str, typer.Option("--key", "-k", help="Messages that carry this key.")] = "",
+    message_id: Annotated[str, typer.Option("--id", "-i", help="The message with this id.")] = "",
+    tag: Tag = "*",
+    count: Annotated[int, typer.Option("--count", "-c", help="At most so many.", min=1, max=100_000)] = 20,
+    meta: Meta = True,
+    as_json: AsJson = False,
+) -> None:
+    """Look messages up by place, time, key, tag or id; exit code 1 when there is none."""
+    check_name(topic)
+    if sum(map(bool, (offset is not None, when, key, message_id))) > 1:
+        raise typer.BadParameter("one of --offset, --time, --key and --id")
+    when_ms = parse_when(when) if when else None
+    subscription = parse_subscription(topic, tag, 0)
+    servers = find_name_servers(namesrv)
+
+    async def work() -> int:
+        async with open_tools(servers) as tools:
+            if key or message_id:
+                records = await _look_up(tools, topic, key, message_id, count)
+                messages = [received(one, "") for one in records if subscription.matches(one.tags)]
+            else:
+                reader = TopicReader(tools, topic, subscription)
+                messages = []
+                begins = {} if when_ms is None else await tools.cluster_admin.offsets_at(topic, when_ms)
+                for one in await reader.queues():
+                    if queue not in (None, one.queue_id) or broker not in ("", one.broker_name):
+                        continue
+                    messages += await reader.read(one, begins.get(one, offset or 0), count)
+            write_messages(in_time(messages)[:count], as_json=as_json, with_meta=meta)
+        if not messages:
+            note("no such message")
+        return 0 if messages else 1
+
+    run(work)
+
+
+async def _look_up(tools: Tools, topic: str, key: str, message_id: str, count: int) -> Sequence[Record]:
+    if key:
+        return await tools.cluster_admin.find_by_key(topic, key, count_max=count)
+    from tandemmq.admin.messages import find_records
+
+    return await find_records(tools, message_id, topic)
+
+
+def parse_when(text: str) -> int:
+    """Milliseconds since 1970 of `10m` (ago), of an ISO time (local unless it says otherwise), or of itself.
+
+    Raises:  typer.BadParameter.
+    """
+    ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if ago:
+        return int((time.time() - float(ago[1]) * _TIME_UNITS[ago[2]]) * 1000)
+    if text.isdecimal() and len(text) > 8:
+        return int(text)
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text}: so long ago (90s, 10m, 2h, 7d), a time (2026-11-23 14:05) or milliseconds since 1970"
+        ) from None

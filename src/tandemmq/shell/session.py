@@ -1,0 +1,202 @@
+"""What the commands for messages share: which name server, how they end, how messages are written.
+
+Invariants: standard output carries messages and nothing else, so pipes and files work; notes go to standard
+            error. A reader that has gone (`| head -1`) is a good end, not an error. An error names what the
+            user can do next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import os
+import select
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+
+from tandemmq.errors import (
+    BrokerUnreachable,
+    ConfigError,
+    GroupNotFound,
+    NoRoute,
+    NotPermitted,
+    TandemError,
+    TopicNotFound,
+)
+from tandemmq.protocol.message import ReceivedMessage
+from tandemmq.protocol.topic_names import check_topic
+from tandemmq.shell import local
+
+VARIABLES: Final = ("TANDEMMQ_NAMESRV", "NAMESRV_ADDR")
+ROUTE_PATIENCE_S: Final = 5.0
+"""A broker that has just started is at the name server within this time."""
+
+NameServers = Annotated[
+    str,
+    typer.Option(
+        "-n",
+        "--namesrv",
+        help="Name servers, separated by ;",
+        show_default="$TANDEMMQ_NAMESRV, $NAMESRV_ADDR, else the running `up`",
+        metavar="HOST:PORT",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON, one object per line or answer.")]
+Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
+Meta = Annotated[
+    bool, typer.Option("--meta/--no-meta", help="Put time, place, tag and keys before each body.")
+]
+
+_NEXT_STEPS: Final[tuple[tuple[type[TandemError], str], ...]] = (
+    (TopicNotFound, "`tandemmq topics` lists what there is; the first `tandemmq produce` makes a topic"),
+    (GroupNotFound, "`tandemmq groups` lists what there is"),
+    (NoRoute, "`tandemmq doctor` looks for the broker that is missing"),
+    (BrokerUnreachable, "`tandemmq up` starts a cluster here, `tandemmq doctor` looks at one"),
+    (NotPermitted, "docs/security.md tells how tools sign"),
+)
+
+
+class Explained(TandemError):
+    """An error with the next step in its text."""
+
+
+def explain(error: TandemError) -> TandemError:
+    """The error with what to do about it, where we know that."""
+    step = next((step for kind, step in _NEXT_STEPS if isinstance(error, kind)), "")
+    return Explained(f"{error}; {step}") if step else error
+
+
+def find_name_servers(given: str) -> str:
+    """What was given, else of the environment, else of the cluster that runs here. Raises ConfigError."""
+    text = given or next(filter(None, (os.environ.get(name) for name in VARIABLES)), "")
+    if text:
+        return text
+    try:
+        return local.running_state(local.default_folder()).namesrv
+    except local.NotRunning:
+        raise ConfigError(
+            "no name server is known: start a cluster with `tandemmq up`, or name one: --namesrv HOST:PORT"
+        ) from None
+
+
+def run(work: Callable[[], Awaitable[int]]) -> NoReturn:
+    """Does the work and exits with its code; Ctrl-C and SIGTERM end it in order, with code 0."""
+    _quiet_logs()
+
+    async def main() -> int:
+        task = asyncio.ensure_future(work())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return 0
+
+    with ending_well():
+        code = asyncio.run(main())
+    raise typer.Exit(code)
+
+
+class ending_well:  # reads as a statement
+    """Errors get their next step; a reader that has gone ends the command with code 0."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, TandemError):
+            raise explain(error) from error
+        if isinstance(error, BrokenPipeError):
+            # What Python still has buffered must not fail a second time at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0)
+
+
+def _quiet_logs() -> None:
+    """The client's log lines are for services; commands say themselves what happens."""
+    logging.getLogger("tandemmq").addHandler(logging.NullHandler())
+
+
+def note(sentence: str) -> None:
+    """A sentence for the person at the terminal."""
+    typer.echo(f"tandemmq: {sentence}", err=True)
+
+
+def check_name(topic: str) -> None:
+    """Raises typer.BadParameter for what cannot be a topic."""
+    try:
+        check_topic(topic)
+    except TandemError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+# Messages
+
+
+def write_messages(messages: Iterable[ReceivedMessage], *, as_json: bool, with_meta: bool) -> None:
+    """Each message as one line on standard output; all are written when this returns."""
+    is_terminal = sys.stdout.isatty()
+    out = sys.stdout.buffer
+    for message in messages:
+        if as_json:
+            line = json.dumps(as_object(message), ensure_ascii=False).encode()
+        else:
+            line = bytes(message.body)
+            if is_terminal:
+                # A terminal takes control bytes as commands.
+                line = _printable(line)
+            if with_meta:
+                line = _meta(message).encode() + b"\t" + line
+        out.write(line + b"\n")
+    out.flush()
+
+
+def as_object(message: ReceivedMessage) -> dict[str, Any]:
+    """A message for programs; a body that is not UTF-8 is in `body_base64` and not in `body`."""
+    found: dict[str, Any] = {
+        "topic": message.topic,
+        "broker": message.broker_name,
+        "queue": message.queue_id,
+        "offset": message.queue_offset,
+        "message_id": message.message_id,
+        "tags": message.tags,
+        "keys": list(message.keys),
+        "properties": message.properties,
+        "born_at": message.born_at_ms,
+        "stored_at": message.stored_at_ms,
+        "retries": message.retry_count,
+    }
+    body = bytes(message.body)
+    try:
+        found["body"] = body.decode()
+    except UnicodeDecodeError:
+        found["body_base64"] = base64.b64encode(body).decode()
+    return found
+
+
+def _meta(message: ReceivedMessage) -> str:
+    when = datetime.fromtimestamp(message.stored_at_ms / 1000).isoformat(" ", "milliseconds")
+    place = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
+    return f"{when}\t{place}\t{message.message_id}\t{message.tags or '-'}\t{' '.join(message.keys) or '-'}"
+
+
+def _printable(line: bytes) -> bytes:
+    text = line.decode("utf-8", "backslashreplace")
+    return "".join(one if one.isprintable() or one == "\t" else repr(one)[1:-1] for one in text).encode()
+
+
+def is_reader_gone() -> bool:
+    """True when standard output is a pipe that nobody reads any more."""
+    try:
+        watched = select.poll()
+        watched.register(sys.stdout.fileno(), 0)
+        return any(events & select.POLLERR for _, events in watched.poll(0))
+    except (OSError, ValueError):
+        return False

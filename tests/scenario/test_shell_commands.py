@@ -1,0 +1,168 @@
+"""The commands for messages as a user types them, in processes of their own, with real pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from tandemmq.shell import local
+from tandemmq.shell.read import parse_when
+from waits import PATIENCE_S, until_blocking
+
+pytestmark = pytest.mark.process
+
+
+class Shell:
+    """Runs commands where a small cluster runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        clean = {name: text for name, text in os.environ.items() if "NAMESRV" not in name}
+        self.environment = {**clean, local.FOLDER_VARIABLE: str(folder)}
+
+    def run(self, *arguments: str, data: bytes = b"", code: int = 0) -> str:
+        """Standard output, and standard error where the code is not 0."""
+        done = subprocess.run(
+            [sys.executable, "-m", "tandemmq", *arguments],
+            input=data,
+            capture_output=True,
+            timeout=PATIENCE_S,
+            env=self.environment,
+            check=False,
+        )
+        text = (done.stdout + (done.stderr if code else b"")).decode("utf-8", "surrogateescape")
+        assert done.returncode == code, text + done.stderr.decode()
+        return text
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tandemmq", *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, env=self.environment, **options)
+
+    def rows(self, *arguments: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.run(*arguments, "--json").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    folder = tmp_path_factory.mktemp("up") / "a folder"
+    subject = Shell(folder)
+    subject.run("up", "--minimal", "--detach", "--port-base", "auto")
+    yield subject
+    subject.run("down")
+
+
+def test_lines_go_in_and_come_out(shell: Shell, tmp_path: Path) -> None:
+    lines = b"one\n\xff\x00binary\n\nlast without a line end"
+    given = ("--tag", "red", "--key", "k1", "--property", "origin=a b")
+    assert shell.run("produce", "Lines", *given, data=lines) == "3 messages sent to Lines\n"
+    assert shell.run("produce", "Lines", data=b"") == "0 messages sent to Lines\n"
+    path = tmp_path / "more lines"
+    path.write_bytes(b"from a file\n" * 10)
+    told = json.loads(shell.run("produce", "Lines", "--file", str(path), "--batch", "3", "--json"))
+    assert (told["sent"], told["not_replicated"]) == (10, 0)
+
+    shown = shell.run("tail", "Lines", "--last", "100", "--no-follow")
+    assert shown.count("from a file\n") == 10
+    found = {one.get("body"): one for one in shell.rows("browse", "Lines", "--tag", "red")}
+    assert set(found) == {"one", None, "last without a line end"}
+    assert found[None]["body_base64"] == "/wBiaW5hcnk="
+    one = found["one"]
+    assert (one["tags"], one["keys"], one["properties"]["origin"]) == ("red", ["k1"], "a b")
+    assert len(shell.rows("browse", "Lines", "--key", "k1")) == 3
+    assert [row["body"] for row in shell.rows("browse", "Lines", "--id", one["message_id"])] == ["one"]
+    place = ("--queue", str(one["queue"]), "--offset", str(one["offset"]), "--count", "1")
+    assert [row["body"] for row in shell.rows("browse", "Lines", *place)] == ["one"]
+    assert "\tred\tk1\tone\n" in shell.run("browse", "Lines", "--time", "10m", "--tag", "red")
+    assert len(shell.rows("tail", "Lines", "--since", "10m", "--no-follow")) == 13
+    assert "no such message" in shell.run("browse", "Lines", "--key", "none", code=1)
+
+
+def test_a_group_goes_on_where_it_was(shell: Shell) -> None:
+    shell.run("produce", "Work", data=b"".join(b"%d\n" % number for number in range(20)))
+    first = shell.run("consume", "Work", "--group", "crew", "--count", "5").split()
+    assert len(first) == 5
+    (answer,) = [json.loads(shell.run("lag", "--group", "crew", "--json"))]
+    assert sum(row["lag"] for row in answer["queues"]) == 15
+    rest = shell.run("consume", "Work", "--group", "crew", "--wait", "1").split()
+    assert sorted(map(int, first + rest)) == list(range(20))
+    listed = json.loads(shell.run("groups", "--json"))["groups"]
+    assert {"group": "crew", "members": 0, "lag": 0} in listed
+    (topic,) = [one for one in json.loads(shell.run("topics", "--json"))["topics"] if one["topic"] == "Work"]
+    assert topic["messages"] == 20
+    with shell.start("lag", "--group", "crew", "--watch", "--json") as watching:
+        assert watching.stdout is not None
+        assert json.loads(watching.stdout.readline())["queues"]
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(PATIENCE_S) == 0
+
+
+def test_tail_outlives_a_broker_and_leaves_no_group(shell: Shell) -> None:
+    shell.run("produce", "News", data=b"old\n")
+    before = shell.run("groups", "--json")
+    with shell.start("tail", "News", "--last", "1", stderr=subprocess.DEVNULL) as tail:
+        assert tail.stdout is not None
+        assert tail.stdout.readline() == b"old\n"
+        shell.run("produce", "News", data=b"new\n")
+        assert tail.stdout.readline() == b"new\n"
+        broker = local.running_state(shell.folder).servers[1]
+        os.kill(broker.pid, signal.SIGKILL)
+        until_blocking(lambda: is_back(shell, broker.pid))
+        shell.run("produce", "News", data=b"newer\n")
+        assert tail.stdout.readline() == b"newer\n"
+        tail.send_signal(signal.SIGTERM)
+        assert tail.wait(PATIENCE_S) == 0
+    assert shell.run("groups", "--json") == before
+
+
+def is_back(shell: Shell, old_pid: int) -> bool:
+    server = local.running_state(shell.folder).servers[1]
+    return server.pid != old_pid and server.state == "ready"
+
+
+@pytest.mark.parametrize("command", [("tail", "--last", "1000"), ("consume", "--group", "head")])
+def test_a_reader_that_goes_is_a_good_end(shell: Shell, command: tuple[str, ...]) -> None:
+    shell.run("produce", "Piped", data=b"line\n" * 2_000)
+    name, *options = command
+    with shell.start(name, "Piped", *options, stderr=subprocess.PIPE) as process:
+        out: IO[bytes] | None = process.stdout
+        assert out is not None
+        assert process.stderr is not None
+        assert out.readline() == b"line\n"
+        out.close()
+        assert process.wait(PATIENCE_S) == 0
+        assert process.stderr.read() == b""
+
+
+def test_errors_name_the_next_step(shell: Shell, tmp_path: Path) -> None:
+    for arguments in (
+        ("tail", "None"),
+        ("consume", "None", "--group", "g"),
+        ("browse", "None"),
+    ):
+        text = shell.run(*arguments, code=1)
+        assert "'None'" in text
+        assert "`tandemmq topics`" in text
+    assert "`tandemmq groups`" in shell.run("lag", "--group", "nobody", code=1)
+    assert "`tandemmq up`" in shell.run("topics", "--namesrv", "127.0.0.1:1", code=1)
+    assert "with spaces" in shell.run("produce", "with spaces", code=2)
+    assert "NAME=VALUE" in shell.run("produce", "T", "--property", "x", code=2)
+    assert "No such file" in shell.run("produce", "T", "--file", str(tmp_path / "none"), code=1)
+    assert "`tandemmq up`" in Shell(tmp_path).run("topics", code=1)
+
+
+def test_times_are_read() -> None:
+    import typer
+
+    assert parse_when("1795406662932") == 1795406662932
+    assert parse_when("2026-11-23T04:00:00+00:00") == 1795406400000
+    assert parse_when("1h") < parse_when("10m") < parse_when("0s")
+    with pytest.raises(typer.BadParameter, match="10m"):
+        parse_when("soon")
