@@ -43,7 +43,6 @@ def make_broker(directory: Path, store: Path, **settings: object) -> Server:
         "maxHashSlotNum": 1_000,
         "maxIndexNum": 4_000,
         "syncFlushTimeout": 60_000,
-        "cleanFileForciblyEnable": "false",
         **settings,
     }
     conf = write_properties(directory / "broker.conf", common)

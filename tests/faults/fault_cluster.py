@@ -26,7 +26,6 @@ SMALL: dict[str, object] = {
     "mappedFileSizeConsumeQueue": 20_000,
     "maxHashSlotNum": 1_000,
     "maxIndexNum": 4_000,
-    "cleanFileForciblyEnable": "false",
     "fastListen": "false",
     "slaveReadEnable": "true",
 }

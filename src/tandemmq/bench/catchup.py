@@ -82,7 +82,7 @@ async def measure_catchup(directory: Path, gib: float, body_bytes: int, on_progr
 
 async def _fill(directory: Path, gib: float, body_bytes: int, on_progress: OnProgress) -> None:
     """Make the master's store: its log in bulk, its tables by the dispatcher of a slave."""
-    options = StoreOptions(root=directory, role=BrokerRole.SLAVE, clean_forcibly_enable=False)
+    options = StoreOptions(root=directory, role=BrokerRole.SLAVE)
     store = await MessageStore.open(options, disk=RealDisk(), clock=LoopClock())
     maker = LogMaker(segment_bytes=options.commit_log_file_bytes, body_bytes=body_bytes)
     total = int(gib * GIB)

@@ -52,7 +52,7 @@ def _tell(value: msgspec.Struct) -> None:
 
 
 async def _open(directory: Path, role: BrokerRole) -> MessageStore:
-    options = StoreOptions(root=directory, role=role, clean_forcibly_enable=False)
+    options = StoreOptions(root=directory, role=role)
     return await MessageStore.open(options, disk=RealDisk(), clock=LoopClock())
 
 

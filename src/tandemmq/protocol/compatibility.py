@@ -395,6 +395,11 @@ DIFFERENCES: Final = {
             " start; syncMasterCompat4=true waits for one, as in 4.x.",
             "store/replies.py",
         ),
+        (
+            "`cleanFileForciblyEnable` is false unless it is set: a disk that fills up costs sends, which are"
+            " refused above `diskSpaceWarningLevelRatio`, and no messages younger than `fileReservedTime`.",
+            "store/retention.py",
+        ),
     ),
 }
 """What differs on purpose, and where, by area."""

@@ -115,7 +115,7 @@ class StoreOptions:
     clean_interval_ms: int = 10_000  # cleanResourceInterval
     clean_first_delay_ms: int = 60_000  # RocketMQ's fixed first delay
     delete_file_count_max: int = 10  # deleteFileBatchMax
-    clean_forcibly_enable: bool = True  # cleanFileForciblyEnable
+    clean_forcibly_enable: bool = False  # cleanFileForciblyEnable, which is true in RocketMQ
     disk_used_percent_max: int = 75  # diskMaxUsedSpaceRatio, clamped to 10..95
     disk_forcible_percent: int = 85  # diskSpaceCleanForciblyRatio, clamped to 30..85
     disk_warning_percent: int = 90  # diskSpaceWarningLevelRatio, clamped to 35..90

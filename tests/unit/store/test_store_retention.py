@@ -33,7 +33,7 @@ def test_plan(used: int, hour: int, ages_h: list[int], count: int, is_full: bool
     """spec store 19."""
     now = 10**12
     plan = plan_cleaning(
-        options(),
+        options(clean_forcibly_enable=True),
         used_percent=used,
         hour=hour,
         now_ms=now,
@@ -46,7 +46,7 @@ def test_plan_tells_which_files_go_before_their_time() -> None:
     """A disk above 85 % forces out what is younger than fileReservedTime, and that is not silent."""
     ages_h = (80, 73, 71, 3)
     plan = plan_cleaning(
-        options(),
+        options(clean_forcibly_enable=True),
         used_percent=86,
         hour=5,
         now_ms=10**12,
@@ -55,10 +55,8 @@ def test_plan_tells_which_files_go_before_their_time() -> None:
     assert (plan.delete_count, plan.early_count) == (4, 2)
 
 
-def test_forced_cleaning_can_be_switched_off() -> None:
-    plan = plan_cleaning(
-        options(clean_forcibly_enable=False), used_percent=95, hour=5, now_ms=10**12, left_at_ms=[10**12]
-    )
+def test_a_full_disk_forces_nothing_out_unless_an_operator_wants_it() -> None:
+    plan = plan_cleaning(options(), used_percent=95, hour=5, now_ms=10**12, left_at_ms=[10**12])
     assert plan.delete_count == 0
 
 
