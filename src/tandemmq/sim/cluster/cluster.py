@@ -12,7 +12,7 @@ from tandemmq.protocol.record import Record
 from tandemmq.replication.core.effects import HaltReason
 from tandemmq.sim.cluster import checkers
 from tandemmq.sim.cluster.clients import ClientNode, ConsumerNode, ProducerNode
-from tandemmq.sim.cluster.ledger import Ledger, Place
+from tandemmq.sim.cluster.ledger import Fate, Ledger, Place
 from tandemmq.sim.cluster.nodes import BrokerNode, NameServerNode, Node
 from tandemmq.sim.cluster.promises import Promises
 from tandemmq.sim.cluster.settings import TOPIC
@@ -25,6 +25,11 @@ from tandemmq.sim.cluster.world import World
 START_TIMEOUT_S = 60.0
 SETTLE_TIMEOUT_S = 400.0
 REST_TIMEOUT_S = 30.0
+AGED_PERCENT = 40
+AGED_MS = 80 * 3_600_000
+"""More than fileReservedTime."""
+CLEANED_S = 25.0
+"""Two rounds of cleaning."""
 DIVERGENCES = (HaltReason.SLAVE_AHEAD, HaltReason.DIVERGED)
 """Why a slave may halt: its master lost what neither a flush nor a second copy had promised."""
 
@@ -303,6 +308,47 @@ class Cluster:
                     self.world.findings.broken.append(f"{slave.life} has another queue {place}")
         for worker in self.workers:
             worker.check(self.master)
+
+    async def age(self) -> None:
+        """Sometimes: days pass, all brokers delete their old files, and one is lost while it does."""
+        world, master = self.world, self.master
+        file_bytes = world.settings.commit_log_file_bytes
+        if not world.dice.happens(AGED_PERCENT) or master.store is None:
+            return
+        end = master.store.max_log_offset
+        kept_from = max(end - 1, 0) // file_bytes * file_bytes
+        ends = {place: master.store.queue_max(*place) for place in master.store.queue_keys()}
+        lost = world.dice.pick(self.brokers) if world.dice.happens(50) else None
+        if lost is not None:
+            lost.arm_crash(world.dice.between(0, 30), is_power_cut=world.dice.happens(50))
+        late_ms = max(node.clock.skew_ms for node in self.nodes) + AGED_MS
+        for node in self.nodes:
+            node.clock.skew_ms = late_ms
+        self.ledger.counts["aged"] += 1
+        world.note(f"{AGED_MS // 3_600_000} hours pass, nothing before {kept_from} is kept")
+        for sent in self.ledger.sent.values():
+            if sent.log_offset < kept_from and sent.fate in (Fate.ACKNOWLEDGED, Fate.STORED):
+                sent.fate = Fate.EXPIRED
+        if lost is not None:
+            await world.until(lambda: not lost.is_running, CLEANED_S)
+            lost.disarm_crash()
+            if not lost.is_running:
+                lost.start()
+
+        def is_clean() -> bool:
+            stores = [node.store for node in self.brokers]
+            return all(store is not None and store.min_log_offset >= kept_from for store in stores)
+
+        await self._expect(is_clean, CLEANED_S + START_TIMEOUT_S, "old files are not deleted")
+        await self._expect(self.is_level, START_TIMEOUT_S, "the slaves do not get level after old files went")
+        for node in self.brokers:
+            checkers.check_queues(world, self.ledger, node)
+        for place, queue_end in ends.items():
+            now = 0 if master.store is None else master.store.queue_max(*place)
+            if now < queue_end:
+                world.findings.broken.append(
+                    f"{master.life} {place} ends at {now}, before it was {queue_end}"
+                )
 
     async def stop(self) -> None:
         """All in order; whatever is left is a leak."""

@@ -21,6 +21,7 @@ class Fate(Enum):
     STORED = "stored, a promise was not kept in time"
     UNKNOWN = "unknown"
     GONE = "lost in a power cut, as it may"
+    EXPIRED = "older than what is kept"
 
 
 @dataclass(slots=True, eq=False)

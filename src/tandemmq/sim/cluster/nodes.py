@@ -324,6 +324,9 @@ class BrokerNode(Node):
             message_bytes_max=4_096,
             memory_bytes=20_000,
             scrub_bytes_per_second=0,
+            delete_at_hours=tuple(range(24)),
+            clean_first_delay_ms=2_000,
+            delete_file_count_max=1_000,
         )
 
     def _broker_options(self) -> BrokerOptions:

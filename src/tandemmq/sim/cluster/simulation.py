@@ -26,6 +26,7 @@ Script = Callable[[Cluster], Awaitable[None]]
 
 RUN_S_MAX = 3_000.0
 """Virtual time of a whole run; more means that something never ends."""
+ANSWERED = frozenset({Fate.ACKNOWLEDGED, Fate.EXPIRED})
 ALARMS = frozenset({events.REQUEST_FAILED, events.TASK_FAILED})
 
 
@@ -109,7 +110,7 @@ class Simulation:
         for name in await unwind(loop, list(dict.fromkeys(lives))):
             world.note(f"cannot be ended: {name}")
         result = self.result
-        result.acknowledged_count = sum(s.fate is Fate.ACKNOWLEDGED for s in cluster.ledger.sent.values())
+        result.acknowledged_count = sum(s.fate in ANSWERED for s in cluster.ledger.sent.values())
         result.counts = dict(cluster.ledger.counts)
         result.virtual_s = loop.time()
         result.digest = world.fabric.digest
@@ -124,6 +125,7 @@ class Simulation:
             ("trouble", trouble if self._script is None else partial(self._script, cluster)),
             ("settle", cluster.settle),
             ("check", cluster.check),
+            ("age", cluster.age),
             ("stop", cluster.stop),
             ("restart", cluster.restart_alone),
         )
