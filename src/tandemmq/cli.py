@@ -363,6 +363,7 @@ _OTHERS: Final = {
     "topics": ("tandemmq.shell.look", "", "List topics."),
     "groups": ("tandemmq.shell.look", "", "List consumer groups."),
     "lag": ("tandemmq.shell.look", "", "Show how far a group is behind."),
+    "doctor": ("tandemmq.shell.doctor", "", "Look for what is wrong, and say what to do."),
     "demo": (
         "tandemmq.demo.command",
         "spark",

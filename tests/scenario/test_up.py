@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -66,6 +67,9 @@ def test_a_cluster_survives_kills_and_leaves_nothing(folder: Path) -> None:
         until_blocking(lambda: is_well(folder))
         before = servers(folder)
         assert before["slave"]["lag_bytes"] == 0
+        healthy = run(folder, "doctor")
+        assert healthy.returncode == 0, healthy.stdout
+        assert re.search(r"^ok +replication +slave .* follows broker-a", healthy.stdout, re.MULTILINE)
         again = run(folder, "up", "--port-base", "auto")
         assert (again.returncode, "runs in" in again.stdout) == (0, True)
 
@@ -80,11 +84,16 @@ def test_a_cluster_survives_kills_and_leaves_nothing(folder: Path) -> None:
         up.kill()
         up.wait()
     assert len(local.server_pids(folder.resolve())) == 3
+    os.kill(after["slave"]["process"], signal.SIGKILL)
+    sick = run(folder, "doctor", "--json", "--namesrv", before["name server"]["address"] + ";127.0.0.1:1")
+    told = {(one["level"], one["area"]) for one in json.loads(sick.stdout)["findings"]}
+    assert sick.returncode == 1
+    assert {("problem", "name servers"), ("problem", "replication")} <= told
     left = run(folder, "status")
     assert (left.returncode, "the supervisor" in left.stderr) == (1, True)
     over = run(folder, "up", "--minimal", "--detach", "--port-base", "auto")
     assert over.returncode == 0, over.stderr
-    assert "ended 3 processes of an earlier `up`" in (folder / "up.log").read_text(encoding="utf-8")
+    assert "ended 2 processes of an earlier `up`" in (folder / "up.log").read_text(encoding="utf-8")
     assert set(servers(folder)) == {"name server", "master"}
 
     supervisor = local.supervisor_pid(folder.resolve())

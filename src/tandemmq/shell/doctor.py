@@ -1,0 +1,271 @@
+"""`tandemmq doctor`: looks at a cluster from outside, says what is wrong and what to do about it.
+
+A problem loses messages, stops senders or readers, or will; a warning is what somebody should have meant.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from ipaddress import ip_address
+from typing import Final
+
+import typer
+
+from tandemmq.admin.targets import MASTER_ID, Target, Tools, open_tools, targets_of
+from tandemmq.api import broker_admin, nameserver
+from tandemmq.client.options import parse_name_servers
+from tandemmq.errors import TandemError
+from tandemmq.protocol.bodies.cluster import ClusterInfo
+from tandemmq.protocol.bodies.ha import HaStatus
+from tandemmq.protocol.properties_file import parse_properties
+from tandemmq.protocol.topic_names import is_system_topic
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.shell.session import AsJson, NameServers, find_name_servers, run
+from tandemmq.units import MIB
+
+CLOCK_MS_MAX: Final = 5_000
+"""Brokers tell their age in whole seconds, and the question takes its time."""
+DISK_PROBLEM: Final = 0.85
+DISK_WARNING: Final = 0.75
+LAG_BYTES_MAX: Final = 64 * MIB
+TOPICS_MAX: Final = 1_000
+"""Topics whose routes are looked at."""
+
+_AGE: Final = re.compile(r"(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds")
+_ALIKE: Final = {
+    "mappedFileSizeCommitLog": "problem",
+    "messageDelayLevel": "problem",
+    "maxMessageSize": "problem",
+    "flushDiskType": "warning",
+    "fileReservedTime": "warning",
+}
+"""What a master and its slave must have alike, and how bad it is when they do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`level`: ok, warning or problem; `fix` is empty for what is well."""
+
+    level: str
+    area: str
+    text: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkup:
+    """What one broker answered."""
+
+    target: Target
+    facts: Mapping[str, str]
+    settings: Mapping[str, str]
+    replication: HaStatus
+
+    @property
+    def label(self) -> str:
+        return f"{self.target.broker_name} ({self.target.address})"
+
+
+def doctor(namesrv: NameServers = "", as_json: AsJson = False) -> None:
+    """Look for what is wrong in a cluster and say what to do; exit code 1 when there is a problem."""
+    servers = find_name_servers(namesrv)
+
+    async def work() -> int:
+        async with open_tools(servers) as tools:
+            findings = await examine(tools, parse_name_servers(servers))
+        _print(findings, as_json=as_json)
+        return 1 if any(one.level == "problem" for one in findings) else 0
+
+    run(work)
+
+
+def _print(findings: Sequence[Finding], *, as_json: bool) -> None:
+    counts = {level: sum(one.level == level for one in findings) for level in ("ok", "warning", "problem")}
+    if as_json:
+        typer.echo(json.dumps({"counts": counts, "findings": [asdict(one) for one in findings]}, indent=2))
+        return
+    for one in findings:
+        typer.echo(f"{one.level:8} {one.area:12} {one.text}")
+        if one.fix:
+            typer.echo(f"{'':21} -> {one.fix}")
+    typer.echo(f"{counts['problem']} problems, {counts['warning']} warnings")
+
+
+async def examine(tools: Tools, servers: Sequence[str]) -> list[Finding]:
+    """Everything that can be found out; what cannot be asked is a finding, too."""
+    findings: list[Finding] = []
+    infos: dict[str, ClusterInfo] = {}
+    for address in servers:
+        try:
+            infos[address] = await nameserver.query_cluster_info(tools.remoting, address)
+        except TandemError as error:
+            fix = "start it, or take it out of namesrvAddr and --namesrv"
+            findings.append(Finding("problem", "name servers", f"{address} does not answer: {error}", fix))
+    if not infos:
+        return findings
+    findings += judge_name_servers(infos)
+    checkups = []
+    for target in targets_of(next(iter(infos.values()))):
+        checkup = await _check_up(tools, target)
+        if isinstance(checkup, Finding):
+            findings.append(checkup)
+            continue
+        checkups.append(checkup)
+        findings += judge_broker(checkup, LoopClock().now_ms(), servers)
+    findings += judge_groups(next(iter(infos.values())), checkups)
+    findings += await _judge_routes(tools, next(iter(infos.values())))
+    return findings
+
+
+async def _check_up(tools: Tools, target: Target) -> Checkup | Finding:
+    try:
+        facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
+        text = await broker_admin.query_broker_config(tools.remoting, target.address)
+        replication = await broker_admin.query_ha_status(tools.remoting, target.address)
+    except TandemError as error:
+        where = f"{target.broker_name} ({target.address})"
+        fix = "is it running, and can this machine reach brokerIP1? `tandemmq status` shows the local ones"
+        return Finding("problem", "brokers", f"{where} does not answer: {error}", fix)
+    settings = {key: one.text for key, one in parse_properties(text.encode(), target.address).items()}
+    return Checkup(target, facts, settings, replication)
+
+
+def judge_name_servers(infos: Mapping[str, ClusterInfo]) -> Iterator[Finding]:
+    """Name servers know nothing of each other: every broker must be registered at each of them."""
+    known = {address: {target.address for target in targets_of(info)} for address, info in infos.items()}
+    everything = set().union(*known.values())
+    for address, brokers in known.items():
+        missing = sorted(everything - brokers)
+        if missing:
+            fix = "name all name servers in the namesrvAddr of every broker"
+            yield Finding("problem", "name servers", f"{address} does not know {', '.join(missing)}", fix)
+        elif not brokers:
+            fix = "start one, with namesrvAddr set to this name server"
+            yield Finding("problem", "brokers", f"no broker is registered at {address}", fix)
+        else:
+            yield Finding("ok", "name servers", f"{address} answers and knows {len(brokers)} brokers")
+
+
+def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[Finding]:
+    """What one broker's own answers say."""
+    role = one.facts.get("brokerRole", "")
+    is_master = one.target.broker_id == MASTER_ID
+    if role and is_master == (role == "SLAVE"):
+        fix = "brokerId is 0 at a master and above 0 at a slave"
+        text = f"{one.label} is registered with id {one.target.broker_id} and has the role {role}"
+        yield Finding("problem", "brokers", text, fix)
+    if _is_loopback(one.target.address) and not all(_is_loopback(server) for server in servers):
+        fix = "set brokerIP1 to an address that clients can reach"
+        text = f"{one.label} tells clients of other machines an address of their own loopback"
+        yield Finding("problem", "addresses", text, fix)
+    yield from _judge_clock(one, now_ms)
+    yield from _judge_disk(one)
+    yield from _judge_replication(one)
+    if role == "SYNC_MASTER" and one.settings.get("inSyncReplicas") == "1":
+        fix = "set inSyncReplicas=2, or brokerRole=ASYNC_MASTER if that is what is meant"
+        yield Finding("warning", "settings", f"{one.label} is a SYNC_MASTER that waits for no slave", fix)
+    if role == "ASYNC_MASTER" and _whole(one.settings.get("inSyncReplicas")) > 1:
+        fix = "set brokerRole=SYNC_MASTER, or inSyncReplicas=1"
+        text = f"{one.label} has inSyncReplicas above 1, and as ASYNC_MASTER waits for nobody"
+        yield Finding("warning", "settings", text, fix)
+
+
+def _judge_clock(one: Checkup, now_ms: int) -> Iterator[Finding]:
+    booted, age = _whole(one.facts.get("bootTimestamp")), _AGE.search(one.facts.get("runtime", ""))
+    if not booted or age is None:
+        return
+    days, hours, minutes, seconds = map(int, age.groups())
+    behind_ms = now_ms - booted - (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
+    if abs(behind_ms) > CLOCK_MS_MAX:
+        text = f"the clock of {one.label} and ours are {abs(behind_ms) / 1000:.0f} s apart, or one was set"
+        fix = "run a time service (chrony, systemd-timesyncd) on both machines"
+        yield Finding("problem", "clocks", text, fix)
+    else:
+        yield Finding("ok", "clocks", f"{one.label} has our time")
+
+
+def _judge_disk(one: Checkup) -> Iterator[Finding]:
+    try:
+        ratio = float(one.facts.get("commitLogDiskRatio", ""))
+    except ValueError:
+        return
+    text = f"the disk of {one.label} is {ratio:.0%} full"
+    fix = "free space or lower fileReservedTime: a full disk first costs old messages, then refuses sends"
+    level = "problem" if ratio >= DISK_PROBLEM else "warning" if ratio >= DISK_WARNING else "ok"
+    yield Finding(level, "disk", text, "" if level == "ok" else fix)
+    if _whole(one.facts.get("damagedRangeCount")):
+        text = f"{one.label} has {one.facts['damagedBytes']} damaged bytes in its log"
+        yield Finding("problem", "disk", text, "see `tandemmq store check` and docs/operations.md")
+
+
+def _judge_replication(one: Checkup) -> Iterator[Finding]:
+    status = one.replication
+    if not status.is_master:
+        if status.client.halt_reason is not None:
+            text = f"{one.label} has stopped copying: {status.client.halt_reason} {status.client.halt_detail}"
+            yield Finding("problem", "replication", text, "see Replication in docs/operations.md")
+        return
+    if status.waiting:
+        fix = "start its slaves, or give up what only they hold: `tandemmq admin acceptLog`"
+        yield Finding("problem", "replication", f"{one.label} serves nothing yet: {status.waiting}", fix)
+    here = [slave for slave in status.connections if slave.away_ms is None]
+    wanted = _whole(one.settings.get("inSyncReplicas"))
+    if one.facts.get("brokerRole") == "SYNC_MASTER" and 1 + len(here) < wanted:
+        text = f"{one.label} waits for {wanted} copies, and {len(here)} slaves are connected"
+        fix = "start the slave; until then senders get no SEND_OK"
+        yield Finding("problem", "replication", text, fix)
+    for slave in here:
+        if slave.lag_bytes > LAG_BYTES_MAX:
+            text = f"slave {slave.address} is {slave.lag_bytes:,} bytes behind {one.label}"
+            yield Finding(
+                "warning", "replication", text, "see whether it catches up: `tandemmq admin haStatus`"
+            )
+        else:
+            yield Finding("ok", "replication", f"slave {slave.address} follows {one.label}")
+
+
+def judge_groups(info: ClusterInfo, checkups: Sequence[Checkup]) -> Iterator[Finding]:
+    """Whether each group of brokers has a master, and whether its members fit each other."""
+    for name, broker in sorted(info.brokers.items()):
+        if MASTER_ID not in broker.addresses:
+            fix = "start it: until then nothing can be sent there, and reading goes on at its slaves"
+            yield Finding("problem", "brokers", f"{name} has no master", fix)
+        members = [one for one in checkups if one.target.broker_name == name]
+        for key, level in _ALIKE.items():
+            values = {one.label: one.settings[key] for one in members if key in one.settings}
+            if len(set(values.values())) > 1:
+                text = f"{key} differs: " + ", ".join(f"{text} at {label}" for label, text in values.items())
+                yield Finding(level, "settings", text, "a slave that takes over must be what its master was")
+
+
+async def _judge_routes(tools: Tools, info: ClusterInfo) -> list[Finding]:
+    topics = [name for name in await tools.cluster_admin.topics() if not is_system_topic(name)]
+    findings = []
+    for topic in topics[:TOPICS_MAX]:
+        try:
+            route = await tools.cluster_admin.topic_route(topic)
+        except TandemError as error:
+            findings.append(
+                Finding("warning", "routes", f"{topic} has no route: {error}", "delete the topic")
+            )
+            continue
+        unknown = sorted({queue.broker_name for queue in route.queues} - set(info.brokers))
+        if unknown:
+            text = f"{topic} has queues at {', '.join(unknown)}, which is not registered"
+            findings.append(Finding("problem", "routes", text, "start that broker"))
+    return findings or [Finding("ok", "routes", f"{min(len(topics), TOPICS_MAX)} topics lead to brokers")]
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0

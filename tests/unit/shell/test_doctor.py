@@ -1,0 +1,92 @@
+"""What the doctor makes of answers; each fault is told with what to do about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandemmq.admin.targets import Target
+from tandemmq.protocol.bodies.cluster import ClusterInfo
+from tandemmq.protocol.bodies.ha import HaClient, HaConnection, HaStatus
+from tandemmq.protocol.bodies.route import BrokerData
+from tandemmq.shell.doctor import Checkup, judge_broker, judge_groups, judge_name_servers
+
+NOW_MS = 1_800_000_000_000
+AGE = "[ 0 days, 0 hours, 1 minutes, 40 seconds ]"
+NAMES = ["192.0.2.1:9876"]
+
+
+def checkup(
+    broker_id: int = 0,
+    *,
+    address: str = "192.0.2.2:10911",
+    role: str = "SYNC_MASTER",
+    booted_ms: int = NOW_MS - 100_000,
+    ratio: str = "0.10",
+    replication: HaStatus | None = None,
+    **settings: str,
+) -> Checkup:
+    facts = {
+        "brokerRole": role,
+        "bootTimestamp": str(booted_ms),
+        "runtime": AGE,
+        "commitLogDiskRatio": ratio,
+        "damagedRangeCount": "0",
+    }
+    slave = HaConnection(address="192.0.2.3:5")
+    status = replication or HaStatus(is_master=True, connections=(slave,))
+    return Checkup(Target("c", "b", broker_id, address), facts, {"inSyncReplicas": "2", **settings}, status)
+
+
+def levels(one: Checkup) -> set[tuple[str, str]]:
+    return {(found.level, found.area) for found in judge_broker(one, NOW_MS, NAMES) if found.level != "ok"}
+
+
+HALTED = HaStatus(client=HaClient(halt_reason="DIVERGED", halt_detail="at 5"))
+ALONE = HaStatus(is_master=True)
+BEHIND = HaStatus(is_master=True, connections=(HaConnection(address="s", lag_bytes=1 << 30),))
+WAITING = HaStatus(is_master=True, waiting="for b-1", connections=(HaConnection(address="s"),))
+
+
+@pytest.mark.parametrize(
+    ("one", "found"),
+    [
+        (checkup(), set()),
+        (checkup(role="SLAVE"), {("problem", "brokers")}),
+        (checkup(address="127.0.0.1:10911"), {("problem", "addresses")}),
+        (checkup(booted_ms=NOW_MS - 160_000), {("problem", "clocks")}),
+        (checkup(ratio="0.80"), {("warning", "disk")}),
+        (checkup(ratio="0.97"), {("problem", "disk")}),
+        (checkup(replication=ALONE), {("problem", "replication")}),
+        (checkup(replication=BEHIND), {("warning", "replication")}),
+        (checkup(replication=WAITING), {("problem", "replication")}),
+        (checkup(1, role="SLAVE", replication=HALTED), {("problem", "replication")}),
+        (checkup(inSyncReplicas="1"), {("warning", "settings")}),
+        (checkup(role="ASYNC_MASTER"), {("warning", "settings")}),
+    ],
+)
+def test_faults_of_a_broker(one: Checkup, found: set[tuple[str, str]]) -> None:
+    assert levels(one) == found
+    assert all(finding.fix for finding in judge_broker(one, NOW_MS, NAMES) if finding.level != "ok")
+
+
+def test_members_of_a_group_must_fit_each_other() -> None:
+    info = ClusterInfo(
+        clusters={"c": ("b", "orphan")},
+        brokers={
+            "b": BrokerData(cluster="c", broker_name="b", addresses={0: "m:1", 1: "s:1"}),
+            "orphan": BrokerData(cluster="c", broker_name="orphan", addresses={1: "o:1"}),
+        },
+    )
+    members = [checkup(maxMessageSize="1"), checkup(1, address="s:1", role="SLAVE", maxMessageSize="2")]
+    found = [(one.level, one.text) for one in judge_groups(info, members)]
+    assert ("problem", "orphan has no master") in found
+    assert any("maxMessageSize differs" in text for _, text in found)
+
+
+def test_name_servers_must_know_the_same_brokers() -> None:
+    broker = BrokerData(cluster="c", broker_name="b", addresses={0: "m:1"})
+    whole, empty = ClusterInfo(clusters={"c": ("b",)}, brokers={"b": broker}), ClusterInfo()
+    found = list(judge_name_servers({"a:1": whole, "b:1": empty}))
+    assert [one.level for one in found] == ["ok", "problem"]
+    assert "b:1 does not know m:1" in found[1].text
+    assert [one.area for one in judge_name_servers({"b:1": empty})] == ["brokers"]
