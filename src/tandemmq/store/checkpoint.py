@@ -86,7 +86,13 @@ class Checkpoint:
             self.times = self._saved = decode_checkpoint(self._disk.read_bytes(self._path))
 
     def raise_times(
-        self, *, log_ms: int = 0, queues_ms: int = 0, index_ms: int = 0, durable_log_offset: int | None = None
+        self,
+        *,
+        log_ms: int = 0,
+        queues_ms: int = 0,
+        index_ms: int = 0,
+        confirmed_log_offset: int = 0,
+        durable_log_offset: int | None = None,
     ) -> None:
         """Lift the given times and the mark; the next `write` writes them."""
         times = self.times
@@ -97,6 +103,7 @@ class Checkpoint:
             log_stored_at_ms=max(times.log_stored_at_ms, log_ms),
             queues_stored_at_ms=max(times.queues_stored_at_ms, queues_ms),
             index_stored_at_ms=max(times.index_stored_at_ms, index_ms),
+            confirmed_log_offset=max(times.confirmed_log_offset, confirmed_log_offset),
             durable_log_offset=durable_log_offset,
         )
 

@@ -100,6 +100,13 @@ class CommitLog:
         self.log.remove_all()
         self.end = base
 
+    def cut_at(self, end: int) -> None:
+        """End the log sooner; what lies behind is the caller's to zero."""
+        assert self.begin <= end <= self.end
+        self.release_pages()
+        self.end = end
+        self._ahead_for = -1
+
     def room_end(self, position: int) -> int:
         """The end of the file that takes bytes at `position`; `position` itself when there is none."""
         segment = self.log.find(position)

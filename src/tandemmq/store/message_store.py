@@ -10,10 +10,22 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
-from tandemmq.errors import Corrupt, DiskFull, FlushFailed, LogMissing, ServiceNotAvailable, StoreError
-from tandemmq.protocol.record import NewRecord
+import msgspec
+
+from tandemmq.errors import (
+    Corrupt,
+    DiskFull,
+    FlushFailed,
+    LogDiverged,
+    LogMissing,
+    ServiceNotAvailable,
+    StoreError,
+)
+from tandemmq.protocol.record import NewRecord, RecordOutcome, check_record
 from tandemmq.protocol.record_scan import RecordColumns
+from tandemmq.replication.core.epochs import EPOCH_BEFORE_TERMS, EpochList
 from tandemmq.runtime.ports import Advice, Buffer, Clock, Disk
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.admission import Admission
@@ -24,6 +36,7 @@ from tandemmq.store.confirm import AckTable, OnDone
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.damage import DamagedRange
 from tandemmq.store.dispatcher import Dispatcher, DispatchListener
+from tandemmq.store.epoch_file import EpochFile
 from tandemmq.store.fail_stop import FailStopClock
 from tandemmq.store.flusher import PAGE_BYTES
 from tandemmq.store.heal import Fetch, Healer
@@ -41,6 +54,15 @@ from tandemmq.store.replies import Replies, Sends
 from tandemmq.store.segment import OpenFiles
 from tandemmq.store.segmented_log import SegmentedLog
 from tandemmq.store.transient_pool import TransientPool
+from tandemmq.store.truncation import (
+    CutMark,
+    PendingCut,
+    decode_terms,
+    encode_terms,
+    finish_cut,
+    keep_tail,
+    zero_behind,
+)
 from tandemmq.store.watermarks import Watermark
 from tandemmq.store.writers import Writers
 from tandemmq.telemetry import events
@@ -65,8 +87,19 @@ class MessageStore:
     thread.
     """
 
-    def __init__(self, options: StoreOptions, *, disk: Disk, clock: Clock, on_fatal: OnFatal | None) -> None:
+    def __init__(
+        self,
+        options: StoreOptions,
+        *,
+        disk: Disk,
+        clock: Clock,
+        on_fatal: OnFatal | None,
+        has_terms: bool,
+        epoch_file: Path | None,
+    ) -> None:
         self.options = options
+        self.has_terms = has_terms
+        """Its master is elected: the log has terms, and its end may be cut by them (enableControllerMode)."""
         self.role = options.role
         self.appended = Watermark("appended")
         self.flushed = Watermark("flushed")
@@ -88,6 +121,13 @@ class MessageStore:
         what is missing can be appended as it is; empty when there is no doubt."""
         self.on_damaged: Callable[[], None] = lambda: None
         """Set by the owner: damage was found while the store is open, which another copy may heal."""
+        self.on_cut: Callable[[], None] = lambda: None
+        """Set by the owner: the log and its queues were cut, so progress beyond their ends is none."""
+        self.confirm_offset = 0
+        """Every copy that may be elected holds all bytes below it, as far as we were told; in terms only."""
+        self._epoch_file = EpochFile(epoch_file or self._paths.epochs, disk)
+        self._cut_mark = CutMark(self._paths.pending_cut, disk)
+        self._is_cutting = False
         self._segment_task: asyncio.Task[None] | None = None
         self._log = CommitLog(
             SegmentedLog(
@@ -148,13 +188,24 @@ class MessageStore:
         disk: Disk,
         clock: Clock,
         on_fatal: OnFatal | None = None,
+        has_terms: bool = False,
+        epoch_file: Path | None = None,
     ) -> MessageStore:
         """The store, recovered and running. `on_fatal` is told once if it can no longer be trusted.
 
+        `has_terms`: its master is elected (enableControllerMode). `epoch_file`: where its terms are kept
+        (storePathEpochFile); None: beside the log.
         Raises:  StoreLocked when another process has it; Corrupt for files that are not ours; StoreError when
                  the directory cannot be read or written.
         """
-        store = cls(options, disk=disk, clock=clock, on_fatal=on_fatal)
+        store = cls(
+            options,
+            disk=disk,
+            clock=clock,
+            on_fatal=on_fatal,
+            has_terms=has_terms,
+            epoch_file=epoch_file,
+        )
         try:
             await store._start()
         except BaseException as error:
@@ -175,6 +226,9 @@ class MessageStore:
         self._marks.keep_abort()
         self._log.log.load()
         self._checkpoint.load()
+        if self.has_terms:
+            self._epoch_file.load()
+        await self._finish_cut()
         self._queues.deletions.load()
         stale_bytes_max = self.options.consume_queue_file_bytes if has_abort else 4096
         self._queues.load(stale_bytes_max=stale_bytes_max)
@@ -205,6 +259,7 @@ class MessageStore:
         self._has_writers = True
         # Entries that the scan added are durable before anything relies on them.
         await self._writers.table_flusher.flush(is_thorough=True)
+        self._end_cut()
         self._marks.write_abort()
         if recovered.has_damage:
             self._admission.block(_DAMAGED, self._damage_remark())
@@ -250,8 +305,53 @@ class MessageStore:
             "in all): what can be read is served, messages are taken once it is healed or repaired"
         )
 
+    async def _finish_cut(self) -> None:
+        """Cut the files as a former life was about to; recovery then finds a log that ends there."""
+        pending = self._cut_mark.read()
+        if pending is None:
+            return
+        await finish_cut(self._cut_mark, pending, self._log, divergent=self._paths.divergent)
+        self._lower_checkpoint(pending.point)
+        self._is_cutting = True
+
+    def _end_cut(self) -> None:
+        """All that a cut found at the start has changed is on disk."""
+        pending = self._cut_mark.read() if self._is_cutting else None
+        if pending is not None:
+            self._epoch_file.save(decode_terms(pending.epochs))
+            self._cut_mark.clear()
+        self._is_cutting = False
+        if self.has_terms and not self.epochs and self._log.begin < self._log.end:
+            self._epoch_file.save(EpochList().append(EPOCH_BEFORE_TERMS, self._log.begin))
+
+    def _lower_checkpoint(self, point: int) -> int:
+        """The log ends at `point` now: take back what was said of bytes behind it; since when at least its
+        last record is stored, 0 when that cannot be told.
+        """
+        segment = self._log.log.find(max(0, point - 1))
+        stored_at_ms = 0
+        if segment is not None and segment.base < point:
+            head = check_record(segment.view(), 0, log_offset=segment.base, check_crc=False)
+            stored_at_ms = head.stored_at_ms if head.outcome is RecordOutcome.OK else 0
+        times = self._checkpoint.times
+        durable = times.durable_log_offset
+        self._checkpoint.replace(
+            CheckpointTimes(
+                log_stored_at_ms=min(times.log_stored_at_ms, stored_at_ms),
+                queues_stored_at_ms=min(times.queues_stored_at_ms, stored_at_ms),
+                index_stored_at_ms=min(times.index_stored_at_ms, stored_at_ms),
+                master_flushed_offset=times.master_flushed_offset,
+                confirmed_log_offset=min(times.confirmed_log_offset, point),
+                durable_log_offset=None if durable is None else min(durable, point),
+            )
+        )
+        return stored_at_ms
+
     def _restore(self, recovered: Recovered) -> None:
         """Set the watermarks and the checkpoint to what recovery found and synced."""
+        confirmed = max(0, recovered.last_log_offset)
+        if self.has_terms:
+            confirmed = self.confirm_offset = min(self._checkpoint.times.confirmed_log_offset, self._log.end)
         for mark in (self.appended, self.flushed, self.confirmed, self.dispatched):
             mark.raise_to(self._log.end)
         self._dispatcher.stored_at_ms = recovered.stored_at_ms
@@ -259,7 +359,7 @@ class MessageStore:
             CheckpointTimes(
                 log_stored_at_ms=recovered.stored_at_ms,
                 index_stored_at_ms=min(self._checkpoint.times.index_stored_at_ms, recovered.stored_at_ms),
-                confirmed_log_offset=max(0, recovered.last_log_offset),
+                confirmed_log_offset=confirmed,
                 durable_log_offset=self._log.end,
             )
         )
@@ -487,11 +587,120 @@ class MessageStore:
             raise ServiceNotAvailable("the broker is no slave")
         if not self._is_open:
             raise ServiceNotAvailable("the store is closed")
+        if self._is_cutting:
+            raise ServiceNotAvailable("the end of the log is being cut")
         if columns is None:
             self._replica_log.append(log_offset, data)
         else:
             with self._dispatcher.reading(log_offset, data, columns):
                 self._replica_log.append(log_offset, data)
+
+    # Terms.
+
+    @property
+    def epochs(self) -> EpochList:
+        """Which master wrote which bytes."""
+        return self._epoch_file.epochs
+
+    async def save_epochs(self, epochs: EpochList) -> None:
+        """They are on disk when it returns. Raises OSError."""
+        epochs = epochs.cut_prefix(self._log.begin)
+        if epochs != self.epochs:
+            await self._disk.offload(self._epoch_file.save, epochs)
+
+    def raise_confirm_offset(self, log_offset: int) -> None:
+        """It only rises, except by a cut; written with the next checkpoint."""
+        if log_offset > self.confirm_offset:
+            self.confirm_offset = min(log_offset, self._log.end)
+            self._checkpoint.raise_times(confirmed_log_offset=self.confirm_offset)
+
+    async def cut(self, point: int, epochs: EpochList, reason: str) -> None:
+        """On a slave that copies nothing at the moment: end the log at `point`, where a record ends.
+
+        What is cut is kept beside the store, within a bound. Nothing of it comes back, whatever happens from
+        now on; `epochs` are the terms when it returns, or after the next start.
+        Raises:  LogDiverged when no record ends at `point`, ServiceNotAvailable; then nothing is changed.
+                 FlushFailed: the store has failed.
+        """
+        self._require_working()
+        if self.role is not BrokerRole.SLAVE or self._is_cutting:
+            raise ServiceNotAvailable("the broker is no slave, or its log is being cut")
+        self._require_boundary(point)
+        self._is_cutting = True
+        try:
+            await self.sync()
+            await self._writers.table_flusher.flush_soon()
+            self._require_working()
+            await self._cut(point, epochs, reason)
+        except OSError as error:
+            self._writers.flusher.fail(error)
+            raise FlushFailed(f"the log could not be cut at {point}: {error}") from error
+        finally:
+            self._is_cutting = False
+
+    def _require_boundary(self, point: int) -> None:
+        if point == self._log.begin:
+            return
+        if self._log.begin < point < self._log.end:
+            whole = self._log.check(point, check_crc=True).outcome
+            if whole in (RecordOutcome.OK, RecordOutcome.BLANK):
+                return
+        raise LogDiverged(f"no record of the log begins at {point}, where it is to be cut")
+
+    async def _cut(self, point: int, epochs: EpochList, reason: str) -> None:
+        end = self._log.end
+        entry = self.epochs.find(point)
+        pending = PendingCut(
+            point=point,
+            epochs=encode_terms(epochs),
+            epoch=EPOCH_BEFORE_TERMS if entry is None else entry.epoch,
+            reason=reason,
+        )
+        await self._disk.offload(self._cut_mark.write, pending)
+        segments = self._log.dirty_segments(point, end)
+        parts = [segment.view()[max(0, point - segment.base) : end - segment.base] for segment in segments]
+        await self._disk.offload(self._keep_tail, parts, point, end, pending.epoch)
+        await self._disk.offload(self._cut_mark.write, msgspec.structs.replace(pending, is_copied=True))
+        # From here on nobody sees what is cut.
+        for mark in (self.dispatched, self.confirmed, self.flushed, self.appended):
+            mark.truncate_to(min(mark.value, point))
+        self._log.cut_at(point)
+        for queue in self._queues:
+            queue.write()
+        self._queues.truncate(point)
+        if self._indexes is not None:
+            self._indexes.cut(point)
+        self._queues.deletions.cut(point)
+        self.confirm_offset = min(self.confirm_offset, point)
+        stored_at_ms = self._lower_checkpoint(point)
+        self._dispatcher.stored_at_ms = self._writers.flusher.flushed_stored_at_ms = stored_at_ms
+        for segment in segments:
+            segment.pin()
+        try:
+            await self._disk.offload(zero_behind, segments, point, end)
+        finally:
+            for segment in segments:
+                segment.unpin()
+        self._log.log.truncate(point, zero_bytes_max=0)
+        await self._writers.table_flusher.flush_soon()
+        self._require_working()
+        self._lower_checkpoint(point)  # a round that had begun before may have raised it
+        await self._disk.offload(self._checkpoint.write)
+        await self._disk.offload(self._epoch_file.save, epochs)
+        await self._disk.offload(self._cut_mark.clear)
+        facts = {"log_offset": point, "reason": reason, "zeroed_bytes": end - point}
+        log.warning(events.LOG_TAIL_CUT, extra=facts)
+        self.on_cut()
+
+    def _keep_tail(self, parts: list[memoryview], point: int, end: int, epoch: int) -> None:
+        keep_tail(
+            parts,
+            point,
+            end - point,
+            epoch=epoch,
+            directory=self._paths.divergent,
+            disk=self._disk,
+        )
 
     def _on_written(self, units: list[Unit], sends: Sends, end: int) -> None:
         self._dispatcher.expect(units, end)

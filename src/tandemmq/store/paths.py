@@ -45,8 +45,11 @@ class StorePaths:
         "consume_queues",
         "damaged",
         "deletions",
+        "divergent",
+        "epochs",
         "key_indexes",
         "lock",
+        "pending_cut",
         "root",
         "tail_doubt",
     )
@@ -58,6 +61,9 @@ class StorePaths:
         self.consume_queues = root / "consumequeue"
         self.key_indexes = root / "index"
         self.damaged = root / "damaged"
+        self.divergent = root / "divergent"
+        self.pending_cut = root / "truncate.pending"
+        self.epochs = root / "epochFileCheckpoint"
         self.checkpoint = root / "checkpoint"
         self.deletions = deletions_path(root)
         self.abort = root / "abort"

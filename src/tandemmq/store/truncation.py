@@ -1,0 +1,191 @@
+"""Takes back the end of a log that its master does not have: a deposed master's tail, so that it can follow.
+
+Owns: the mark `truncate.pending`, the copies of what was cut.
+Invariants: once the mark is on disk the cut happens, by this life or the next; until it is undone nothing is
+            appended. Cut bytes are zeros on disk before the mark goes, files behind the cut included:
+            whatever a power cut brings back, no cut record does.
+Strategy:   mark; copy the tail, and say so in the mark (a second attempt finds zeros where the tail was);
+            zeros; the list of terms; an empty mark, because the removal of a file may not last.
+Knows not:  queues, watermarks: the store cuts them, or the recovery at its start does.
+Source:     spec controller 4.6, 10.9.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tandemmq.errors import Corrupt
+from tandemmq.replication.core.epochs import EpochList, decode_epochs, encode_epochs
+from tandemmq.runtime.ports import Buffer, Disk
+from tandemmq.store.commit_log import CommitLog
+from tandemmq.store.damage import data_end
+from tandemmq.store.segment import Segment
+from tandemmq.store.segmented_log import zero_stale
+from tandemmq.telemetry import events
+from tandemmq.units import GIB
+
+log = logging.getLogger(__name__)
+
+DIVERGENT_BYTES_MAX: Final = GIB
+"""Of all copies together; the oldest make room, and what alone is more is left out at its end."""
+
+
+class PendingCut(msgspec.Struct, frozen=True, rename="camel"):
+    """The log is to end at `point`, and `epochs` to be its terms, as text of their file.
+
+    `epoch`: of the term that wrote what is cut, its first byte at least.
+    """
+
+    point: int
+    epochs: str
+    epoch: int
+    reason: str
+    is_copied: bool = False
+
+
+class CutMark:
+    """The mark of a cut that has begun and may not have ended."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self._path = path
+        self._disk = disk
+
+    def read(self) -> PendingCut | None:
+        """None when no cut is under way. Raises Corrupt."""
+        if not self._disk.exists(self._path):
+            return None
+        data = self._disk.read_bytes(self._path)
+        if not data:
+            return None
+        try:
+            return msgspec.json.decode(data, type=PendingCut)
+        except msgspec.DecodeError as error:
+            raise Corrupt(self._path, 0, f"the mark of a cut of the log cannot be read: {error}") from error
+
+    def write(self, pending: PendingCut) -> None:
+        """Blocks. Raises OSError."""
+        self._disk.write_atomically(self._path, msgspec.json.encode(pending))
+
+    def clear(self) -> None:
+        """The cut is on disk. Blocks. Raises OSError."""
+        self._disk.write_atomically(self._path, b"")
+        self._disk.remove(self._path)
+
+
+def encode_terms(epochs: EpochList) -> str:
+    return encode_epochs(epochs).decode("ascii") if epochs else ""
+
+
+def decode_terms(text: str) -> EpochList:
+    return decode_epochs(text.encode("ascii")) if text else EpochList()
+
+
+def keep_tail(
+    parts: Iterable[Buffer], begin: int, size: int, *, epoch: int, directory: Path, disk: Disk
+) -> None:
+    """Copy `size` bytes from `begin` on to `<epoch>-<begin>-<end>` and sync them. Blocks.
+
+    A full disk must not keep the broker from following: nobody was told that these bytes are safe.
+    Raises:  OSError when the fsync fails.
+    """
+    path = directory / f"{epoch}-{begin}-{begin + size}"
+    facts = {"path": str(path), "log_offset": begin, "size_bytes": size}
+    size = min(size, DIVERGENT_BYTES_MAX)
+    try:
+        _make_room(directory, size, disk)
+        if disk.exists(path):
+            disk.remove(path)
+        file = disk.create(path, size)
+    except OSError as error:
+        log.error(events.LOG_COPY_FAILED, extra={**facts, "error": str(error)})
+        return
+    try:
+        at = 0
+        for raw in parts:
+            part = raw[: size - at]
+            try:
+                file.pwrite(at, (part,))
+            except OSError as error:
+                log.error(events.LOG_COPY_FAILED, extra={**facts, "error": str(error)})
+                return
+            at += len(part)
+        file.sync()
+    finally:
+        file.close()
+    log.warning(events.LOG_TAIL_KEPT, extra=facts)
+
+
+def _make_room(directory: Path, size: int, disk: Disk) -> None:
+    """Delete the oldest copies until `size` more bytes are within the bound. Raises OSError."""
+    paths = sorted((directory / name for name in disk.list(directory)), key=_age)
+    total = sum(map(disk.size, paths))
+    while paths and total + size > DIVERGENT_BYTES_MAX:
+        oldest = paths.pop(0)
+        total -= disk.size(oldest)
+        disk.remove(oldest)
+
+
+def _age(path: Path) -> tuple[int, ...]:
+    """Terms are numbered in the order of time; what somebody else put there is the oldest."""
+    words = path.name.split("-")
+    return tuple(map(int, words)) if all(word.isdecimal() for word in words) else ()
+
+
+def zero_behind(segments: Iterable[Segment], point: int, end: int) -> int:
+    """Zero what these pinned files hold from `point` to `end`, and sync them; how many bytes. Blocks.
+
+    Raises:  OSError.
+    """
+    zeroed = 0
+    for segment in segments:
+        begin = max(0, point - segment.base)
+        zeroed += zero_stale(segment, begin, min(segment.size, end - segment.base))
+        segment.file.sync()
+    return zeroed
+
+
+async def finish_cut(mark: CutMark, pending: PendingCut, log_: CommitLog, *, divergent: Path) -> None:
+    """At the start: do again, on files that nobody uses yet, what a former life may have begun.
+
+    Raises:  OSError.
+    """
+    segments = [segment for segment in log_.log.segments if segment.end > pending.point]
+    disk = log_.disk
+    if not pending.is_copied:
+        await _copy_files(segments, pending, disk, divergent)
+        pending = msgspec.structs.replace(pending, is_copied=True)
+        await disk.offload(mark.write, pending)
+    for segment in segments:
+        segment.pin()
+    try:
+        zeroed = await disk.offload(zero_behind, segments, pending.point, segments[-1].end if segments else 0)
+    finally:
+        for segment in segments:
+            segment.unpin()
+    log_.log.truncate(pending.point, zero_bytes_max=0)
+    facts = {"log_offset": pending.point, "reason": pending.reason, "zeroed_bytes": zeroed}
+    log.warning(events.LOG_TAIL_CUT, extra=facts)
+
+
+async def _copy_files(segments: list[Segment], pending: PendingCut, disk: Disk, divergent: Path) -> None:
+    end = pending.point
+    for segment in segments:
+        begin = max(0, pending.point - segment.base)
+        end = max(end, segment.base + data_end(segment.view(), begin))
+    if end == pending.point:
+        return
+    parts = [
+        segment.view()[max(0, pending.point - segment.base) : end - segment.base]
+        for segment in segments
+        if segment.base < end
+    ]
+    await disk.offload(_keep, parts, pending, end, divergent, disk)
+
+
+def _keep(parts: list[memoryview], pending: PendingCut, end: int, divergent: Path, disk: Disk) -> None:
+    keep_tail(parts, pending.point, end - pending.point, epoch=pending.epoch, directory=divergent, disk=disk)

@@ -1,0 +1,194 @@
+"""The end of a log that its master does not have is cut for good (spec controller 4.6, 10.9)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.store.store_rig import ROOT, Rig, bodies, options, record
+
+from tandemmq.errors import LogDiverged, ServiceNotAvailable, StoreError, TandemError
+from tandemmq.replication.core.epochs import EpochEntry, EpochList
+from tandemmq.runtime.memory_disk import NoFault
+from tandemmq.store import BrokerRole, MessageStore
+
+BEFORE = EpochList((EpochEntry(1, 0), EpochEntry(2, 400)))
+AFTER = EpochList((EpochEntry(1, 0), EpochEntry(3, 300)))
+KEPT, CUT = 3, 40
+"""Records before and behind the point; those behind reach into a second and a third file."""
+
+
+class TermRig(Rig):
+    """Its store has an elected master."""
+
+    async def open(self, **changes: Any) -> MessageStore:
+        return await MessageStore.open(
+            options(**changes), disk=self.disk, clock=self.clock, on_fatal=self.fatal.append, has_terms=True
+        )
+
+
+class Died(BaseException):
+    """The process ends here."""
+
+
+class DiesAt(NoFault):
+    """Lets so many operations of the disk happen."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.count = 0
+
+    def _step(self) -> None:
+        self.count += 1
+        if self.count > self.left:
+            raise Died
+
+    def on_create(self, path: Path, size: int) -> None:
+        self._step()
+
+    def on_write(self, path: Path, offset: int, size: int) -> int:
+        self._step()
+        return size
+
+    def on_sync(self, path: Path) -> None:
+        self._step()
+
+
+async def open_deposed(rig: Rig) -> tuple[MessageStore, int]:
+    """A slave's store that led term 2 before, and where its master's log goes on otherwise."""
+    store = await rig.open(role=BrokerRole.ASYNC_MASTER)
+    rig.put(store, *(record(b"kept %d" % n, keys=f"k{n}") for n in range(KEPT)))
+    point = store.max_log_offset
+    rig.put(store, *(record(b"cut %d" % n + b"x" * 150, keys=f"c{n}") for n in range(CUT)))
+    await store.save_epochs(BEFORE)
+    store.set_role(BrokerRole.SLAVE)
+    return store, point
+
+
+async def check_cut(rig: Rig, point: int) -> None:
+    """The next life has what was kept and nothing else, and goes on from there."""
+    store = await rig.open(role=BrokerRole.SLAVE)
+    assert store.max_log_offset == point
+    assert store.queue_max("T", 0) == KEPT
+    assert bodies(store) == [b"kept %d" % n for n in range(KEPT)]
+    assert store.query_keys("T", "c1", 9, 0, 2**62) == []
+    assert store.epochs == AFTER
+    assert not rig.disk.exists(ROOT / "truncate.pending")
+    for name in rig.disk.list(ROOT / "commitlog"):
+        data = rig.disk.read_bytes(ROOT / "commitlog" / name)
+        assert not any(data[max(0, point - int(name)) :]), name
+    [copy] = rig.disk.list(ROOT / "divergent")
+    assert copy.startswith(f"1-{point}-")
+    assert b"cut 39" in rig.disk.read_bytes(ROOT / "divergent" / copy)
+    store.set_role(BrokerRole.ASYNC_MASTER)
+    rig.put(store, record(b"new"))
+    assert bodies(store)[-1] == b"new"
+    await store.close()
+    rig.power_cut()
+    store = await rig.open(role=BrokerRole.SLAVE)
+    assert bodies(store) == [*(b"kept %d" % n for n in range(KEPT)), b"new"]
+    await store.close()
+
+
+async def count_steps() -> int:
+    rig = TermRig()
+    store, point = await open_deposed(rig)
+    await store.sync()
+    fault = rig.disk.fault = DiesAt(10**9)
+    await store.cut(point, AFTER, "a newer term")
+    rig.disk.fault = NoFault()
+    await store.close()
+    return fault.count
+
+
+async def test_the_end_is_cut_at_once_and_stays_cut() -> None:
+    rig = TermRig()
+    store, point = await open_deposed(rig)
+    told: list[int] = []
+    store.on_cut = lambda: told.append(store.queue_max("T", 0))
+    store.raise_confirm_offset(point)
+    await store.cut(point, AFTER, "a newer term")
+    assert told == [KEPT]
+    assert store.confirm_offset == point
+    marks = (store.appended, store.flushed, store.confirmed, store.dispatched)
+    assert {mark.value for mark in marks} == {point}
+    assert bodies(store) == [b"kept %d" % n for n in range(KEPT)]
+    await store.close()
+    await check_cut(rig, point)
+
+
+@pytest.mark.parametrize("dies", ["kill", "power cut"])
+async def test_whenever_it_is_interrupted_nothing_comes_back(dies: str) -> None:
+    steps = await count_steps()
+    assert steps > 15
+    undone = 0
+    for step in range(steps):
+        rig = TermRig()
+        store, point = await open_deposed(rig)
+        end = store.max_log_offset
+        await store.sync()
+        rig.disk.fault = DiesAt(step)
+        with pytest.raises((Died, TandemError)):  # a task of the store's may be the first to meet it
+            await store.cut(point, AFTER, "a newer term")
+        rig.disk.fault = NoFault()
+        rig.stores.append(store)
+        if dies == "kill":
+            rig.kill()
+        else:
+            rig.power_cut()
+        if not rig.disk.exists(ROOT / "truncate.pending"):
+            assert (await rig.open(role=BrokerRole.SLAVE)).max_log_offset == end, step
+            undone += 1
+            continue
+        rig.disk.fault = again = DiesAt(step // 2)  # and the life that does it again may die, too
+        try:
+            await (await rig.open(role=BrokerRole.SLAVE)).close()
+        except (Died, StoreError):
+            rig.disk.fault = NoFault()
+            rig.power_cut()
+        rig.disk.fault = NoFault()
+        assert again.count
+        await check_cut(rig, point)
+    assert steps - undone > 20
+
+
+async def test_only_where_a_record_begins_and_only_on_a_slave() -> None:
+    rig = TermRig()
+    store, point = await open_deposed(rig)
+    before = store.max_log_offset
+    for wrong in (point - 1, point + 4, before, before + 100):
+        with pytest.raises(LogDiverged):
+            await store.cut(wrong, AFTER, "")
+    store.set_role(BrokerRole.ASYNC_MASTER)
+    with pytest.raises(TandemError) as refused:
+        await store.cut(point, AFTER, "")
+    assert isinstance(refused.value, ServiceNotAvailable)
+    assert store.max_log_offset == before
+    assert store.epochs == BEFORE
+    await store.close()
+
+
+async def test_a_full_disk_costs_the_copy_and_not_the_cut() -> None:
+    class Full(NoFault):
+        def on_create(self, path: Path, size: int) -> None:
+            if path.parent.name == "divergent":
+                raise OSError(28, "no room")
+
+    rig = TermRig()
+    store, point = await open_deposed(rig)
+    rig.disk.fault = Full()
+    await store.cut(point, AFTER, "a newer term")
+    assert store.max_log_offset == point
+    await store.close()
+
+
+async def test_a_log_from_before_terms_gets_a_list_and_confirms_nothing() -> None:
+    rig = TermRig()
+    store = await Rig.open(rig)
+    rig.put(store, record(b"old"))
+    await store.close()
+    store = await rig.open()
+    assert store.epochs == EpochList((EpochEntry(0, 0),))
+    assert bodies(store) == [b"old"]
+    await store.close()
