@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from tandemmq.protocol.record_scan import RecordColumns
+from tandemmq.replication.core.epochs import EpochList
 from tandemmq.replication.core.progress import TransferStart
 
 
@@ -77,6 +78,14 @@ class Store:
     columns: RecordColumns | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Align:
+    """Cut the own log at `point` if it is longer, take `epochs` as its terms, answer with `on_aligned`."""
+
+    point: int
+    epochs: EpochList
+
+
 class HaltReason(Enum):
     """Why a slave gave up until a person acts."""
 
@@ -106,4 +115,4 @@ class Halt:
 
 
 MasterEffect: TypeAlias = Send | Disconnect | Acknowledged | Started | FellBehind
-SlaveEffect: TypeAlias = Send | Disconnect | Dial | CheckTail | Store | Damage | Halt
+SlaveEffect: TypeAlias = Send | Disconnect | Dial | CheckTail | Align | Store | Damage | Halt

@@ -107,7 +107,7 @@ class MasterSession:
         if self.state is MasterState.AHEAD and self.is_tandem:
             # A head before the slave's own end tells one of ours that it is ahead; it will not come back.
             assert self.start is not None
-            effects.append(Send(encode_head(self.start.master_end, 0)))
+            effects.append(Send(self._head(self.start.master_end, 0)))
             effects += self._end("the slave holds more than this master")
         elif self.state is MasterState.TRANSFERRING:
             effects += self._acknowledge(reports[-1])
@@ -129,7 +129,7 @@ class MasterSession:
             effects.append(FellBehind(self.next_offset, log.start))
         if can_write and now_ms - self._wrote_at_ms > self._options.heartbeat_interval_ms:
             self._wrote_at_ms = now_ms
-            effects.append(Send(encode_head(self.next_offset, 0)))
+            effects.append(Send(self._head(self.next_offset, 0)))
         return effects
 
     def on_closed(self) -> None:
@@ -168,7 +168,7 @@ class MasterSession:
         assert size <= self._segment_bytes - self.next_offset % self._segment_bytes
         for position in range(0, size, batch):
             body = view[position : position + batch]
-            pieces.append(encode_head(self.next_offset + position, len(body)))
+            pieces.append(self._head(self.next_offset + position, len(body)))
             pieces.append(body)
         self.next_offset += size
         self._wrote_at_ms = now_ms
@@ -180,6 +180,10 @@ class MasterSession:
         """How long the body of a frame may be."""
         batch = self._options.transfer_bytes_max
         return max(batch, TANDEM_BODY_BYTES_MAX) if self.is_tandem else batch
+
+    def _head(self, log_offset: int, size_bytes: int) -> bytes:
+        """The head of a frame; of 0 bytes: a heartbeat."""
+        return encode_head(log_offset, size_bytes)
 
     def _subscribe(self, log: LogRange) -> list[MasterEffect]:
         assert self._first_report is not None

@@ -190,7 +190,7 @@ class SlaveSession:
             return [Disconnect(reason), *self._dial()]
         if now_ms - self._wrote_at_ms > self._options.heartbeat_interval_ms:
             self._wrote_at_ms = now_ms
-            return [Send(encode_report(self.reported))]
+            return [Send(self._report())]
         return []
 
     def on_failed(self, reason: str, now_ms: int) -> list[SlaveEffect]:
@@ -230,11 +230,17 @@ class SlaveSession:
         return [Send(encode_report(self.reported) * 2)]
 
     def _begin_copy(self, log_end: int) -> None:
-        self._decoder = TransferDecoder()
+        self._decoder = self._new_decoder()
         self._received_to = log_end
         self._is_empty = log_end == 0
         self._has_frames = False
         self._verifier = self._new_verifier(log_end)
+
+    def _new_decoder(self) -> TransferDecoder:
+        return TransferDecoder()
+
+    def _report(self) -> bytes:
+        return encode_report(self.reported)
 
     def _new_verifier(self, log_offset: int) -> RecordVerifier:
         return RecordVerifier(
@@ -287,7 +293,7 @@ class SlaveSession:
         if runs:
             self.reported = self._verifier.log_offset
             self._wrote_at_ms = now_ms
-            effects.append(Send(encode_report(self.reported)))
+            effects.append(Send(self._report()))
         return effects, bad
 
     def _refuse_record(self, bad: BadRecord, now_ms: int) -> list[SlaveEffect]:

@@ -1,0 +1,154 @@
+"""Which copies may be elected: the SyncStateSet of one term, as its master keeps it. Pure.
+
+The master proposes, the controllers decide. Until they have, it counts on the worse of both outcomes: what a
+send waits for is the union of the set, of every proposal whose outcome is unknown, and of who is about to
+join. So whoever may be elected holds every message that was confirmed.
+Invariants: one proposal at a time; it differs from the committed set by who came and who went. The union only
+            shrinks when a greater set epoch is seen, or the only proposal was refused for certain.
+            confirmOffset only rises. Learners never count.
+Knows not:  sockets, files. Times are monotonic milliseconds.
+Source:     spec controller 4.8, 4.9, 10.6, 10.8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tandemmq.units import MIB
+
+JOIN_LAG_BYTES_MAX: Final = MIB
+"""A copy that lags less is counted on, and joins when it has reached where the log ended then."""
+PROPOSAL_RETRY_MS: Final = 1_000
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One slave that is connected. `joins_at`: what it must hold to be proposed; None: it is not joining.
+
+    `level_at_ms`: when it last held all there was, or came on.
+    """
+
+    acknowledged: int
+    level_at_ms: int
+    joins_at: int | None = None
+    join_due_ms: int = 0
+
+
+class SyncStateSet:
+    """The set of the term in which `own_id` is master."""
+
+    def __init__(
+        self,
+        own_id: int,
+        members: frozenset[int],
+        epoch: int,
+        *,
+        now_ms: int,
+        confirm_offset: int,
+        lag_ms_max: int = 15_000,
+        join_ms_max: int = 5_000,
+    ) -> None:
+        self._own_id = own_id
+        self._lag_ms_max = lag_ms_max
+        self._join_ms_max = join_ms_max
+        self._begun_at_ms = now_ms
+        self._copies: dict[int, _Copy] = {}
+        self._gone: set[int] = set()
+        self._proposed: list[frozenset[int]] = []
+        self._proposed_at_ms = now_ms - PROPOSAL_RETRY_MS
+        self.members = members | {own_id}
+        self.epoch = epoch
+        self.confirm_offset = confirm_offset
+
+    @property
+    def required(self) -> frozenset[int]:
+        """Whose acknowledgement a send waits for; ourselves are not among them."""
+        joining = {one for one, copy in self._copies.items() if copy.joins_at is not None}
+        return self.members.union(*self._proposed, joining) - {self._own_id}
+
+    @property
+    def size(self) -> int:
+        """How many copies the set has at the least, for `minInSyncReplicas`."""
+        return min(map(len, (self.members, *self._proposed)))
+
+    @property
+    def has_open_proposal(self) -> bool:
+        return bool(self._proposed)
+
+    def on_connected(self, one: int, held: int, now_ms: int) -> None:
+        """A slave that is no learner made its first report."""
+        self._copies[one] = _Copy(held, now_ms)
+        self._gone.discard(one)
+
+    def on_closed(self, one: int) -> None:
+        """Its connection has ended; a member leaves at once."""
+        if self._copies.pop(one, None) is not None and one in self.members:
+            self._gone.add(one)
+
+    def on_acknowledged(self, one: int, held: int, log_end: int, now_ms: int) -> None:
+        copy = self._copies.get(one)
+        if copy is None:
+            return
+        if held > copy.acknowledged or held >= log_end:
+            copy.level_at_ms = now_ms
+        copy.acknowledged = held
+        if one not in self.required and log_end - held <= JOIN_LAG_BYTES_MAX:
+            copy.joins_at, copy.join_due_ms = log_end, now_ms + self._join_ms_max
+        self.raise_confirm(log_end)
+
+    def raise_confirm(self, log_end: int) -> int:
+        """confirmOffset, as far as the acknowledgements carry it now; a member that is away holds it."""
+        held = log_end
+        for one in self.members.union(*self._proposed) - {self._own_id}:
+            copy = self._copies.get(one)
+            if copy is None:
+                return self.confirm_offset
+            held = min(held, copy.acknowledged)
+        self.confirm_offset = max(self.confirm_offset, held)
+        return self.confirm_offset
+
+    def propose(self, log_end: int, now_ms: int) -> frozenset[int] | None:
+        """The set to propose now, if it should change and no proposal is fresh; it counts from here on."""
+        wanted = set(self.members)
+        for one in self.members - {self._own_id}:
+            copy = self._copies.get(one)
+            if copy is None:
+                is_late = now_ms - self._begun_at_ms > self._join_ms_max
+                if one in self._gone or is_late:
+                    wanted.discard(one)
+            elif copy.acknowledged >= log_end:
+                copy.level_at_ms = now_ms
+            elif now_ms - copy.level_at_ms > self._lag_ms_max:
+                wanted.discard(one)
+        for one, copy in self._copies.items():
+            if copy.joins_at is None:
+                continue
+            if copy.acknowledged >= copy.joins_at:
+                wanted.add(one)
+            elif now_ms > copy.join_due_ms:
+                copy.joins_at = None
+        if wanted == self.members or now_ms - self._proposed_at_ms < PROPOSAL_RETRY_MS:
+            return None
+        proposal = frozenset(wanted)
+        self._proposed_at_ms = now_ms
+        if proposal not in self._proposed:
+            self._proposed.append(proposal)
+        return proposal
+
+    def on_committed(self, members: frozenset[int], epoch: int) -> bool:
+        """The controllers have this set; False when it is no news."""
+        if epoch <= self.epoch:
+            return False
+        self.members, self.epoch = members | {self._own_id}, epoch
+        self._proposed.clear()
+        self._proposed_at_ms = -PROPOSAL_RETRY_MS
+        self._gone &= self.members
+        for one in self.members & self._copies.keys():
+            self._copies[one].joins_at = None
+        return True
+
+    def on_refused(self, epoch: int) -> None:
+        """The last proposal against `epoch` will never be carried out; an earlier one may have been."""
+        if epoch == self.epoch and len(self._proposed) == 1:
+            self._proposed.clear()

@@ -1,0 +1,260 @@
+"""Both ends of one AutoSwitch connection, beside the classic ones and sharing what is the same: pure.
+
+The slave says who it is, the master answers with the terms of its log, the slave takes back what the master
+does not have and reports where it ends; from there on it is as in the classic mode, but for the heads of the
+frames. A connection belongs to one term: its list never changes while it lasts.
+Invariants: a slave cuts nothing below confirmOffset, and nothing for a master whose log knows no term as new
+            as the one that it is said to lead; a byte of a term is stored only when its entry is on disk.
+Source:     spec controller 4.1, 4.5, 4.7, 10.6, 10.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tandemmq.errors import RemoteProtocolError
+from tandemmq.replication.core.effects import Align, HaltReason, MasterEffect, Send, SlaveEffect, Started
+from tandemmq.replication.core.epochs import EpochList, consistent_point
+from tandemmq.replication.core.frames import TransferDecoder, TransferHead
+from tandemmq.replication.core.master import MasterSession
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.progress import LogRange, StartRule, TransferStart
+from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
+from tandemmq.replication.core.states import (
+    MASTER_TRANSITIONS,
+    MasterCause,
+    MasterState,
+    SlaveCause,
+    SlaveState,
+    next_state,
+)
+from tandemmq.replication.core.term_frames import (
+    NO_FILE,
+    Answer,
+    Handshake,
+    MasterFrameDecoder,
+    SlaveFrameDecoder,
+    TermHead,
+    encode_answer,
+    encode_handshake,
+    encode_term_head,
+    encode_term_report,
+)
+from tandemmq.units import align_down
+
+ANSWER_MS_MAX: Final = 5_000
+"""Fixed in RocketMQ."""
+
+
+class TermMasterSession(MasterSession):
+    """One slave of one term. `slave`: who it says it is, None before its handshake."""
+
+    __slots__ = ("_confirm_offset", "_epochs", "_slave_frames", "slave")
+
+    def __init__(
+        self,
+        *,
+        options: ReplicationOptions,
+        segment_bytes: int,
+        now_ms: int,
+        epochs: EpochList,
+        confirm_offset: Callable[[], int],
+    ) -> None:
+        super().__init__(options=options, segment_bytes=segment_bytes, now_ms=now_ms)
+        self._epochs = epochs
+        self._confirm_offset = confirm_offset
+        self._slave_frames = SlaveFrameDecoder()
+        self.slave: Handshake | None = None
+
+    def on_data(self, data: bytes, log: LogRange, now_ms: int) -> list[MasterEffect]:
+        self._read_at_ms = now_ms
+        try:
+            frames = self._slave_frames.feed(data)
+        except RemoteProtocolError as error:
+            return self._end(str(error))
+        effects: list[MasterEffect] = []
+        for frame in frames:
+            if isinstance(frame, Handshake):
+                if self.start is not None or self.slave not in (None, frame):
+                    return [*effects, *self._end("the slave shakes hands in the middle of a transfer")]
+                self.slave = frame
+                effects.append(Send(encode_answer(Answer(log.end, self._epochs))))
+                continue
+            if self.slave is None:
+                return [*effects, *self._end("the slave reports before it has told who it is")]
+            if self.start is None:
+                effects += self._begin(frame.log_offset, log)
+            if self.state is MasterState.TRANSFERRING:
+                effects += self._acknowledge(frame.log_offset)
+            if self.is_closed:
+                break
+        return effects
+
+    def wanted_bytes(self, log: LogRange, now_ms: int, *, bytes_max: int) -> int:
+        wanted = super().wanted_bytes(log, now_ms, bytes_max=bytes_max)
+        entry = self._epochs.find(self.next_offset) if wanted else None
+        if entry is None:
+            return 0
+        return min(wanted, self._epochs.end_of(entry, log.end) - self.next_offset)
+
+    def _begin(self, reported: int, log: LogRange) -> list[MasterEffect]:
+        assert self.slave is not None
+        if reported > log.end:
+            return self._end(f"the slave holds {reported} bytes, this master {log.end}")
+        rule, log_offset = StartRule.RESUMED, reported
+        if reported == 0 and self.slave.from_last_file:
+            rule, log_offset = StartRule.LAST_FILE, align_down(log.end, self._segment_bytes)
+        elif reported == 0:
+            rule, log_offset = StartRule.FIRST_FILE, log.start
+        elif reported < log.start:
+            rule = StartRule.SLAVE_TOO_OLD
+        if self._epochs.find(log_offset) is None:
+            return self._end(f"no term is known of the byte at {log_offset}")
+        is_known = rule is not StartRule.SLAVE_TOO_OLD
+        cause = MasterCause.STARTED if is_known else MasterCause.FOUND_TOO_OLD
+        self.next_offset = log_offset
+        self.start = TransferStart(reported=reported, log_offset=log_offset, rule=rule, master_end=log.end)
+        self.state = next_state(MASTER_TRANSITIONS, self.state, cause)
+        return [Started(self.start)]
+
+    def _head(self, log_offset: int, size_bytes: int) -> bytes:
+        entry = self._epochs.find(log_offset)
+        assert entry is not None, log_offset
+        return encode_term_head(TermHead(log_offset, size_bytes, entry, self._confirm_offset()))
+
+
+class _FramesOfTerms(TransferDecoder):
+    """The heads of the AutoSwitch channel as classic ones, once their term is a known one."""
+
+    __slots__ = ("_epochs", "_frames", "confirm_offset")
+
+    def __init__(self, epochs: EpochList) -> None:
+        super().__init__()
+        self._epochs = epochs
+        self._frames = MasterFrameDecoder()
+        self.confirm_offset = 0
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._frames.buffered_bytes
+
+    @property
+    def body_left(self) -> int:
+        return self._frames.body_left
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[TransferHead | memoryview]:
+        events: list[TransferHead | memoryview] = []
+        for event in self._frames.feed(data):
+            if isinstance(event, memoryview):
+                events.append(event)
+            elif isinstance(event, TermHead):
+                if event.log_offset == NO_FILE:
+                    continue
+                if event.size_bytes and event.entry not in self._epochs.entries:
+                    # A master that began a new term goes on sending: its list must be on disk here first.
+                    raise RemoteProtocolError(f"the master sends bytes of the unknown term {event.entry}")
+                self.confirm_offset = max(self.confirm_offset, event.confirm_offset)
+                events.append(TransferHead(event.log_offset, event.size_bytes))
+        return events
+
+
+class TermSlaveSession(SlaveSession):
+    """The copy of the master of one term."""
+
+    __slots__ = (
+        "_answer_due_ms",
+        "_answers",
+        "_handshake",
+        "_log_end",
+        "_master_epoch",
+        "confirm_offset",
+        "epochs",
+    )
+
+    def __init__(
+        self,
+        *,
+        options: ReplicationOptions,
+        segment_bytes: int,
+        handshake: Handshake,
+        master_epoch: int,
+        epochs: EpochList,
+        confirm_offset: int,
+    ) -> None:
+        self.epochs = epochs
+        """The terms of the own log."""
+        self.confirm_offset = confirm_offset
+        super().__init__(options=options, segment_bytes=segment_bytes, checks_tail=True)
+        self._handshake = handshake
+        self._master_epoch = master_epoch
+        self._answers = MasterFrameDecoder()
+        self._answer_due_ms = NEVER_MS
+        self._log_end = 0
+
+    def on_connected(self, log_end: int, now_ms: int) -> list[SlaveEffect]:
+        self._log_end = log_end
+        self._answers = MasterFrameDecoder()
+        self._answer_due_ms = now_ms + ANSWER_MS_MAX
+        self.start_rule = None
+        self._move(SlaveCause.CONNECTED_UNCHECKED)
+        return [Send(encode_handshake(self._handshake))]
+
+    def on_data(self, data: bytes | bytearray | memoryview, now_ms: int, room: int = 0) -> list[SlaveEffect]:
+        if self.state is not SlaveState.CHECKING:
+            effects = super().on_data(data, now_ms, room)
+            assert isinstance(self._decoder, _FramesOfTerms)
+            self.confirm_offset = max(
+                self.confirm_offset, min(self._decoder.confirm_offset, self._verifier.log_offset)
+            )
+            return effects
+        try:
+            events = self._answers.feed(memoryview(data)[room:])
+        except RemoteProtocolError as error:
+            return self._fail(str(error), now_ms)
+        answers = [event for event in events if isinstance(event, Answer)]
+        if not answers or self._answer_due_ms == NEVER_MS:
+            return []
+        self._answer_due_ms = NEVER_MS
+        return self._align(answers[0], now_ms)
+
+    def on_aligned(self, log_end: int, epochs: EpochList, now_ms: int) -> list[SlaveEffect]:
+        """What `Align` asked for is on disk; nothing was reported before it."""
+        assert self.state is SlaveState.CHECKING
+        self.epochs = epochs
+        self._begin_copy(log_end)
+        self.reported = log_end
+        self._move(SlaveCause.CHECKED)
+        return self._report_first(now_ms)
+
+    def on_tick(self, now_ms: int) -> list[SlaveEffect]:
+        if self.state is SlaveState.CHECKING and now_ms >= self._answer_due_ms:
+            return self._fail("the master does not answer the handshake", now_ms)
+        return super().on_tick(now_ms)
+
+    def next_tick_ms(self) -> int:
+        return self._answer_due_ms if self.state is SlaveState.CHECKING else super().next_tick_ms()
+
+    def _align(self, answer: Answer, now_ms: int) -> list[SlaveEffect]:
+        end = self._log_end
+        point = consistent_point(self.epochs, end, answer.epochs, answer.log_end)
+        if point is None:
+            detail = f"no term of this log ({end} bytes) is one of the master's ({answer.log_end} bytes)"
+            return self._halt(HaltReason.DIVERGED, end, detail)
+        if point < end and answer.epochs.last_epoch < self._master_epoch:
+            detail = f"its log knows no term {self._master_epoch}: nothing is cut for it"
+            return self._fail(detail, now_ms)
+        if point < end and point < self.confirm_offset:
+            detail = f"the master's log parts from this one at {point}, confirmed is {self.confirm_offset}"
+            return self._halt(HaltReason.DIVERGED, point, detail)
+        return [Align(point, self.epochs.cut_suffix(point).follow(answer.epochs))]
+
+    def _report_first(self, now_ms: int) -> list[SlaveEffect]:
+        super()._report_first(now_ms)
+        return [Send(self._report())]
+
+    def _new_decoder(self) -> TransferDecoder:
+        return _FramesOfTerms(self.epochs)
+
+    def _report(self) -> bytes:
+        return encode_term_report(self.reported)
