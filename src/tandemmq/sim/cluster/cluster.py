@@ -178,11 +178,12 @@ class Cluster:
             if self.master.store is not None:
                 self.watch.check_committed(self.master)
                 self._tables.note(self.master, self.slaves, self.world.loop.time())
-            for slave in self.slaves:
-                if not self.has_operator or not slave.is_running:
-                    continue
-                if checkers.is_halted(slave):
-                    await self._replace(slave)
+            await self._replace_halted()
+
+    async def _replace_halted(self) -> None:
+        for slave in self.slaves:
+            if self.has_operator and slave.is_running and checkers.is_halted(slave):
+                await self._replace(slave)
 
     def check_survivors(self) -> None:
         """The master was lost: under synchronous double write a slave has every acknowledged message."""
@@ -320,7 +321,9 @@ class Cluster:
         ends = {place: master.store.queue_max(*place) for place in master.store.queue_keys()}
         lost = world.dice.pick(self.brokers) if world.dice.happens(50) else None
         if lost is not None:
-            lost.arm_crash(world.dice.between(0, 30), is_power_cut=world.dice.happens(50))
+            is_power_cut = world.dice.happens(50)
+            self.ledger.counts["power cuts of the master"] += is_power_cut and lost is master
+            lost.arm_crash(world.dice.between(0, 30), is_power_cut=is_power_cut)
         late_ms = max(node.clock.skew_ms for node in self.nodes) + AGED_MS
         for node in self.nodes:
             node.clock.skew_ms = late_ms
@@ -340,6 +343,10 @@ class Cluster:
             return all(store is not None and store.min_log_offset >= kept_from for store in stores)
 
         await self._expect(is_clean, CLEANED_S + START_TIMEOUT_S, "old files are not deleted")
+        await world.until(
+            lambda: self.is_level() or any(map(checkers.is_halted, self.slaves)), START_TIMEOUT_S
+        )
+        await self._replace_halted()
         await self._expect(self.is_level, START_TIMEOUT_S, "the slaves do not get level after old files went")
         for node in self.brokers:
             checkers.check_queues(world, self.ledger, node)
