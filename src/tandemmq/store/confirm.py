@@ -30,12 +30,14 @@ Answers = list[tuple[OnDone, PutStatus]]
 class AckTable:
     """The range of the log that each replica acknowledged, by its name."""
 
-    __slots__ = ("_on_report", "_positions", "_starts")
+    __slots__ = ("_on_report", "_positions", "_starts", "required")
 
     def __init__(self, on_report: Callable[[], None] | None = None) -> None:
         self._positions: dict[ReplicaId, int] = {}
         self._starts: dict[ReplicaId, int] = {}  # of those that did not begin at 0
         self._on_report = on_report
+        self.required: frozenset[ReplicaId] | None = None
+        """Of whom each must hold what is confirmed; None: any so many."""
 
     def report(self, replica: ReplicaId, offset: int, *, start: int = 0) -> None:
         """A replica holds everything from `start` to `offset`; a reconnected one may report less than
@@ -73,10 +75,20 @@ class AckTable:
                 for replica, offset in self._positions.items()
                 if offset <= log_end and starts.get(replica, 0) < since
             ]
+        if self.required is not None:
+            return self._held_by_all(self.required, log_end, since)
         if not 0 < count <= len(valid):
             return 0
         valid.sort(reverse=True)
         return valid[count - 1]
+
+    def _held_by_all(self, replicas: frozenset[ReplicaId], log_end: int, since: int | None) -> int:
+        mark = log_end
+        for replica in replicas:
+            held = self._positions.get(replica, 0)
+            is_late = since is not None and self._starts.get(replica, 0) >= since > 0
+            mark = min(mark, 0 if is_late or held > log_end else held)
+        return mark
 
     def in_sync_count(self, *, log_end: int, gap_bytes_max: int) -> int:
         """How many replicas are less than `gap_bytes_max` behind the end (spec replication 4.8)."""

@@ -66,6 +66,7 @@ from tandemmq.store.truncation import (
 from tandemmq.store.watermarks import Watermark
 from tandemmq.store.writers import Writers
 from tandemmq.telemetry import events
+from tandemmq.units import ReplicaId
 
 log = logging.getLogger(__name__)
 
@@ -601,6 +602,10 @@ class MessageStore:
     def epochs(self) -> EpochList:
         """Which master wrote which bytes."""
         return self._epoch_file.epochs
+
+    def require_acks(self, replicas: frozenset[ReplicaId] | None) -> None:
+        """A send is confirmed when each of these holds it; None: when as many do as the options say."""
+        self._replies.require(replicas)
 
     async def save_epochs(self, epochs: EpochList) -> None:
         """They are on disk when it returns. Raises OSError."""

@@ -18,6 +18,7 @@ from tandemmq.store.outcomes import PutStatus
 from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
+from tandemmq.units import ReplicaId
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +58,22 @@ class Replies:
     def set_role(self, role: BrokerRole) -> None:
         """From the next write on, wait for as many acks as this role needs (spec replication 5.2)."""
         options = self._options
-        self._ack_count = options.slave_ack_count(role)
-        self._asks_slave = bool(self._ack_count) and options.in_sync_replicas == 1
+        self._role = role
+        required = self.acks.required
+        self._ack_count = options.slave_ack_count(role) if required is None else len(required)
+        self._asks_slave = required is None and bool(self._ack_count) and options.in_sync_replicas == 1
         sync_flush = options.flush_mode is FlushMode.SYNC_FLUSH
         self._wait_for = plan_wait(waits=True, sync_flush=sync_flush, ack_count=self._ack_count)
         self._recorder.ack_wait.forget()
+
+    def require(self, replicas: frozenset[ReplicaId] | None) -> None:
+        """From the next write on, wait for each of these; None: for as many as the role needs. Who waits
+        already waits for them, too.
+        """
+        if replicas != self.acks.required:
+            self.acks.required = replicas
+            self.set_role(self._role)
+            self._release()
 
     def written(self, sends: Sends) -> None:
         """These sends are in the log; tell those that need not wait, line up the others."""

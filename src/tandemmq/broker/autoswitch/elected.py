@@ -197,7 +197,11 @@ class ElectedBroker:
         )
         files.load_id()  # what stands in the way is told before a long recovery
         self.store = await MessageStore.open(
-            self._store_options, disk=self._disk, clock=self._clock, on_fatal=self._on_fatal
+            self._store_options,
+            disk=self._disk,
+            clock=self._clock,
+            on_fatal=self._on_fatal,
+            has_terms=True,
         )
         self.broker_id = await self._obtain_id(files)
         replication = self._replication = self._make_replication(self.store, self.broker_id)

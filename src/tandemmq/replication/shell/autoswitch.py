@@ -8,11 +8,34 @@ Source: spec controller 3.5 to 3.7, 4, 10.6, 10.8.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
+from typing import Final, Protocol
 
+from tandemmq.errors import StaleTerm
+from tandemmq.replication.core.admission import NONCE_BYTES, AllowedHosts, MasterHandshake
 from tandemmq.replication.core.epochs import EpochList
-from tandemmq.runtime.ports import Address
+from tandemmq.replication.core.master import MasterSession
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.progress import LogRange, TransferStart
+from tandemmq.replication.core.sync_state_set import SyncStateSet
+from tandemmq.replication.core.term_frames import Handshake
+from tandemmq.replication.core.term_sessions import TermMasterSession, TermSlaveSession
+from tandemmq.replication.shell.fault import FaultGuard, OnFatal
+from tandemmq.replication.shell.slave import ReplicationSlave
+from tandemmq.replication.shell.slave_connection import SlaveConnection
+from tandemmq.runtime.chance import unpredictable_bytes
+from tandemmq.runtime.ports import Address, Clock, Listener, Network, TimerHandle
+from tandemmq.store.message_store import MessageStore
+from tandemmq.telemetry import events
+from tandemmq.units import ReplicaId
+
+log = logging.getLogger(__name__)
+
+RECONNECT_MS_MAX: Final = 500
+"""A new master listens soon; the 5 s of the classic mode would be most of a failover."""
+SET_CHECK_MS: Final = 500
 
 OnPropose = Callable[[frozenset[int], int], None]
 """(members, set_epoch): ask the controllers to put `members` in the place of the SyncStateSet of `set_epoch`.
@@ -68,3 +91,311 @@ class AutoSwitch(Protocol):
     @property
     def halt_reason(self) -> str:
         """Why the copy stands still until a person acts; empty when it does not."""
+
+
+class AutoSwitchReplication:
+    """The AutoSwitch channel of one broker, over real connections and a real store.
+
+    Invariants: what a slave acknowledges counts while its connection lives, which is within one term; the
+                store counts slaves by the ids that the controllers gave, so a slave counts once.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        broker_id: int,
+        options: ReplicationOptions,
+        *,
+        network: Network,
+        clock: Clock,
+        on_fatal: OnFatal | None = None,
+        waits_for_all: bool = False,
+        is_learner: bool = False,
+        from_last_file: bool = False,
+        lag_ms_max: int = 15_000,
+    ) -> None:
+        """`waits_for_all`: allAckInSyncStateSet; `is_learner`: asyncLearner; `from_last_file`:
+        syncFromLastFile; `lag_ms_max`: haMaxTimeSlaveNotCatchup.
+        """
+        assert store.has_terms
+        self._store = store
+        self._broker_id = broker_id
+        self._options = replace(options, reconnect_delay_ms=min(options.reconnect_delay_ms, RECONNECT_MS_MAX))
+        self._network = network
+        self._clock = clock
+        self._on_fatal = on_fatal
+        self._guard = FaultGuard(on_fatal)
+        self._allowed = AllowedHosts(options.allowed_slaves)
+        self._waits_for_all = waits_for_all
+        self._hello = Handshake(broker_id, from_last_file=from_last_file, is_learner=is_learner)
+        self._lag_ms_max = lag_ms_max
+        self._listener: Listener | None = None
+        self._connections: list[SlaveConnection] = []
+        self._set: SyncStateSet | None = None
+        self._slave: ReplicationSlave | None = None
+        self._followed: tuple[str, int, int] | None = None
+        self._heard_at_s: dict[int, float] = {}
+        self._timer: TimerHandle | None = None
+        self._is_pump_due = False
+        self._is_stopped = False
+        self._unfollow: Callable[[], None] | None = None
+        self.on_propose: OnPropose = lambda _members, _set_epoch: None
+        self.on_halted: Callable[[], None] = lambda: None
+
+    async def start(self, host: str, port: int) -> Address:
+        self._unfollow = self._store.confirmed.follow(self._on_confirmed)
+        self._listener = await self._network.listen(
+            host,
+            port,
+            lambda: SlaveConnection(self, options=self._options, clock=self._clock, guard=self._guard),
+        )
+        host, port = self._listener.address
+        facts = {
+            "address": f"{host}:{port}",
+            "commit_log_file_bytes": self._store.options.commit_log_file_bytes,
+        }
+        log.info(events.REPLICATION_STARTED, extra=facts)
+        return host, port
+
+    async def stop(self) -> None:
+        self._is_stopped = True
+        if self._unfollow is not None:
+            self._unfollow()
+            self._unfollow = None
+        if self._listener is not None:
+            await self._listener.close()
+            self._listener = None
+        await self.end_term()
+
+    async def begin_term(self, epoch: int, members: frozenset[int], set_epoch: int) -> None:
+        store = self._store
+        self._require_newer(epoch)
+        await self.end_term()
+        self._require_newer(epoch)  # what was under way may have brought the list of a newer master
+        await store.save_epochs(store.epochs.append(epoch, store.max_log_offset))
+        self._set = SyncStateSet(
+            self._broker_id,
+            members,
+            set_epoch,
+            now_ms=self._now_ms(),
+            confirm_offset=store.confirm_offset,
+            lag_ms_max=self._lag_ms_max,
+        )
+        self._on_set_changed()
+        self._check_set()
+
+    async def follow(self, master_ha_address: str, master_epoch: int, master_id: int) -> None:
+        wanted = master_ha_address, master_epoch, master_id
+        if self._followed == wanted:
+            return
+        await self.end_term()
+        store = self._store
+        session = TermSlaveSession(
+            options=self._options,
+            segment_bytes=store.options.commit_log_file_bytes,
+            handshake=self._hello,
+            master_epoch=master_epoch,
+            epochs=store.epochs,
+            confirm_offset=store.confirm_offset,
+        )
+        self._followed = wanted
+        self._slave = ReplicationSlave(
+            store,
+            self._options,
+            network=self._network,
+            clock=self._clock,
+            on_fatal=self._on_fatal,
+            session=session,
+        )
+        self._slave.on_halted = lambda: self.on_halted()
+        self._slave.on_following = store.begin_copy
+        self._slave.set_master(master_ha_address)
+        await self._slave.start()
+
+    async def end_term(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._set is not None:
+            self._set = None
+            self._heard_at_s.clear()
+            self._store.require_acks(None)
+        for connection in list(self._connections):
+            connection.close("the term has ended")
+        slave, self._slave, self._followed = self._slave, None, None
+        if slave is not None:
+            await slave.stop()
+
+    def set_committed(self, members: frozenset[int], set_epoch: int) -> None:
+        if self._set is not None and self._set.on_committed(members, set_epoch):
+            self._on_set_changed()
+            self._propose()
+
+    def set_refused(self, set_epoch: int) -> None:
+        if self._set is not None:
+            self._set.on_refused(set_epoch)
+            self._on_set_changed()
+
+    def reports_since(self, time_s: float) -> bool:
+        if self._set is None:
+            return False
+        return all(self._heard_at_s.get(one, -1.0) >= time_s for one in self._set.required)
+
+    @property
+    def epochs(self) -> EpochList:
+        # Without the terms of which a copy has the entries and no byte yet: an election must not see them.
+        return self._store.epochs.cut_suffix(self._store.max_log_offset + 1)
+
+    @property
+    def confirm_offset(self) -> int:
+        return self._store.confirm_offset
+
+    @property
+    def halt_reason(self) -> str:
+        halt = None if self._slave is None else self._slave.status().halt
+        return "" if halt is None else f"{halt.reason.value}: {halt.detail}"
+
+    def _require_newer(self, epoch: int) -> None:
+        known = self._store.epochs.last_epoch
+        if epoch <= known:
+            raise StaleTerm(f"term {epoch} is to begin, the log knows term {known}")
+
+    # What connections ask and tell.
+
+    def log_range(self) -> LogRange:
+        return LogRange(self._store.min_log_offset, self._store.confirmed.value)
+
+    def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
+        return self._store.log_view(log_offset, bytes_max)
+
+    def new_handshake(self) -> MasterHandshake | None:
+        secret = self._options.shared_secret
+        return MasterHandshake(secret, unpredictable_bytes(NONCE_BYTES)) if secret else None
+
+    def new_session(self, host: str, now_ms: int) -> MasterSession:
+        return TermMasterSession(
+            options=self._options,
+            segment_bytes=self._store.options.commit_log_file_bytes,
+            now_ms=now_ms,
+            epochs=self._store.epochs,
+            confirm_offset=lambda: self._store.confirm_offset,
+        )
+
+    def on_accepted(self, connection: SlaveConnection) -> bool:
+        is_welcome = self._allowed.allows(connection.peer[0])
+        is_room = len(self._connections) < self._options.connection_count_max
+        if self._is_stopped or self._set is None or not is_welcome or not is_room:
+            reason = "" if is_welcome else "not in haAllowedSlaves"
+            facts = {"slave": connection.peer[0], "reason": reason or "no term of ours, or no room"}
+            log.log(logging.WARNING if reason else logging.INFO, events.SLAVE_REFUSED, extra=facts)
+            return False
+        self._connections.append(connection)
+        return True
+
+    def on_started(self, connection: SlaveConnection, start: TransferStart) -> None:
+        """Whatever it can be given, it takes the place of an older connection of the same slave."""
+        one = _slave_of(connection)
+        for other in list(self._connections):
+            if other is not connection and _slave_of(other) == one:
+                self._forget(other)
+                other.close("the slave has come again")
+
+    def on_subscribed(self, connection: SlaveConnection) -> None:
+        start = connection.session.start
+        assert start is not None
+        one = _slave_of(connection)
+        if self._set is not None and one is not None:
+            self._set.on_connected(one, start.reported, self._now_ms())
+            self._on_set_changed()
+
+    def on_ahead(self, connection: SlaveConnection) -> None:
+        raise AssertionError("a slave that is ahead is closed by its session")
+
+    def on_acknowledged(self, connection: SlaveConnection, log_offset: int) -> None:
+        one = _slave_of(connection)
+        if self._set is None or one is None or connection not in self._connections:
+            return
+        self._heard_at_s[one] = self._clock.monotonic()
+        before = self._set.required
+        self._set.on_acknowledged(one, log_offset, self._store.confirmed.value, self._now_ms())
+        self._store.raise_confirm_offset(self._set.confirm_offset)
+        if self._set.required != before:
+            self._on_set_changed()
+        start = connection.session.start
+        begins_at = 0 if start is None or start.reported else start.log_offset
+        held_from = 0 if begins_at <= self._store.min_log_offset else begins_at
+        self._store.acks.report(_replica(one), log_offset, start=held_from)
+        if one not in self._set.members:
+            self._propose()
+
+    def on_fell_behind(self, connection: SlaveConnection) -> None:
+        self._forget(connection)
+
+    def on_lost(self, connection: SlaveConnection) -> None:
+        self._forget(connection)
+
+    def check_in_sync(self) -> None:
+        """The set has a timer of its own."""
+
+    # Inside.
+
+    def _forget(self, connection: SlaveConnection) -> None:
+        if connection not in self._connections:
+            return
+        self._connections.remove(connection)
+        one = _slave_of(connection)
+        if one is None or any(_slave_of(other) == one for other in self._connections):
+            return
+        self._store.acks.forget(_replica(one))
+        self._heard_at_s.pop(one, None)
+        if self._set is not None:
+            self._set.on_closed(one)
+            self._on_set_changed()
+            self._propose()
+
+    def _on_set_changed(self) -> None:
+        """A send waits for the union from now on, when it waits for all of the set."""
+        if self._set is None:
+            return
+        self._store.raise_confirm_offset(self._set.raise_confirm(self._store.confirmed.value))
+        if self._waits_for_all:
+            self._store.require_acks(frozenset(map(_replica, self._set.required)))
+
+    def _propose(self) -> None:
+        if self._set is None:
+            return
+        proposal = self._set.propose(self._store.confirmed.value, self._now_ms())
+        self._on_set_changed()
+        if proposal is not None:
+            self.on_propose(proposal, self._set.epoch)
+
+    def _check_set(self) -> None:
+        self._timer = None
+        if self._set is None:
+            return
+        self._propose()
+        self._timer = self._clock.call_later(SET_CHECK_MS / 1000, self._guard.run, self._check_set)
+
+    def _on_confirmed(self, _end: int) -> None:
+        if not self._is_pump_due and self._connections:
+            self._is_pump_due = True
+            self._clock.call_soon(self._guard.run, self._pump_all)
+
+    def _pump_all(self) -> None:
+        self._is_pump_due = False
+        for connection in list(self._connections):
+            connection.pump()
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1000)
+
+
+def _slave_of(connection: SlaveConnection) -> int | None:
+    """The id of a slave that may count; None for a learner, and before the handshake."""
+    session = connection.session
+    assert isinstance(session, TermMasterSession)
+    return None if session.slave is None or session.slave.is_learner else session.slave.slave_id
+
+
+def _replica(broker_id: int) -> ReplicaId:
+    return ReplicaId(f"broker {broker_id}")

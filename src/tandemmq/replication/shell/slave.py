@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tandemmq.errors import ReplicationError, RequestRejected, StoreError
 from tandemmq.replication.core.effects import (
+    Align,
     CheckTail,
     Damage,
     Dial,
@@ -28,6 +29,7 @@ from tandemmq.replication.core.progress import StartRule
 from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.replication.core.tail import TailOutcome, TailVerdict
+from tandemmq.replication.core.term_sessions import TermSlaveSession
 from tandemmq.replication.shell.dialler import Dialler
 from tandemmq.replication.shell.fault import FaultGuard, OnFatal
 from tandemmq.replication.shell.master_connection import MasterConnection
@@ -76,11 +78,14 @@ class ReplicationSlave:
         clock: Clock,
         on_fatal: OnFatal | None = None,
         check_tail: CheckOf | None = None,
+        session: TermSlaveSession | None = None,
     ) -> None:
+        """`session`: of the AutoSwitch channel; without it the classic one is spoken."""
         self._store = store
         self._clock = clock
         self._guard = FaultGuard(on_fatal)
-        self._session = SlaveSession(
+        self._term = session
+        self._session: SlaveSession = session or SlaveSession(
             options=options,
             segment_bytes=store.options.commit_log_file_bytes,
             checks_tail=check_tail is not None,
@@ -217,6 +222,8 @@ class ReplicationSlave:
                 case CheckTail(log_end):
                     assert self._tail_task is not None
                     self._tail_task.begin(log_end)
+                case Align():
+                    self._tasks.start("align", self._align(effect))
                 case Disconnect(reason):
                     self._disconnect(reason)
                 case Damage():
@@ -236,7 +243,32 @@ class ReplicationSlave:
                     log.error(events.REPLICA_HALTED, extra=facts)
                     if self.on_halted is not None:
                         self.on_halted()
+        if self._term is not None:
+            self._store.raise_confirm_offset(self._term.confirm_offset)
         self._arm()
+
+    async def _align(self, align: Align) -> None:
+        """Take back what the master does not have; a connection that ended meanwhile has no use for it."""
+        connection, session, store = self._connection, self._term, self._store
+        assert session is not None
+        reason = ""
+        try:
+            if align.point < store.max_log_offset:
+                await store.cut(align.point, align.epochs, f"{session.address} leads a newer term")
+            elif self._connection is connection:
+                await store.save_epochs(align.epochs)
+        except (StoreError, ReplicationError, RequestRejected, OSError) as error:
+            if isinstance(error, StoreError) and error.fatal:
+                raise
+            reason = f"{type(error).__name__}: {error}"
+        if self._connection is not connection or connection is None:
+            return
+        if reason:
+            self._perform(session.on_failed(reason, self._now_ms()))
+            return
+        self._perform(session.on_aligned(store.max_log_offset, store.epochs, self._now_ms()))
+        if self.on_following is not None:
+            self.on_following()
 
     def _store_run(self, run: Store) -> str:
         """Empty, or why the store refused."""

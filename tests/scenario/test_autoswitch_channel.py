@@ -1,0 +1,156 @@
+"""Two stores and their AutoSwitch channels: terms, acknowledgements of the set, a deposed master's tail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from replica_pair import FAST, SEGMENT, log_bytes
+
+from tandemmq.errors import StaleTerm
+from tandemmq.protocol.record import NewRecord
+from tandemmq.replication.shell import AutoSwitchReplication
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.network import TcpNetwork
+from tandemmq.store import BrokerRole, MessageStore, PutStatus, StoreOptions
+from waits import until
+
+
+class Node:
+    """One broker's log and its channel; proposals are carried out at once unless `decides` is False."""
+
+    def __init__(self, root: Path, broker_id: int) -> None:
+        self.root = root
+        self.id = broker_id
+        self.decides = True
+        self.proposals: list[frozenset[int]] = []
+
+    async def start(self) -> None:
+        options = StoreOptions(
+            root=self.root, role=BrokerRole.SLAVE, commit_log_file_bytes=SEGMENT, slave_timeout_ms=300
+        )
+        clock = LoopClock()
+        self.store = await MessageStore.open(options, disk=RealDisk(), clock=clock, has_terms=True)
+        self.channel = AutoSwitchReplication(
+            self.store, self.id, FAST, network=TcpNetwork(), clock=clock, waits_for_all=True
+        )
+        self.channel.on_propose = self._on_propose
+        host, port = await self.channel.start("127.0.0.1", 0)
+        self.address = f"{host}:{port}"
+
+    def _on_propose(self, members: frozenset[int], set_epoch: int) -> None:
+        self.proposals.append(members)
+        if self.decides:
+            asyncio.get_running_loop().call_soon(self.channel.set_committed, members, set_epoch + 1)
+
+    async def lead(self, epoch: int, *members: int) -> None:
+        await self.channel.begin_term(epoch, frozenset(members), epoch * 100)
+        self.store.set_role(BrokerRole.SYNC_MASTER)
+
+    async def follow(self, master: Node, epoch: int) -> None:
+        self.store.set_role(BrokerRole.SLAVE)
+        await self.channel.follow(master.address, epoch, master.id)
+
+    async def send(self, *bodies: bytes) -> list[PutStatus]:
+        done = asyncio.get_running_loop().create_future()
+        statuses: list[PutStatus] = []
+
+        def note(status: PutStatus) -> None:
+            statuses.append(status)
+            if len(statuses) == len(bodies):
+                done.set_result(None)
+
+        for body in bodies:
+            self.store.append([_record(body)], note)
+        await done
+        return statuses
+
+    async def stop(self) -> None:
+        await self.channel.stop()
+        await self.store.close()
+
+
+def _record(body: bytes) -> NewRecord:
+    return NewRecord(
+        topic="T",
+        queue_id=0,
+        body=body,
+        properties=b"",
+        born_at_ms=1,
+        born_host=bytes(8),
+        tag_hash=0,
+        keys="",
+        unique_key="",
+        sys_flag=0,
+        wait_stored=True,
+    )
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[tuple[Node, Node]]:
+    pair = Node(tmp_path / "1", 1), Node(tmp_path / "2", 2)
+    for node in pair:
+        await node.start()
+    yield pair
+    for node in pair:
+        await node.stop()
+
+
+async def test_a_slave_joins_and_every_send_waits_for_it(nodes: tuple[Node, Node]) -> None:
+    one, two = nodes
+    await one.lead(1, 1)
+    assert await one.send(*[b"x" * 900] * 60) == [PutStatus.PUT_OK] * 60
+    assert one.channel.reports_since(0.0)
+    await two.follow(one, 1)
+    await until(lambda: frozenset({1, 2}) in one.proposals)
+    assert await one.send(b"both") == [PutStatus.PUT_OK]
+    assert log_bytes(two.store) == log_bytes(one.store)
+    assert one.channel.confirm_offset == one.store.max_log_offset
+    assert two.channel.epochs == one.channel.epochs
+    assert one.channel.reports_since(0.0)
+    await two.channel.end_term()
+    await until(lambda: one.proposals[-1] == {1})
+    assert await one.send(b"alone") == [PutStatus.PUT_OK]
+
+
+async def test_while_the_controllers_are_silent_a_send_waits_for_who_may_be_in_the_set(
+    nodes: tuple[Node, Node],
+) -> None:
+    one, two = nodes
+    await one.lead(1, 1)
+    await two.follow(one, 1)
+    await until(lambda: frozenset({1, 2}) in one.proposals)
+    one.decides = False
+    await two.channel.end_term()
+    await until(lambda: one.proposals[-1] == {1})
+    assert await one.send(b"perhaps") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+    assert not one.channel.reports_since(10**9)
+
+
+async def test_a_deposed_master_cuts_its_tail_and_follows(nodes: tuple[Node, Node]) -> None:
+    one, two = nodes
+    await one.lead(1, 1)
+    await two.follow(one, 1)
+    await until(lambda: frozenset({1, 2}) in one.proposals)
+    await one.send(*[b"both have it" * 50] * 20)
+    one.decides = False
+    await two.channel.end_term()
+    shared = two.store.max_log_offset
+    assert await one.send(*[b"only one has it" * 50] * 120) == [PutStatus.FLUSH_SLAVE_TIMEOUT] * 120
+    assert one.store.max_log_offset > SEGMENT > shared
+    await two.lead(2, 2)
+    with pytest.raises(StaleTerm):
+        await two.channel.begin_term(2, frozenset({2}), 1)
+    await two.send(b"newer")
+    await one.follow(two, 2)
+    await until(lambda: frozenset({1, 2}) in two.proposals)
+    assert await two.send(b"and on") == [PutStatus.PUT_OK]
+    assert log_bytes(one.store) == log_bytes(two.store)
+    assert one.channel.epochs == two.channel.epochs
+    assert [entry.epoch for entry in two.channel.epochs.entries] == [1, 2]
+    [copy] = (one.root / "divergent").iterdir()
+    assert copy.name.startswith(f"1-{shared}-")
+    await until(lambda: one.store.queue_max("T", 0) == two.store.queue_max("T", 0) == 22)
