@@ -30,6 +30,8 @@ STOP_S_MAX: Final = local.STOP_SECONDS_MAX
 LOG_BYTES_MAX: Final = 32 * 1024 * 1024
 """Of one server; at this size the log becomes `log.1`, which replaces the one before it."""
 LOG_LOOK_S: Final = 10.0
+REGISTERED_AGAIN_S: Final = 2.5
+"""A broker asks a name server that it did not reach again after 2 s."""
 
 Say = Callable[[str], None]
 
@@ -46,6 +48,7 @@ class SupervisedServer:
         self._say = say
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
+        self._log_begin = 0
 
     @property
     def label(self) -> str:
@@ -62,7 +65,9 @@ class SupervisedServer:
                 return
             how = _ending(code)
             if not self.is_ready.is_set():
-                raise ProcessFailed(f"{self.label} did not start: {self._last_words() or how}")
+                raise ProcessFailed(
+                    f"{self.label} did not start: {self._last_words() or how} (log: {self.plan.log_path})"
+                )
             if time.monotonic() - began > STEADY_S:
                 pause_s = RESTART_PAUSE_S_MIN
             self._change("restarting", f"{how}; starts again in {pause_s:g} s")
@@ -73,8 +78,9 @@ class SupervisedServer:
 
     async def _live(self) -> int:
         """One life of the process; its exit code."""
-        self._turn_log()
+        self.bound_log()
         with self.plan.log_path.open("ab") as log:
+            self._log_begin = log.tell()
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -123,20 +129,18 @@ class SupervisedServer:
                 shutil.copyfile(path, path.with_name("log.1"))
                 os.truncate(path, 0)
 
-    def _turn_log(self) -> None:
-        self.plan.directory.mkdir(parents=True, exist_ok=True)
-        self.bound_log()
-
     def _terminate(self) -> None:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.terminate()
 
     def _last_words(self) -> str:
-        with suppress(OSError):
-            lines = self.plan.log_path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            if lines:
-                return f"{lines[-1].removeprefix('tandemmq: ')} (log: {self.plan.log_path})"
+        """The sentence with which the server ended this life; empty when it said none."""
+        with suppress(OSError), self.plan.log_path.open("rb") as log:
+            log.seek(self._log_begin)
+            lines = log.read(LOG_BYTES_MAX).decode("utf-8", "replace").splitlines()
+            said = [line.removeprefix("tandemmq: ") for line in lines if line.startswith("tandemmq: ")]
+            return said[-1] if said else ""
         return ""
 
     def _change(self, state: str, note: str = "") -> None:
@@ -161,7 +165,8 @@ class Supervisor:
         due = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, due.set)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                loop.add_signal_handler(number, due.set)
         ending = asyncio.create_task(due.wait())
         try:
             self._write()
@@ -190,8 +195,14 @@ class Supervisor:
             await self._stop()
 
     async def _all_ready(self) -> None:
-        for server in self.servers:
+        names, *brokers = self.servers
+        await names.is_ready.wait()
+        # A broker registers right before it is ready; one that found no name server tries again later.
+        was_too_early = any(server.is_ready.is_set() for server in brokers)
+        for server in brokers:
             await server.is_ready.wait()
+        if was_too_early:
+            await asyncio.sleep(REGISTERED_AGAIN_S)
 
     def _raise_failures(self) -> None:
         for task in self._tasks:

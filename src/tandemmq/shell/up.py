@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -84,14 +85,20 @@ def up(
                 bind=bind,
                 overrides=override or (),
             )
-            asyncio.run(_supervise(Supervisor(folder, plans, typer.echo)))
+            asyncio.run(_supervise(Supervisor(folder, plans, _say)))
     except AlreadyRunning:
         _tell_running(folder)
 
 
+def _say(line: str) -> None:
+    """For whoever watches; that nobody does any more must not end the servers."""
+    with suppress(OSError):
+        typer.echo(line)
+
+
 async def _supervise(supervisor: Supervisor) -> None:
     await supervisor.run(lambda state: _print_ready(state, "Ctrl-C"))
-    typer.echo("stopped")
+    _say("stopped")
 
 
 def _detach(folder: Path) -> None:
@@ -135,9 +142,9 @@ def _print_ready(state: UpState, how_to_end: str) -> None:
     width = max(len(_label(server)) for server in state.servers)
     for server in state.servers:
         line = f"{_label(server):{width}}  {server.address:21}  {server.state:8}  process {server.pid}"
-        typer.echo(line)
+        _say(line)
     where = "" if _is_default(state) else f"export TANDEMMQ_STORE={shlex.quote(state.folder)}\n  "
-    typer.echo(
+    _say(
         f"\nClients need the name server only: {state.namesrv}\n"
         f"Files and logs are in {state.folder}; {how_to_end} ends it. Try:\n"
         f"  {where}echo hello | tandemmq produce demo\n"
