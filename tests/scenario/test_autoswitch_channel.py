@@ -130,6 +130,24 @@ async def test_while_the_controllers_are_silent_a_send_waits_for_who_may_be_in_t
     assert not one.channel.reports_since(10**9)
 
 
+async def test_what_was_acknowledged_in_one_term_does_not_count_in_the_next(
+    nodes: tuple[Node, Node],
+) -> None:
+    one, two = nodes
+    await one.lead(1, 1)
+    await two.follow(one, 1)
+    await until(lambda: frozenset({1, 2}) in one.proposals)
+    await one.send(b"first")
+    await one.lead(3, 1, 2)
+    assert not one.store.acks.positions()
+    assert not one.channel.reports_since(0.0)
+    assert await one.send(b"second") in ([PutStatus.PUT_OK], [PutStatus.FLUSH_SLAVE_TIMEOUT])
+    await until(lambda: one.channel.reports_since(0.0))  # over a connection of the new term
+    assert await one.send(b"third") == [PutStatus.PUT_OK]
+    assert two.channel.epochs == one.channel.epochs
+    assert log_bytes(two.store) == log_bytes(one.store)
+
+
 async def test_a_deposed_master_cuts_its_tail_and_follows(nodes: tuple[Node, Node]) -> None:
     one, two = nodes
     await one.lead(1, 1)

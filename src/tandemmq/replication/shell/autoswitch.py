@@ -220,7 +220,12 @@ class AutoSwitchReplication:
             self._set = None
             self._heard_at_s.clear()
             self._store.require_acks(None)
-        for connection in list(self._connections):
+        # What they still bring belongs to no term: it must not count in the next one.
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            one = _slave_of(connection)
+            if one is not None:
+                self._store.acks.forget(_replica(one))
             connection.close("the term has ended")
         slave, self._slave, self._followed = self._slave, None, None
         if slave is not None:
@@ -304,7 +309,7 @@ class AutoSwitchReplication:
         start = connection.session.start
         assert start is not None
         one = _slave_of(connection)
-        if self._set is not None and one is not None:
+        if self._set is not None and one is not None and connection in self._connections:
             self._set.on_connected(one, start.reported, self._now_ms())
             self._on_set_changed()
 
@@ -329,7 +334,9 @@ class AutoSwitchReplication:
             self._propose()
 
     def on_fell_behind(self, connection: SlaveConnection) -> None:
-        self._forget(connection)
+        one = _slave_of(connection)
+        if one is not None and connection in self._connections:
+            self._discount(one)
 
     def on_lost(self, connection: SlaveConnection) -> None:
         self._forget(connection)
@@ -344,8 +351,11 @@ class AutoSwitchReplication:
             return
         self._connections.remove(connection)
         one = _slave_of(connection)
-        if one is None or any(_slave_of(other) == one for other in self._connections):
-            return
+        if one is not None and not any(_slave_of(other) == one for other in self._connections):
+            self._discount(one)
+
+    def _discount(self, one: int) -> None:
+        """The slave counts for nothing until it has come again."""
         self._store.acks.forget(_replica(one))
         self._heard_at_s.pop(one, None)
         if self._set is not None:
