@@ -23,7 +23,7 @@ import typer
 from tandemmq.errors import TandemError
 
 if TYPE_CHECKING:
-    from tandemmq.config.load import Machine
+    from tandemmq.config.load import BrokerConfig, Machine
     from tandemmq.controller.controller import Controller
     from tandemmq.controller.options import ControllerOptions
     from tandemmq.protocol.signature import Credentials
@@ -238,6 +238,8 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
     loaded = load_broker(read_settings(config, overrides), _machine(), config)
     _warn(loaded.inert, loaded.notes)
     outcome = Outcome()
+    if loaded.election.is_enabled:
+        return await _elected_broker(loaded, outcome)
     server = Broker(
         loaded.broker,
         loaded.store,
@@ -255,6 +257,35 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
         name, role = loaded.broker.broker_name, loaded.store.role.value
         ports = f"{_address(server.address)}, replication on {_address(server.ha_address)}"
         return f"broker {name} ({role}) ready on {ports}, store in {loaded.store.root}"
+
+    return await serve(server, outcome, ready)
+
+
+async def _elected_broker(loaded: BrokerConfig, outcome: Outcome) -> int:
+    from tandemmq.broker.autoswitch.elected import ElectedBroker
+    from tandemmq.runtime.chance import SystemRandom
+    from tandemmq.runtime.clock import LoopClock
+    from tandemmq.runtime.disk import RealDisk
+    from tandemmq.runtime.network import TcpNetwork
+
+    server = ElectedBroker(
+        loaded.broker,
+        loaded.store,
+        loaded.replication,
+        loaded.election,
+        network=TcpNetwork(),
+        disk=RealDisk(),
+        clock=LoopClock(),
+        chance=SystemRandom(),
+        on_fatal=outcome.fail,
+        access=loaded.access,
+        tls=loaded.tls,
+    )
+
+    def ready() -> str:
+        name = f"broker {loaded.broker.broker_name} (elected, id {server.broker_id})"
+        ports = f"{_address(server.address)}, replication on {_address(server.ha_address)}"
+        return f"{name} ready on {ports}, store in {loaded.store.root}"
 
     return await serve(server, outcome, ready)
 

@@ -136,9 +136,10 @@ def test_slave_down_with_three_replicas_and_two_wanted() -> None:
         "controller majority down",
     ],
 )
-def test_rows_with_a_controller_cannot_occur(row: str) -> None:
-    """A broker that is told to have its master elected does not start, so its operator learns it at once."""
-    with pytest.raises(ConfigError, match="enableControllerMode=true: elected masters are not served"):
+def test_rows_with_a_controller_are_another_mode(row: str) -> None:
+    """Brokers whose master is elected are tested in scenario/test_elected_brokers.py and
+    scenario/test_elected_processes.py; nobody is one by accident."""
+    with pytest.raises(ConfigError, match="controllerAddr: must not be empty in controller mode"):
         load_broker(read_settings(None, ["enableControllerMode=true"]), MACHINE)
 
 

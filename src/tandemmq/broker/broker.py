@@ -210,6 +210,7 @@ class Broker:
     ) -> None:
         """Its owner says when it takes office."""
         elected = self._elected = self._make_elected(store)
+        store.on_cut = lambda: self._tables.clamp(store)
         self.ha_address = term.ha_address
         routes = own | elected.routes() | self._ha_handlers(store).routes()
         if not self.options.is_slave:

@@ -110,6 +110,10 @@ class Tables:
         there next was consumed by nobody. A log that lost its end, or a slave's that was shorter, is such.
         """
         store.begin_life()
+        self.clamp(store)
+
+    def clamp(self, store: MessageStore) -> None:
+        """The queues end where they end now: progress behind that is of records that were cut."""
         now_ms = self._clock.now_ms()
         queue_end = store.queue_next
         for file, count in (

@@ -11,6 +11,9 @@ from typing import Any
 from tandemmq.errors import ConfigError
 from tandemmq.store.options import BrokerRole, FlushMode
 
+ELECTED_HEARTBEAT_MS = 300
+"""A master whose controllers are gone goes on by reports of its slaves, which answer its heartbeats."""
+
 
 def check_broker(values: dict[str, Any], texts: Mapping[str, str]) -> tuple[str, ...]:
     """What was put right on the way, in sentences for the log; `values` is by `part.field` and may be
@@ -24,6 +27,12 @@ def check_broker(values: dict[str, Any], texts: Mapping[str, str]) -> tuple[str,
 
 def _settle_role(values: dict[str, Any]) -> tuple[str, ...]:
     """A master has id 0 whatever the file says, as in RocketMQ; a slave must have an id of its own."""
+    if values.get("election.is_enabled", False):
+        # The controllers say; until they do, it is a slave.
+        values["store.role"], values["broker.broker_id"] = BrokerRole.SLAVE, 1
+        values["store.transient_pool_enable"] = False
+        values.setdefault("replication.heartbeat_interval_ms", ELECTED_HEARTBEAT_MS)
+        return ()
     role = values.get("store.role", BrokerRole.ASYNC_MASTER)
     broker_id = values.get("broker.broker_id", 0)
     if role is BrokerRole.SLAVE:

@@ -19,13 +19,13 @@ BROKER_INERT: Final = _parse(
     """
     accessMessageInMemoryHotRatio=26 accountStatsEnable=true accountStatsPrintZeroValues=true
     ackMessageThreadPoolNums ackThreadPoolQueueCapacity=100000 adminBrokerThreadPoolNums
-    adminBrokerThreadPoolQueueCapacity=10000 allAckInSyncStateSet=false
-    allowRecallWhenBrokerNotWriteable=true appendAckAsync=false appendCkAsync=false asyncLearner=false
+    adminBrokerThreadPoolQueueCapacity=10000
+    allowRecallWhenBrokerNotWriteable=true appendAckAsync=false appendCkAsync=false
     asyncSendEnable=true authConfigPath authenticationProvider authorizationProvider
     autoDeleteUnusedStats=true autoMessageVersionOnTopicLen=true batchDispatchRequestThreadPoolNums
     bitMapLengthConsumeQueueExt=112 bottomMostCompressionTypeForConsumeQueueStore=zstd
     broadcastOffsetExpireMaxSecond=300 broadcastOffsetExpireSecond=120 brokerConfigPath
-    brokerElectionPriority=2147483647 brokerFastFailureEnable=true brokerHeartbeatInterval=1000
+    brokerFastFailureEnable=true
     brokerMetadataPath brokerNotActiveTimeoutMillis=10000
     channelNotActiveInterval=60000 checkSyncStateSetPeriod=5000 cleanOfflineBrokerInterval=30000
     cleanRocksDBDirtyCQIntervalMin=60 cleanSwapedMapInterval=300000 clearRetryTopicWhenDeleteTopic=true
@@ -40,7 +40,7 @@ BROKER_INERT: Final = _parse(
     compactionMappedFileSize=104857600 compactionScheduleInternal=900000 compactionThreadNum=6
     compatibleWithOldNameSrv=true compressedRegister=false configManagerVersion=v1 connectTimeoutMillis=3000
     consumerFallbehindThreshold=17179869184 consumerManageThreadPoolNums
-    consumerManagerThreadPoolQueueCapacity=1000000 controllerAddr= controllerHeartBeatTimeoutMills=10000
+    consumerManagerThreadPoolQueueCapacity=1000000
     correctLogicMinOffsetForceInterval=300000 correctLogicMinOffsetSleepInterval=1 dLegerGroup dLegerPeers
     dLegerSelfId debugLockEnable=false
     defaultQueryMaxNum=32 deleteCommitLogFilesInterval=100
@@ -65,7 +65,7 @@ BROKER_INERT: Final = _parse(
     filterDataCleanTimeSpan=86400000 filterServerNums filterSupportRetry=false flushCommitLogTimed=true
     flushConsumerOffsetHistoryInterval=60000 forceRegister=true
     forceVerifyPropCRC=false forwardTimeout=3000
-    haMaxTimeSlaveNotCatchup=15000 heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity=50000
+    heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity=50000
     highSpeedMode=false
     isBrokerContainer=false isInBrokerContainer=false
     isScanAvailableNameSrv=true isolateLogEnable=false litePullMessageThreadPoolNums
@@ -101,16 +101,16 @@ BROKER_INERT: Final = _parse(
     rocksdbCQDoubleWriteEnable=false rocksdbCompressionType=lz4 rocksdbFlushWalFrequency=1024
     rocksdbWalFileRollingThreshold=1073741824 sampleCountThreshold=5000 sampleSteps=32
     scheduleAsyncDeliverMaxPendingLimit=2000 scheduleAsyncDeliverMaxResendNum2Blocked=3
-    searchBcqByCacheEnable=true sendHeartbeatTimeoutMillis=1000 sendMessageThreadPoolNums
+    searchBcqByCacheEnable=true sendMessageThreadPoolNums
     sendThreadPoolQueueCapacity=10000 serverAsyncSemaphoreValue=64 serverCallbackExecutorThreads=0
     serverChannelMaxIdleTimeSeconds=120 serverNettyWorkerGroupEnable=true
     serverOnewaySemaphoreValue=256 serverPooledByteBufAllocatorEnable=true serverSelectorThreads=3
     serverSocketBacklog=1024 serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8
     shutdownWaitTimeSeconds=30 skipPreOnline=false skipWhenCKRePutReachMaxTimes=false socksProxyConfig={}
     spinLockCollisionRetreatOptimalDegree=1000 splitMetadataSize splitRegistrationSize=800
-    statRocksDBCQIntervalSec=10 storePathBrokerIdentity storePathDLedgerCommitLog storePathEpochFile
+    statRocksDBCQIntervalSec=10 storePathDLedgerCommitLog
     subscriptionExpiredTimeout=600000 syncBrokerMemberGroupPeriod=1000
-    syncBrokerMetadataPeriod=5000 syncControllerMetadataPeriod=10000 syncFromLastFile=false
+    syncControllerMetadataPeriod=10000
     syncMasterFlushOffsetWhenStartup=false timerCheckMetricsWhen=05 timerColdDataCheckIntervalMs=60000
     timerCongestNumEachSlot=2147483647 timerEnableCheckMetrics=true timerEnableDisruptor=false
     timerEnableRetryUntilSuccess=false timerFlushIntervalMs=1000 timerGetMessageThreadNum=3

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tandemmq.broker.access.options import AccessOptions
+from tandemmq.broker.autoswitch.options import ElectionOptions
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.config.check import check_broker
 from tandemmq.config.inert import BROKER_INERT, CONTROLLER_INERT, NAMESERVER_INERT
@@ -72,6 +73,7 @@ class BrokerConfig:
     broker: BrokerOptions
     store: StoreOptions
     replication: ReplicationOptions
+    election: ElectionOptions
     access: AccessOptions
     tls: TlsOptions
     inert: tuple[str, ...]
@@ -258,6 +260,7 @@ def load_broker(settings: Mapping[str, Setting], machine: Machine, path: Path | 
         broker=broker,
         store=store,
         replication=_build(ReplicationOptions, "replication", parts),
+        election=_build(ElectionOptions, "election", parts),
         access=_build(AccessOptions, "access", parts),
         tls=_build(TlsOptions, "tls", parts),
         inert=tuple(parts.inert),

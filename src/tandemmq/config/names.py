@@ -234,6 +234,21 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "configSyncInterval": _key(POSITIVE, "replication.config_sync_interval_ms"),  # ours
     "acceptLog": _key(FLAG, "store.accept_log"),  # ours
     "syncMasterCompat4": _key(FLAG, "store.sync_master_compat4"),  # ours
+    # Elected masters.
+    "enableControllerMode": _key(FLAG, "election.is_enabled"),
+    "controllerAddr": _key(ADDRESSES, "election.controllers"),
+    "storePathBrokerIdentity": _key(FILE, "election.identity_path"),
+    "storePathEpochFile": _key(FILE, "election.epoch_path"),
+    "brokerHeartbeatInterval": _key(POSITIVE, "election.heartbeat_ms"),
+    "sendHeartbeatTimeoutMillis": _key(POSITIVE, "election.heartbeat_timeout_ms"),
+    "controllerHeartBeatTimeoutMills": _key(POSITIVE, "election.silence_ms_max"),
+    "syncBrokerMetadataPeriod": _key(POSITIVE, "election.poll_ms"),
+    "brokerElectionPriority": _key(whole(-(2**31), 2**31 - 1), "election.priority"),
+    "allAckInSyncStateSet": _key(FLAG, "election.waits_for_all"),
+    "haMaxTimeSlaveNotCatchup": _key(POSITIVE, "election.lag_ms_max"),
+    "asyncLearner": _key(FLAG, "election.is_learner"),
+    "syncFromLastFile": _key(FLAG, "election.from_last_file"),
+    "reapplyBrokerId": _key(FLAG, "election.reapplies_id"),  # ours
     # Access control.
     "aclEnable": _key(FLAG, "access.acl_enable"),
     "aclConfigDir": _key(DIRECTORY, "access.acl_directory"),  # ours
@@ -289,7 +304,6 @@ ALIASES: Final = {"haSlaveFallbehindMax": "haMaxGapNotInSync", "tls.enable": "us
 """Other names of keys: of 4.x, and of Java's system properties."""
 
 REFUSED: Final = {
-    "enableControllerMode": ("false", "elected masters are not served"),
     "enableDLegerCommitLog": ("false", "the DLedger log is not served"),
     "duplicationEnable": ("false", "it would switch replication off"),
     "storeType": ("default", "RocksDB queues are not served"),

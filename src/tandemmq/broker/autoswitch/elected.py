@@ -41,7 +41,7 @@ from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.tls_door import make_client_tls
 from tandemmq.remoting.tls_options import PLAIN, TlsOptions
 from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.replication.shell.autoswitch import AutoSwitch
+from tandemmq.replication.shell.autoswitch import AutoSwitch, AutoSwitchReplication
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
@@ -98,7 +98,7 @@ class ElectedBroker:
         replication_options: ReplicationOptions,
         election: ElectionOptions,
         *,
-        make_replication: MakeReplication,
+        make_replication: MakeReplication | None = None,
         network: Network,
         disk: Disk,
         clock: Clock,
@@ -113,7 +113,7 @@ class ElectedBroker:
         self._store_options = replace(store_options, role=BrokerRole.SLAVE, transient_pool_enable=False)
         self._replication_options = replication_options
         self._election = election
-        self._make_replication = make_replication
+        self._make_replication = make_replication or self._make_autoswitch
         self._network = network
         self._disk = disk
         self._clock = clock
@@ -202,6 +202,7 @@ class ElectedBroker:
             clock=self._clock,
             on_fatal=self._on_fatal,
             has_terms=True,
+            epoch_file=self._election.epoch_path,
         )
         self.broker_id = await self._obtain_id(files)
         replication = self._replication = self._make_replication(self.store, self.broker_id)
@@ -231,6 +232,21 @@ class ElectedBroker:
             except (ClientError, RequestRejected) as error:
                 self._note_refusal("id", error)
                 await self._clock.sleep(RETRY_S)
+
+    def _make_autoswitch(self, store: MessageStore, broker_id: int) -> AutoSwitch:
+        election = self._election
+        return AutoSwitchReplication(
+            store,
+            broker_id,
+            self._replication_options,
+            network=self._network,
+            clock=self._clock,
+            on_fatal=self._on_fatal,
+            waits_for_all=election.waits_for_all,
+            is_learner=election.is_learner,
+            from_last_file=election.from_last_file,
+            lag_ms_max=election.lag_ms_max,
+        )
 
     async def _compose(self, *, is_master: bool, epoch: int) -> None:
         """The broker of this role, over the store, which has the role already."""
