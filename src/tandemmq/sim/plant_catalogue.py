@@ -310,8 +310,8 @@ _REPLICATION: Final = (
     Plant(
         name="a slave's heartbeat reports what it received",
         path="replication/core/slave.py",
-        sound="return [Send(encode_report(self.reported))]",
-        bug="return [Send(encode_report(self._received_to))]",
+        sound="return encode_report(self.reported)",
+        bug="return encode_report(self._received_to)",
         proofs=("unit/replication/test_slave_session.py", "property/test_replication_streams.py", "sim"),
     ),
     Plant(
