@@ -330,7 +330,7 @@ NEEDS: Final[dict[int, Rule]] = {
     Code.RESET_MASTER_FLUSH_OFFSET: _CHANGE_CLUSTER,
     Code.NOTIFY_MIN_BROKER_ID_CHANGE: _CHANGE_CLUSTER,
     Code.GET_BROKER_EPOCH_CACHE: _SHOW_CLUSTER,
-    # A hint of the controllers. A broker that refuses it learns the same from the answer to its next heartbeat.
+    # A hint: a broker that refuses it learns the same from the answer to its next heartbeat.
     Code.NOTIFY_BROKER_ROLE_CHANGED: _CHANGE_CLUSTER,
     # Access control.
     Code.UPDATE_AND_CREATE_ACL_CONFIG: _CHANGE_CLUSTER,
