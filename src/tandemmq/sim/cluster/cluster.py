@@ -28,6 +28,8 @@ REST_TIMEOUT_S = 30.0
 AGED_PERCENT = 40
 AGED_MS = 80 * 3_600_000
 """More than fileReservedTime."""
+FLUSHED_S = 61.0
+"""Within this time every queue is flushed whole: the days only pass for the clocks on the wall."""
 CLEANED_S = 25.0
 """Two rounds of cleaning."""
 DIVERGENCES = (HaltReason.SLAVE_AHEAD, HaltReason.DIVERGED)
@@ -314,7 +316,10 @@ class Cluster:
         """Sometimes: days pass, all brokers delete their old files, and one is lost while it does."""
         world, master = self.world, self.master
         file_bytes = world.settings.commit_log_file_bytes
-        if not world.dice.happens(AGED_PERCENT) or master.store is None:
+        if not world.dice.happens(AGED_PERCENT):
+            return
+        await world.clock.sleep(FLUSHED_S)
+        if master.store is None:
             return
         end = master.store.max_log_offset
         kept_from = max(end - 1, 0) // file_bytes * file_bytes
