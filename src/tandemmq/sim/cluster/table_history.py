@@ -3,13 +3,14 @@
 Strategy: the master's tables are noted every second with how many copies each slave had finished. When two
           more are finished the second has begun after the note, so the slave has what was noted, or newer.
           What the master itself had changed until its end is expected of nobody, and neither is it of a
-          slave that is killed before it has saved what it copied.
+          slave that is killed before it has saved what it copied. Offsets that an operator has moved since
+          say nothing: they may have been copied while they were low.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,7 @@ class TableHistory:
 
     def __init__(self) -> None:
         self._notes: deque[tuple[float, Life, TableNote, Copies]] = deque(maxlen=NOTES_MAX)
-        self._expected: tuple[TableNote, TableNote] | None = None
+        self._expected: tuple[float, TableNote, TableNote] | None = None
 
     def note(self, master: BrokerNode, slaves: Sequence[BrokerNode], now_s: float) -> None:
         """Both are asked while they run."""
@@ -75,20 +76,22 @@ class TableHistory:
             if will_be_killed:
                 saved = [copies for at_s, _, _, copies in self._notes if at_s <= now_s - SAVED_S]
                 finished = saved[-1].get(chosen.life, 0) if saved else 0
-            for _, life, noted, copies in reversed(self._notes):
+            for at_s, life, noted, copies in reversed(self._notes):
                 if life is lost.life and finished >= copies.get(chosen.life, finished) + ROUNDS:
-                    self._expected = noted, TableNote.of(lost)
+                    self._expected = at_s, noted, TableNote.of(lost)
                     break
         self._notes.clear()
 
-    def check_promoted(self, master: BrokerNode) -> Iterator[str]:
-        """What is wrong with the tables of a master that was a slave."""
+    def check_promoted(self, master: BrokerNode, moved_s: Mapping[str, float]) -> Iterator[str]:
+        """What is wrong with the tables of a master that was a slave. `moved_s`: when offsets of a group were
+        last moved on purpose.
+        """
         assert master.store is not None
         held = TableNote.of(master)
         yield from _beyond_queues(master, held, master.store)
         if self._expected is None:
             return
-        (noted, last), self._expected = self._expected, None
+        (at_s, noted, last), self._expected = self._expected, None
         for what, ours, theirs, newest in (
             ("topic", held.topics, noted.topics, last.topics),
             ("group", held.groups, noted.groups, last.groups),
@@ -98,7 +101,8 @@ class TableHistory:
                     continue  # it was made again as it had been: the slave may know of the deletion only
                 if newest.get(name) == config and ours.get(name) != config:
                     yield f"{master.life} has {what} {name} as {ours.get(name)}, its master had {config}"
-        yield from _lower_offsets(master, held, noted, last)
+        moved = {group for group, end_s in moved_s.items() if end_s >= at_s}
+        yield from _lower_offsets(master, held, noted, last, moved)
 
 
 def _copies_of(slave: BrokerNode) -> int:
@@ -120,14 +124,16 @@ def _beyond_queues(master: BrokerNode, held: TableNote, store: MessageStore) -> 
             yield f"{master.life} opens with delay level {level} at {offset}, its queue ends at {end}"
 
 
-def _lower_offsets(master: BrokerNode, held: TableNote, noted: TableNote, last: TableNote) -> Iterator[str]:
+def _lower_offsets(
+    master: BrokerNode, held: TableNote, noted: TableNote, last: TableNote, moved: Set[str]
+) -> Iterator[str]:
     """Progress that was copied does not step back, but to the end of a queue; in a topic that was deleted
-    since, all begins anew.
+    since, all begins anew. A group that was `moved` since may have been copied while it was behind.
     """
     assert master.store is not None
     for key, queues in noted.offsets.items():
-        topic = key.partition("@")[0]
-        if noted.deleted.get(topic) != last.deleted.get(topic):
+        topic, _, group = key.partition("@")
+        if group in moved or noted.deleted.get(topic) != last.deleted.get(topic):
             continue
         for queue_id, offset in queues.items():
             newest = last.offsets.get(key, {}).get(queue_id, 0)

@@ -53,6 +53,8 @@ class World:
         """When a broker's process or machine was lost."""
         self.discards: list[tuple[float, float]] = []
         """When slaves took a master's place, and since when their master's work is thrown away with it."""
+        self.moved_s: dict[str, float] = {}
+        """By group, until when its offsets were last moved on purpose; infinity while they are."""
 
     def note(self, text: str) -> None:
         self.trace.append(f"{self.loop.time():9.3f}  {text}")

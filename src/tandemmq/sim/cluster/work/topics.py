@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -324,8 +325,9 @@ class MovedWork(OperatedWork):
         # Offsets of an attempt that got no answer may count all the same.
         unknown = Move(self.world.loop.time(), self.world.loop.time(), {}, is_last)
         self._moves.append(unknown)
+        self.world.moved_s[self.group] = math.inf
         await self.insist(once)
-        unknown.end_s = self.world.loop.time()
+        self.world.moved_s[self.group] = unknown.end_s = self.world.loop.time()
         self.count("moved")
 
     def _broker_now_ms(self) -> int:
