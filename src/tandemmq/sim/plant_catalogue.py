@@ -151,9 +151,9 @@ _STORE: Final = (
         proofs=("crash",),
     ),
     Plant(
-        name="a log file is deleted before its records are dispatched",
+        name="a log file is deleted before the entries of its records are on disk",
         path="store/retention.py",
-        sound="safe = min(self._flushed.value, self._dispatched.value)",
+        sound="safe = min(self._flushed.value, self._tables_end())",
         bug="safe = self._flushed.value",
         proofs=("unit/store/test_store_retention.py",),
     ),

@@ -256,7 +256,7 @@ class MessageStore:
             self._queues.deletions.cut(self._log.end)
         self._files.release_pages()  # recovery read whole files
         self._restore(recovered)
-        self._writers = self._build_writers(recovered.stored_at_ms)
+        self._writers = self._build_writers(recovered)
         self._has_writers = True
         # Entries that the scan added are durable before anything relies on them.
         await self._writers.table_flusher.flush(is_thorough=True)
@@ -365,7 +365,7 @@ class MessageStore:
             )
         )
 
-    def _build_writers(self, stored_at_ms: int) -> Writers:
+    def _build_writers(self, recovered: Recovered) -> Writers:
         return Writers(
             self.options,
             paths=self._paths,
@@ -383,7 +383,8 @@ class MessageStore:
             disk=self._disk,
             clock=self._clock,
             tasks=self._tasks,
-            stored_at_ms=stored_at_ms,
+            stored_at_ms=recovered.stored_at_ms,
+            tables_end=recovered.tables_end,
             on_written=self._on_written,
             on_refused=self._on_refused,
             on_failed=self._fail,

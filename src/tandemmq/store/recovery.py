@@ -46,12 +46,15 @@ STALE_BYTES_CLEAN = 64 * KIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """Where the log stands. `stored_at_ms` and `last_log_offset` of its last record, 0 and -1 without one."""
+    """Where the log stands. `stored_at_ms` and `last_log_offset` of its last record, 0 and -1 without one;
+    the queues' entries of all records below `tables_end` are on disk.
+    """
 
     plan: RecoveryPlan
     stored_at_ms: int
     last_log_offset: int
     lost_bytes: int
+    tables_end: int
     has_damage: bool
 
 
@@ -113,7 +116,12 @@ class Recovery:
         if plan.drops_queues:
             self._queues.remove_all()
         self._queues.drop_deleted()
-        lost_bytes = 0
+        lost_bytes = tables_end = 0
+        if segments and not plan.drops_queues:
+            start = choose_start(
+                self._heads(), ScanFrom.CHECKPOINT, dispatched_end=dispatched_end, safe_ms=times.safe_ms
+            )
+            tables_end = segments[start].base
         if plan.scan_from is not ScanFrom.NOWHERE:
             start = choose_start(
                 self._heads(),
@@ -135,6 +143,7 @@ class Recovery:
             stored_at_ms=scan.stored_at_ms,
             last_log_offset=scan.last_log_offset,
             lost_bytes=lost_bytes,
+            tables_end=tables_end,
             has_damage=bool(self._log.damaged),
         )
 

@@ -1,7 +1,7 @@
 """Deletes log files that are old or in the way, and lets the tables follow.
 
-Invariants: the last file is never deleted, nor one that is not yet flushed and dispatched; oldest first, and
-            not beyond the first that must stay. Views that readers hold stay valid.
+Invariants: the last file is never deleted, nor one that is not yet flushed with its entries in the queues;
+            oldest first, and not beyond the first that must stay. Views that readers hold stay valid.
 Strategy:   facts -> `plan_cleaning` (pure) -> files deleted, queues and key index cut at the new beginning.
             A file's age is that of the first record behind it, which, unlike its mtime, a copy keeps.
 Source:     spec store 19.
@@ -10,7 +10,7 @@ Source:     spec store 19.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -88,8 +88,11 @@ class Cleaner:
         disk: Disk,
         clock: Clock,
         flushed: Watermark,
-        dispatched: Watermark,
+        tables_end: Callable[[], int],
     ) -> None:
+        """`tables_end`: the entries of all records below are on disk. Without its record an entry can never
+        be made again, and a queue whose file is lost with the power would begin at 0.
+        """
         self._options = options
         self._log = log
         self._queues = queues
@@ -99,7 +102,7 @@ class Cleaner:
         self._disk = disk
         self._clock = clock
         self._flushed = flushed
-        self._dispatched = dispatched
+        self._tables_end = tables_end
         self._timer: TimerHandle | None = None
 
     def start(self) -> None:
@@ -171,7 +174,7 @@ class Cleaner:
         return used
 
     def _left_at(self) -> list[int]:
-        safe = min(self._flushed.value, self._dispatched.value)
+        safe = min(self._flushed.value, self._tables_end())
         candidates = islice(pairwise(self._log.log.segments), self._options.delete_file_count_max)
         # A file behind which a damaged record begins is as young as the next one, which the plan asks about.
         times = [

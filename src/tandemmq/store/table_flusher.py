@@ -56,7 +56,10 @@ class TableFlusher:
         clock: Clock,
         tasks: TaskScope,
         admission: Admission,
+        tables_end: int,
     ) -> None:
+        self.tables_end = tables_end
+        """The entries of all records below are on disk."""
         self._options = options
         self._queues = queues
         self._indexes = indexes
@@ -147,6 +150,8 @@ class TableFlusher:
             return False
         durable_log_offset = self._flushed_whole_end()
         is_complete = is_thorough and is_written
+        if is_complete:
+            self.tables_end = self._thorough_end
         self._checkpoint.raise_times(
             log_ms=self._flusher.flushed_stored_at_ms,
             queues_ms=stored_at_ms if is_complete else 0,

@@ -57,6 +57,7 @@ class Writers:
         clock: Clock,
         tasks: TaskScope,
         stored_at_ms: int,
+        tables_end: int,
         on_written: Callable[[list[Unit], Sends, int], None],
         on_refused: Callable[[Sends, PutStatus], None],
         on_failed: Callable[[BaseException], None],
@@ -123,6 +124,7 @@ class Writers:
             clock=clock,
             tasks=tasks,
             admission=admission,
+            tables_end=tables_end,
         )
         self.cleaner = Cleaner(
             options,
@@ -134,7 +136,7 @@ class Writers:
             disk=disk,
             clock=clock,
             flushed=flushed,
-            dispatched=dispatched,
+            tables_end=lambda: self.table_flusher.tables_end,
         )
         self.scrubber = Scrubber(
             options,

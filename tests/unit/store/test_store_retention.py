@@ -62,7 +62,9 @@ def test_a_full_disk_forces_nothing_out_unless_an_operator_wants_it() -> None:
 
 async def old_store(rig: Rig) -> MessageStore:
     """Five files or more, all but the newest records a week old; now it is an hour at which files go."""
-    store = await rig.open(commit_log_file_bytes=1024, consume_queue_file_bytes=60)
+    store = await rig.open(
+        commit_log_file_bytes=1024, consume_queue_file_bytes=60, queue_flush_thorough_interval_ms=1000
+    )
     rig.put(store, *(record(b"%03d" % n + b"x" * 200, keys=f"k{n}") for n in range(20)))
     await rig.clock.pass_time(1)
     rig.clock._start_ms += 7 * 24 * HOUR_MS
@@ -150,4 +152,26 @@ async def test_files_that_are_not_flushed_stay() -> None:
     rig.clock._start_ms += 30 * 24 * HOUR_MS
     rig.disk.total_bytes = 1
     assert store.clean() == 0
+    await store.close()
+
+
+async def test_files_stay_whose_entries_could_be_lost_with_the_power() -> None:
+    """Their queue's file is not flushed yet: without the records it would begin again at 0."""
+    rig = Rig(clean_forcibly_enable=True)
+    store = await rig.open(commit_log_file_bytes=1024)
+    rig.put(store, *(record(b"x" * 200) for _ in range(20)))
+    await rig.clock.pass_time(15)
+    rig.disk.total_bytes = 1
+    assert (store.flushed.value, store.clean()) == (store.max_log_offset, 0)
+    rig.disk.total_bytes = 1 << 40
+    rig.power_cut()
+    store = await rig.open(commit_log_file_bytes=1024)
+    assert (store.queue_min("T", 0), store.queue_max("T", 0)) == (0, 20)
+    await rig.clock.pass_time(61)
+    rig.disk.total_bytes = 1
+    assert store.clean() > 0
+    rig.power_cut()
+    rig.disk.total_bytes = 1 << 40
+    store = await rig.open(commit_log_file_bytes=1024)
+    assert (store.queue_min("T", 0) > 0, store.queue_max("T", 0)) == (True, 20)
     await store.close()
