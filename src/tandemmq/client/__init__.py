@@ -6,16 +6,19 @@
 
 from tandemmq.client.admin import Admin, QueueRange
 from tandemmq.client.blocking_admin import BlockingAdmin
-from tandemmq.client.blocking_consumer import BlockingConsumer
+from tandemmq.client.blocking_consumer import BlockingConsumer, BlockingPushConsumer
 from tandemmq.client.blocking_producer import BlockingProducer
 from tandemmq.client.blocking_transactions import BlockingTransactionProducer
 from tandemmq.client.consumer.consumer import Consumer
+from tandemmq.client.consumer.push import PushConsumer
+from tandemmq.client.consumer.workers import ConsumeResult
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import (
     ClientOptions,
     ConsumerOptions,
     MessageModel,
     ProducerOptions,
+    PushOptions,
     ReadFrom,
     StartFrom,
 )
@@ -36,9 +39,11 @@ __all__ = [
     "BlockingAdmin",
     "BlockingConsumer",
     "BlockingProducer",
+    "BlockingPushConsumer",
     "BlockingTransactionProducer",
     "ClientInstance",
     "ClientOptions",
+    "ConsumeResult",
     "Consumer",
     "ConsumerOptions",
     "Message",
@@ -46,6 +51,8 @@ __all__ = [
     "MessageQueue",
     "Producer",
     "ProducerOptions",
+    "PushConsumer",
+    "PushOptions",
     "QueueRange",
     "ReadFrom",
     "ReceivedMessage",

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -189,6 +189,21 @@ class Facade(Generic[C]):
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         assert self._thread is not None
         return self._thread.call(work)
+
+
+class WorkerThreads:
+    """Threads for user code that may block, when a client needs many at once."""
+
+    def __init__(self, count: int) -> None:
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="tandemmq-worker")
+
+    def start(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Run a plain function in the next free thread; the future is for the event loop."""
+        return asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+
+    def close(self) -> None:
+        """End each thread when it has nothing to do; what has not begun never begins."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 async def in_worker(function: Callable[..., T], *args: Any) -> T:

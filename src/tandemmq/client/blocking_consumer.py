@@ -1,24 +1,28 @@
-"""BlockingConsumer: for code without an event loop; a thin facade over `Consumer`.
+"""BlockingConsumer and BlockingPushConsumer: for code without an event loop; thin facades over `Consumer` and
+`PushConsumer`.
 
     with BlockingConsumer("billing", "127.0.0.1:9876") as consumer:
         consumer.subscribe("Orders")
         for message in consumer:
             handle(message.body)
 
-To be iterated or polled by one thread at a time. Errors and the meaning of every option are those of
-`Consumer`.
+A BlockingConsumer is to be iterated or polled by one thread at a time. Errors and the meaning of every option
+are those of the asyncio classes.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import Protocol, TypeVar
 
-from tandemmq.client.blocking import Facade, in_loop
+from tandemmq.client.blocking import AsyncClient, Facade, in_loop
 from tandemmq.client.consumer.consumer import Consumer, is_behind
+from tandemmq.client.consumer.push import PushConsumer
 from tandemmq.client.consumer.subscription import ALL
-from tandemmq.client.options import ConsumerOptions
+from tandemmq.client.consumer.workers import Handler
+from tandemmq.client.options import ConsumerOptions, PushOptions
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import ReceivedMessage
 
@@ -31,21 +35,35 @@ message.
 """
 
 
-class BlockingConsumer(Facade[Consumer]):
-    """See `Consumer`; subscribe before the start or later.
+class GroupMember(AsyncClient, Protocol):
+    """What both kinds of consumers can be told."""
 
-    Iterating never ends by itself: it waits for the next message. With `auto_ack` a message is finished when
-    the loop asks for the next one; leaving the loop by an exception leaves the last message unfinished.
-    """
+    def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None: ...
 
-    def __init__(self, group: str, namesrv: str, *, options: ConsumerOptions | None = None) -> None:
+    def unsubscribe(self, topic: str) -> None: ...
+
+    def pause(self, *queues: MessageQueue) -> None: ...
+
+    def resume(self, *queues: MessageQueue) -> None: ...
+
+    async def reply(
+        self, request: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None
+    ) -> None: ...
+
+    @property
+    def assigned(self) -> tuple[MessageQueue, ...]: ...
+
+
+M = TypeVar("M", bound=GroupMember)
+
+
+class _BlockingMember(Facade[M]):
+    """Subscribe before the start or later."""
+
+    def __init__(self, make: Callable[[], M]) -> None:
         self._subscriptions: dict[str, tuple[str, str | None]] = {}
-        self._is_auto_ack = options is None or options.auto_ack
-        self._fetched: deque[ReceivedMessage] = deque()
-        self._last: ReceivedMessage | None = None
-        self._finished: list[ReceivedMessage] = []
-        self._acked_at = 0.0
-        super().__init__(lambda: self._make_consumer(group, namesrv, options))
+        self._make_member = make
+        super().__init__(self._make_subscribed)
 
     def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
         """All messages of a topic, those with one of the tags in `TagA || TagB`, or those that a SQL92
@@ -60,6 +78,47 @@ class BlockingConsumer(Facade[Consumer]):
         self._subscriptions.pop(topic, None)
         if self._client is not None:
             self._call(in_loop(self._client.unsubscribe, topic))
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Read no more of these queues, or of all."""
+        self._call(in_loop(self._running.pause, *queues))
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Read on."""
+        self._call(in_loop(self._running.resume, *queues))
+
+    def reply(
+        self, request: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """Answer a message that was sent by `Producer.request`."""
+        self._call(self._running.reply(request, body, properties=properties))
+
+    @property
+    def assigned(self) -> tuple[MessageQueue, ...]:
+        """The queues that this consumer reads now, sorted."""
+        return self._call(in_loop(lambda: self._running.assigned))
+
+    def _make_subscribed(self) -> M:
+        member = self._make_member()
+        for topic, (tags, sql) in self._subscriptions.items():
+            member.subscribe(topic, tags, sql=sql)
+        return member
+
+
+class BlockingConsumer(_BlockingMember[Consumer]):
+    """See `Consumer`.
+
+    Iterating never ends by itself: it waits for the next message. With `auto_ack` a message is finished when
+    the loop asks for the next one; leaving the loop by an exception leaves the last message unfinished.
+    """
+
+    def __init__(self, group: str, namesrv: str, *, options: ConsumerOptions | None = None) -> None:
+        self._is_auto_ack = options is None or options.auto_ack
+        self._fetched: deque[ReceivedMessage] = deque()
+        self._last: ReceivedMessage | None = None
+        self._finished: list[ReceivedMessage] = []
+        self._acked_at = 0.0
+        super().__init__(lambda: Consumer(group, namesrv, options=options))
 
     def poll(self, count_max: int = 256, timeout_s: float = 1.0) -> list[ReceivedMessage]:
         """Up to `count_max` messages; empty when none came within `timeout_s`."""
@@ -113,17 +172,6 @@ class BlockingConsumer(Facade[Consumer]):
         self._fetched = deque(one for one in self._fetched if not is_behind(one, message))
         self._call(self._running.suspend(message, delay_s=delay_s))
 
-    def reply(
-        self, request: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None
-    ) -> None:
-        """Answer a message that was sent by `Producer.request`."""
-        self._call(self._running.reply(request, body, properties=properties))
-
-    @property
-    def assigned(self) -> tuple[MessageQueue, ...]:
-        """The queues that this consumer reads now, sorted."""
-        return self._call(in_loop(lambda: self._running.assigned))
-
     def _flush_acks(self) -> None:
         """Tell the consumer what this thread has finished; before anything else that it is asked."""
         self._acked_at = self._monotonic()
@@ -131,8 +179,15 @@ class BlockingConsumer(Facade[Consumer]):
             self._thread.call_soon(self._client.ack_all, self._finished)
             self._finished = []
 
-    def _make_consumer(self, group: str, namesrv: str, options: ConsumerOptions | None) -> Consumer:
-        consumer = Consumer(group, namesrv, options=options)
-        for topic, (tags, sql) in self._subscriptions.items():
-            consumer.subscribe(topic, tags, sql=sql)
-        return consumer
+
+class BlockingPushConsumer(_BlockingMember[PushConsumer]):
+    """See `PushConsumer`; a plain handler runs in threads of its own, where it may block."""
+
+    def __init__(
+        self, group: str, namesrv: str, handler: Handler, *, options: PushOptions | None = None
+    ) -> None:
+        super().__init__(lambda: PushConsumer(group, namesrv, handler, options=options))
+
+    def wait_closed(self) -> None:
+        """Returns when another thread has closed the consumer. Raises as `PushConsumer.wait_closed`."""
+        self._call(self._running.wait_closed())

@@ -25,6 +25,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import UniqueKeys
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.dispatch import Waiting
 from tandemmq.remoting.tls_door import make_client_tls
 from tandemmq.runtime.chance import SystemRandom
 from tandemmq.runtime.clock import LoopClock
@@ -59,7 +60,7 @@ class GroupMember(Protocol):
 
     def describe(self) -> ConsumerData: ...
 
-    def handle_broker_request(self, command: Command) -> Command | None: ...
+    def handle_broker_request(self, command: Command) -> Command | Waiting | None: ...
 
 
 class ClientInstance:
@@ -218,7 +219,7 @@ class ClientInstance:
             servers = ";".join(self.name_servers.addresses)
             raise BrokerUnreachable(f"no name server of {servers} can be reached: {error}") from error
 
-    def _on_broker_request(self, channel: Channel, command: Command) -> Command | None:
+    def _on_broker_request(self, channel: Channel, command: Command) -> Command | Waiting | None:
         group = command.fields.get("consumerGroup") or command.fields.get("group", "")
         member = self._consumers.get(group)
         if member is None:

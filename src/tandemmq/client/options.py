@@ -19,6 +19,7 @@ __all__ = [
     "ConsumerOptions",
     "MessageModel",
     "ProducerOptions",
+    "PushOptions",
     "ReadFrom",
     "StartFrom",
     "parse_name_servers",
@@ -155,6 +156,8 @@ class ConsumerOptions:
     pull_count_max          messages asked for in one pull; the broker may give fewer
     cached_count_max        pulled and unfinished messages of one queue; at the bound its pulling waits
     cached_bytes_max        the same, bytes of all queues together
+    span_max                pulling of a queue waits while its lowest unfinished message lies so far back;
+                            None: only the count matters
     suspend_s               how long the broker may hold a pull that finds nothing
     commit_s                period of offset commits
     zero_when_none_stored   let the broker answer 0 for a group without offset while the queue's first
@@ -194,6 +197,7 @@ class ConsumerOptions:
     orderly: bool = False
     orderly_batch_count_max: int = 1
     orderly_retry_count_max: int = -1
+    span_max: int | None = None
     offsets_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -206,8 +210,41 @@ class ConsumerOptions:
         _check(self, "commit_s", "rebalance_s", "pull_error_delay_s", low=0.01, high=3600)
         _check(self, "retry_count_max", "orderly_retry_count_max", low=-1, high=1 << 20)
         _check(self, "orderly_batch_count_max", low=1, high=1024)
+        if self.span_max is not None:
+            _check(self, "span_max", low=1, high=1 << 40)
         if self.start_from is StartFrom.TIMESTAMP and self.start_time_ms is None:
             raise ConfigError("ConsumerOptions.start_time_ms: needed with start_from = TIMESTAMP")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushOptions(ConsumerOptions):
+    """How a push consumer reads, and how its handler is called; `auto_ack` means nothing to it.
+
+    worker_count        handlers that run at the same time: tasks for an async one, threads for a plain one
+    consume_timeout_s   a message whose handler takes longer is handed back with delay level 3. An async
+                        handler is cancelled then; a plain one goes on in its thread and counts no more.
+                        None: never. An orderly handler has all the time it wants
+    retry_delay_level   for messages that failed; 0: the broker chooses, longer each time; -1: at once to the
+                        dead letters
+    orderly_suspend_s   how long an orderly queue rests after a message failed
+    drain_s             how long `close` waits for handlers that run
+    """
+
+    worker_count: int = 20
+    consume_timeout_s: float | None = 900.0
+    retry_delay_level: int = 0
+    orderly_suspend_s: float = 1.0
+    drain_s: float = 30.0
+    span_max: int | None = 2_000
+
+    def __post_init__(self) -> None:
+        ConsumerOptions.__post_init__(self)
+        _check(self, "worker_count", low=1, high=1000)
+        if self.consume_timeout_s is not None:
+            _check(self, "consume_timeout_s", low=0.01, high=86_400)
+        _check(self, "retry_delay_level", low=-1, high=18)
+        _check(self, "orderly_suspend_s", low=0.0, high=3600)
+        _check(self, "drain_s", low=0.0, high=3600)
 
 
 def parse_name_servers(text: str) -> tuple[str, ...]:

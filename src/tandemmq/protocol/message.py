@@ -214,6 +214,10 @@ class ReceivedMessage:
         """How many times a consumer has handed it back."""
         return self.record.retry_count
 
+    def note_retry(self) -> None:
+        """The consumer itself hands it out once more."""
+        self.record = msgspec.structs.replace(self.record, retry_count=self.record.retry_count + 1)
+
     def __repr__(self) -> str:
         return (
             f"ReceivedMessage({self.message_id}, topic={self.topic!r}, queue_id={self.queue_id},"

@@ -69,6 +69,7 @@ class FakeBroker:
         self.handed_back: list[SendBackRequest] = []
         self.refuse: Callable[[SendRequestV2], int] = lambda _: 0
         self.pull_code = 0
+        self.back_code = 0
         self.hang = False
         self.suggest_id = 0
         self.proof: str | None = None
@@ -264,6 +265,8 @@ class FakeBroker:
         )
 
     def _send_back(self, channel: Channel, command: Command) -> Command:
+        if self.back_code:
+            return command.reply(self.back_code, remark="refused by the test")
         self.handed_back.append(command.decode(SendBackRequest))
         return command.reply()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 from tandemmq.api import broker_client
@@ -56,6 +56,8 @@ class Assignment:
         )
         self._leaving_since: dict[MessageQueue, float] = {}
         self._lost_locks: set[MessageQueue] = set()
+        self._paused: set[MessageQueue] = set()
+        self._is_paused = False
 
     # What the consumer says
 
@@ -80,6 +82,24 @@ class Assignment:
     def rebalance_soon(self) -> None:
         """The group, a route or a subscription has changed."""
         self._wanted.set()
+
+    def pause(self, queues: Collection[MessageQueue]) -> None:
+        """Read these queues, or without any all of them, no further; also when they come later."""
+        self._is_paused = self._is_paused or not queues
+        self._paused.update(queues)
+        self._note_paused()
+
+    def resume(self, queues: Collection[MessageQueue]) -> None:
+        """Read these queues, or without any all of them, again."""
+        if self._is_paused and queues:
+            self._paused.update(self.readers)
+        self._is_paused = False
+        self._paused = self._paused - set(queues) if queues else set()
+        self._note_paused()
+
+    def _note_paused(self) -> None:
+        for queue, reader in self.readers.items():
+            reader.set_paused(self._is_paused or queue in self._paused)
 
     @property
     def _offsets(self) -> OffsetStore:
@@ -176,6 +196,7 @@ class Assignment:
         reader = QueueReader(queue, subscription, start, self._seams)
         if reader.gate is not None:
             reader.gate.note_locked()
+        reader.set_paused(self._is_paused or queue in self._paused)
         self.readers[queue] = reader
         name = f"pull-{queue.topic}-{queue.broker_name}-{queue.queue_id}"
         self._pull_tasks[queue] = self._tasks.start(name, reader.run())

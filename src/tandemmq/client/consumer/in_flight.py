@@ -40,6 +40,11 @@ class InFlight:
         unfinished = self._sizes.get(offset)
         return unfinished is not None and unfinished[1] is not message
 
+    def holds(self, offset: int, message: object) -> bool:
+        """This very message is unfinished here."""
+        unfinished = self._sizes.get(offset)
+        return unfinished is not None and unfinished[1] is message
+
     def finish(self, offset: int) -> bool:
         """The application is done with the message; False when it was not (or no longer) unfinished."""
         unfinished = self._sizes.pop(offset, None)

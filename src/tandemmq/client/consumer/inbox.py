@@ -21,6 +21,9 @@ class Source(Protocol):
 
     def finish(self, message: ReceivedMessage) -> None: ...
 
+    def holds(self, message: ReceivedMessage) -> bool:
+        """The message is not finished, and its queue is still read here."""
+
 
 class Delivery(NamedTuple):
     """A message and where it came from."""
@@ -51,6 +54,11 @@ class Inbox:
         """Add messages; `size_bytes` counts until `free` gives it back."""
         self._deliveries.extend(deliveries)
         self._bytes_unfinished += size_bytes
+        self._arrived.set()
+
+    def put_back(self, deliveries: Iterable[Delivery]) -> None:
+        """Have messages that were taken taken again, before all others. Their bytes count still."""
+        self._deliveries.extendleft(reversed(list(deliveries)))
         self._arrived.set()
 
     def put_error(self, error: TandemError) -> None:
@@ -96,6 +104,22 @@ class Inbox:
         if self._deliveries and not self.is_closed:
             return self._deliveries.popleft()
         return None
+
+    def take_some(self, count_max: int) -> list[Delivery]:
+        """The next messages, as many as there are; raises as `take`."""
+        taken: list[Delivery] = []
+        while len(taken) < count_max and (delivery := self.take()) is not None:
+            taken.append(delivery)
+        return taken
+
+    def take_together(self, count_max: int) -> list[Delivery]:
+        """The next message, and those behind it that are of the same queue; raises as `take`."""
+        taken = self.take_some(1)
+        while taken and len(taken) < count_max and self._deliveries:
+            if self._deliveries[0].source is not taken[0].source:
+                break
+            taken.append(self._deliveries.popleft())
+        return taken
 
     async def wait(self) -> None:
         """Returns when there is something to take, or the inbox is closed."""

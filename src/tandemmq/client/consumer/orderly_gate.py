@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-import msgspec
-
 from tandemmq.client.consumer.inbox import Delivery, Inbox, Source
 from tandemmq.runtime.ports import Clock, TimerHandle
 
@@ -97,7 +95,7 @@ class OrderlyGate:
             return None
         self.take_back()
         message = delivery.message
-        message.record = msgspec.structs.replace(message.record, retry_count=message.retry_count + 1)
+        message.note_retry()
         self._return([offset for offset in self._out if offset >= queue_offset])
         self._end_pause()
         self._pause = self._clock.call_later(delay_s, self._go_on)

@@ -33,7 +33,7 @@ from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.message import ReceivedMessage
-from tandemmq.protocol.record import decode_records
+from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.pull import PullRequest, SeenRecord
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.protocol.topic_names import is_retry_topic
@@ -83,6 +83,7 @@ class QueueReader:
         self._idle_pause_s = IDLE_PAUSE_S_MIN
         self._generation = 0
         self._is_dropped = False
+        self._is_paused = False
 
     # Between steps
 
@@ -95,6 +96,10 @@ class QueueReader:
     def seen(self) -> str | None:
         """The last record that we got, were led past or start behind: our offsets are those of its log."""
         return None if self._seen is None else self._seen.render()
+
+    def holds(self, message: ReceivedMessage) -> bool:
+        """The message is not finished, and we were neither dropped nor moved since it was pulled."""
+        return self.in_flight.holds(message.queue_offset, message)
 
     def finish(self, message: ReceivedMessage) -> None:
         """The application is done with a message; one from before we were moved finishes no other."""
@@ -114,6 +119,11 @@ class QueueReader:
         self._forget()
         self._seen = seen
         self.in_flight = InFlight(offset)
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Whether to ask for nothing more; what was asked for comes."""
+        self._is_paused = is_paused
+        self._seams.inbox.free(0)
 
     def drop(self) -> None:
         """The queue has been given up."""
@@ -171,9 +181,14 @@ class QueueReader:
         """A queue with nothing unfinished may always pull once, so that none starves when others fill the
         inbox.
         """
+        if self._is_paused:
+            return False
         if not len(self.in_flight):
             return True
-        return len(self.in_flight) < self._seams.options.cached_count_max and self._seams.inbox.has_room
+        options = self._seams.options
+        if options.span_max is not None and self.in_flight.span > options.span_max:
+            return False
+        return len(self.in_flight) < options.cached_count_max and self._seams.inbox.has_room
 
     async def _replica(self) -> Replica:
         """Who is asked next.
@@ -297,10 +312,7 @@ class QueueReader:
                 offset = record.queue_offset
                 if offset < in_flight.next_offset or not subscription.matches(record.tags):
                     continue
-                topic = None
-                if is_retry_topic(record.topic):
-                    topic = record.properties.get(names.RETRY_TOPIC)
-                message = ReceivedMessage(record, topic=topic, broker_name=self.queue.broker_name)
+                message = received(record, self.queue.broker_name)
                 in_flight.add(offset, record.size, message)
                 deliveries.append(Delivery(self, message))
         finally:
@@ -352,3 +364,9 @@ class QueueReader:
         addresses = view.addresses.get(self.queue.broker_name, {}) if view is not None else {}
         avoided = self._seams.faulty.avoided(self._seams.instance.clock.monotonic())
         return any(address not in avoided for address in addresses.values())
+
+
+def received(record: Record, broker_name: str) -> ReceivedMessage:
+    """The record as the application gets it: what was handed back has the topic that it was sent to."""
+    topic = record.properties.get(names.RETRY_TOPIC) if is_retry_topic(record.topic) else None
+    return ReceivedMessage(record, topic=topic, broker_name=broker_name)

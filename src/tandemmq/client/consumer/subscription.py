@@ -10,6 +10,7 @@ from tandemmq.errors import BadRequest
 from tandemmq.protocol.bodies.heartbeat import SubscriptionData
 from tandemmq.protocol.java_hash import tag_hash
 from tandemmq.protocol.sql92 import SqlError, compile_filter
+from tandemmq.protocol.topic_names import check_topic
 
 ALL = "*"
 TAG = "TAG"
@@ -54,6 +55,20 @@ class Subscription:
             tag_hashes=frozenset(tag_hash(tag) for tag in self.tags),
             version=self.version,
         )
+
+
+def make_subscription(topic: str, tags: str, sql: str | None, version: int) -> Subscription:
+    """The subscription of tags, or of a SQL92 expression.
+
+    Raises:  BadRequest for a name that no broker would take, an expression without a tag or one that is no
+             SQL92, or both kinds.
+    """
+    check_topic(topic)
+    if sql is None:
+        return parse_subscription(topic, tags, version)
+    if tags != ALL:
+        raise BadRequest(f"topic {topic!r}: give tags or sql, not both; TAGS is a property for sql")
+    return parse_sql(topic, sql, version)
 
 
 def parse_subscription(topic: str, expression: str, version: int) -> Subscription:

@@ -90,6 +90,16 @@ class GroupSubscription(Body, frozen=True, kw_only=True):
     topic: str = ""
 
 
+class DirectlyConsumed(Body, frozen=True, kw_only=True):
+    """The answer to CONSUME_MESSAGE_DIRECTLY (309): what a consumer's listener made of one message."""
+
+    is_auto_commit: bool = field(name="autoCommit", default=True)
+    result: str = field(name="consumeResult", default="CR_SUCCESS")
+    is_ordered: bool = field(name="order", default=False)
+    remark: str = ""
+    took_ms: int = field(name="spentTimeMills", default=0)
+
+
 def encode_consumer_list(client_ids: Iterable[str]) -> bytes:
     return encode_body(ConsumerList(client_ids=tuple(client_ids)))
 
@@ -97,6 +107,10 @@ def encode_consumer_list(client_ids: Iterable[str]) -> bytes:
 def decode_consumer_list(data: Buffer) -> tuple[str, ...]:
     """The ids, each once; their order is the wire's."""
     return tuple(dict.fromkeys(decode_body(data, ConsumerList).client_ids))
+
+
+def encode_directly_consumed(outcome: DirectlyConsumed) -> bytes:
+    return encode_body(outcome)
 
 
 def encode_lock_request(request: LockRequest) -> bytes:

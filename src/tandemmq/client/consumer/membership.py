@@ -1,0 +1,233 @@
+"""Membership: what makes a client a member of a consumer group, however its messages reach the application.
+
+It joins, reads the member's share of the queues into an inbox, answers what brokers ask, commits, hands
+messages back, and leaves. `Consumer` and `PushConsumer` empty the inbox, each in its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from tandemmq.client.consumer.assignment import Assignment
+from tandemmq.client.consumer.broker_requests import BrokerRequests, Listener
+from tandemmq.client.consumer.filter_check import check_filters
+from tandemmq.client.consumer.hand_back import hand_back
+from tandemmq.client.consumer.inbox import Inbox
+from tandemmq.client.consumer.offsets import BrokerOffsets, LocalOffsets, OffsetStore
+from tandemmq.client.consumer.queue_reader import QueueReader, ReaderSeams
+from tandemmq.client.consumer.subscription import ALL, make_subscription, parse_subscription
+from tandemmq.client.faulty_peers import FaultyPeers
+from tandemmq.client.instance import ClientInstance
+from tandemmq.client.options import ConsumerOptions, MessageModel
+from tandemmq.errors import ClientError, TandemError
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.bodies.heartbeat import ConsumeFromWhere, ConsumerData, ConsumeType
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.message import ReceivedMessage
+from tandemmq.protocol.topic_names import check_group, retry_topic
+from tandemmq.remoting.dispatch import Waiting
+from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.ports import Disk
+from tandemmq.runtime.tasks import TaskScope
+
+LOCAL_OFFSETS_DIR = "~/.rocketmq_offsets"
+
+
+class Membership:
+    """One member of a consumer group; used from one event loop."""
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str,
+        options: ConsumerOptions,
+        *,
+        instance: ClientInstance | None = None,
+        disk: Disk | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        """`instance`: shared with other clients, and not closed by this one. `listener`: what brokers may
+        have called for a single message.
+        """
+        check_group(group)
+        self.group = group
+        self.options = options
+        self._owns_instance = instance is None
+        self.instance = instance or ClientInstance(namesrv, options.client)
+        self._disk = disk
+        self.tasks = TaskScope(f"consumer-{group}", self._on_failure)
+        self.inbox = Inbox(options.cached_bytes_max)
+        self._faulty = FaultyPeers()
+        seams = ReaderSeams(
+            instance=self.instance, group=group, options=options, inbox=self.inbox, faulty=self._faulty
+        )
+        self.assignment = Assignment(seams, self._make_offsets, self.tasks)
+        self._requests = BrokerRequests(
+            self.assignment,
+            name_servers=";".join(self.instance.name_servers.addresses),
+            started_at_ms=self.instance.clock.now_ms(),
+            is_orderly=options.orderly,
+            listener=listener,
+        )
+        self._failure: BaseException | None = None
+        self.ended = asyncio.Event()
+        """Set when the consumer is closed, or a background task has died."""
+        self._is_started = False
+        self._end_route_watch: Callable[[], None] | None = None
+
+    # Life
+
+    def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
+        """As `Consumer.subscribe`."""
+        self.assignment.subscribe(make_subscription(topic, tags, sql, self.instance.clock.now_ms()))
+        self.instance.beat_soon()
+
+    def unsubscribe(self, topic: str) -> None:
+        """As `Consumer.unsubscribe`."""
+        self.assignment.unsubscribe(topic)
+        self.instance.beat_soon()
+
+    async def start(self) -> None:
+        """As `Consumer.start`."""
+        if self._owns_instance:
+            await self.instance.start()
+        if self.options.model is MessageModel.CLUSTERING:
+            version = self.instance.clock.now_ms()
+            self.assignment.subscribe(parse_subscription(retry_topic(self.group), ALL, version))
+        self.instance.add_consumer(self)
+        self._end_route_watch = self.instance.routes.watch(lambda _: self.assignment.rebalance_soon())
+        self.instance.on_failure.append(self._on_client_failure)
+        self._is_started = True
+        try:
+            await self._join()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _join(self) -> None:
+        await self.assignment.load_routes()
+        await check_filters(self.instance, self.group, self.assignment.subscriptions)
+        await self.instance.beat()
+        await self.assignment.rebalance()
+        self.tasks.start("rebalance", self.assignment.run())
+        self.tasks.start("commit", self.assignment.run_commits())
+        if self.options.orderly:
+            self.tasks.start("locks", self.assignment.run_locks())
+
+    async def close(self) -> None:
+        """Stop reading, commit, leave the group. What was handed out and is not finished comes again."""
+        if not self._is_started:
+            return
+        self._is_started = False
+        self.ended.set()
+        if self._end_route_watch is not None:
+            self._end_route_watch()
+        self.inbox.close()
+        # First the tasks: a rebalance under way must not take a queue over after the last commit.
+        await self.tasks.close()
+        await self.assignment.close()
+        await self.instance.leave(consumer_group=self.group)
+        self.instance.on_failure.remove(self._on_client_failure)
+        if self._owns_instance:
+            await self.instance.close()
+
+    def check_alive(self) -> None:
+        """Raises ClientError when a background task has died, or the consumer is not started."""
+        self.instance.check_alive()
+        if self._failure is not None:
+            raise ClientError(f"the consumer has failed: {self._failure!r}") from self._failure
+        if not self._is_started and not self.inbox.is_closed:
+            raise ClientError("the consumer is not started")
+
+    # Messages that were handed out
+
+    def reader_of(self, message: ReceivedMessage) -> QueueReader | None:
+        """Who has read the message; None when its queue has gone to another member."""
+        return self.assignment.readers.get(queue_of(message))
+
+    def finish(self, message: ReceivedMessage) -> None:
+        """The application is done with the message; nothing happens when its queue is not ours any more."""
+        reader = self.reader_of(message)
+        if reader is not None:
+            reader.finish(message)
+
+    async def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
+        """As `Consumer.retry_later`."""
+        await hand_back(
+            self.instance,
+            self.group,
+            message,
+            delay_level=delay_level,
+            retry_count_max=self.options.retry_count_max,
+        )
+        self.finish(message)
+
+    async def suspend(self, message: ReceivedMessage, *, delay_s: float) -> bool:
+        """As `Consumer.suspend`; False when the message is dead now and its queue goes on."""
+        count_max = self.options.orderly_retry_count_max
+        if 0 <= count_max <= message.retry_count:
+            with suppress(TandemError):
+                await self.retry_later(message, delay_level=-1)
+                return False
+        reader = self.reader_of(message)
+        if reader is not None and reader.gate is not None:
+            reader.gate.put_back(message.queue_offset, delay_s)
+        return True
+
+    @property
+    def assigned(self) -> tuple[MessageQueue, ...]:
+        """The queues that this consumer reads now, sorted."""
+        return tuple(sorted(self.assignment.readers))
+
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        """Per queue the offset that a commit would write now."""
+        return {queue: reader.committed_offset for queue, reader in self.assignment.readers.items()}
+
+    # What the instance asks
+
+    def describe(self) -> ConsumerData:
+        """This consumer in a heartbeat."""
+        return ConsumerData(
+            group=self.group,
+            consume_type=ConsumeType.PASSIVELY,
+            message_model=self.options.model,
+            consume_from_where=ConsumeFromWhere(self.options.start_from.value),
+            subscriptions=tuple(subscription.describe() for subscription in self.assignment.subscriptions),
+        )
+
+    def handle_broker_request(self, command: Command) -> Command | Waiting | None:
+        """An answer to what a broker asked of the group."""
+        return self._requests.handle(command)
+
+    # Inside
+
+    def _make_offsets(self) -> OffsetStore:
+        """Once the client id is known."""
+        if self.options.model is MessageModel.CLUSTERING:
+            return BrokerOffsets(
+                self.instance,
+                self.group,
+                self._faulty,
+                zero_when_none_stored=self.options.zero_when_none_stored,
+            )
+        directory = Path(self.options.offsets_dir or LOCAL_OFFSETS_DIR).expanduser()
+        return LocalOffsets(self._disk or RealDisk(), directory, self.instance.client_id, self.group)
+
+    def _on_client_failure(self, error: BaseException) -> None:
+        self._on_failure("client", error)
+
+    def _on_failure(self, name: str, error: BaseException) -> None:
+        self._failure = error
+        self.ended.set()
+        self.inbox.close()
+
+
+def queue_of(message: ReceivedMessage) -> MessageQueue:
+    """The queue that a message was read from; for a retried one a queue of the retry topic."""
+    return MessageQueue(
+        topic=message.record.topic, broker_name=message.broker_name, queue_id=message.queue_id
+    )

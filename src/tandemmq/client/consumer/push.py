@@ -1,0 +1,133 @@
+"""PushConsumer: calls a handler for each message of its topics, and sees to failures by itself.
+
+    async def handle(message):
+        await store(message.body)
+
+    async with PushConsumer("billing", "127.0.0.1:9876", handle) as consumer:
+        consumer.subscribe("Orders", "paid || refunded")
+        await consumer.wait_closed()
+
+A handler that returns has finished its message. One that raises, or returns `ConsumeResult.RETRY`, gets the
+message again: after 10 s, then 30 s, and so on up to 2 h; after 16 times it becomes a dead letter of the
+group. With `orderly` a queue is handled one message after the other, and one that failed is tried again
+before its queue goes on. Offsets are committed up to the lowest message that is not finished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from tandemmq.api import broker_send
+from tandemmq.client.consumer.membership import Membership
+from tandemmq.client.consumer.subscription import ALL
+from tandemmq.client.consumer.workers import Handler, Workers
+from tandemmq.client.instance import ClientInstance
+from tandemmq.client.options import PushOptions
+from tandemmq.client.producer.replies import send_reply
+from tandemmq.errors import ClientError
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.message import ReceivedMessage
+from tandemmq.runtime.ports import Disk
+
+
+class PushConsumer:
+    """One member of a consumer group; used from one event loop."""
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str,
+        handler: Handler,
+        *,
+        options: PushOptions | None = None,
+        instance: ClientInstance | None = None,
+        disk: Disk | None = None,
+    ) -> None:
+        """`handler(message)`: an async function runs in the event loop, a plain one in threads. `instance`:
+        share the connections of another client, which then is not closed by this consumer.
+        """
+        if not callable(handler):
+            raise ClientError(f"the handler must be a function of one message, not {handler!r:.64}")
+        self.group = group
+        self.options = options or PushOptions()
+        self._workers = Workers(handler, self.options)
+        self._member = Membership(
+            group, namesrv, self.options, instance=instance, disk=disk, listener=self._workers
+        )
+        self._closed = asyncio.Event()
+
+    def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
+        """As `Consumer.subscribe`."""
+        self._member.subscribe(topic, tags, sql=sql)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Stop taking part in a topic; its queues go to the other members."""
+        self._member.unsubscribe(topic)
+
+    async def start(self) -> Self:
+        """Join the group and begin to handle messages. Raises as `Consumer.start`."""
+        await self._member.start()
+        self._workers.start(self._member)
+        return self
+
+    async def close(self) -> None:
+        """Begin no other message, wait for the handlers that run (at most `drain_s`), commit, leave the
+        group. What is not finished comes again.
+
+        Raises:  ClientError when a handler calls it.
+        """
+        await self._workers.drain(self.options.drain_s)
+        await self._member.close()
+        self._workers.close()
+        self._closed.set()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def wait_closed(self) -> None:
+        """Returns when another task has closed the consumer.
+
+        Raises:  ClientError when a background task of the client has died.
+        """
+        await self._member.ended.wait()
+        self._member.check_alive()
+        await self._closed.wait()
+
+    async def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float = broker_send.SEND_TIMEOUT_S,
+    ) -> None:
+        """As `Consumer.reply`."""
+        await send_reply(
+            self._member.instance, self.group, request, body, properties=properties, timeout_s=timeout_s
+        )
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Read no more of these queues, or of all; what was read is handled."""
+        self._member.assignment.pause(queues)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Read on."""
+        self._member.assignment.resume(queues)
+
+    @property
+    def assigned(self) -> tuple[MessageQueue, ...]:
+        """The queues that this consumer reads now, sorted."""
+        return self._member.assigned
+
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        """Per queue the offset that a commit would write now."""
+        return self._member.positions

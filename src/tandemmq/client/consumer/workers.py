@@ -1,0 +1,372 @@
+"""Workers: empty the inbox of a push consumer by calling its handler, many messages at a time.
+
+An `async` handler runs in the loop, in as many tasks as there are workers; a plain one in as many threads,
+which get several messages at a time while many wait, so that a message costs no turn between the threads.
+A message that the handler has finished is finished; one that failed goes back to the group (concurrent) or is
+tried again in its place (orderly). Spec semantics 10.4, 10.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from enum import Enum
+from typing import NamedTuple, cast
+
+from tandemmq.client.blocking import WorkerThreads
+from tandemmq.client.consumer.broker_requests import DirectResult, TopicStatus
+from tandemmq.client.consumer.inbox import Delivery
+from tandemmq.client.consumer.membership import Membership
+from tandemmq.client.options import MessageModel, PushOptions
+from tandemmq.errors import ClientError, TandemError
+from tandemmq.protocol.message import ReceivedMessage
+from tandemmq.runtime.ports import Clock
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+YIELD_EVERY = 64
+"""Messages that a worker handles before it lets the loop turn, when its handler never waits."""
+SHARE_MAX = 32
+SHARE_S = 0.02
+"""A thread gets so many messages at most, and begins no other one after so long."""
+TIMED_OUT_LEVEL = 3
+"""Delay level of a message whose handler took too long."""
+HAND_BACK_AGAIN_S = 5.0
+"""Before a message is handled again that failed and could not be handed back."""
+STATUS_S = 60.0
+"""How far the rates of a running consumer look back."""
+
+
+class ConsumeResult(Enum):
+    """What a handler may say. RETRY: as if it had raised, without a line in the log."""
+
+    SUCCESS = "SUCCESS"
+    RETRY = "RETRY"
+
+
+class Outcome(NamedTuple):
+    """What a call of the handler came to: no `error`, and None or a ConsumeResult, or neither."""
+
+    result: object
+    error: BaseException | None
+    took_s: float
+
+    @property
+    def is_success(self) -> bool:
+        return self.error is None and (self.result is None or self.result is ConsumeResult.SUCCESS)
+
+
+Handler = Callable[[ReceivedMessage], object | Awaitable[object]]
+
+
+class Share:
+    """Messages that one thread handles one after the other."""
+
+    def __init__(self, deliveries: Iterable[Delivery], handler: Handler, clock: Clock, *, is_orderly: bool):
+        self.todo = deque(deliveries)
+        self.done: deque[tuple[Delivery, Outcome]] = deque()
+        self.current: Delivery | None = None
+        self.began_s = 0.0
+        self._handler = handler
+        self._clock = clock
+        self._is_orderly = is_orderly
+
+    def run(self) -> None:
+        """Called in the thread. What it leaves in `todo` was not begun."""
+        began_s = now_s = self._clock.monotonic()
+        while self._is_orderly or now_s - began_s < SHARE_S:
+            try:
+                delivery = self.todo.popleft()
+            except IndexError:
+                return
+            self.began_s, self.current = now_s, delivery
+            result, error = None, None
+            try:
+                result = self._handler(delivery.message)
+            except Exception as raised:  # noqa: BLE001  # the user's code; what it raises is an outcome
+                error = raised
+            self.current = None
+            before_s, now_s = now_s, self._clock.monotonic()
+            outcome = Outcome(result, error, now_s - before_s)
+            self.done.append((delivery, outcome))
+            if self._is_orderly and not outcome.is_success:
+                return
+
+
+class Workers:
+    """The workers of one push consumer."""
+
+    def __init__(self, handler: Handler, options: PushOptions) -> None:
+        self._handler = handler
+        self._options = options
+        self._runs_in_loop = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004  # an object with an async __call__
+        )
+        self._call = cast(Callable[[ReceivedMessage], Awaitable[object]], handler)
+        self._threads: WorkerThreads | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_broadcasting = options.model is MessageModel.BROADCASTING
+        self._tally: dict[str, _TopicTally] = {}
+
+    def start(self, member: Membership) -> None:
+        """Handle what comes until `drain`."""
+        self._member, self._inbox, self._clock = member, member.inbox, member.instance.clock
+        if not self._runs_in_loop:
+            self._threads = WorkerThreads(self._options.worker_count)
+        work = self._work_in_loop if self._runs_in_loop else self._work_in_thread
+        self._tasks = [
+            member.tasks.start(f"worker-{number}", work()) for number in range(self._options.worker_count)
+        ]
+
+    async def drain(self, timeout_s: float) -> None:
+        """Begin no other message, and wait for the handlers that run.
+
+        Raises:  ClientError when a handler calls this: it would wait for itself.
+        """
+        if asyncio.current_task() in self._tasks:
+            raise ClientError("a handler cannot close its own consumer: have another task do it")
+        self._inbox.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    def close(self) -> None:
+        """The threads end when their handlers do."""
+        if self._threads is not None:
+            self._threads.close()
+
+    # Handling
+
+    async def _work_in_loop(self) -> None:
+        since_yield = 0
+        while deliveries := await self._take(1):
+            for delivery in deliveries:
+                since_yield += 1
+                if since_yield >= YIELD_EVERY:
+                    since_yield = 0
+                    await self._clock.sleep(0)
+                if not await self._settle(delivery, await self._await(self._call(delivery.message))):
+                    break
+
+    async def _work_in_thread(self) -> None:
+        assert self._threads is not None
+        while True:
+            spread = len(self._inbox) // (2 * self._options.worker_count)
+            deliveries = await self._take(min(max(spread, 1), SHARE_MAX))
+            if not deliveries:
+                return
+            while deliveries:
+                share = Share(deliveries, self._handler, self._clock, is_orderly=self._options.orderly)
+                deliveries = await self._follow(share, self._threads.start(share.run))
+
+    async def _follow(self, share: Share, run: asyncio.Future[None]) -> list[Delivery]:
+        """Settle what the thread does; take from it what waits behind a message that takes too long.
+
+        What an orderly worker has to go on with, when a message was given up for dead.
+        """
+        given_up: Delivery | None = None
+        limit_s = None if self._options.orderly else self._options.consume_timeout_s
+        while not run.done():
+            await asyncio.wait((run,), timeout=limit_s)
+            stuck = share.current
+            if limit_s is None or stuck is None or stuck is given_up:
+                continue
+            if self._clock.monotonic() - share.began_s >= limit_s:
+                given_up = stuck
+                self._inbox.put_back(_drain(share.todo))
+                await self._settle(stuck, Outcome(None, _TimedOut(), limit_s))
+        await run
+        must_wait = False
+        for delivery, outcome in share.done:
+            if delivery is not given_up:
+                must_wait = not await self._settle(delivery, await self._complete(outcome))
+        if self._options.orderly:
+            return [] if must_wait else list(share.todo)
+        self._inbox.put_back(share.todo)
+        return []
+
+    async def _take(self, count_max: int) -> list[Delivery]:
+        """Messages for one worker; for an orderly one those of a queue that were handed out together.
+
+        Empty when the consumer is closed.
+        """
+        while True:
+            await self._inbox.wait()
+            if self._inbox.is_closed:
+                return []
+            with suppress(TandemError):  # the reader has logged it, and reads on
+                if self._options.orderly:
+                    found = self._inbox.take_together(self._options.orderly_batch_count_max)
+                else:
+                    found = self._inbox.take_some(count_max)
+                if found:
+                    return found
+
+    async def _complete(self, outcome: Outcome) -> Outcome:
+        """A plain handler may return something to wait for."""
+        if not inspect.isawaitable(outcome.result):
+            return outcome
+        return await self._await(outcome.result)
+
+    async def _await(self, running: Awaitable[object]) -> Outcome:
+        """The outcome of a coroutine of the user, which may take `consume_timeout_s`."""
+        began_s = self._clock.monotonic()
+        limit = asyncio.timeout(None if self._options.orderly else self._options.consume_timeout_s)
+        result: object = None
+        error: BaseException | None = None
+        try:
+            async with limit:
+                result = await running
+        except asyncio.CancelledError as raised:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            error = raised
+        except Exception as raised:  # noqa: BLE001  # the user's code; what it raises is an outcome
+            error = _TimedOut() if limit.expired() else raised
+        return Outcome(result, error, self._clock.monotonic() - began_s)
+
+    async def _settle(self, delivery: Delivery, outcome: Outcome) -> bool:
+        """Do what the outcome asks for; False when the message is to be handled again in its place."""
+        message = delivery.message
+        self._count(message.topic, outcome)
+        if outcome.is_success:
+            delivery.source.finish(message)
+            return True
+        if outcome.result is not ConsumeResult.RETRY:
+            self._log_failure(message, outcome)
+        if not delivery.source.holds(message):
+            return True  # its queue has another owner now, or was moved: it comes again there
+        if self._options.orderly:
+            return not await self._member.suspend(message, delay_s=self._options.orderly_suspend_s)
+        level = TIMED_OUT_LEVEL if isinstance(outcome.error, _TimedOut) else self._options.retry_delay_level
+        await self._hand_back(delivery, level)
+        return True
+
+    async def _hand_back(self, delivery: Delivery, delay_level: int) -> None:
+        """To the group; when no broker takes it, it is handled again here a little later."""
+        message = delivery.message
+        if self._is_broadcasting:
+            delivery.source.finish(message)
+            return
+        try:
+            await self._member.retry_later(message, delay_level=delay_level)
+        except TandemError as error:
+            log.warning(
+                events.HAND_BACK_FAILED, extra={"unique_key": message.message_id, "error": str(error)}
+            )
+            message.note_retry()
+            self._clock.call_later(HAND_BACK_AGAIN_S, self._handle_again, delivery)
+
+    def _handle_again(self, delivery: Delivery) -> None:
+        if delivery.source.holds(delivery.message):
+            self._inbox.put_back((delivery,))
+
+    def _log_failure(self, message: ReceivedMessage, outcome: Outcome) -> None:
+        error = outcome.error or ClientError(
+            f"a handler returns None or a ConsumeResult, not {outcome.result!r:.64}"
+        )
+        log.warning(
+            events.CONSUME_TIMED_OUT if isinstance(error, _TimedOut) else events.CONSUME_FAILED,
+            extra={
+                "topic": message.topic,
+                "queue_id": message.queue_id,
+                "queue_offset": int(message.queue_offset),
+                "unique_key": message.message_id,
+                "retry_count": message.retry_count,
+            },
+            exc_info=None if isinstance(error, _TimedOut) else error,
+        )
+
+    # What brokers ask
+
+    @property
+    def worker_count(self) -> int:
+        return self._options.worker_count
+
+    async def consume_directly(self, message: ReceivedMessage) -> DirectResult:
+        """Call the handler for one message that an administrator has chosen; nothing is committed."""
+        if self._runs_in_loop:
+            outcome = await self._await(self._call(message))
+        else:
+            assert self._threads is not None
+            share = Share((Delivery(_NoSource(), message),), self._handler, self._clock, is_orderly=True)
+            await self._threads.start(share.run)
+            outcome = await self._complete(share.done[0][1])
+        if outcome.error is not None:
+            return DirectResult("CR_THROW_EXCEPTION", outcome.took_s, repr(outcome.error))
+        return DirectResult("CR_SUCCESS" if outcome.is_success else "CR_LATER", outcome.took_s)
+
+    def status(self) -> dict[str, TopicStatus]:
+        """Rates per topic, of the last minute."""
+        now_s = self._clock.monotonic()
+        return {topic: tally.status(now_s) for topic, tally in self._tally.items()}
+
+    def _count(self, topic: str, outcome: Outcome) -> None:
+        tally = self._tally.get(topic)
+        if tally is None:
+            tally = self._tally[topic] = _TopicTally()
+        tally.add(self._clock.monotonic(), outcome)
+
+
+class _TimedOut(Exception):
+    """The handler took longer than `consume_timeout_s`."""
+
+
+class _NoSource:
+    """Of a message that no queue of ours has."""
+
+    def finish(self, message: ReceivedMessage) -> None:
+        """Nothing was to be finished."""
+
+    def holds(self, message: ReceivedMessage) -> bool:
+        return False
+
+
+class _TopicTally:
+    """Counts of this minute and the one before."""
+
+    __slots__ = ("_before", "_now", "_since_s", "failed_count")
+
+    def __init__(self) -> None:
+        self._before = [0, 0, 0.0]
+        self._now = [0, 0, 0.0]
+        self._since_s = float("-inf")
+        self.failed_count = 0
+
+    def add(self, now_s: float, outcome: Outcome) -> None:
+        self._turn(now_s)
+        self._now[0 if outcome.is_success else 1] += 1
+        self._now[2] += outcome.took_s
+        self.failed_count += not outcome.is_success
+
+    def status(self, now_s: float) -> TopicStatus:
+        self._turn(now_s)
+        span_s = STATUS_S + now_s - self._since_s
+        good, bad, took_s = (before + now for before, now in zip(self._before, self._now, strict=True))
+        return TopicStatus(
+            good / span_s,
+            bad / span_s,
+            took_s * 1000 / (good + bad) if good + bad else 0.0,
+            self.failed_count,
+        )
+
+    def _turn(self, now_s: float) -> None:
+        elapsed_s = now_s - self._since_s
+        if elapsed_s < STATUS_S:
+            return
+        self._before = self._now if elapsed_s < 2 * STATUS_S else [0, 0, 0.0]
+        self._now, self._since_s = [0, 0, 0.0], now_s
+
+
+def _drain(deliveries: deque[Delivery]) -> list[Delivery]:
+    """All of them, taken one by one: another thread takes, too."""
+    taken: list[Delivery] = []
+    with suppress(IndexError):
+        while True:
+            taken.append(deliveries.popleft())
+    return taken
