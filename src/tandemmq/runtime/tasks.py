@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from tandemmq.errors import TandemError
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,33 @@ class TaskScope:
         self._tasks[task] = None
         task.add_done_callback(self._on_done)
         return task
+
+    async def see_through(self, name: str, coro: Coroutine[Any, Any, None]) -> None:
+        """Await `coro`, which must not be left half done: whoever is cancelled while it waits goes on
+        waiting, and is cancelled then. What `coro` refuses is the caller's affair and no failure of the scope.
+
+        Raises:  what `coro` raises, or what another task of the scope failed by, if that ended it.
+        """
+
+        async def outcome() -> Exception | None:
+            try:
+                await coro
+            except (TandemError, OSError) as error:
+                return error
+            return None
+
+        task = self.start(name, outcome())
+        is_given_up = False
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError:
+                is_given_up = True
+        error = self.failure if task.cancelled() else task.result()
+        if is_given_up or (error is None and task.cancelled()):
+            raise asyncio.CancelledError
+        if error is not None:
+            raise error
 
     async def close(self) -> None:
         """Returns when every task has ended. Safe to call twice; not from a task of the scope itself."""

@@ -499,6 +499,7 @@ class MessageStore:
 
         Raises:  OSError when the disk takes no writes; the role is unchanged then.
         """
+        assert not self._is_cutting
         if self.role is BrokerRole.SLAVE and role is not BrokerRole.SLAVE:
             end = self._replica_log.cut_partial(self.dispatched.value)
             for mark in (self.flushed, self.confirmed, self.appended):
@@ -609,10 +610,12 @@ class MessageStore:
         self._replies.require(replicas)
 
     async def save_epochs(self, epochs: EpochList) -> None:
-        """They are on disk when it returns. Raises OSError."""
+        """They are on disk when it returns, also when the caller is cancelled: two lists that are written at
+        once could end in either. Raises OSError.
+        """
         epochs = epochs.cut_prefix(self._log.begin)
         if epochs != self.epochs:
-            await self._disk.offload(self._epoch_file.save, epochs)
+            await self._tasks.see_through("save_epochs", self._disk.offload(self._epoch_file.save, epochs))
 
     def raise_confirm_offset(self, log_offset: int) -> None:
         """It only rises, except by a cut; written with the next checkpoint."""
@@ -624,7 +627,8 @@ class MessageStore:
         """On a slave that copies nothing at the moment: end the log at `point`, where a record ends.
 
         What is cut is kept beside the store, within a bound. Nothing of it comes back, whatever happens from
-        now on; `epochs` are the terms when it returns, or after the next start.
+        now on; `epochs` are the terms when it returns, or after the next start. A caller that is cancelled
+        waits for the end of the cut: what came into the log before would be cut, too.
         Raises:  LogDiverged when no record ends at `point`, ServiceNotAvailable; then nothing is changed.
                  FlushFailed: the store has failed.
         """
@@ -633,6 +637,9 @@ class MessageStore:
             raise ServiceNotAvailable("the broker is no slave, or its log is being cut")
         self._require_boundary(point)
         self._is_cutting = True
+        await self._tasks.see_through("cut", self._cut_and_tell(point, epochs, reason))
+
+    async def _cut_and_tell(self, point: int, epochs: EpochList, reason: str) -> None:
         try:
             await self.sync()
             await self._writers.table_flusher.flush_soon()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,27 @@ async def test_a_log_from_before_terms_gets_a_list_and_confirms_nothing() -> Non
     assert store.epochs == EpochList((EpochEntry(0, 0),))
     assert bodies(store) == [b"old"]
     await store.close()
+
+
+async def test_who_gives_up_waiting_for_a_cut_does_not_end_it() -> None:
+    """The broker is elected while it cuts: what it takes from then on lies where the cut still works."""
+    for turn in range(30):
+        rig = TermRig()
+        store, point = await open_deposed(rig)
+        end = store.max_log_offset
+        cutting = asyncio.create_task(store.cut(point, AFTER, "a newer term"))
+        for _ in range(turn):
+            await asyncio.sleep(0)
+        cutting.cancel()
+        await asyncio.wait([cutting])
+        is_cut = store.max_log_offset == point
+        assert is_cut or store.max_log_offset == end
+        store.set_role(BrokerRole.ASYNC_MASTER)
+        rig.put(store, record(b"elected"))
+        before = bodies(store)
+        assert before[-1] == b"elected"
+        await store.close()
+        store = await rig.open(role=BrokerRole.SLAVE)
+        assert bodies(store) == before, turn
+        assert store.epochs == (AFTER if is_cut else BEFORE)
+        await store.close()
