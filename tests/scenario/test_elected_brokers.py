@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from controller_rig import GROUP, Rig
@@ -13,8 +14,10 @@ from elected_rig import Copier, Elected
 from tandemmq.api.broker_offset import commit_offset
 from tandemmq.api.broker_topic import create_topic
 from tandemmq.api.nameserver import query_cluster_info
+from tandemmq.errors import RequestRejected, RequestTimeout, TandemError
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.protocol.bodies.controller import SyncStateSet
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -206,3 +209,52 @@ async def test_a_master_without_lease_and_reports_is_fenced_until_it_has_either(
     found = rig.controllers["n0"].groups.get(GROUP)
     assert found is not None
     assert found.master_epoch == 1
+
+
+async def test_a_proposal_whose_answer_was_lost_is_looked_up(group: Elected, rig: Rig) -> None:
+    """Told again, the controllers say that the set is the same already: that may come of this proposal."""
+    broker = await group.start(1, poll_ms=60_000)
+    await group.master()
+    controllers, copy = broker._controllers, copier(group, 1)
+    alter_set = controllers.alter_set
+    refused: list[int] = []
+    lost: list[SyncStateSet] = []
+    copy.set_refused = refused.append  # type: ignore[method-assign]
+
+    async def lose_answer(*args: Any) -> SyncStateSet:
+        told = await alter_set(*args)
+        if not lost:
+            lost.append(told)
+            raise RequestTimeout("the answer was lost")
+        return told
+
+    controllers.alter_set = lose_answer  # type: ignore[method-assign]
+    await group.start(2)
+    await until(lambda: len(copy.members) == 2, "the set is known")
+    assert lost
+    assert refused == []
+
+
+async def test_a_master_that_was_replaced_goes_on_waiting_for_whom_it_proposed(group: Elected) -> None:
+    """The attempt before may have brought in the very broker that was elected then."""
+    broker = await group.start(1, poll_ms=60_000)
+    await group.master()
+    refused: list[int] = []
+    answers: list[TandemError] = []
+
+    async def refuse(*_args: Any) -> SyncStateSet:
+        raise answers.pop(0)
+
+    broker._controllers.alter_set = refuse  # type: ignore[method-assign]
+    copier(group, 1).set_refused = refused.append  # type: ignore[method-assign]
+    for code, is_certain in (
+        (ResponseCode.CONTROLLER_BROKER_NOT_ALIVE, True),
+        (ResponseCode.CONTROLLER_INVALID_REPLICAS, True),
+        (ResponseCode.CONTROLLER_INVALID_MASTER, False),
+        (ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH, False),
+    ):
+        answers[:] = RequestTimeout("lost"), RequestRejected("refused", code=code)
+        await broker._propose(broker._epoch, frozenset({1, 2}), 1)
+        assert answers == []
+        assert refused == ([1] if is_certain else []), code
+        refused.clear()

@@ -73,15 +73,20 @@ _UNKNOWN_HERE: Final = frozenset(
     )
 )
 _SET_REFUSED: Final = frozenset(
+    (ResponseCode.CONTROLLER_INVALID_REPLICAS, ResponseCode.CONTROLLER_BROKER_NOT_ALIVE)
+)
+"""Codes by which a proposal for the set has certainly come to nothing: the epoch of the set was compared."""
+_SET_MOVED: Final = frozenset(
     (
-        ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
-        ResponseCode.CONTROLLER_INVALID_MASTER,
-        ResponseCode.CONTROLLER_INVALID_REPLICAS,
-        ResponseCode.CONTROLLER_BROKER_NOT_ALIVE,
+        ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
         ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
     )
 )
-"""Codes by which a proposal for the set has certainly come to nothing."""
+"""The set is another one than it was, or the wanted one already: an attempt before may have made it so."""
+_REPLACED: Final = frozenset(
+    (ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH, ResponseCode.CONTROLLER_INVALID_MASTER)
+)
+"""Another broker is master: perhaps one that an attempt before brought into the set."""
 
 
 class ElectedBroker:
@@ -509,9 +514,13 @@ class ElectedBroker:
             try:
                 told = await self._controllers.alter_set(self.broker_id, epoch, members, set_epoch)
             except RequestRejected as error:
-                if error.code == ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH:
+                if error.code in _SET_MOVED:
                     if await self._take_over_set(set_epoch):
                         return
+                elif error.code in _REPLACED:
+                    self._note_refusal("set", error)
+                    self._look_due.set()
+                    return
                 elif error.code in _SET_REFUSED:
                     self._note_refusal("set", error)
                     self.replication.set_refused(set_epoch)
