@@ -11,6 +11,7 @@ from replica_pair import FAST, SEGMENT, log_bytes
 
 from tandemmq.errors import StaleTerm
 from tandemmq.protocol.record import NewRecord
+from tandemmq.replication.core.term_frames import Handshake, encode_handshake, encode_term_report
 from tandemmq.replication.shell import AutoSwitchReplication
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
@@ -114,6 +115,27 @@ async def test_a_slave_joins_and_every_send_waits_for_it(nodes: tuple[Node, Node
     await two.channel.end_term()
     await until(lambda: one.proposals[-1] == {1})
     assert await one.send(b"alone") == [PutStatus.PUT_OK]
+
+
+async def test_a_slave_that_comes_again_with_less_counts_for_what_it_has(nodes: tuple[Node, Node]) -> None:
+    """Its machine was restarted, and nobody told the master that the connection before has ended."""
+    one, _ = nodes
+    await one.lead(1, 1)
+    await one.send(b"first")
+    host, _, port = one.address.rpartition(":")
+
+    async def come(held: int) -> asyncio.StreamWriter:
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(encode_handshake(Handshake(2)) + encode_term_report(held))
+        return writer
+
+    before = await come(one.store.max_log_offset)
+    await until(lambda: frozenset({1, 2}) in one.proposals)
+    after = await come(0)
+    await until(lambda: set(one.store.acks.positions().values()) == {0})
+    assert one.proposals[-1] == {1}  # at once, before it could be elected
+    for writer in (before, after):
+        writer.close()
 
 
 async def test_while_the_controllers_are_silent_a_send_waits_for_who_may_be_in_the_set(

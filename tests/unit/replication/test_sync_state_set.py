@@ -96,3 +96,24 @@ def test_confirmed_only_rises_and_stands_while_a_member_is_away() -> None:
     assert one.raise_confirm(1_000) == 800
     one.on_committed(frozenset({1}), 8)
     assert one.raise_confirm(1_000) == 1_000
+
+
+def test_a_member_that_lost_what_it_had_confirmed_leaves_and_comes_again() -> None:
+    one = new_set(1, 2, confirm_offset=900)
+    one.on_connected(2, 400, 0)  # it was started anew, and its old connection had not ended yet
+    assert one.propose(900, 0) == {1}
+    assert one.required == {2}
+    one.on_committed(frozenset({1}), 8)
+    assert one.required == frozenset()
+    one.on_acknowledged(2, 900, 900, 1_000)
+    assert one.propose(900, 1_000) == {1, 2}
+
+
+def test_a_member_that_has_got_it_all_again_need_not_leave() -> None:
+    one = new_set(1, 2, confirm_offset=900)
+    one.on_connected(2, 400, 0)
+    one.on_acknowledged(2, 800, 900, 0)
+    assert one.propose(900, 0) == {1}
+    one.on_acknowledged(2, 900, 900, 10)
+    assert one.propose(900, 10 + PROPOSAL_RETRY_MS) is None
+    assert one.required == {2}

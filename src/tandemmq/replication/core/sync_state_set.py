@@ -77,9 +77,14 @@ class SyncStateSet:
         return bool(self._proposed)
 
     def on_connected(self, one: int, held: int, now_ms: int) -> None:
-        """A slave that is no learner made its first report."""
+        """A slave that is no learner made its first report. A member that holds less than what is confirmed
+        has lost it: elected as it is, it would lose it for all.
+        """
         self._copies[one] = _Copy(held, now_ms)
-        self._gone.discard(one)
+        if one in self.members and held < self.confirm_offset:
+            self._gone.add(one)
+        else:
+            self._gone.discard(one)
 
     def on_closed(self, one: int) -> None:
         """Its connection has ended; a member leaves at once."""
@@ -93,6 +98,8 @@ class SyncStateSet:
         if held > copy.acknowledged or held >= log_end:
             copy.level_at_ms = now_ms
         copy.acknowledged = held
+        if held >= self.confirm_offset:
+            self._gone.discard(one)
         if one not in self.required and log_end - held <= JOIN_LAG_BYTES_MAX:
             copy.joins_at, copy.join_due_ms = log_end, now_ms + self._join_ms_max
         self.raise_confirm(log_end)
@@ -113,9 +120,10 @@ class SyncStateSet:
         wanted = set(self.members)
         for one in self.members - {self._own_id}:
             copy = self._copies.get(one)
-            if copy is None:
-                is_late = now_ms - self._begun_at_ms > self._join_ms_max
-                if one in self._gone or is_late:
+            if one in self._gone:
+                wanted.discard(one)
+            elif copy is None:
+                if now_ms - self._begun_at_ms > self._join_ms_max:
                     wanted.discard(one)
             elif copy.acknowledged >= log_end:
                 copy.level_at_ms = now_ms

@@ -18,7 +18,7 @@ from tandemmq.replication.core.admission import NONCE_BYTES, AllowedHosts, Maste
 from tandemmq.replication.core.epochs import EpochList
 from tandemmq.replication.core.master import MasterSession
 from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.replication.core.progress import LogRange, TransferStart
+from tandemmq.replication.core.progress import LogRange, StartRule, TransferStart
 from tandemmq.replication.core.sync_state_set import SyncStateSet
 from tandemmq.replication.core.term_frames import Handshake
 from tandemmq.replication.core.term_sessions import TermMasterSession, TermSlaveSession
@@ -298,12 +298,18 @@ class AutoSwitchReplication:
         return True
 
     def on_started(self, connection: SlaveConnection, start: TransferStart) -> None:
-        """Whatever it can be given, it takes the place of an older connection of the same slave."""
+        """Whatever it can be given, it takes the place of an older connection of the same slave, and what
+        that one acknowledged may be lost.
+        """
         one = _slave_of(connection)
         for other in list(self._connections):
             if other is not connection and _slave_of(other) == one:
                 self._forget(other)
                 other.close("the slave has come again")
+        if one is not None and connection in self._connections:
+            self._store.acks.forget(_replica(one))
+            if start.rule is StartRule.SLAVE_TOO_OLD:
+                self._discount(one)
 
     def on_subscribed(self, connection: SlaveConnection) -> None:
         start = connection.session.start
@@ -312,6 +318,7 @@ class AutoSwitchReplication:
         if self._set is not None and one is not None and connection in self._connections:
             self._set.on_connected(one, start.reported, self._now_ms())
             self._on_set_changed()
+            self._propose()
 
     def on_ahead(self, connection: SlaveConnection) -> None:
         raise AssertionError("a slave that is ahead is closed by its session")
