@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from replica_pair import FAST, SEGMENT, log_bytes
@@ -23,15 +24,20 @@ from waits import until
 class Node:
     """One broker's log and its channel; proposals are carried out at once unless `decides` is False."""
 
-    def __init__(self, root: Path, broker_id: int) -> None:
+    def __init__(self, root: Path, broker_id: int, **changes: Any) -> None:
         self.root = root
+        self.changes = changes
         self.id = broker_id
         self.decides = True
         self.proposals: list[frozenset[int]] = []
 
     async def start(self) -> None:
         options = StoreOptions(
-            root=self.root, role=BrokerRole.SLAVE, commit_log_file_bytes=SEGMENT, slave_timeout_ms=300
+            root=self.root,
+            role=BrokerRole.SLAVE,
+            commit_log_file_bytes=SEGMENT,
+            slave_timeout_ms=300,
+            **self.changes,
         )
         clock = LoopClock()
         self.store = await MessageStore.open(options, disk=RealDisk(), clock=clock, has_terms=True)
@@ -90,6 +96,14 @@ def _record(body: bytes) -> NewRecord:
     )
 
 
+async def come_as(broker_id: int, master: Node, held: int) -> asyncio.StreamWriter:
+    """A slave that says who it is and how much it holds, and reads nothing."""
+    host, _, port = master.address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(encode_handshake(Handshake(broker_id)) + encode_term_report(held))
+    return writer
+
+
 @pytest.fixture
 async def nodes(tmp_path: Path) -> AsyncIterator[tuple[Node, Node]]:
     pair = Node(tmp_path / "1", 1), Node(tmp_path / "2", 2)
@@ -122,16 +136,9 @@ async def test_a_slave_that_comes_again_with_less_counts_for_what_it_has(nodes: 
     one, _ = nodes
     await one.lead(1, 1)
     await one.send(b"first")
-    host, _, port = one.address.rpartition(":")
-
-    async def come(held: int) -> asyncio.StreamWriter:
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(encode_handshake(Handshake(2)) + encode_term_report(held))
-        return writer
-
-    before = await come(one.store.max_log_offset)
+    before = await come_as(2, one, one.store.max_log_offset)
     await until(lambda: frozenset({1, 2}) in one.proposals)
-    after = await come(0)
+    after = await come_as(2, one, 0)
     await until(lambda: set(one.store.acks.positions().values()) == {0})
     assert one.proposals[-1] == {1}  # at once, before it could be elected
     for writer in (before, after):
@@ -194,3 +201,18 @@ async def test_a_deposed_master_cuts_its_tail_and_follows(nodes: tuple[Node, Nod
     [copy] = (one.root / "divergent").iterdir()
     assert copy.name.startswith(f"1-{shared}-")
     await until(lambda: one.store.queue_max("T", 0) == two.store.queue_max("T", 0) == 22)
+
+
+async def test_a_term_that_ends_confirms_nothing_that_a_member_lacks(tmp_path: Path) -> None:
+    """Enough slaves for inSyncReplicas had it: not all who may be elected."""
+    one = Node(tmp_path / "1", 1, in_sync_replicas=2)
+    await one.start()
+    await one.lead(1, 1, 2, 3)
+    sending = asyncio.ensure_future(one.send(b"x"))
+    await until(lambda: one.store.max_log_offset > 0)
+    writer = await come_as(2, one, one.store.max_log_offset)
+    await until(lambda: set(one.store.acks.positions().values()) == {one.store.max_log_offset})
+    await one.channel.end_term()
+    assert await sending == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+    writer.close()
+    await one.stop()

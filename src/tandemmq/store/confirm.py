@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
+from itertools import pairwise
 from types import MappingProxyType
 
 from tandemmq.store.outcomes import PutStatus
@@ -190,6 +191,16 @@ class WaitLines:
             ack_deadline = line[-1].ack_deadline  # the time limit was lowered since
         wait.ack_deadline = ack_deadline
         line.append(wait)
+
+    def demand_acks(self) -> None:
+        """Who waits for the disk only waits for replicas, too, from now on."""
+        if not self._flush:
+            return
+        waits = sorted((*self._both, *self._flush), key=lambda wait: wait.end)
+        for before, wait in pairwise(waits):
+            wait.flush_deadline = max(wait.flush_deadline, before.flush_deadline)
+        self._both = deque(waits)
+        self._flush.clear()
 
     def release(self, *, flushed: int, acknowledged: Callable[[int], int], ack_deadline: float) -> Answers:
         """The sends whose wishes are met, oldest first within each line.

@@ -531,12 +531,13 @@ class MessageStore:
 
     def begin_role(self, role: BrokerRole) -> None:
         """`set_role` for a broker that is composed anew over the open store: who followed the store for the
-        old one is forgotten, and the options tell the new role.
+        old one is forgotten, the options tell the new role, and sends that wait still end unconfirmed.
 
         Raises:  as `set_role`; nothing is changed then.
         """
         if role is not self.role:
             self.set_role(role)
+        self._replies.end_role()
         object.__setattr__(self.options, "role", role)
         self._dispatcher.forget_listeners()
         self._queues.on_deleted = lambda _topic: None

@@ -73,7 +73,16 @@ class Replies:
         if replicas != self.acks.required:
             self.acks.required = replicas
             self.set_role(self._role)
+            if self._ack_count:
+                self.lines.demand_acks()
             self._release()
+
+    def end_role(self) -> None:
+        """What waits now is stored and no more is promised: its log may go on otherwise."""
+        answers = self.lines.fail_all(PutStatus.FLUSH_SLAVE_TIMEOUT)
+        self._count(answers)
+        self._after_change()
+        self.tell(answers)
 
     def written(self, sends: Sends) -> None:
         """These sends are in the log; tell those that need not wait, line up the others."""

@@ -392,3 +392,34 @@ async def test_marks_end_with_the_store() -> None:
     rig.put(store, record())
     await store.close()
     assert heard == [store.appended.value]
+
+
+async def test_who_waits_for_the_disk_waits_for_a_slave_that_joins_meanwhile() -> None:
+    """It holds what is flushed, which is less: elected, it would not have what was answered then."""
+    rig = Rig(role=BrokerRole.SYNC_MASTER, flush_mode=FlushMode.SYNC_FLUSH)
+    store = await rig.open()
+    store.require_acks(frozenset())
+    statuses = rig.put(store, record(b"first"), record(b"second"))
+    store.acks.report(SLAVE, 0)
+    store.require_acks(frozenset({SLAVE}))
+    later = rig.put(store, record(b"third"))
+    await rig.clock.pass_time(0.1)
+    assert store.flushed.value == store.appended.value
+    assert (statuses, later) == ([], [])
+    store.acks.report(SLAVE, store.appended.value)
+    assert (statuses, later) == ([OK, OK], [OK])
+    await store.close()
+
+
+async def test_what_waits_for_slaves_ends_with_the_role() -> None:
+    """The ends of what comes in a later term lie elsewhere in the log."""
+    rig = Rig(role=BrokerRole.SYNC_MASTER)
+    store = await rig.open()
+    store.require_acks(frozenset({SLAVE}))
+    statuses = rig.put(store, record())
+    store.begin_role(BrokerRole.SLAVE)
+    assert statuses == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+    store.begin_role(BrokerRole.SYNC_MASTER)
+    store.require_acks(frozenset())
+    assert rig.put(store, record()) == [OK]
+    await store.close()

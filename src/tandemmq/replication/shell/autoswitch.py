@@ -219,7 +219,7 @@ class AutoSwitchReplication:
         if self._set is not None:
             self._set = None
             self._heard_at_s.clear()
-            self._store.require_acks(None)
+            # Whom a send waits for stays: to ask for fewer would answer what members of this term lack.
         # What they still bring belongs to no term: it must not count in the next one.
         connections, self._connections = self._connections, []
         for connection in connections:
