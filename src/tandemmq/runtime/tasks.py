@@ -48,7 +48,7 @@ class TaskScope:
 
     async def see_through(self, name: str, coro: Coroutine[Any, Any, None]) -> None:
         """Await `coro`, which must not be left half done: whoever is cancelled while it waits goes on
-        waiting, and is cancelled then. What `coro` refuses is the caller's affair and no failure of the scope.
+        waiting, and is cancelled then. What `coro` refuses is for the caller alone, and fails no scope.
 
         Raises:  what `coro` raises, or what another task of the scope failed by, if that ended it.
         """
