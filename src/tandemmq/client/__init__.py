@@ -6,10 +6,15 @@
 
 from tandemmq.client.admin import Admin, QueueRange
 from tandemmq.client.blocking_admin import BlockingAdmin
-from tandemmq.client.blocking_consumer import BlockingConsumer, BlockingPushConsumer
+from tandemmq.client.blocking_consumer import (
+    BlockingConsumer,
+    BlockingPopConsumer,
+    BlockingPushConsumer,
+)
 from tandemmq.client.blocking_producer import BlockingProducer
 from tandemmq.client.blocking_transactions import BlockingTransactionProducer
 from tandemmq.client.consumer.consumer import Consumer
+from tandemmq.client.consumer.pop import PopConsumer
 from tandemmq.client.consumer.push import PushConsumer
 from tandemmq.client.consumer.workers import ConsumeResult
 from tandemmq.client.instance import ClientInstance
@@ -17,6 +22,7 @@ from tandemmq.client.options import (
     ClientOptions,
     ConsumerOptions,
     MessageModel,
+    PopOptions,
     ProducerOptions,
     PushOptions,
     ReadFrom,
@@ -31,13 +37,14 @@ from tandemmq.client.producer.transactions import (
     TransactionState,
 )
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.message import Message, ReceivedMessage
+from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
 from tandemmq.remoting.tls_options import TlsClientOptions
 
 __all__ = [
     "Admin",
     "BlockingAdmin",
     "BlockingConsumer",
+    "BlockingPopConsumer",
     "BlockingProducer",
     "BlockingPushConsumer",
     "BlockingTransactionProducer",
@@ -49,6 +56,9 @@ __all__ = [
     "Message",
     "MessageModel",
     "MessageQueue",
+    "PopConsumer",
+    "PopOptions",
+    "PoppedMessage",
     "Producer",
     "ProducerOptions",
     "PushConsumer",

@@ -1,5 +1,5 @@
-"""BlockingConsumer and BlockingPushConsumer: for code without an event loop; thin facades over `Consumer` and
-`PushConsumer`.
+"""BlockingConsumer, BlockingPushConsumer, BlockingPopConsumer: for code without an event loop; thin facades
+over the classes without `Blocking`.
 
     with BlockingConsumer("billing", "127.0.0.1:9876") as consumer:
         consumer.subscribe("Orders")
@@ -19,12 +19,13 @@ from typing import Protocol, TypeVar
 
 from tandemmq.client.blocking import AsyncClient, Facade, in_loop
 from tandemmq.client.consumer.consumer import Consumer, is_behind
+from tandemmq.client.consumer.pop import PopConsumer
 from tandemmq.client.consumer.push import PushConsumer
 from tandemmq.client.consumer.subscription import ALL
 from tandemmq.client.consumer.workers import Handler
-from tandemmq.client.options import ConsumerOptions, PushOptions
+from tandemmq.client.options import ConsumerOptions, PopOptions, PushOptions
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.message import ReceivedMessage
+from tandemmq.protocol.message import PoppedMessage, ReceivedMessage
 
 ITERATION_POLL = 256
 """Messages that an iterating consumer fetches at a time from its thread."""
@@ -35,12 +36,16 @@ message.
 """
 
 
-class GroupMember(AsyncClient, Protocol):
-    """What both kinds of consumers can be told."""
+class Subscriber(AsyncClient, Protocol):
+    """What every kind of consumer can be told."""
 
     def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None: ...
 
     def unsubscribe(self, topic: str) -> None: ...
+
+
+class GroupMember(Subscriber, Protocol):
+    """What the two kinds can be told that share the queues of their topics."""
 
     def pause(self, *queues: MessageQueue) -> None: ...
 
@@ -54,13 +59,14 @@ class GroupMember(AsyncClient, Protocol):
     def assigned(self) -> tuple[MessageQueue, ...]: ...
 
 
+S = TypeVar("S", bound=Subscriber)
 M = TypeVar("M", bound=GroupMember)
 
 
-class _BlockingMember(Facade[M]):
+class _BlockingSubscriber(Facade[S]):
     """Subscribe before the start or later."""
 
-    def __init__(self, make: Callable[[], M]) -> None:
+    def __init__(self, make: Callable[[], S]) -> None:
         self._subscriptions: dict[str, tuple[str, str | None]] = {}
         self._make_member = make
         super().__init__(self._make_subscribed)
@@ -78,6 +84,16 @@ class _BlockingMember(Facade[M]):
         self._subscriptions.pop(topic, None)
         if self._client is not None:
             self._call(in_loop(self._client.unsubscribe, topic))
+
+    def _make_subscribed(self) -> S:
+        member = self._make_member()
+        for topic, (tags, sql) in self._subscriptions.items():
+            member.subscribe(topic, tags, sql=sql)
+        return member
+
+
+class _BlockingMember(_BlockingSubscriber[M]):
+    """Has queues of its own."""
 
     def pause(self, *queues: MessageQueue) -> None:
         """Read no more of these queues, or of all."""
@@ -97,12 +113,6 @@ class _BlockingMember(Facade[M]):
     def assigned(self) -> tuple[MessageQueue, ...]:
         """The queues that this consumer reads now, sorted."""
         return self._call(in_loop(lambda: self._running.assigned))
-
-    def _make_subscribed(self) -> M:
-        member = self._make_member()
-        for topic, (tags, sql) in self._subscriptions.items():
-            member.subscribe(topic, tags, sql=sql)
-        return member
 
 
 class BlockingConsumer(_BlockingMember[Consumer]):
@@ -191,3 +201,24 @@ class BlockingPushConsumer(_BlockingMember[PushConsumer]):
     def wait_closed(self) -> None:
         """Returns when another thread has closed the consumer. Raises as `PushConsumer.wait_closed`."""
         self._call(self._running.wait_closed())
+
+
+class BlockingPopConsumer(_BlockingSubscriber[PopConsumer]):
+    """See `PopConsumer`; may be used by several threads."""
+
+    def __init__(self, group: str, namesrv: str, *, options: PopOptions | None = None) -> None:
+        super().__init__(lambda: PopConsumer(group, namesrv, options=options))
+
+    def receive(
+        self, count_max: int = 32, *, invisible_s: float | None = None, timeout_s: float = 15.0
+    ) -> list[PoppedMessage]:
+        """Up to `count_max` messages; empty when none came within `timeout_s`."""
+        return self._call(self._running.receive(count_max, invisible_s=invisible_s, timeout_s=timeout_s))
+
+    def ack(self, *messages: PoppedMessage) -> None:
+        """These messages are done with."""
+        self._call(self._running.ack(*messages))
+
+    def change_invisible(self, message: PoppedMessage, invisible_s: float) -> None:
+        """Keep the message for so long from now on."""
+        self._call(self._running.change_invisible(message, invisible_s))

@@ -18,6 +18,7 @@ __all__ = [
     "ClientOptions",
     "ConsumerOptions",
     "MessageModel",
+    "PopOptions",
     "ProducerOptions",
     "PushOptions",
     "ReadFrom",
@@ -245,6 +246,25 @@ class PushOptions(ConsumerOptions):
         _check(self, "retry_delay_level", low=-1, high=18)
         _check(self, "orderly_suspend_s", low=0.0, high=3600)
         _check(self, "drain_s", low=0.0, high=3600)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PopOptions:
+    """How a pop consumer receives.
+
+    start_from   FIRST or LAST, for queues that the group has never read
+    invisible_s  how long nobody else of the group gets a message that was received
+    """
+
+    client: ClientOptions = field(default_factory=ClientOptions)
+    start_from: StartFrom = StartFrom.LAST
+    invisible_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        _check_kind(self, client=ClientOptions, start_from=StartFrom)
+        _check(self, "invisible_s", low=0.1, high=86_400)
+        if self.start_from is StartFrom.TIMESTAMP:
+            raise ConfigError("PopOptions.start_from = TIMESTAMP: brokers serve pops from FIRST or LAST only")
 
 
 def parse_name_servers(text: str) -> tuple[str, ...]:

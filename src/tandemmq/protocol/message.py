@@ -13,6 +13,7 @@ import msgspec
 
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol import properties as names
+from tandemmq.protocol.pop_receipts import parse_handle
 from tandemmq.protocol.properties import encode_properties, is_reserved
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.topic_names import NOT_SENDABLE_TOPICS, TOPIC_CHARS_MAX, topic_fault
@@ -223,3 +224,19 @@ class ReceivedMessage:
             f"ReceivedMessage({self.message_id}, topic={self.topic!r}, queue_id={self.queue_id},"
             f" queue_offset={self.queue_offset}, body={len(self.body)} bytes)"
         )
+
+
+class PoppedMessage(ReceivedMessage):
+    """What a pop consumer gets: ours until `invisible_until_ms`. `handle` acknowledges it."""
+
+    __slots__ = ("handle",)
+
+    def __init__(self, record: Record, *, topic: str, broker_name: str, handle: str) -> None:
+        super().__init__(record, topic=topic, broker_name=broker_name)
+        self.handle = handle
+
+    @property
+    def invisible_until_ms(self) -> EpochMs:
+        """When others of the group may get it, by the broker's clock."""
+        handle = parse_handle(self.handle)
+        return EpochMs(handle.pop_time_ms + handle.invisible_ms)

@@ -15,13 +15,13 @@ from tandemmq.broker.pop.lease_log import LeaseLog
 from tandemmq.broker.pop.leases import Lease, LeaseKey, QueueKey
 from tandemmq.broker.pop.order_table import OrderTable
 from tandemmq.broker.pop.polls import PollKey, PopPolls
-from tandemmq.broker.pop.receipts import ORDERED_REVIVE_QUEUE, Handle, parse_handle, real_topic
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import BadRequest, RemoteProtocolError, RequestRejected
 from tandemmq.protocol.bodies.pop import BatchAckEntry, decode_batch_ack, decode_bits
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.pop_receipts import ORDERED_REVIVE_QUEUE, Handle, parse_handle, real_topic
 from tandemmq.protocol.requests.pop import (
     ANY_QUEUE,
     AckRequest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tandemmq.broker.pop.reading import Found, Taken, Want, with_handle
-from tandemmq.broker.pop.receipts import FLAG_NORMAL, Handle, join_items, offsets_item, start_item
+from tandemmq.protocol.pop_receipts import FLAG_NORMAL, Handle, join_items, offsets_item, start_item
 from tandemmq.protocol.requests.pop import PopResponse
 
 

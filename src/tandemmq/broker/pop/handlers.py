@@ -25,13 +25,13 @@ from tandemmq.broker.pop.leases import Lease, LeaseKey
 from tandemmq.broker.pop.order_table import OrderedPop, OrderTable
 from tandemmq.broker.pop.polls import HeldPop, PollKey, PopPolls
 from tandemmq.broker.pop.reading import Found, PopReader, Want
-from tandemmq.broker.pop.receipts import ORDERED_REVIVE_QUEUE, order_items
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.table_file import OnSaved, TableFile, TableSaver
 from tandemmq.errors import RequestRejected, StoreError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import encode_frame_head
+from tandemmq.protocol.pop_receipts import ORDERED_REVIVE_QUEUE, order_items
 from tandemmq.protocol.requests.pop import (
     ANY_QUEUE,
     NotificationRequest,

@@ -14,7 +14,8 @@ from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.lease_log import LeaseLog
 from tandemmq.broker.pop.leases import QueueKey
 from tandemmq.broker.pop.order_table import OrderTable
-from tandemmq.broker.pop.receipts import (
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol.pop_receipts import (
     FLAG_NORMAL,
     FLAG_RETRY_V1,
     FLAG_RETRY_V2,
@@ -23,7 +24,6 @@ from tandemmq.broker.pop.receipts import (
     pop_retry_v2,
     render_handle,
 )
-from tandemmq.errors import RequestRejected
 from tandemmq.protocol.properties import CRC32, append_property, remove_property
 from tandemmq.protocol.record import NewRecord, decode_record, encode_record
 from tandemmq.protocol.requests.pop import INIT_MIN

@@ -18,12 +18,12 @@ from typing import Final
 from tandemmq.broker.delay.wake import Wake
 from tandemmq.broker.pop.lease_log import LeaseLog
 from tandemmq.broker.pop.leases import Lease
-from tandemmq.broker.pop.receipts import pop_retry_v1, pop_retry_v2
 from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.pop_receipts import pop_retry_v1, pop_retry_v2
 from tandemmq.protocol.properties import CRC32, append_property, find_property, remove_property
 from tandemmq.protocol.record import NewRecord, Record, tag_hash_of
 from tandemmq.protocol.topic_names import is_retry_topic

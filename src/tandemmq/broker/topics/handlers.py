@@ -13,7 +13,6 @@ import msgspec
 from tandemmq.broker.guards import drop_or_reject, invalid, read_body, require_topic
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import PERMISSION_MAX, BrokerOptions
-from tandemmq.broker.pop.receipts import pop_retry_v1, pop_retry_v2
 from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
 from tandemmq.broker.topics.attributes import apply_attributes, as_changes
 from tandemmq.broker.topics.system_topics import system_topic_names
@@ -26,6 +25,7 @@ from tandemmq.protocol.bodies.topic import (
     encode_topic_list,
 )
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.pop_receipts import pop_retry_v1, pop_retry_v2
 from tandemmq.protocol.requests.topic import CreateTopicRequest, DeleteTopicRequest, TopicConfigRequest
 from tandemmq.protocol.topic_names import is_system_topic, topic_fault
 from tandemmq.remoting.channel import Channel

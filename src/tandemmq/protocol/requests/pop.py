@@ -37,7 +37,7 @@ class PopRequest(Header, frozen=True, kw_only=True):
 
 
 class PopResponse(Header, frozen=True, kw_only=True):
-    """Answer to POP_MESSAGE and PEEK_MESSAGE; the lists are in `broker/pop/receipts.py`."""
+    """Answer to POP_MESSAGE and PEEK_MESSAGE; the lists are in `protocol/pop_receipts.py`."""
 
     pop_time_ms: Int64 = field(name="popTime", default=0)
     invisible_ms: Int64 = field(name="invisibleTime", default=0)

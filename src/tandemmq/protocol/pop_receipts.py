@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from tandemmq.errors import BadRequest
+from tandemmq.errors import BadRequest, RemoteProtocolError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.topic_names import RETRY_PREFIX
 
@@ -77,6 +77,28 @@ def order_items(flag: str, queue_id: int, offsets: Sequence[int], counts: dict[i
 def join_items(items: Sequence[str]) -> str:
     """The lists of a pop's answer, which clients split again (spec semantics 14.2)."""
     return ";".join(items)
+
+
+def split_items(text: str | None) -> list[tuple[str, ...]]:
+    """The items of one list of a pop's answer: flag, queue id, and offsets or a count.
+
+    Raises:  RemoteProtocolError when one is none.
+    """
+    items = [tuple(item.split(" ")) for item in text.split(";")] if text else []
+    for item in items:
+        numbers = (item[1], *item[2].split(",")) if len(item) == 3 else ("",)
+        if not all(number.isascii() and number.isdigit() for number in numbers):
+            raise RemoteProtocolError(f"a list of a pop's answer cannot be read: {(text or '')[:128]!r}")
+    return items
+
+
+def flag_of(stored_topic: str, group: str, topic: str) -> str:
+    """The flag of messages that lie in `stored_topic` and were popped from `topic`."""
+    if stored_topic == pop_retry_v1(group, topic):
+        return FLAG_RETRY_V1
+    if stored_topic == pop_retry_v2(group, topic):
+        return FLAG_RETRY_V2
+    return FLAG_NORMAL
 
 
 def pop_retry_v1(group: str, topic: str) -> str:

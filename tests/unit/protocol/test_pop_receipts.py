@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.broker.pop.receipts import (
+from tandemmq.errors import BadRequest, RemoteProtocolError
+from tandemmq.protocol.bodies.pop import decode_batch_ack, decode_bits, encode_bits
+from tandemmq.protocol.pop_receipts import (
     Handle,
+    flag_of,
     join_items,
     offsets_item,
     order_items,
@@ -14,10 +17,9 @@ from tandemmq.broker.pop.receipts import (
     pop_retry_v2,
     real_topic,
     render_handle,
+    split_items,
     start_item,
 )
-from tandemmq.errors import BadRequest, RemoteProtocolError
-from tandemmq.protocol.bodies.pop import decode_batch_ack, decode_bits, encode_bits
 
 TEXT = "12 1700000000000 60000 3 0 broker-a 5 14"
 
@@ -77,3 +79,17 @@ def test_body_of_a_batch_ack_as_java_writes_it() -> None:
         17,
         60_000,
     )
+
+
+def test_lists_are_split_as_they_were_joined() -> None:
+    text = join_items([start_item("0", 3, 17), offsets_item("1", 0, [4, 6])])
+    assert split_items(text) == [("0", "3", "17"), ("1", "0", "4,6")]
+    assert split_items(None) == split_items("") == []
+    for bad in ("0 3", "0 3 x", "0 3 1 2", ";", "0  1"):
+        with pytest.raises(RemoteProtocolError):
+            split_items(bad)
+
+
+def test_the_flag_names_the_topic_that_a_message_lies_in() -> None:
+    for flag in ("0", "1", "2"):
+        assert flag_of(real_topic(flag, "CG", "T"), "CG", "T") == flag

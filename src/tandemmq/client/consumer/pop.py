@@ -1,0 +1,337 @@
+"""PopConsumer: takes messages for a time and acknowledges each by itself; the brokers see to who gets what.
+
+    async with PopConsumer("billing", "127.0.0.1:9876") as consumer:
+        consumer.subscribe("Orders")
+        for message in await consumer.receive(count_max=16):
+            handle(message.body)
+            await consumer.ack(message)
+
+No queue belongs to anybody: all members of the group take messages from all queues, and a slow one holds up
+nobody. A message that was not acknowledged within its invisible time comes again, to whoever asks.
+Source:  spec semantics 14. Needs brokers of RocketMQ 5 or ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from tandemmq.api import broker_pop
+from tandemmq.client.consumer.filter_check import check_filters
+from tandemmq.client.consumer.subscription import ALL, Subscription, make_subscription
+from tandemmq.client.instance import ClientInstance
+from tandemmq.client.options import PopOptions, StartFrom
+from tandemmq.errors import ClientError, NoRoute, TandemError
+from tandemmq.protocol.bodies.heartbeat import ConsumeFromWhere, ConsumerData, ConsumeType
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.message import PoppedMessage
+from tandemmq.protocol.requests.pop import ANY_QUEUE, INIT_MAX, INIT_MIN, NotificationRequest, PopRequest
+from tandemmq.protocol.topic_names import check_group
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+POLL_S_MAX = 15.0
+"""One request is held no longer; then the next one is sent."""
+FAILED_PAUSE_S = 1.0
+"""Before a broker that failed is waited for again."""
+ACKS_AT_ONCE = 64
+
+
+class _Target(NamedTuple):
+    """A broker of a topic."""
+
+    topic: str
+    broker_name: str
+
+
+class PopConsumer:
+    """One member of a consumer group; used from one event loop."""
+
+    def __init__(
+        self,
+        group: str,
+        namesrv: str = "",
+        *,
+        options: PopOptions | None = None,
+        instance: ClientInstance | None = None,
+    ) -> None:
+        """`instance`: share the connections of another client, which then is not closed by this consumer."""
+        check_group(group)
+        self.group = group
+        self.options = options or PopOptions()
+        self._owns_instance = instance is None
+        self._instance = instance or ClientInstance(namesrv, self.options.client)
+        self._tasks = TaskScope(f"pop-consumer-{group}", self._on_failure)
+        self._subscriptions: dict[str, Subscription] = {}
+        self._turn = 0
+        self._bells: dict[_Target, asyncio.Task[None]] = {}
+        self._failure: BaseException | None = None
+        self._is_started = False
+
+    # Life
+
+    def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
+        """As `Consumer.subscribe`."""
+        subscription = make_subscription(topic, tags, sql, self._instance.clock.now_ms())
+        self._subscriptions[topic] = subscription
+        self._instance.routes.want(topic)
+        self._instance.beat_soon()
+
+    def unsubscribe(self, topic: str) -> None:
+        """Take no more of a topic."""
+        self._subscriptions.pop(topic, None)
+        self._instance.beat_soon()
+
+    async def start(self) -> Self:
+        """Join the group. Raises as `Consumer.start`."""
+        if self._owns_instance:
+            await self._instance.start()
+        self._instance.add_consumer(self)
+        self._is_started = True
+        try:
+            for topic in self._subscriptions:
+                await self._instance.routes.refresh(topic)
+            await check_filters(self._instance, self.group, self._subscriptions.values())
+            await self._instance.beat()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def close(self) -> None:
+        """Leave the group. What was received and not acknowledged comes again after its invisible time."""
+        if not self._is_started:
+            return
+        self._is_started = False
+        await self._tasks.close()
+        await self._instance.leave(consumer_group=self.group)
+        if self._owns_instance:
+            await self._instance.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # Messages
+
+    async def receive(
+        self, count_max: int = 32, *, invisible_s: float | None = None, timeout_s: float = POLL_S_MAX
+    ) -> list[PoppedMessage]:
+        """Up to `count_max` (32 at most) messages of one topic and broker, which nobody else of the group
+        gets for `invisible_s`; waits for the first one at most `timeout_s`, and is empty when none came.
+
+        What a cancelled call was about to receive comes again after the invisible time. A broker that cannot
+        be reached is passed over.
+
+        Raises:  the RequestRejected class of what a broker will refuse again, ClientError.
+        """
+        clock = self._instance.clock
+        ends_s = clock.monotonic() + timeout_s
+        invisible_ms = round((self.options.invisible_s if invisible_s is None else invisible_s) * 1000)
+        while True:
+            self._check_alive()
+            targets = await self._targets()
+            is_alone = len(targets) == 1
+            for target in targets:
+                # The only broker can be asked to hold the request; of several the first with a message wins.
+                wait_s = min(max(0.0, ends_s - clock.monotonic()), POLL_S_MAX) if is_alone else 0.0
+                found = await self._pop(target, count_max, invisible_ms, wait_s)
+                if found:
+                    return found
+            left_s = ends_s - clock.monotonic()
+            if left_s <= 0:
+                return []
+            if not is_alone:
+                await self._wait_for_bell(targets, left_s)
+
+    async def ack(self, *messages: PoppedMessage) -> None:
+        """These messages are done with.
+
+        Raises:  the first error, after all were tried; a message whose acknowledgement failed may come again.
+        """
+        for first in range(0, len(messages), ACKS_AT_ONCE):
+            some = messages[first : first + ACKS_AT_ONCE]
+            outcomes = await asyncio.gather(*map(self._ack, some), return_exceptions=True)
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+
+    async def change_invisible(self, message: PoppedMessage, invisible_s: float) -> None:
+        """Keep the message for so long from now on, or, with a short time, let it come again soon.
+
+        It counts as delivered once more then (`retry_count`). Raises the error of the call: the message
+        keeps the time that it had.
+        """
+        message.handle = await broker_pop.change_invisible(
+            self._instance.remoting,
+            self._address(message.topic, message.broker_name),
+            self.group,
+            message,
+            round(invisible_s * 1000),
+            timeout_s=self._instance.options.call_timeout_s,
+        )
+
+    # What the instance asks
+
+    def describe(self) -> ConsumerData:
+        """This consumer in a heartbeat."""
+        return ConsumerData(
+            group=self.group,
+            consume_type=ConsumeType.POP,
+            consume_from_where=ConsumeFromWhere(self.options.start_from.value),
+            subscriptions=tuple(one.describe() for one in self._subscriptions.values()),
+        )
+
+    def handle_broker_request(self, command: Command) -> Command | None:
+        """Who else is in the group does not matter here, and there is no queue of ours to tell of."""
+        if command.is_oneway or command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+            return None
+        return command.reply(
+            ResponseCode.SYSTEM_ERROR, remark="this consumer pops its messages; it owns no queues"
+        )
+
+    # Inside
+
+    async def _targets(self) -> list[_Target]:
+        """Every broker of every topic; another one comes first each time."""
+        targets: list[_Target] = []
+        for topic in sorted(self._subscriptions):
+            view = self._instance.routes.get(topic)
+            if view is None:
+                self._instance.routes.refresh_soon(topic)
+                continue
+            names = {queue.broker_name for queue in view.subscribe_queues}
+            targets += [_Target(topic, name) for name in sorted(names) if view.master_address(name)]
+        self._turn += 1
+        start = self._turn % len(targets) if targets else 0
+        return targets[start:] + targets[:start]
+
+    async def _pop(
+        self, target: _Target, count_max: int, invisible_ms: int, wait_s: float
+    ) -> list[PoppedMessage]:
+        subscription = self._subscriptions.get(target.topic)
+        if subscription is None:
+            return []
+        header = PopRequest(
+            consumer_group=self.group,
+            topic=target.topic,
+            queue_id=ANY_QUEUE,
+            count_max=count_max,
+            invisible_ms=invisible_ms,
+            poll_ms=round(wait_s * 1000),
+            born_at_ms=self._instance.clock.now_ms(),
+            init_mode=INIT_MIN if self.options.start_from is StartFrom.FIRST else INIT_MAX,
+            expression_type=subscription.expression_type,
+            expression=subscription.expression,
+            is_ordered=False,
+        )
+        found: list[PoppedMessage] = []
+        began_s = self._instance.clock.monotonic()
+        try:
+            address = self._address(*target)
+            found = await broker_pop.pop(self._instance.remoting, address, target.broker_name, header)
+        except TandemError as error:
+            self._note_failure(target, error)
+        if not found:
+            await self._rest_of(wait_s, began_s)
+            return []
+        wanted = [message for message in found if subscription.matches(message.tags)]
+        if len(wanted) < len(found):
+            # The broker compared hashes only: nobody wants the others.
+            kept = {id(message) for message in wanted}
+            await self.ack(*(message for message in found if id(message) not in kept))
+        return wanted
+
+    async def _wait_for_bell(self, targets: list[_Target], timeout_s: float) -> None:
+        """Returns when one of the brokers may have something, or after the time.
+
+        A question to a broker goes on when another one was faster, so that there is one per broker at most.
+        """
+        for target, bell in list(self._bells.items()):
+            if bell.done():
+                del self._bells[target]
+        for target in targets:
+            if target not in self._bells:
+                self._bells[target] = self._tasks.start(f"bell-{target.broker_name}", self._listen(target))
+        if not self._bells:
+            await self._instance.clock.sleep(min(timeout_s, FAILED_PAUSE_S))
+            return
+        await asyncio.wait(self._bells.values(), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _listen(self, target: _Target) -> None:
+        subscription = self._subscriptions.get(target.topic)
+        if subscription is None:
+            return
+        header = NotificationRequest(
+            consumer_group=self.group,
+            topic=target.topic,
+            queue_id=ANY_QUEUE,
+            poll_ms=round(POLL_S_MAX * 1000),
+            born_at_ms=self._instance.clock.now_ms(),
+            is_ordered=False,
+            expression_type=subscription.expression_type,
+            expression=subscription.expression,
+        )
+        began_s = self._instance.clock.monotonic()
+        try:
+            if await broker_pop.wait_for_message(self._instance.remoting, self._address(*target), header):
+                return
+        except TandemError as error:
+            log.warning(
+                events.CLIENT_PULL_FAILED,
+                extra={"topic": target.topic, "broker": target.broker_name, "error": str(error)},
+            )
+        await self._rest_of(POLL_S_MAX, began_s)
+
+    async def _rest_of(self, wait_s: float, began_s: float) -> None:
+        """A broker that says no before the time (it holds too many requests, or failed) is asked later."""
+        left_s = began_s + wait_s - self._instance.clock.monotonic()
+        if left_s > 0:
+            await self._instance.clock.sleep(min(left_s, FAILED_PAUSE_S))
+
+    async def _ack(self, message: PoppedMessage) -> None:
+        await broker_pop.ack(
+            self._instance.remoting,
+            self._address(message.topic, message.broker_name),
+            self.group,
+            message,
+            timeout_s=self._instance.options.call_timeout_s,
+        )
+
+    def _address(self, topic: str, broker_name: str) -> str:
+        """Only a master serves what is about popped messages. Raises NoRoute while there is none."""
+        view = self._instance.routes.get(topic)
+        address = None if view is None else view.master_address(broker_name)
+        if address is None:
+            self._instance.routes.refresh_soon(topic)
+            raise NoRoute(f"broker {broker_name!r} has no master for topic {topic!r}")
+        return address
+
+    def _note_failure(self, target: _Target, error: TandemError) -> None:
+        """Raises what would fail again; else the next broker is asked, and this one later."""
+        if not (error.retriable or error.refresh_route):
+            raise error
+        log.warning(
+            events.CLIENT_PULL_FAILED,
+            extra={"topic": target.topic, "broker": target.broker_name, "error": str(error)},
+        )
+        self._instance.routes.refresh_soon(target.topic)
+
+    def _check_alive(self) -> None:
+        self._instance.check_alive()
+        if self._failure is not None:
+            raise ClientError(f"the consumer has failed: {self._failure!r}") from self._failure
+        if not self._is_started:
+            raise ClientError("the consumer is not started, or closed")
+
+    def _on_failure(self, name: str, error: BaseException) -> None:
+        self._failure = error

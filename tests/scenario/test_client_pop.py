@@ -1,0 +1,142 @@
+"""Pop consumers against real brokers: each message once, and again when it is let go.
+
+Source: spec semantics 14.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from client_rig import FAST, Rig, running_cluster
+
+from tandemmq.api.broker_pop import read_popped
+from tandemmq.client import (
+    Admin,
+    BlockingPopConsumer,
+    Message,
+    PopConsumer,
+    PopOptions,
+    PoppedMessage,
+    Producer,
+    StartFrom,
+)
+from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected
+from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.pop import PopResponse
+from waits import PATIENCE_S
+
+
+def pops(rig: Rig, **changes: object) -> PopConsumer:
+    settings: dict[str, object] = {"client": FAST, "start_from": StartFrom.FIRST, **changes}
+    consumer = PopConsumer("PG", rig.namesrv, options=PopOptions(**settings))  # type: ignore[arg-type]  # real fields
+    consumer.subscribe("T")
+    return consumer
+
+
+async def receive(consumer: PopConsumer, count: int, **how: float) -> list[PoppedMessage]:
+    messages: list[PoppedMessage] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(messages) < count:
+            messages += await consumer.receive(**how)  # type: ignore[arg-type]  # seconds
+    return messages
+
+
+def bodies(messages: list[PoppedMessage]) -> list[bytes]:
+    return sorted(message.body for message in messages)
+
+
+async def test_two_members_get_each_message_once_and_what_is_let_go_again(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as rig, pops(rig) as one:
+        other = PopConsumer("PG", rig.namesrv, options=PopOptions(start_from=StartFrom.FIRST))
+        other.subscribe("T")
+        async with other:
+            await rig.fill("T", 40)
+            found = [await receive(one, 1), await receive(other, 1)]
+            while sum(map(len, found)) < 40:
+                found[0] += await one.receive(8, timeout_s=0.05)
+                found[1] += await other.receive(8, timeout_s=0.05)
+            assert bodies(found[0] + found[1]) == sorted(b"%d" % number for number in range(40))
+            *done, let_go = found[0]
+            await one.ack(*done)
+            await other.ack(*found[1])
+            before = let_go.handle
+            await one.change_invisible(let_go, 0.5)
+            assert let_go.handle != before
+            (again,) = await receive(other, 1)
+            assert (again.body, again.retry_count, again.topic) == (let_go.body, 1, "T")
+            await other.ack(again)
+            assert await one.receive(timeout_s=0.1) == []
+
+
+async def test_a_message_at_any_of_several_brokers_ends_the_wait(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=1) as rig:
+        await rig.start_broker("broker-b")
+        async with Admin(rig.namesrv) as admin:
+            await admin.create_topic("T", queue_count=1)
+        async with pops(rig) as consumer, Producer("P", rig.namesrv) as producer:
+            queues = await producer.queues("T")
+            assert len(queues) == 2
+            for queue in (*queues, *reversed(queues)):
+                waiting = asyncio.ensure_future(receive(consumer, 1, timeout_s=PATIENCE_S))
+                await asyncio.sleep(0.05)
+                assert not waiting.done()
+                await producer.send(Message(topic="T", body=queue.broker_name.encode()), queue=queue)
+                (message,) = await waiting
+                assert message.body == message.broker_name.encode() == queue.broker_name.encode()
+                await consumer.ack(message)
+
+
+async def test_a_broker_that_is_away_is_passed_over_and_refusals_are_raised(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=1) as rig:
+        await rig.start_broker("broker-b")
+        async with Admin(rig.namesrv) as admin:
+            await admin.create_topic("T", queue_count=1)
+        async with pops(rig) as consumer, Producer("P", rig.namesrv) as producer:
+            (left,) = [queue for queue in await producer.queues("T") if queue.broker_name == "broker-a"]
+            await producer.send(Message(topic="T", body=b"1"), queue=left)
+            await rig.stop_broker("broker-b")
+            (message,) = await receive(consumer, 1)
+            await consumer.ack(message)
+            with pytest.raises(RequestRejected, match="32"):
+                await consumer.receive(33)
+            message.handle = message.handle.rsplit(" ", 1)[0] + " 9999"
+            with pytest.raises(RequestRejected):
+                await consumer.ack(message)
+
+
+async def test_tags_are_compared_by_text(tmp_path: Path) -> None:
+    # "Aa" and "BB" have the same Java hash, so the broker lets both through.
+    async with running_cluster(tmp_path) as rig:
+        consumer = PopConsumer("PG", rig.namesrv, options=PopOptions(start_from=StartFrom.FIRST))
+        consumer.subscribe("T", "Aa")
+        async with consumer, Producer("P", rig.namesrv) as producer:
+            for tag in ("BB", "Aa"):
+                await producer.send(Message(topic="T", body=tag.encode(), tags=tag))
+            assert bodies(await receive(consumer, 1)) == [b"Aa"]
+
+
+async def test_the_blocking_twin(tmp_path: Path) -> None:
+    def run(namesrv: str) -> list[bytes]:
+        consumer = BlockingPopConsumer("PG", namesrv, options=PopOptions(start_from=StartFrom.FIRST))
+        consumer.subscribe("T")
+        with consumer:
+            messages = consumer.receive(timeout_s=PATIENCE_S)
+            consumer.change_invisible(messages[0], 30)
+            consumer.ack(*messages)
+            return bodies(messages)
+
+    async with running_cluster(tmp_path) as rig:
+        await rig.fill("T", 3)
+        assert await asyncio.to_thread(run, rig.namesrv) == [b"0", b"1", b"2"]
+
+
+def test_an_answer_without_a_place_for_its_message_is_refused() -> None:
+    with pytest.raises(ConfigError, match="TIMESTAMP"):
+        PopOptions(start_from=StartFrom.TIMESTAMP)
+    question = Command.request(RequestCode.POP_MESSAGE)
+    answer = question.reply(0, PopResponse(start_offset_info="0 0", message_offset_info=""))
+    with pytest.raises(RemoteProtocolError):
+        read_popped(answer, "PG", "T", "a")
