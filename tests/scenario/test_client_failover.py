@@ -108,3 +108,23 @@ async def test_a_name_server_that_forgets_does_not_stop_a_running_client(tmp_pat
         assert await producer._instance.routes.refresh("T") is not None, "the last view is kept"
         assert (await producer.send(Message(topic="T", body=b"1"))).is_ok
         assert numbers(await take(consumer, 2)) == [0, 1]
+
+
+async def test_a_broker_whose_connection_to_the_name_server_broke_is_back_in_the_routes(
+    tmp_path: Path,
+) -> None:
+    """A name server forgets it at once, and the next period is 30 s away."""
+    async with running_cluster(tmp_path) as rig, Admin(rig.namesrv) as admin:
+        broker = await rig.start_broker("broker-b")
+        link = broker._client.open_channel(rig.namesrv)
+        assert link is not None
+        link.abort("the network breaks it")
+
+        def registers_anew() -> bool:
+            return broker._client.open_channel(rig.namesrv) not in (None, link)
+
+        async def is_back() -> bool:
+            return set((await admin.cluster_info()).brokers) == {"broker-a", "broker-b"}
+
+        await until(registers_anew, timeout_s=15)
+        await until(is_back)

@@ -3,7 +3,7 @@
 Each name server has a link of its own, so that a slow or dead one holds up no other. A link remembers which
 changes its server has not confirmed yet, because a server that saw a later change takes a full registration
 of the same version for nothing new (spec nameserver 3.5). An unreachable server costs one warning and is
-tried again soon.
+tried again soon. A server forgets a broker whose connection ended, so that is a reason to register at once.
 Source: spec nameserver 3.1, 3.4, 3.5 and 4; spec replication 7.
 """
 
@@ -21,6 +21,7 @@ from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import ClientError, TandemError
 from tandemmq.protocol.bodies.register import RegisterBrokerBody
 from tandemmq.protocol.bodies.topic import PERMISSION_DEFAULT, TopicConfig, TopicConfigTable
+from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Clock
 from tandemmq.runtime.tasks import TaskScope
@@ -58,7 +59,7 @@ class Registration:
         self._scope = scope
         self._clock = clock
         self._on_answer = on_answer
-        self._is_started = False
+        self.is_started = False
         self._links = [
             NameServerLink(address, self, options=options, client=client, clock=clock)
             for address in dict.fromkeys(options.name_servers)
@@ -70,14 +71,14 @@ class Registration:
         for link in self._links:
             link.identity = identity
             self._scope.start(f"register-{link.address}", link.run())
-        self._is_started = True
+        self.is_started = True
         for link in self._links:
             await link.first_try_done.wait()
 
     async def stop(self) -> None:
         """Take this broker out of all routes; the links' tasks are ended by their scope."""
-        if self._is_started:
-            self._is_started = False
+        if self.is_started:
+            self.is_started = False
             for link in self._links:
                 link.note_tried()
             await asyncio.gather(*(link.leave() for link in self._links))
@@ -98,7 +99,7 @@ class Registration:
         timer = self._clock.call_later(TELL_WAIT_S, end)
         try:
             for link in self._links:
-                while self._is_started and not is_over and link.lacks(names):
+                while self.is_started and not is_over and link.lacks(names):
                     await link.tried.wait()
         finally:
             timer.cancel()
@@ -121,7 +122,7 @@ class Registration:
 
     def ask_soon(self) -> None:
         """The master is lost: another may be known by now."""
-        if self._is_started:
+        if self.is_started:
             for link in self._links:
                 link.ask_soon()
 
@@ -154,7 +155,7 @@ class Registration:
 
     def _on_topics_changed(self, names: list[str]) -> None:
         # Name servers take topics from the master only, so a slave has nothing urgent to say.
-        if self._is_started and not self._options.is_slave:
+        if self.is_started and not self._options.is_slave:
             for link in self._links:
                 link.tell_change(names)
 
@@ -185,6 +186,9 @@ class NameServerLink:
         self._telling: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._is_reachable = True
+        self._channel: Channel | None = None  # of the last answer
+        self._answered_at_s = 0.0
+        self._is_forgotten = False
 
     def tell_change(self, names: list[str]) -> None:
         self._unconfirmed.update(dict.fromkeys(names))
@@ -210,12 +214,13 @@ class NameServerLink:
         is_full = True
         while True:
             self._wake.clear()
+            self._is_forgotten = False
             is_ok = await self._register(is_full)
             self._telling = {}
             self.note_tried()
             self.first_try_done.set()
             period_s = self._period_s if is_ok and not self._owner.lacks_master(self.answer) else RETRY_S
-            is_full = not await self._wait_for_change(period_s) or not is_ok
+            is_full = not await self._wait_for_change(period_s) or not is_ok or self._is_forgotten
 
     async def leave(self) -> None:
         """Unregister, if the server can be reached; it finds out by the closed connection otherwise."""
@@ -247,8 +252,28 @@ class NameServerLink:
             log.info(events.NAMESERVER_REACHED, extra={"address": self.address})
         self._is_reachable = True
         self.answer = answer
+        self._watch_channel()
         self._owner.on_registered()
         return True
+
+    def _watch_channel(self) -> None:
+        self._answered_at_s = self._clock.monotonic()
+        channel = self._client.open_channel(self.address)
+        if channel is not None and channel is not self._channel:
+            self._channel = channel
+            channel.on_close.append(self._on_channel_closed)
+
+    def _on_channel_closed(self, channel: Channel) -> None:
+        """The server has forgotten this broker (spec nameserver 5). One that breaks every connection is not
+        asked more often than one that takes none.
+        """
+        if channel is self._channel and self._owner.is_started:
+            pause_s = self._answered_at_s + RETRY_S - self._clock.monotonic()
+            self._clock.call_later(max(0.0, pause_s), self._on_forgotten)
+
+    def _on_forgotten(self) -> None:
+        self._is_forgotten = True
+        self._wake.set()
 
     def _note_failure(self, error: TandemError) -> None:
         """One line per outage, not one per try."""
