@@ -1,0 +1,75 @@
+"""A cluster for tests in other languages: `python -m tandemmq.testing [--slave] [--set KEY=VALUE]`.
+
+Its first line on standard output is the name server's address. A line on standard input names a fault, as
+`lose_master` or `delay_acks 2`; the answer is `ok` or a sentence. It ends when its standard input does, so it
+never outlives the test that started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from tandemmq.config.load import parse_override
+from tandemmq.errors import TandemError
+from tandemmq.testing import BlockingCluster
+
+PLAIN: Final = (
+    "lose_master",
+    "restart_master",
+    "stop_slave",
+    "start_slave",
+    "cut_connections",
+    "fill_disk",
+    "free_disk",
+    "heal",
+)
+WITH_SECONDS: Final = ("delay_acks", "delay_answers")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tandemmq.testing", description=__doc__)
+    parser.add_argument("--slave", action="store_true", help="the master has a slave")
+    parser.add_argument("--port", type=int, default=0, help="of the name server; any by default")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of brokers"
+    )
+    wanted = parser.parse_args(arguments)
+    try:
+        settings = {key: setting.text for key, setting in map(parse_override, wanted.set)}
+        with BlockingCluster(slave=wanted.slave, settings=settings, port=wanted.port) as cluster:
+            _say(cluster.name_servers)
+            for line in sys.stdin:
+                if line.strip():
+                    _say(_obey(cluster, line.split()))
+    except (TandemError, OSError) as error:
+        sys.stderr.write(f"tandemmq: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _obey(cluster: BlockingCluster, words: Sequence[str]) -> str:
+    name, *rest = words
+    try:
+        if name in PLAIN and not rest:
+            getattr(cluster, name)()
+        elif name in WITH_SECONDS and len(rest) == 1:
+            getattr(cluster, name)(float(rest[0]))
+        else:
+            return f"error: {' '.join(words)}: must be one of {', '.join((*PLAIN, *WITH_SECONDS))}"
+    except (TandemError, ValueError) as error:
+        return f"error: {error}"
+    return "ok"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

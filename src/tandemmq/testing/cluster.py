@@ -1,0 +1,445 @@
+"""Cluster: a name server, a master and, when wanted, its slave on the running event loop.
+
+    async with Cluster(slave=True) as cluster:
+        async with cluster.producer() as producer:
+            await producer.send(Message(topic="Orders", body=b"order 1"))
+        await cluster.lose_master()
+
+The servers are the real ones, on real sockets at ports that the system gives, with their stores in a
+temporary folder. What a test may do to them goes through their doors (`doors`).
+
+Invariants: a method that changes something returns when it is so: a started broker is in the routes and, with
+            a slave, the next send is copied. After `close` no task, socket or file is left, whatever was
+            broken before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tandemmq.api.broker_topic import query_topic_config
+from tandemmq.broker.broker import Broker
+from tandemmq.client import (
+    Admin,
+    ClientOptions,
+    Consumer,
+    ConsumerOptions,
+    Producer,
+    ProducerOptions,
+    StartFrom,
+)
+from tandemmq.config.load import BrokerConfig, Machine, load_broker
+from tandemmq.errors import TandemError
+from tandemmq.nameserver.nameserver import NameServer
+from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.protocol.properties_file import Setting
+from tandemmq.remoting.address import render_address
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.runtime.chance import SystemRandom
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.ports import Address
+from tandemmq.testing.doors import SwitchedDisk, SwitchedNetwork
+from tandemmq.units import GIB, MIB
+
+HOST: Final = "127.0.0.1"
+BROKER_NAME: Final = "broker-a"
+READY_S_MAX: Final = 30.0
+LOOK_S: Final = 0.002
+RECONNECT_MS: Final = 50
+
+CLIENT: Final = ClientOptions(heartbeat_s=1.0, route_refresh_s=0.5)
+"""Of the clients that a cluster makes: they notice within a second what a test did to it."""
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "bindAddress": HOST,
+    "listenPort": "0",
+    "fastListen": "false",
+    "brokerName": BROKER_NAME,
+    "slaveReadEnable": "true",
+    "enablePropertyFilter": "true",
+    # Files as small as the largest message allows: they are made before the cluster is ready.
+    "mappedFileSizeCommitLog": str(8 * MIB),
+    "mappedFileSizeConsumeQueue": "200000",
+    "maxHashSlotNum": "10000",
+    "maxIndexNum": "100000",
+    "scrubBytesPerSecond": "0",
+    # A test does not wait half a minute for a question.
+    "transactionTimeOut": "1000",
+    "transactionCheckInterval": "1000",
+}
+"""What differs from a broker's defaults."""
+
+
+class ClusterFailed(TandemError):
+    """The cluster cannot do what was asked, or a server of it has failed; the text says which and why."""
+
+
+class Cluster:
+    """One cluster; used from one event loop, and started once.
+
+    name_servers   where clients begin, `host:port`; clients of any language can use it
+    """
+
+    def __init__(
+        self, *, slave: bool = False, settings: Mapping[str, object] | None = None, port: int = 0
+    ) -> None:
+        """`slave`: the master has one, and a send is answered when both have the message.
+
+        `settings`: RocketMQ's, for all brokers, as in a properties file. `port`: of the name server; 0: any.
+        Raises:  ConfigError for a setting that no broker takes.
+        """
+        self.name_servers = ""
+        self._port = port
+        self._clock = LoopClock()
+        self._stack = AsyncExitStack()
+        self._failure: BaseException | None = None
+        self._names = SwitchedNetwork()
+        self._has_slave = slave
+        self._settings = {**SETTINGS, **{key: _text(value) for key, value in (settings or {}).items()}}
+        self._master: _Member | None = None
+        self._slave: _Member | None = None
+        self._load(0, Path(), f"{HOST}:1")
+
+    # Life
+
+    async def start(self) -> Self:
+        """Returns when a client can send.
+
+        Raises:  ConfigError or OSError when a server cannot be started; then nothing is left.
+        """
+        if self.name_servers:
+            raise ClusterFailed("the cluster was started already: make another one")
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def _start(self) -> None:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tandemmq-")))
+        options = NameServerOptions(
+            listen_host=HOST,
+            listen_port=self._port,
+            kv_config_path=folder / "kvConfig.json",
+            config_store_path=folder / "namesrv.properties",
+        )
+        server = NameServer(
+            options, network=self._names, disk=SwitchedDisk(), clock=self._clock, on_fatal=self._on_fatal
+        )
+        self._stack.push_async_callback(server.stop)
+        self.name_servers = render_address(await server.start())
+        for broker_id in (0, 1) if self._has_slave else (0,):
+            root = folder / ("slave" if broker_id else "master")
+            member = _Member(self._load(broker_id, root, self.name_servers), self._on_fatal)
+            self._stack.push_async_callback(member.stop)
+            await member.start()
+            if broker_id:
+                self._slave = member
+            else:
+                self._master = member
+        await self._settle()
+
+    def _load(self, broker_id: int, root: Path, name_servers: str) -> BrokerConfig:
+        role = "SLAVE" if broker_id else "SYNC_MASTER" if self._has_slave else "ASYNC_MASTER"
+        copies = "2" if self._has_slave else "1"
+        settings = {
+            "brokerRole": role,
+            "inSyncReplicas": copies,
+            "totalReplicas": copies,
+            **self._settings,
+            "brokerId": str(broker_id),
+            "storePathRootDir": str(root),
+            "namesrvAddr": name_servers,
+        }
+        if self._master is not None:
+            # The slave need not wait for a name server to say it.
+            settings["haMasterRemotingAddress"] = render_address(self._master.address)
+        machine = Machine(host_name=BROKER_NAME, address=HOST, memory_bytes=4 * GIB, home=root)
+        told = {key: Setting(text, "settings") for key, text in settings.items()}
+        config = load_broker(told, machine)
+        return replace(config, replication=replace(config.replication, reconnect_delay_ms=RECONNECT_MS))
+
+    async def close(self) -> None:
+        """Stop all servers and remove their files. Closing twice does nothing.
+
+        Raises:  ClusterFailed when a server had failed by itself.
+        """
+        await self._stack.aclose()
+        self._master = self._slave = None
+        self._raise_failure()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # For applications
+
+    def producer(self, group: str = "test-producer", *, options: ProducerOptions | None = None) -> Producer:
+        """A producer of this cluster, not started: `async with` starts it."""
+        return Producer(group, self.name_servers, options=options or ProducerOptions(client=CLIENT))
+
+    def consumer(
+        self, topic: str, group: str = "test-consumer", *, options: ConsumerOptions | None = None
+    ) -> Consumer:
+        """A consumer of all messages of the topic, from the first one on, not started."""
+        consumer = Consumer(group, self.name_servers, options=options or consumer_options())
+        consumer.subscribe(topic)
+        return consumer
+
+    async def create_topic(self, topic: str, *, queue_count: int = 4) -> None:
+        """The topic is in the routes, and on the slave if it runs, which a lost master tells nothing more."""
+        self._require_running(self._require_master(), "master")
+        async with Admin(self.name_servers, options=CLIENT) as admin:
+            await admin.create_topic(topic, queue_count=queue_count)
+        if self._slave is not None and self._slave.is_running:
+            await self._slave_has(topic)
+
+    async def _slave_has(self, topic: str) -> None:
+        client = RemotingClient(network=TcpNetwork(), clock=self._clock)
+
+        async def has_topic() -> bool:
+            return await query_topic_config(client, self.slave_address, topic) is not None
+
+        try:
+            await self._until(has_topic, f"the slave has topic {topic!r}")
+        finally:
+            await client.close()
+
+    @property
+    def master_address(self) -> str:
+        """Where the master listens, also while it is lost."""
+        return render_address(self._require_master().address)
+
+    @property
+    def slave_address(self) -> str:
+        """Where the slave listens, also while it is stopped."""
+        return render_address(self._require_slave().address)
+
+    # Faults
+
+    async def lose_master(self) -> None:
+        """The master is gone as by SIGKILL: nobody is told, and what it had in memory only is lost.
+
+        Nobody takes sends then; a slave serves readers.
+        """
+        await self._require_running(self._require_master(), "master").kill()
+
+    async def restart_master(self) -> None:
+        """The master ends in order, if it runs, and starts again with what it has, at the same address."""
+        master = self._require_master()
+        await master.stop()
+        await master.start()
+        await self._settle()
+
+    async def stop_slave(self) -> None:
+        """The slave ends in order. Sends are answered FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE then."""
+        await self._require_running(self._require_slave(), "slave").stop()
+
+    async def start_slave(self) -> None:
+        """The slave runs again, and has what it missed."""
+        slave = self._require_slave()
+        if not slave.is_running:
+            await slave.start()
+        await self._settle()
+
+    async def delay_acks(self, seconds: float) -> None:
+        """The slave's acknowledgements reach the master so much later, from now on; 0 ends it.
+
+        After `slaveTimeout` (3 s) a send is answered FLUSH_SLAVE_TIMEOUT.
+        """
+        _check_seconds(seconds)
+        _, ha_port = self._require_master().ha_address
+        self._require_slave().network.delay(ha_port, seconds)
+
+    async def delay_answers(self, seconds: float) -> None:
+        """The brokers do what they are asked at once, and their answers leave so much later; 0 ends it."""
+        _check_seconds(seconds)
+        for member in self._members():
+            member.network.delay(member.address[1], seconds)
+
+    async def cut_connections(self) -> None:
+        """Every connection of every server breaks once; the servers go on."""
+        self._require_master()
+        for network in (self._names, *(member.network for member in self._members())):
+            network.cut()
+
+    async def fill_disk(self) -> None:
+        """The brokers find their disks full: sends are refused, SERVICE_NOT_AVAILABLE; reading goes on."""
+        self._set_disk_full(is_full=True)
+
+    async def free_disk(self) -> None:
+        """The disks have room again, and sends are taken."""
+        self._set_disk_full(is_full=False)
+
+    async def heal(self) -> None:
+        """Every fault ends: all servers run, nothing is slow or full."""
+        self._raise_failure()
+        self._set_disk_full(is_full=False)
+        for member in self._members():
+            member.network.delay(member.address[1], 0)
+            member.network.delay(self._require_master().ha_address[1], 0)
+            if not member.is_running:
+                await member.start()
+        await self._settle()
+
+    def _set_disk_full(self, *, is_full: bool) -> None:
+        self._require_master()
+        for member in self._members():
+            member.set_disk_full(is_full=is_full)
+
+    # Inside
+
+    def _members(self) -> list[_Member]:
+        return [member for member in (self._master, self._slave) if member is not None]
+
+    def _require_master(self) -> _Member:
+        self._raise_failure()
+        if self._master is None:
+            raise ClusterFailed("the cluster is not started, or closed")
+        return self._master
+
+    def _require_slave(self) -> _Member:
+        self._require_master()
+        if self._slave is None:
+            raise ClusterFailed("this cluster has no slave: make it with Cluster(slave=True)")
+        return self._slave
+
+    def _require_running(self, member: _Member, name: str) -> _Member:
+        if not member.is_running:
+            raise ClusterFailed(f"the {name} does not run already")
+        return member
+
+    def _on_fatal(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise ClusterFailed(f"a server failed: {failure or type(failure).__name__}") from failure
+
+    async def _settle(self) -> None:
+        """Returns when the slave, if both run, has all that the master has, and acknowledges."""
+        master, slave = self._master, self._slave
+        if master is None or slave is None or not (master.is_running and slave.is_running):
+            return
+
+        async def follows() -> bool:
+            return slave.has_all_of(master)
+
+        await self._until(follows, "the slave follows its master")
+
+    async def _until(self, is_met: Callable[[], Awaitable[bool]], what: str) -> None:
+        try:
+            async with asyncio.timeout(READY_S_MAX):
+                while not await is_met():
+                    self._raise_failure()
+                    await self._clock.sleep(LOOK_S)
+        except TimeoutError:
+            raise ClusterFailed(f"not within {READY_S_MAX:g} s: {what}") from None
+
+
+class _Member:
+    """One broker over all its lives: at the same address, with the same files."""
+
+    def __init__(self, config: BrokerConfig, on_fatal: Callable[[BaseException], None]) -> None:
+        self.network = SwitchedNetwork()
+        self._config = config
+        self._disk = SwitchedDisk()
+        self._on_fatal = on_fatal
+        self._broker: Broker | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._broker is not None
+
+    @property
+    def address(self) -> Address:
+        return HOST, self._config.broker.listen_port
+
+    @property
+    def ha_address(self) -> Address:
+        return HOST, self._config.broker.ha_listen_port
+
+    async def start(self) -> None:
+        """In the routes, as far as a name server is there, when it returns."""
+        config = self._config
+        self.network.restore()
+        broker = self._broker = Broker(
+            config.broker,
+            config.store,
+            config.replication,
+            network=self.network,
+            disk=self._disk,
+            clock=LoopClock(),
+            chance=SystemRandom(),
+            on_fatal=self._on_fatal,
+            access=config.access,
+            tls=config.tls,
+        )
+        try:
+            await broker.start()
+        except BaseException:
+            await self.stop()
+            raise
+        ports = replace(config.broker, listen_port=broker.address[1], ha_listen_port=broker.ha_address[1])
+        self._config = replace(config, broker=ports)
+
+    async def stop(self) -> None:
+        """In order; does nothing when it does not run."""
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            await broker.stop()
+
+    async def kill(self) -> None:
+        """Its files are left as they are now, whatever the end of the process does to them."""
+        root = self._config.store.root
+        left = root.with_name(f"{root.name}.left")
+        await self.network.sever()
+        shutil.copytree(root, left)
+        await self.stop()
+        shutil.rmtree(root)
+        left.rename(root)
+
+    def set_disk_full(self, *, is_full: bool) -> None:
+        self._disk.is_full = is_full
+        if self._broker is not None and self._broker.store is not None:
+            self._broker.store.clean()
+
+    def has_all_of(self, master: _Member) -> bool:
+        """Everything that the master's log has, told to the master and ready for readers."""
+        assert self._broker is not None
+        assert master._broker is not None
+        own, other = self._broker.store, master._broker.store
+        assert own is not None
+        assert other is not None
+        end = other.max_log_offset
+        is_told = end in other.acks.positions().values()
+        return is_told and own.dispatched.value >= end
+
+
+def consumer_options() -> ConsumerOptions:
+    """Of the consumers that a cluster makes."""
+    return ConsumerOptions(client=CLIENT, start_from=StartFrom.FIRST, pull_error_delay_s=0.1)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _check_seconds(seconds: float) -> None:
+    if not 0 <= seconds <= 3600:
+        raise ClusterFailed(f"a delay of {seconds:g} s: must be from 0 to 3600")
