@@ -16,6 +16,14 @@ from tandemmq.client.blocking_transactions import BlockingTransactionProducer
 from tandemmq.client.consumer.consumer import Consumer
 from tandemmq.client.consumer.pop import PopConsumer
 from tandemmq.client.consumer.push import PushConsumer
+from tandemmq.client.consumer.rebalance import (
+    AllocateByConfig,
+    AllocateByConsistentHash,
+    AllocateByMachineRoom,
+    AllocateMachineRoomNearby,
+    allocate_averagely,
+    allocate_by_circle,
+)
 from tandemmq.client.consumer.workers import ConsumeResult
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import (
@@ -42,6 +50,10 @@ from tandemmq.remoting.tls_options import TlsClientOptions
 
 __all__ = [
     "Admin",
+    "AllocateByConfig",
+    "AllocateByConsistentHash",
+    "AllocateByMachineRoom",
+    "AllocateMachineRoomNearby",
     "BlockingAdmin",
     "BlockingConsumer",
     "BlockingPopConsumer",
@@ -74,4 +86,6 @@ __all__ = [
     "TransactionProducer",
     "TransactionResult",
     "TransactionState",
+    "allocate_averagely",
+    "allocate_by_circle",
 ]

@@ -19,11 +19,12 @@ from typing import Protocol, TypeVar
 
 from tandemmq.client.blocking import AsyncClient, Facade, in_loop
 from tandemmq.client.consumer.consumer import Consumer, is_behind
+from tandemmq.client.consumer.membership import queue_of
 from tandemmq.client.consumer.pop import PopConsumer
 from tandemmq.client.consumer.push import PushConsumer
 from tandemmq.client.consumer.subscription import ALL
 from tandemmq.client.consumer.workers import Handler
-from tandemmq.client.options import ConsumerOptions, PopOptions, PushOptions
+from tandemmq.client.options import ConsumerOptions, PopOptions, PushOptions, StartFrom
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import PoppedMessage, ReceivedMessage
 
@@ -129,6 +130,21 @@ class BlockingConsumer(_BlockingMember[Consumer]):
         self._finished: list[ReceivedMessage] = []
         self._acked_at = 0.0
         super().__init__(lambda: Consumer(group, namesrv, options=options))
+
+    def assign(self, *queues: MessageQueue, tags: str = ALL) -> None:
+        """Read exactly these queues instead of a share of subscribed topics."""
+        self._call(in_loop(partial(self._running.assign, *queues, tags=tags)))
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues of a topic that can be read now."""
+        return self._call(self._running.queues(topic))
+
+    def seek(self, queue: MessageQueue, to: int | StartFrom, *, time_ms: int | None = None) -> int:
+        """Go on in a queue from an offset, from its first or its last message, or from a time; the offset."""
+        self._flush_acks()
+        offset = self._call(self._running.seek(queue, to, time_ms=time_ms))
+        self._fetched = deque(one for one in self._fetched if queue_of(one) != queue)
+        return offset
 
     def poll(self, count_max: int = 256, timeout_s: float = 1.0) -> list[ReceivedMessage]:
         """Up to `count_max` messages; empty when none came within `timeout_s`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from tandemmq.client.consumer.rebalance import Allocate, allocate_averagely
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.heartbeat import MessageModel
 from tandemmq.protocol.signature import Credentials
@@ -176,6 +177,9 @@ class ConsumerOptions:
     orderly_batch_count_max messages of a queue that are handed out together
     orderly_retry_count_max how often `suspend` puts a message back before it goes to the dead letters; -1:
                             for ever, so that nothing overtakes it
+    allocate                how the members of a group share the queues of a topic; all need the same:
+                            allocate_averagely, allocate_by_circle, AllocateByConsistentHash(), ... or a
+                            function of your own
     offsets_dir             where a broadcasting consumer keeps its offsets; None: ~/.rocketmq_offsets
     """
 
@@ -199,6 +203,7 @@ class ConsumerOptions:
     orderly_batch_count_max: int = 1
     orderly_retry_count_max: int = -1
     span_max: int | None = None
+    allocate: Allocate = allocate_averagely
     offsets_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -211,6 +216,8 @@ class ConsumerOptions:
         _check(self, "commit_s", "rebalance_s", "pull_error_delay_s", low=0.01, high=3600)
         _check(self, "retry_count_max", "orderly_retry_count_max", low=-1, high=1 << 20)
         _check(self, "orderly_batch_count_max", low=1, high=1024)
+        if not callable(self.allocate):
+            raise ConfigError(f"ConsumerOptions.allocate = {self.allocate!r}: must be a function")
         if self.span_max is not None:
             _check(self, "span_max", low=1, high=1 << 40)
         if self.start_from is StartFrom.TIMESTAMP and self.start_time_ms is None:

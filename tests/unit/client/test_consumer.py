@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 from client_fakes import FakeBroker, FakeCluster, running_cluster
 
-from tandemmq.client import ClientOptions, Consumer, ConsumerOptions, MessageModel, StartFrom
-from tandemmq.errors import BadRequest, ClientError, ConfigError, RemoteProtocolError
+from tandemmq.client import (
+    ClientOptions,
+    Consumer,
+    ConsumerOptions,
+    MessageModel,
+    StartFrom,
+    allocate_by_circle,
+)
+from tandemmq.errors import BadRequest, ClientError, ConfigError, OffsetOutOfRange, RemoteProtocolError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.offset import decode_consumer_status, encode_reset_offsets
 from tandemmq.protocol.command import Command
@@ -432,3 +439,57 @@ def test_mistakes_are_named():
         ConsumerOptions(pull_count_max=0)
     with pytest.raises(ConfigError, match="host:port"):
         Consumer("g", "nowhere")
+
+
+async def test_assigned_queues_are_read_whoever_else_is_there():
+    async with running_cluster(T=3) as cluster:
+        for i in range(6):
+            cluster[0].put("T", i % 3, b"%d" % i)
+        consumer = Consumer("g", cluster.namesrv, options=options(auto_ack=False))
+        consumer.assign(MessageQueue("T", "a", 1), MessageQueue("T", "a", 9))
+        with pytest.raises(ClientError, match="assigned"):
+            consumer.subscribe("U")
+        async with consumer, consumer_of(cluster):
+            assert await consumer.queues("T") == tuple(MessageQueue("T", "a", i) for i in range(3))
+            assert bodies(await take(consumer, 2)) == [b"1", b"4"]
+            consumer.assign(MessageQueue("T", "a", 2))
+            assert bodies(await take(consumer, 2)) == [b"2", b"5"]
+            assert consumer.assigned == (MessageQueue("T", "a", 2),)
+
+
+async def test_seek_goes_on_from_anywhere_in_the_queue():
+    queue = MessageQueue("T", "a", 0)
+    async with running_cluster(T=1) as cluster:
+        for i in range(5):
+            cluster[0].put("T", 0, b"%d" % i)
+        async with consumer_of(cluster, auto_ack=False) as consumer:
+            await take(consumer, 5)
+            assert await consumer.seek(queue, 3) == 3
+            again = await take(consumer, 2)
+            assert bodies(again) == [b"3", b"4"]
+            consumer.ack(*again)
+            assert await consumer.seek(queue, StartFrom.FIRST) == 0
+            assert bodies(await take(consumer, 5)) == [b"%d" % i for i in range(5)]
+            assert await consumer.seek(queue, StartFrom.LAST) == 5
+            assert await consumer.commit()
+            assert cluster[0].offsets["g", "T", 0] == 5
+            with pytest.raises(OffsetOutOfRange):
+                await consumer.seek(queue, 6)
+            with pytest.raises(ClientError, match="time_ms"):
+                await consumer.seek(queue, StartFrom.TIMESTAMP)
+            with pytest.raises(ClientError, match="not read"):
+                await consumer.seek(MessageQueue("T", "a", 1), StartFrom.FIRST)
+            with pytest.raises(ClientError, match="subscribed"):
+                consumer.assign(queue)
+
+
+async def test_another_strategy_shares_the_queues():
+    async with (
+        running_cluster(T=4) as cluster,
+        consumer_of(cluster, allocate=allocate_by_circle) as one,
+        consumer_of(cluster, allocate=allocate_by_circle) as two,
+    ):
+        shares = lambda: sorted([q.queue_id for q in c.assigned] for c in (one, two))  # noqa: E731
+        await until(lambda: shares() == [[0, 2], [1, 3]])
+    with pytest.raises(ConfigError, match="allocate"):
+        options(allocate="AVG")

@@ -15,7 +15,7 @@ from tandemmq.api import broker_client
 from tandemmq.client.consumer.offsets import OffsetStore
 from tandemmq.client.consumer.queue_lock_keeper import RENEW_S, TRY_AGAIN_S, QueueLockKeeper
 from tandemmq.client.consumer.queue_reader import QueueReader, ReaderSeams
-from tandemmq.client.consumer.rebalance import allocate_averagely, plan_change
+from tandemmq.client.consumer.rebalance import plan_change
 from tandemmq.client.consumer.start_offset import find_start_offset
 from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.client.options import MessageModel
@@ -58,6 +58,7 @@ class Assignment:
         self._lost_locks: set[MessageQueue] = set()
         self._paused: set[MessageQueue] = set()
         self._is_paused = False
+        self._fixed: dict[str, set[MessageQueue]] = {}
 
     # What the consumer says
 
@@ -69,6 +70,21 @@ class Assignment:
             if queue.topic == subscription.topic:
                 reader.subscription = subscription
         self.rebalance_soon()
+
+    def assign(self, queues: Iterable[MessageQueue], subscriptions: Collection[Subscription]) -> None:
+        """Hold exactly these queues of these topics, whoever else is in the group."""
+        for topic in self._fixed:
+            self._subscriptions.pop(topic, None)
+        self._fixed = {subscription.topic: set() for subscription in subscriptions}
+        for queue in queues:
+            self._fixed[queue.topic].add(queue)
+        for subscription in subscriptions:
+            self.subscribe(subscription)
+        self.rebalance_soon()
+
+    @property
+    def is_fixed(self) -> bool:
+        return bool(self._fixed)
 
     def unsubscribe(self, topic: str) -> None:
         """Give the topic's queues up at the next rebalance, which is soon."""
@@ -146,14 +162,18 @@ class Assignment:
             # The retry topic appears with the first heartbeat; nothing is missed until then.
             return is_retry_topic(topic)
         wanted: Iterable[MessageQueue] = view.subscribe_queues
-        if self._seams.options.model is MessageModel.CLUSTERING:
+        fixed = self._fixed.get(topic)
+        if fixed is not None:
+            wanted = fixed.intersection(view.subscribe_queues)
+        elif self._seams.options.model is MessageModel.CLUSTERING:
             ids = await self._member_ids(view)
             own_id = self._seams.instance.client_id
             if own_id not in ids:
                 # The broker does not know us yet, so the others do not count us either.
                 self._seams.instance.beat_soon()
                 return False
-            wanted = allocate_averagely(view.subscribe_queues, ids, own_id)
+            allocate = self._seams.options.allocate
+            wanted = allocate(view.subscribe_queues, ids, own_id)
         change = plan_change([queue for queue in self.readers if queue.topic == topic], wanted)
         if change.lost or change.gained:
             log.info(
@@ -198,8 +218,26 @@ class Assignment:
             reader.gate.note_locked()
         reader.set_paused(self._is_paused or queue in self._paused)
         self.readers[queue] = reader
+        self._run(queue, reader)
+
+    def _run(self, queue: MessageQueue, reader: QueueReader) -> None:
         name = f"pull-{queue.topic}-{queue.broker_name}-{queue.queue_id}"
         self._pull_tasks[queue] = self._tasks.start(name, reader.run())
+
+    async def move(self, queue: MessageQueue, offset: int) -> None:
+        """Go on in a queue of ours from another offset, at once: a pull that is held is given up.
+
+        Raises:  ClientError when the queue is not ours now.
+        """
+        reader = self.readers.get(queue)
+        if reader is None:
+            raise ClientError(f"{queue} is not read by this consumer now")
+        reader.move_to(offset)
+        task = self._pull_tasks[queue]
+        task.cancel()
+        await asyncio.wait([task])
+        if self.readers.get(queue) is reader and self._pull_tasks[queue] is task:
+            self._run(queue, reader)
 
     async def _give_up(self, queues: Iterable[MessageQueue]) -> None:
         """Stop reading, say how far we got; what was handed out and not finished goes to the next owner."""

@@ -28,7 +28,7 @@ from tandemmq.client.consumer.inbox import Delivery
 from tandemmq.client.consumer.membership import Membership, queue_of
 from tandemmq.client.consumer.subscription import ALL
 from tandemmq.client.instance import ClientInstance
-from tandemmq.client.options import ConsumerOptions
+from tandemmq.client.options import ConsumerOptions, StartFrom
 from tandemmq.client.producer.replies import send_reply
 from tandemmq.errors import ClientError
 from tandemmq.protocol.bodies import MessageQueue
@@ -213,6 +213,34 @@ class Consumer:
         await send_reply(
             self._instance, self.group, request, body, properties=properties, timeout_s=timeout_s
         )
+
+    def assign(self, *queues: MessageQueue, tags: str = ALL) -> None:
+        """Read exactly these queues instead of a share of subscribed topics; called again, read others.
+
+        Give such consumers a group of their own: members that subscribe would leave queues to this one.
+
+        Raises:  ClientError when topics are subscribed.
+        """
+        self._member.assign(queues, tags)
+
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues of a topic that can be read now; none when nobody knows the topic.
+
+        Raises:  BrokerUnreachable, RequestTimeout when no name server answers.
+        """
+        routes = self._instance.routes
+        view = routes.get(topic) or await routes.refresh(topic)
+        return () if view is None else view.subscribe_queues
+
+    async def seek(self, queue: MessageQueue, to: int | StartFrom, *, time_ms: int | None = None) -> int:
+        """Go on in a queue from an offset, from its first or its last message, or from a time; the offset.
+
+        What was handed out of the queue is no longer tracked; the next commit writes the new offset.
+
+        Raises:  ClientError when the queue is not read here now; OffsetOutOfRange; the error of a question
+                 to the broker.
+        """
+        return await self._member.seek(queue, to, time_ms)
 
     def pause(self, *queues: MessageQueue) -> None:
         """Read no more of these queues, or without any of all; what was asked for before still comes."""

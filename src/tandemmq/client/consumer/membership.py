@@ -7,7 +7,7 @@ messages back, and leaves. `Consumer` and `PushConsumer` empty the inbox, each i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,11 +18,12 @@ from tandemmq.client.consumer.hand_back import hand_back
 from tandemmq.client.consumer.inbox import Inbox
 from tandemmq.client.consumer.offsets import BrokerOffsets, LocalOffsets, OffsetStore
 from tandemmq.client.consumer.queue_reader import QueueReader, ReaderSeams
+from tandemmq.client.consumer.start_offset import find_offset
 from tandemmq.client.consumer.subscription import ALL, make_subscription, parse_subscription
 from tandemmq.client.faulty_peers import FaultyPeers
 from tandemmq.client.instance import ClientInstance
-from tandemmq.client.options import ConsumerOptions, MessageModel
-from tandemmq.errors import ClientError, TandemError
+from tandemmq.client.options import ConsumerOptions, MessageModel, StartFrom
+from tandemmq.errors import ClientError, OffsetOutOfRange, TandemError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.heartbeat import ConsumeFromWhere, ConsumerData, ConsumeType
 from tandemmq.protocol.command import Command
@@ -82,6 +83,8 @@ class Membership:
 
     def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
         """As `Consumer.subscribe`."""
+        if self.assignment.is_fixed:
+            raise ClientError("this consumer was assigned queues: it cannot subscribe topics too")
         self.assignment.subscribe(make_subscription(topic, tags, sql, self.instance.clock.now_ms()))
         self.instance.beat_soon()
 
@@ -89,6 +92,31 @@ class Membership:
         """As `Consumer.unsubscribe`."""
         self.assignment.unsubscribe(topic)
         self.instance.beat_soon()
+
+    def assign(self, queues: Collection[MessageQueue], tags: str) -> None:
+        """As `Consumer.assign`."""
+        others = {one.topic for one in self.assignment.subscriptions} - {retry_topic(self.group)}
+        if others and not self.assignment.is_fixed:
+            raise ClientError("this consumer has subscribed topics: it cannot be assigned queues too")
+        now_ms = self.instance.clock.now_ms()
+        topics = sorted({queue.topic for queue in queues})
+        self.assignment.assign(queues, [make_subscription(topic, tags, None, now_ms) for topic in topics])
+        self.instance.beat_soon()
+
+    async def seek(self, queue: MessageQueue, to: int | StartFrom, time_ms: int | None) -> int:
+        """As `Consumer.seek`."""
+        if isinstance(to, StartFrom):
+            if to is StartFrom.TIMESTAMP and time_ms is None:
+                raise ClientError("seek to a TIMESTAMP needs time_ms")
+            offset = await find_offset(queue, to, time_ms, self.instance)
+        else:
+            offset = to
+            low = await find_offset(queue, StartFrom.FIRST, None, self.instance)
+            high = await find_offset(queue, StartFrom.LAST, None, self.instance)
+            if not low <= offset <= high:
+                raise OffsetOutOfRange(f"offset {offset} is outside {low}..{high}, what {queue} has")
+        await self.assignment.move(queue, offset)
+        return offset
 
     async def start(self) -> None:
         """As `Consumer.start`."""

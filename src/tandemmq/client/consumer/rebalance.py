@@ -1,15 +1,22 @@
-"""Which queues of a topic are ours: the AVG strategy, and the difference to what we hold; pure.
+"""Which queues of a topic are ours: RocketMQ's strategies, and the difference to what we hold; pure.
 
-Every consumer of a group computes the same split from the same sorted inputs, so nobody has to be asked
-(spec semantics 12.2, 12.3).
+Every consumer of a group computes the same split from the same sorted inputs, so nobody has to be asked. All
+members need the same strategy; each gives what RocketMQ's gives, so Java's clients may be members (spec
+semantics 12.2, 12.3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from tandemmq.errors import ClientError
 from tandemmq.protocol.bodies import MessageQueue
+
+Allocate = Callable[[Collection[MessageQueue], Collection[str], str], list[MessageQueue]]
+"""The queues of one topic, the ids of the group's members, our own id -> our share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,113 @@ def allocate_averagely(
     return ordered[start : start + share + (1 if index < remainder else 0)]
 
 
+def allocate_by_circle(
+    queues: Collection[MessageQueue], client_ids: Collection[str], own_id: str
+) -> list[MessageQueue]:
+    """Dealt like cards: neighbouring queues, which often are of one broker, go to different members."""
+    ids = sorted(set(client_ids))
+    if own_id not in ids:
+        return []
+    return sorted(queues, key=queue_order)[ids.index(own_id) :: len(ids)]
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateByConsistentHash:
+    """A member that comes or goes moves few queues of the others, but the shares are uneven. Go's clients
+    have another ring and must not be members.
+    """
+
+    virtual_node_count: int = 10
+
+    def __call__(
+        self, queues: Collection[MessageQueue], client_ids: Collection[str], own_id: str
+    ) -> list[MessageQueue]:
+        ring = {
+            _hash(f"{client_id}-{number}"): client_id
+            for client_id in sorted(set(client_ids))
+            for number in range(self.virtual_node_count)
+        }
+        points = sorted(ring)
+        if not points:
+            return []
+        return [
+            queue
+            for queue in sorted(queues, key=queue_order)
+            if ring[points[bisect_left(points, _hash(_text_of(queue))) % len(points)]] == own_id
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateByMachineRoom:
+    """Only queues of brokers in these rooms, which are named `room@name`; the rest belongs to others."""
+
+    rooms: frozenset[str]
+
+    def __call__(
+        self, queues: Collection[MessageQueue], client_ids: Collection[str], own_id: str
+    ) -> list[MessageQueue]:
+        ids = sorted(set(client_ids))
+        if own_id not in ids:
+            return []
+        near = [queue for queue in sorted(queues, key=queue_order) if self._is_near(queue.broker_name)]
+        index, share = ids.index(own_id), len(near) // len(ids)
+        mine = near[index * share : (index + 1) * share]
+        return mine + near[share * len(ids) :][index : index + 1]
+
+    def _is_near(self, broker_name: str) -> bool:
+        parts = broker_name.rstrip("@").split("@")
+        return len(parts) == 2 and parts[0] in self.rooms
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateMachineRoomNearby:
+    """Queues go to members in their own room, by another strategy; rooms without a member are shared among
+    all.
+
+    room_of_queue, room_of_client  name the room of a queue's broker, and of a member by its client id
+    """
+
+    room_of_queue: Callable[[MessageQueue], str]
+    room_of_client: Callable[[str], str]
+    inner: Allocate = allocate_averagely
+
+    def __call__(
+        self, queues: Collection[MessageQueue], client_ids: Collection[str], own_id: str
+    ) -> list[MessageQueue]:
+        """Raises ClientError for a queue or a member that is in no room."""
+        if own_id not in client_ids:
+            return []
+        queues_by_room: dict[str, list[MessageQueue]] = {}
+        for queue in sorted(queues, key=queue_order):
+            queues_by_room.setdefault(_room(self.room_of_queue(queue), queue), []).append(queue)
+        ids_by_room: dict[str, list[str]] = {}
+        for client_id in sorted(set(client_ids)):
+            ids_by_room.setdefault(_room(self.room_of_client(client_id), client_id), []).append(client_id)
+        own_room = self.room_of_client(own_id)
+        mine = self.inner(queues_by_room.pop(own_room, ()), ids_by_room[own_room], own_id)
+        for room, others in sorted(queues_by_room.items()):
+            if room not in ids_by_room:
+                mine += self.inner(others, client_ids, own_id)
+        return mine
+
+
+@dataclass(frozen=True, slots=True)
+class AllocateByConfig:
+    """Always these queues, whoever else is there. Of topics that none of them is of, such as the group's
+    retry topic, the average share: somebody has to read them.
+    """
+
+    queues: tuple[MessageQueue, ...]
+
+    def __call__(
+        self, queues: Collection[MessageQueue], client_ids: Collection[str], own_id: str
+    ) -> list[MessageQueue]:
+        topics = {queue.topic for queue in queues}
+        if not any(queue.topic in topics for queue in self.queues):
+            return allocate_averagely(queues, client_ids, own_id)
+        return [queue for queue in self.queues if queue in queues]
+
+
 def plan_change(held: Iterable[MessageQueue], wanted: Iterable[MessageQueue]) -> OwnershipChange:
     """The queues to give up and to start so that exactly `wanted` is held, each in queue order."""
     held_set, wanted_set = set(held), set(wanted)
@@ -49,3 +163,19 @@ def plan_change(held: Iterable[MessageQueue], wanted: Iterable[MessageQueue]) ->
 def queue_order(queue: MessageQueue) -> tuple[str, str, int]:
     """The order that all clients of a group agree on: topic, broker name, queue id."""
     return (queue.topic, queue.broker_name, queue.queue_id)
+
+
+def _hash(text: str) -> int:
+    """The first four bytes of the MD5."""
+    return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
+
+
+def _text_of(queue: MessageQueue) -> str:
+    """As Java prints it: members must hash the same text."""
+    return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
+
+
+def _room(room: str, owner: object) -> str:
+    if not room:
+        raise ClientError(f"{owner} is in no machine room")
+    return room

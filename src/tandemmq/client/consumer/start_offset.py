@@ -32,13 +32,27 @@ async def find_start_offset(
     committed = await store.read(queue)
     if committed is not None and committed.offset >= 0:
         return committed
+    start_from = StartFrom.FIRST if is_retry_topic(queue.topic) else options.start_from
+    return Progress(await find_offset(queue, start_from, options.start_time_ms, instance, avoided))
+
+
+async def find_offset(
+    queue: MessageQueue,
+    start_from: StartFrom,
+    time_ms: int | None,
+    instance: ClientInstance,
+    avoided: frozenset[str] = frozenset(),
+) -> int:
+    """The first or the last offset of a queue now, or that of a time, by a replica that is not avoided.
+
+    Raises:  any TandemError of the question; NoRoute without an address.
+    """
     view = instance.routes.get(queue.topic)
     replica = choose_replica(view.addresses.get(queue.broker_name, {}) if view else {}, MASTER_ID, avoided)
     if replica is None:
         raise NoRoute(f"no address of broker {queue.broker_name!r} is known")
     remoting, address = instance.remoting, replica.address
     timeout_s = instance.options.call_timeout_s
-    start_from = StartFrom.FIRST if is_retry_topic(queue.topic) else options.start_from
     match start_from:
         case StartFrom.FIRST:
             offset = await broker_offset.query_min_offset(
@@ -49,10 +63,10 @@ async def find_start_offset(
                 remoting, address, queue.topic, queue.queue_id, timeout_s=timeout_s
             )
         case StartFrom.TIMESTAMP:
-            assert options.start_time_ms is not None
+            assert time_ms is not None
             offset = await broker_offset.search_offset(
-                remoting, address, queue.topic, queue.queue_id, options.start_time_ms, timeout_s=timeout_s
+                remoting, address, queue.topic, queue.queue_id, time_ms, timeout_s=timeout_s
             )
         case _:
             assert_never(start_from)
-    return Progress(offset)
+    return offset
