@@ -258,3 +258,10 @@ async def test_a_master_that_was_replaced_goes_on_waiting_for_whom_it_proposed(g
         assert answers == []
         assert refused == ([1] if is_certain else []), code
         refused.clear()
+
+
+async def test_a_fenced_master_that_begins_to_rest_may_be_replaced_in_the_same_moment(group: Elected) -> None:
+    await group.start(1)
+    await group.master()
+    broker = group.brokers[1].broker
+    await asyncio.gather(broker.rest(is_resting=True), broker.stop(leaves=False))

@@ -6,6 +6,7 @@ Source:     spec semantics 14.4 (pop), 17 (transactions), 18 (delay and timers).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from tandemmq.broker.delay.delivery import Delivery
@@ -21,7 +22,11 @@ from tandemmq.store.message_store import MessageStore
 
 
 class MasterDuties:
-    """`start` on a master, `stop` while the store still takes appends, `settle` once it is closed."""
+    """`start` on a master, `stop` while the store still takes appends, `settle` once it is closed.
+
+    A fenced master that begins to rest may hear of its successor in the same moment: who stops while another
+    one does returns after it.
+    """
 
     def __init__(
         self,
@@ -49,6 +54,7 @@ class MasterDuties:
         )
         self._transactions = TransactionService(self._make_checks, on_fatal)
         self._revive = parts.pop.revive
+        self._stopping = asyncio.Lock()
 
     def start(self) -> None:
         """Read back where the last master was, and go on from there."""
@@ -59,9 +65,10 @@ class MasterDuties:
 
     async def stop(self) -> None:
         """Stop; returns when the last append is done."""
-        await self._delivery.stop()
-        await self._revive.stop()
-        await self._transactions.stop()
+        async with self._stopping:
+            await self._delivery.stop()
+            await self._revive.stop()
+            await self._transactions.stop()
 
     def settle(self) -> None:
         """Take over as progress what is on disk: what was done last is safe only once the log is flushed.
