@@ -216,3 +216,14 @@ async def test_a_term_that_ends_confirms_nothing_that_a_member_lacks(tmp_path: P
     assert await sending == [PutStatus.FLUSH_SLAVE_TIMEOUT]
     writer.close()
     await one.stop()
+
+
+async def test_a_master_replaced_before_a_byte_was_copied_comes_back(nodes: tuple[Node, Node]) -> None:
+    one, two = nodes
+    await one.lead(1, 1, 2)
+    assert await one.send(b"nobody else had it") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+    await two.lead(2, 2)
+    assert await two.send(b"first") == [PutStatus.PUT_OK]
+    await one.follow(two, 2)
+    await until(lambda: log_bytes(one.store) == log_bytes(two.store), "the same log")
+    assert one.channel.epochs == two.channel.epochs

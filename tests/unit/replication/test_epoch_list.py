@@ -71,6 +71,8 @@ def test_the_oldest_terms_are_dropped_at_the_bound() -> None:
         pytest.param("1-0 2-1570", 2600, "1-0 2-1570 3-2000", 3270, 2000, id="B a tail of a deposed master"),
         pytest.param("1-0 2-1570", 2600, "1-0 3-1200 4-2000", 3270, 1200, id="C two terms missed"),
         pytest.param("5-9000", 9500, "1-0 2-1570", 3270, None, id="D nothing in common"),
+        pytest.param("1-0", 2520, "2-0 3-900", 3270, 0, id="replaced before a byte was copied"),
+        pytest.param("1-0 2-900", 2520, "2-0", 3270, None, id="one term with two beginnings"),
         pytest.param("4-0 5-1000", 1300, "4-0 5-1000", 1600, 1300, id="E RocketMQ's lists of an empty term"),
         pytest.param("4-0 5-1000", 1300, "4-0 6-1000", 1600, 1000, id="F our lists of it"),
         pytest.param("1-0 2-1000", 2600, "1-0 3-1200", 3270, 1000, id="our next term began before theirs"),

@@ -109,6 +109,8 @@ def consistent_point(ours: EpochList, our_end: int, theirs: EpochList, their_end
     """Up to where our log is a copy of theirs; None when nothing tells.
 
     What was written before there were terms counts as common, but is never cut: no term says who was right.
+    Two logs that begin at 0 in different terms have nothing in common: the first master was replaced before
+    anybody had copied a byte.
     """
     if our_end == 0:
         return 0
@@ -124,6 +126,10 @@ def consistent_point(ours: EpochList, our_end: int, theirs: EpochList, their_end
         if entry.epoch == EPOCH_BEFORE_TERMS and point < ours.end_of(entry, our_end):
             return None
         return point
+    if ours and theirs and ours.entries[0].start == theirs.entries[0].start == 0:
+        epochs = [entry.epoch for entry in (*ours.entries, *theirs.entries)]
+        if EPOCH_BEFORE_TERMS not in epochs and len(set(epochs)) == len(epochs):
+            return 0
     return None
 
 
