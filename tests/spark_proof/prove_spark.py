@@ -3,9 +3,10 @@
 An outside client publishes all the time and keeps the list of what was acknowledged. Meanwhile the landing
 is killed again and again, first on its own (`local[2]`), then on a standalone cluster that loses an executor,
 a worker and the driver. In the end Spark, pyarrow and the brokers' offsets count the same rows, the audit
-finds all copies equal, and it finds each fault that is planted then. Prints
+finds all copies equal, and it finds each fault that is planted then. Besides, topics of another cluster are
+deleted, made again, cut and aged under queries, which must tell of each message that they cannot get. Prints
 
-    SPARK OK landed=N distinct=N lost=0 duplicated=0 audit=clean
+    SPARK OK landed=N distinct=N lost=0 duplicated=0 skipped_in_silence=0 audit=clean
 
 or SPARK FAILED with the reasons, exit code 1, and keeps the directory with the logs. The kills come from a
 seed; what they meet comes from the machine.
@@ -28,8 +29,10 @@ from proof_formats import Declarative, FormatFailed, run_connect
 from proof_plants import Plant, copy_lake, cut_record, double_file, flip_bit
 from proof_processes import Event, Pipeline, Standalone, kill, standalone
 from proof_publisher import Publisher
+from proof_silence import SilenceProof
 
 from tandemmq.bench.spark_read import fill_topic
+from tandemmq.spark.pipelines.sessions import register_formats
 from tandemmq.spark.session import build_session
 
 TOPIC, BULK_TOPIC = "Proof", "ProofBulk"
@@ -57,6 +60,8 @@ class Proof:
         self.reasons: list[str] = []
         self.counts: Counts | None = None
         self.is_clean = False
+        self.skipped_in_silence: int | None = None
+        """None: not looked at."""
 
     def run(self) -> None:
         with self._publisher.publishing():
@@ -72,6 +77,8 @@ class Proof:
                 self._run_elsewhere()
             except FormatFailed as error:
                 self._fail(str(error))
+        if self._has("silence"):
+            self._harm_topics()
         if self._has("audit"):
             self._audit_healthy()
             self._audit_planted()
@@ -193,6 +200,24 @@ class Proof:
                 self._say(f"declarative pipeline: {len(numbers):,} rows")
                 if sorted(numbers) != list(range(wanted)):
                     self._fail(f"a declarative pipeline has {len(numbers)} rows of {wanted} messages")
+
+    def _harm_topics(self) -> None:
+        self.skipped_in_silence = 0
+        log = self._directory / "silence.log"
+        spark = build_session("silence", "local[2]", shuffle_partitions=2, log_file=log)
+        try:
+            register_formats(spark)
+            proof = SilenceProof(spark, log, self._directory / "silence")
+            with proof.cluster():
+                for verdict in proof.run():
+                    self.skipped_in_silence += verdict.silent
+                    self._say(str(verdict))
+                    for reason in verdict.reasons:
+                        self._fail(reason)
+        finally:
+            spark.stop()
+        if self.skipped_in_silence:
+            self._fail(f"{self.skipped_in_silence} messages were skipped in silence")
 
     def _audit_healthy(self) -> None:
         stores = [f"{BROKER}={self._brokers.store(name)}" for name in ("master", "slave")]
@@ -317,13 +342,15 @@ def prove(directory: Path, options: argparse.Namespace) -> int:
             proof.close()
     counts = proof.counts
     assert counts is not None
-    # A run that leaves out the audit proves nothing.
-    is_good = not proof.reasons and proof.is_clean
+    # A run that leaves out the audit, or the losses, proves nothing.
+    is_good = not proof.reasons and proof.is_clean and proof.skipped_in_silence == 0
     for reason in proof.reasons:
         print(f"reason: {reason}")
     print(
         f"SPARK {'OK' if is_good else 'FAILED'} landed={counts.arrow} distinct={counts.arrow_distinct}"
-        f" lost={counts.lost} duplicated={counts.duplicated} audit={'clean' if proof.is_clean else 'unclean'}"
+        f" lost={counts.lost} duplicated={counts.duplicated}"
+        f" skipped_in_silence={'unknown' if proof.skipped_in_silence is None else proof.skipped_in_silence}"
+        f" audit={'clean' if proof.is_clean else 'unclean'}"
         f"{' skipped=' + ','.join(options.skip) if options.skip else ''}"
     )
     return 0 if is_good else 1
@@ -338,7 +365,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="of the landing on its own")
     parser.add_argument("--batch-rows", type=int, default=5_000)
     parser.add_argument("--audit-rows", type=int, default=0, help="of a further topic; 0: none")
-    stages = ["cluster", "elsewhere", "audit"]
+    stages = ["cluster", "elsewhere", "silence", "audit"]
     parser.add_argument("--skip", nargs="*", choices=stages, default=[], help="while something is sought")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

@@ -1,0 +1,282 @@
+"""What happens to messages behind a query's back, and whether the query says so.
+
+Strategy:   for each hazard a stream lands a part of its topic and is stopped; more messages are acknowledged,
+            and the hazard takes some of them, or the whole topic. Then two queries go on from the same
+            checkpoint. A strict one must fail and name the topic whenever a message that it has not landed
+            is gone. A lenient one must land everything that the broker has, and tell of the rest in its log.
+            Every acknowledged message that neither is there nor was told of is skipped in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from pyspark.errors import StreamingQueryException
+
+from tandemmq.api.calls import call
+from tandemmq.client import BlockingAdmin, BlockingProducer, Message
+from tandemmq.launcher import Server, stopping, write_properties
+from tandemmq.protocol.codes import RequestCode
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.network import TcpNetwork
+from tandemmq.spark.lake.sink import SINK_NAME
+from tandemmq.telemetry import events
+from tandemmq.units import MIB
+
+LANDED, UNREAD, LATER = 60, 50, 90
+QUEUE_COUNT = 2
+FILLER = b"x" * 4000
+WAIT_S = 180.0
+LATER_CLOCK = """import time
+_time, _time_ns, _later_s = time.time, time.time_ns, 80 * 3600
+time.time = lambda: _time() + _later_s
+time.time_ns = lambda: _time_ns() + _later_s * 10**9
+"""
+"""Python runs it at its start: more than fileReservedTime has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hazard:
+    """`act` does it; `sends_after`: so many messages are acknowledged afterwards."""
+
+    name: str
+    act: Callable[[SilenceProof, str], None]
+    sends_after: int = 0
+    is_running: bool = False
+    """The query runs meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one hazard. `silent`: messages that are gone, or were passed over, without a word."""
+
+    name: str
+    acknowledged: int
+    landed: int
+    told: int
+    silent: int
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: acknowledged {self.acknowledged}, landed {self.landed}, losses told {self.told}, "
+            f"{self.silent} in silence"
+        )
+
+
+class SilenceProof:
+    """A name server and a master of its own with small log files, and one Spark session."""
+
+    def __init__(self, spark: Any, spark_log: Path, directory: Path) -> None:
+        self._spark = spark
+        self._spark_log = spark_log
+        self._directory = directory
+        directory.mkdir()
+        listen = {"listenPort": 0, "bindAddress": "127.0.0.1"}
+        conf = write_properties(directory / "namesrv.conf", listen)
+        self._name_server = Server("name server", ["namesrv", "-c", str(conf)], directory / "namesrv.log")
+        self._store = directory / "store"
+
+    @contextmanager
+    def cluster(self) -> Iterator[None]:
+        """Runs for the time of the block."""
+        self._name_server.start()
+        self._namesrv = self._name_server.address
+        settings = {
+            "namesrvAddr": self._namesrv,
+            "brokerName": "silence",
+            "bindAddress": "127.0.0.1",
+            "brokerIP1": "127.0.0.1",
+            "listenPort": 0,
+            "mappedFileSizeCommitLog": MIB,
+            "flushConsumeQueueThoroughInterval": 1000,
+            "storePathRootDir": self._store,
+        }
+        conf = write_properties(self._directory / "broker.conf", settings)
+        self._master = Server("master", ["broker", "-c", str(conf)], self._directory / "broker.log")
+        with stopping([self._name_server, self._master]):
+            self._master.start()
+            yield
+
+    def run(self) -> Iterator[Verdict]:
+        """One verdict after the other."""
+        for number, hazard in enumerate(HAZARDS):
+            yield self._run_one(hazard, f"ProofSilence{number}")
+
+    def _run_one(self, hazard: Hazard, topic: str) -> Verdict:
+        strict, lenient = self._directory / f"{topic}-strict", self._directory / f"{topic}-lenient"
+        self.create(topic)
+        numbers = iter(range(1_000_000))
+        acknowledged = self._send(topic, numbers, LANDED)
+        reasons: list[str] = []
+        if hazard.is_running:
+            query = self._start(topic, strict, is_strict=True, is_running=True)
+            self._await(lambda: len(_read(strict)) >= LANDED, "the running query lands nothing")
+            shutil.copytree(strict, lenient)
+            hazard.act(self, topic)
+            acknowledged |= self._send(topic, numbers, hazard.sends_after)
+            failure = _failure(query, WAIT_S)
+            query.stop()
+        else:
+            failure = self._land(topic, strict, is_strict=True)
+            if failure is not None:
+                raise TimeoutError(f"{topic}: nothing is landed: {failure}")
+            shutil.copytree(strict, lenient)
+            acknowledged |= self._send(topic, numbers, UNREAD)
+            hazard.act(self, topic)
+            acknowledged |= self._send(topic, numbers, hazard.sends_after)
+            failure = self._land(topic, strict, is_strict=True)
+        told = self._told(topic)
+        self._land(topic, lenient, is_strict=False)
+        told = self._told(topic) - told
+        landed = _read(lenient)
+        gone = acknowledged - landed
+        there = self._there(topic)
+        silent = len(there - landed)
+        if failure is None:
+            silent += len(acknowledged - _read(strict))
+        elif topic not in failure:
+            reasons.append(f"{hazard.name}: the error does not name the topic: {failure[:200]}")
+        if gone and not told:
+            silent += len(gone - there)
+        if (gone or hazard.sends_after) and failure is None:
+            reasons.append(f"{hazard.name}: the strict query did not fail")
+        return Verdict(hazard.name, len(acknowledged), len(landed), told, silent, tuple(reasons))
+
+    # What the hazards do.
+
+    def create(self, topic: str, queue_count: int = QUEUE_COUNT) -> None:
+        with BlockingAdmin(self._namesrv) as admin:
+            admin.create_topic(topic, queue_count=queue_count)
+
+    def delete(self, topic: str) -> None:
+        with BlockingAdmin(self._namesrv) as admin:
+            admin.delete_topic(topic)
+
+    def make_again(self, topic: str) -> None:
+        self.delete(topic)
+        self.create(topic)
+
+    def shrink(self, topic: str) -> None:
+        self.create(topic, queue_count=1)
+
+    def lose_disk(self, topic: str) -> None:
+        self._master.kill()
+        shutil.rmtree(self._store)
+        self._master.start()
+        self.create(topic)
+
+    def expire(self, topic: str) -> None:
+        """The oldest files of the log go, with messages that the query has not read."""
+        self._send("ProofFiller", iter(range(1_000_000)), 600, FILLER)
+        before = self._first_offset(topic)
+        site = self._directory / "later"
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(LATER_CLOCK)
+        path = os.pathsep.join((str(site), os.environ.get("PYTHONPATH", "")))
+        self._master.stop()
+        self._master.environment = {**os.environ, "PYTHONPATH": path}
+        self._master.start()
+
+        def is_gone() -> bool:
+            asyncio.run(_clean(self._master.address))
+            return self._first_offset(topic) > before
+
+        self._await(is_gone, "no old file is deleted")
+
+    def _first_offset(self, topic: str) -> int:
+        with BlockingAdmin(self._namesrv) as admin:
+            return min(found.min_offset for found in admin.topic_offsets(topic).values())
+
+    # What is sent, landed and told.
+
+    def _send(self, topic: str, numbers: Iterator[int], count: int, filler: bytes = b"") -> set[int]:
+        sent = [next(numbers) for _ in range(count)]
+        with BlockingProducer("proof", self._namesrv) as producer:
+            for number in sent:
+                producer.send(Message(topic=topic, body=b"%d " % number + filler))
+        return set(sent)
+
+    def _there(self, topic: str) -> set[int]:
+        """What the broker has now."""
+        with BlockingAdmin(self._namesrv) as admin:
+            if topic not in admin.topics():
+                return set()
+        table = self._spark.read.format("tandemmq")
+        rows = table.options(nameServer=self._namesrv, topic=topic, columns="body").load().collect()
+        return {int(row.body) for row in rows}
+
+    def _start(self, topic: str, out: Path, *, is_strict: bool, is_running: bool) -> Any:
+        known = {"nameServer": self._namesrv, "topic": topic, "startingOffsets": "earliest"}
+        stream = self._spark.readStream.format("tandemmq").options(**known)
+        stream = stream.option("failOnDataLoss", str(is_strict).lower()).load()
+        writer = stream.writeStream.format(SINK_NAME).option("checkpointLocation", str(out / "_checkpoint"))
+        trigger = {"processingTime": "200 milliseconds"} if is_running else {"availableNow": True}
+        return writer.trigger(**trigger).start(str(out))
+
+    def _land(self, topic: str, out: Path, *, is_strict: bool) -> str | None:
+        """Everything that is there; what the query failed with."""
+        query = self._start(topic, out, is_strict=is_strict, is_running=False)
+        failure = _failure(query, WAIT_S)
+        if query.isActive:
+            query.stop()
+            return f"{topic}: it does not end"
+        return failure
+
+    def _told(self, topic: str) -> int:
+        """Losses of this topic that a query told of in the log."""
+        time.sleep(0.2)  # Spark copies what its Python writes
+        text = self._spark_log.read_text(encoding="utf-8", errors="replace")
+        return len(re.findall(rf"{re.escape(events.MESSAGES_LOST)} queue={topic}@", text))
+
+    def _await(self, condition: Callable[[], bool], otherwise: str) -> None:
+        give_up_at = time.monotonic() + WAIT_S
+        while not condition():
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(otherwise)
+            time.sleep(0.2)
+
+
+async def _clean(address: str) -> None:
+    client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+    try:
+        await call(client, address, RequestCode.DELETE_EXPIRED_COMMITLOG)
+    finally:
+        await client.close()
+
+
+def _failure(query: Any, seconds: float) -> str | None:
+    """What a query ended with; None when it ended well or goes on."""
+    try:
+        query.awaitTermination(seconds)
+    except StreamingQueryException as error:
+        return str(error)
+    return None
+
+
+def _read(lake: Path) -> set[int]:
+    if next(lake.glob("**/*.parquet"), None) is None:
+        return set()
+    return {int(body.as_py()) for body in pq.read_table(lake, columns=["body"])["body"]}
+
+
+HAZARDS = (
+    Hazard("a topic is deleted", SilenceProof.delete),
+    Hazard("a topic is made again and stays shorter", SilenceProof.make_again, sends_after=10),
+    Hazard("a topic is made again and grows past the checkpoint", SilenceProof.make_again, LATER),
+    Hazard("a topic is made again while it is read", SilenceProof.make_again, LATER, is_running=True),
+    Hazard("a topic loses a queue", SilenceProof.shrink),
+    Hazard("a broker comes back with an empty disk", SilenceProof.lose_disk, LATER),
+    Hazard("old files go before they are read", SilenceProof.expire),
+)
