@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """Runs the command line; the process ends with its exit code."""
+    if sys.argv[1:] == ["--version"]:
+        # Scripts ask this often: the answer needs none of what commands import.
+        from tandemmq import __version__
+
+        sys.stdout.write(f"tandemmq {__version__}\n")
+        return
     from tandemmq.cli import app
 
     app()

@@ -1,0 +1,29 @@
+"""What is asked often starts quickly: a client loads no library that only servers and commands use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+HEAVY = ("numpy", "pyarrow", "pandas", "pyspark", "typer", "rich", "yaml", "lark", "prometheus_client")
+STATEMENTS = {
+    "import tandemmq.client": (),
+    "import tandemmq.pytest_plugin": ("asyncio.base_events", "msgspec"),
+    "import tandemmq.__main__ as m; sys.argv[1:] = ['--version']; m.main()": ("asyncio", "msgspec"),
+}
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_only_what_is_needed_is_loaded(statement: str) -> None:
+    unwanted = (*HEAVY, *STATEMENTS[statement])
+    script = (
+        f"import sys; sys.path.insert(0, {str(SOURCE)!r}); {statement}\n"
+        f"print(*[name for name in {unwanted} if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[-1] == "", f"{statement} loads {run.stdout}"
