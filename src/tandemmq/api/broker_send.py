@@ -52,6 +52,8 @@ class SendAnswer(msgspec.Struct, frozen=True, gc=False):
     queue_offset: int
     transaction_id: str | None = None
     recall_handle: str | None = None
+    region: str = "DefaultRegion"
+    is_traced: bool = True
 
 
 def send_command(header: SendRequestV2, body: Buffer, *, oneway: bool = False) -> Command:
@@ -76,6 +78,8 @@ def read_send_answer(answer: Command) -> SendAnswer:
         header.queue_offset,
         header.transaction_id,
         header.recall_handle,
+        header.region,
+        header.is_traced,
     )
 
 

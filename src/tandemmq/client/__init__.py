@@ -44,6 +44,7 @@ from tandemmq.client.producer.transactions import (
     TransactionResult,
     TransactionState,
 )
+from tandemmq.client.tracing import ConsumeEvent, SendEvent
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
 from tandemmq.remoting.tls_options import TlsClientOptions
@@ -62,6 +63,7 @@ __all__ = [
     "BlockingTransactionProducer",
     "ClientInstance",
     "ClientOptions",
+    "ConsumeEvent",
     "ConsumeResult",
     "Consumer",
     "ConsumerOptions",
@@ -78,6 +80,7 @@ __all__ = [
     "QueueRange",
     "ReadFrom",
     "ReceivedMessage",
+    "SendEvent",
     "SendResult",
     "SendStatus",
     "SendSummary",

@@ -5,15 +5,21 @@ The defaults are RocketMQ's (spec semantics 10.1, 25.1) where it has the setting
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from tandemmq.client.consumer.rebalance import Allocate, allocate_averagely
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.heartbeat import MessageModel
 from tandemmq.protocol.signature import Credentials
+from tandemmq.protocol.topic_names import TRACE_TOPIC, check_topic
 from tandemmq.remoting.tls_options import TlsClientOptions
 from tandemmq.units import KIB, MIB
+
+if TYPE_CHECKING:
+    from tandemmq.client.tracing import ConsumeEvent, SendEvent
 
 __all__ = [
     "ClientOptions",
@@ -111,6 +117,9 @@ class ProducerOptions:
                               own result
     batch_bytes_max           a collected batch is sent at this size at the latest
     batch_count_max           or at this many messages
+    on_send                   called with a SendEvent when the outcome of a message is known, in the event
+                              loop: it must not block
+    trace                     write RocketMQ's message trace of all that is sent to `trace_topic`
     """
 
     client: ClientOptions = field(default_factory=ClientOptions)
@@ -124,6 +133,9 @@ class ProducerOptions:
     batch_linger_ms: float | None = None
     batch_bytes_max: int = 128 * KIB
     batch_count_max: int = 1024
+    on_send: Callable[[SendEvent], object] | None = None
+    trace: bool = False
+    trace_topic: str = TRACE_TOPIC
     default_topic: str = "TBW102"
     default_topic_queue_count: int = 4
 
@@ -137,6 +149,7 @@ class ProducerOptions:
         if self.batch_linger_ms is not None:
             _check(self, "batch_linger_ms", low=0, high=30_000)
         _check(self, "default_topic_queue_count", low=1, high=1024)
+        check_topic(self.trace_topic)
 
 
 class StartFrom(Enum):
@@ -235,6 +248,9 @@ class PushOptions(ConsumerOptions):
     retry_delay_level   for messages that failed; 0: the broker chooses, longer each time; -1: at once to the
                         dead letters
     orderly_suspend_s   how long an orderly queue rests after a message failed
+    on_consume          called with a ConsumeEvent when a handler is done, in the event loop: it must not
+                        block
+    trace               write RocketMQ's message trace of all that is handled to `trace_topic`
     drain_s             how long `close` waits for handlers that run
     """
 
@@ -242,6 +258,9 @@ class PushOptions(ConsumerOptions):
     consume_timeout_s: float | None = 900.0
     retry_delay_level: int = 0
     orderly_suspend_s: float = 1.0
+    on_consume: Callable[[ConsumeEvent], object] | None = None
+    trace: bool = False
+    trace_topic: str = TRACE_TOPIC
     drain_s: float = 30.0
     span_max: int | None = 2_000
 
@@ -253,6 +272,7 @@ class PushOptions(ConsumerOptions):
         _check(self, "retry_delay_level", low=-1, high=18)
         _check(self, "orderly_suspend_s", low=0.0, high=3600)
         _check(self, "drain_s", low=0.0, high=3600)
+        check_topic(self.trace_topic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

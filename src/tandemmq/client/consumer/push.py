@@ -80,6 +80,7 @@ class PushConsumer:
         Raises:  ClientError when a handler calls it.
         """
         await self._workers.drain(self.options.drain_s)
+        await self._workers.close_trace()
         await self._member.close()
         self._workers.close()
         self._closed.set()

@@ -22,6 +22,15 @@ from tandemmq.client.consumer.broker_requests import DirectResult, TopicStatus
 from tandemmq.client.consumer.inbox import Delivery
 from tandemmq.client.consumer.membership import Membership
 from tandemmq.client.options import MessageModel, PushOptions
+from tandemmq.client.tracing import (
+    EXCEPTION,
+    FAILED,
+    SUCCESS,
+    TIMED_OUT,
+    ConsumeEvent,
+    ConsumeObserver,
+    Tracer,
+)
 from tandemmq.errors import ClientError, TandemError
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.runtime.ports import Clock
@@ -112,9 +121,17 @@ class Workers:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_broadcasting = options.model is MessageModel.BROADCASTING
         self._tally: dict[str, _TopicTally] = {}
+        self._tracer: Tracer | None = None
+        self._observer: ConsumeObserver | None = None
 
     def start(self, member: Membership) -> None:
         """Handle what comes until `drain`."""
+        options = self._options
+        if options.trace:
+            self._tracer = Tracer(member.instance, member.group, "CONSUME", options.trace_topic)
+            self._tracer.start()
+        if self._tracer is not None or options.on_consume is not None:
+            self._observer = ConsumeObserver(member.instance, member.group, options.on_consume, self._tracer)
         self._member, self._inbox, self._clock = member, member.inbox, member.instance.clock
         if not self._runs_in_loop:
             self._threads = WorkerThreads(self._options.worker_count)
@@ -134,6 +151,11 @@ class Workers:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 
+    async def close_trace(self) -> None:
+        """Send what the trace has to tell; the client must be alive."""
+        if self._tracer is not None:
+            await self._tracer.close()
+
     def close(self) -> None:
         """The threads end when their handlers do."""
         if self._threads is not None:
@@ -149,7 +171,9 @@ class Workers:
                 if since_yield >= YIELD_EVERY:
                     since_yield = 0
                     await self._clock.sleep(0)
-                if not await self._settle(delivery, await self._await(self._call(delivery.message))):
+                call_id = self._begin(delivery.message)
+                outcome = await self._await(self._call(delivery.message))
+                if not await self._settle(delivery, outcome, call_id):
                     break
 
     async def _work_in_thread(self) -> None:
@@ -178,12 +202,14 @@ class Workers:
             if self._clock.monotonic() - share.began_s >= limit_s:
                 given_up = stuck
                 self._inbox.put_back(_drain(share.todo))
-                await self._settle(stuck, Outcome(None, _TimedOut(), limit_s))
+                call_id = self._begin(stuck.message, limit_s)
+                await self._settle(stuck, Outcome(None, _TimedOut(), limit_s), call_id)
         await run
         must_wait = False
         for delivery, outcome in share.done:
             if delivery is not given_up:
-                must_wait = not await self._settle(delivery, await self._complete(outcome))
+                call_id = self._begin(delivery.message, outcome.took_s)
+                must_wait = not await self._settle(delivery, await self._complete(outcome), call_id)
         if self._options.orderly:
             return [] if must_wait else list(share.todo)
         self._inbox.put_back(share.todo)
@@ -230,10 +256,17 @@ class Workers:
             error = _TimedOut() if limit.expired() else raised
         return Outcome(result, error, self._clock.monotonic() - began_s)
 
-    async def _settle(self, delivery: Delivery, outcome: Outcome) -> bool:
+    def _begin(self, message: ReceivedMessage, ago_s: float = 0.0) -> str:
+        """The trace's id for a call of the handler that begins now, or began some time ago."""
+        return "" if self._observer is None else self._observer.begin(message, ago_s)
+
+    async def _settle(self, delivery: Delivery, outcome: Outcome, call_id: str) -> bool:
         """Do what the outcome asks for; False when the message is to be handled again in its place."""
         message = delivery.message
         self._count(message.topic, outcome)
+        if self._observer is not None:
+            event = ConsumeEvent(message, outcome.is_success, outcome.error, outcome.took_s)
+            self._observer.end(call_id, event, _trace_code(outcome))
         if outcome.is_success:
             delivery.source.finish(message)
             return True
@@ -361,6 +394,14 @@ class _TopicTally:
             return
         self._before = self._now if elapsed_s < 2 * STATUS_S else [0, 0, 0.0]
         self._now, self._since_s = [0, 0, 0.0], now_s
+
+
+def _trace_code(outcome: Outcome) -> str:
+    if outcome.is_success:
+        return SUCCESS
+    if isinstance(outcome.error, _TimedOut):
+        return TIMED_OUT
+    return FAILED if outcome.error is None else EXCEPTION
 
 
 def _drain(deliveries: deque[Delivery]) -> list[Delivery]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tandemmq.api import broker_send
 from tandemmq.client.instance import ClientInstance
@@ -20,8 +21,12 @@ from tandemmq.client.producer.shipment import Shipment
 from tandemmq.client.route_view import RouteView
 from tandemmq.client.window import Window
 from tandemmq.errors import ClientError, NoRoute
+from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import Message
+
+if TYPE_CHECKING:
+    from tandemmq.client.tracing import SendObserver
 
 
 class Outbox:
@@ -35,6 +40,8 @@ class Outbox:
         self._packer = Packer(instance, options)
         self._sender = Sender(instance, group, options, self._settle)
         self.window = Window(count_max=options.in_flight_count_max, bytes_max=options.in_flight_bytes_max)
+        self.observer: SendObserver | None = None
+        """Told of each send that has begun; None costs nothing."""
         self._accumulator: Accumulator | None = None
         if options.batch_linger_ms is not None:
             self._accumulator = Accumulator(options, instance.clock, self._packer, self._sender.dispatch)
@@ -75,11 +82,15 @@ class Outbox:
             deadline_s = self._packer.deadline_s(timeout_s)
             if self._accumulator is not None and not must_travel_alone(message, self._options):
                 self._accumulator.add(message, queue, waiter, deadline_s)
+                if self.observer is not None:
+                    self.observer.watch((message,), waiter)
                 return waiter
             shipment = self._packer.pack_one(message, queue=queue, deadline_s=deadline_s)
         except BaseException:
             self.window.give_back(room)
             raise
+        if self.observer is not None:
+            self.observer.watch((message,), waiter)
         shipment.waiters = (waiter,)
         shipment.room_bytes, shipment.room_count = room, 1
         self._sender.dispatch(shipment)
@@ -104,6 +115,8 @@ class Outbox:
             self.window.give_back(room)
             raise
         waiter: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+        if self.observer is not None:
+            self.observer.watch((message,), waiter, is_half=names.TRAN_MSG in system)
         shipment.waiters = (waiter,)
         shipment.room_bytes, shipment.room_count = room, 1
         self._sender.dispatch(shipment)
@@ -130,6 +143,8 @@ class Outbox:
             self.window.give_back(room)
             raise
         waiter: asyncio.Future[list[SendResult]] = asyncio.get_running_loop().create_future()
+        if self.observer is not None:
+            self.observer.watch(tuple(messages), waiter)
         shipment.list_waiter = waiter
         shipment.room_bytes, shipment.room_count = room, 1
         self._sender.dispatch(shipment)

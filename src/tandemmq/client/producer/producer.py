@@ -25,6 +25,7 @@ from tandemmq.client.producer.replies import send_reply
 from tandemmq.client.producer.requests import Requests
 from tandemmq.client.producer.results import SendResult, broker_of_handle
 from tandemmq.client.route_view import MASTER_ID, RouteView
+from tandemmq.client.tracing import SendObserver, Tracer
 from tandemmq.errors import ClientError, NoRoute
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.java_hash import java_hash
@@ -52,6 +53,10 @@ class Producer:
         self._outbox = Outbox(self._instance, group, self.options)
         self._window = self._outbox.window
         self._requests = Requests(self._instance, self._outbox)
+        trace = self.options.trace
+        self._tracer = Tracer(self._instance, group, "PRODUCE", self.options.trace_topic) if trace else None
+        if self._tracer is not None or self.options.on_send is not None:
+            self._outbox.observer = SendObserver(self._instance, group, self.options.on_send, self._tracer)
 
     async def start(self) -> Self:
         """Reach a name server. Raises BrokerUnreachable when none takes a connection."""
@@ -60,6 +65,8 @@ class Producer:
         self._instance.add_producer(self.group)
         self._instance.on_failure.append(self._on_failure)
         self._outbox.open()
+        if self._tracer is not None:
+            self._tracer.start()
         return self
 
     async def close(self) -> None:
@@ -72,6 +79,8 @@ class Producer:
         except TimeoutError:
             pass
         self._outbox.close()
+        if self._tracer is not None:
+            await self._tracer.close()
         self._instance.on_failure.remove(self._on_failure)
         await self._instance.leave(producer_group=self.group)
         if self._owns_instance:

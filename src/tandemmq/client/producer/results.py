@@ -16,7 +16,7 @@ __all__ = ["SendResult", "SendStatus", "broker_of_handle", "split_answer"]
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
     """Where one message was stored. `message_id` is the broker's (address and log offset), `unique_key`
-    ours. `recall_handle`: of a timed message, for `Producer.recall`.
+    ours. `recall_handle`: of a timed message, for `Producer.recall`. `region`, `is_traced`: for its trace.
     """
 
     status: SendStatus
@@ -25,6 +25,8 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     queue: MessageQueue
     queue_offset: int
     recall_handle: str | None = None
+    region: str = "DefaultRegion"
+    is_traced: bool = True
 
     @property
     def is_ok(self) -> bool:
@@ -53,6 +55,8 @@ def split_answer(answer: SendAnswer, queue: MessageQueue, unique_keys: Sequence[
     if len(ids) != len(unique_keys):
         ids = [answer.message_id] * len(unique_keys)
     return [
-        SendResult(status, message_id, unique_key, queue, first + index)
+        SendResult(
+            status, message_id, unique_key, queue, first + index, None, answer.region, answer.is_traced
+        )
         for index, (message_id, unique_key) in enumerate(zip(ids, unique_keys, strict=True))
     ]

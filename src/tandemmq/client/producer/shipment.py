@@ -106,7 +106,14 @@ class Shipment:
             key = self.unique_keys[0]
             results = [
                 SendResult(
-                    answer.status, answer.message_id, key, queue, answer.queue_offset, answer.recall_handle
+                    answer.status,
+                    answer.message_id,
+                    key,
+                    queue,
+                    answer.queue_offset,
+                    answer.recall_handle,
+                    answer.region,
+                    answer.is_traced,
                 )
             ]
         for waiter, result in zip(self.waiters, results, strict=False):
