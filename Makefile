@@ -4,7 +4,7 @@ PY := .venv/bin/python
 TANDEMMQ := .venv/bin/tandemmq
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help demo test interop lint types contracts check crash power sim raft plants fuzz soak spark bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: help demo test interop lint types contracts check crash power sim raft plants fuzz soak failover spark bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,12 @@ plants: setup-dev ## Plant bugs of one line, one at a time, and have the proofs 
 soak: MINUTES ?= 10
 soak: setup-dev ## Run a master and a slave through random faults for 10 minutes and compare what was promised (MINUTES=n, ARGS="--seed 7")
 	@PYTHONPATH=tests $(PY) tests/faults/soak.py --minutes $(MINUTES) $(ARGS)
+
+failover: ROUNDS ?= 60
+failover: SEED ?= 1
+failover: MINUTES ?= 30
+failover: setup-dev ## Replace the master of three brokers through 60 faults under load; what was lost, for how long (ROUNDS=n SEED=n MINUTES=n)
+	@PYTHONPATH=tests $(PY) tests/faults/failover.py --rounds $(ROUNDS) --seed $(SEED) --minutes $(MINUTES) $(ARGS)
 
 spark: KILLS ?= 20
 spark: ROWS ?= 1000000

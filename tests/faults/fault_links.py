@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from waits import PATIENCE_S
@@ -19,18 +20,33 @@ PIECE_BYTES = 16 * 1024
 
 Pair = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
 
+NameDialler = Callable[[tuple[str, int]], str]
+"""Who dials from an address; "" for anybody."""
+
+
+def _anybody(_source: tuple[str, int]) -> str:
+    return ""
+
 
 class Link:
     """One direction of dialling: `near` is dialled, `far` is where the bytes go."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, near: tuple[str, int], far: tuple[str, int]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        near: tuple[str, int],
+        far: tuple[str, int],
+        name_dialler: NameDialler = _anybody,
+    ) -> None:
         self._loop = loop
         self._near = near
         self._far = far
+        self._name_dialler = name_dialler
         self._server: asyncio.Server | None = None
         self._pairs: set[Pair] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._flows = asyncio.Event()
+        self._flows_of: dict[str, asyncio.Event] = defaultdict(_set_event)
         self._is_cut = False
         self._bytes_per_s: float | None = None
         self.passed_bytes = 0
@@ -44,6 +60,14 @@ class Link:
     def hold(self) -> None:
         """Pass nothing on and break nothing, as a network that loses every packet; until `mend`."""
         self._do(self._hold())
+
+    def hold_from(self, dialler: str) -> None:
+        """The same for what this one dials."""
+        self._do(self._hold_from(dialler))
+
+    def refuse(self) -> None:
+        """Nobody listens any more, as where a process has ended; what is connected stays. Until `mend`."""
+        self._do(self._refuse())
 
     def slow(self, bytes_per_s: float) -> None:
         """Pass on so much each way and connection."""
@@ -61,6 +85,14 @@ class Link:
     async def open(self) -> None:
         self._flows.set()
         self._server = await asyncio.start_server(self._on_accepted, *self._near)
+
+    async def _refuse(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _hold_from(self, dialler: str) -> None:
+        self._flows_of[dialler].clear()
 
     async def close(self) -> None:
         if self._server is not None:
@@ -81,7 +113,10 @@ class Link:
     async def _mend(self) -> None:
         self._is_cut = False
         self._bytes_per_s = None
-        self._flows.set()
+        for flows in (self._flows, *self._flows_of.values()):
+            flows.set()
+        if self._server is None:
+            await self.open()
 
     async def _on_accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -96,6 +131,8 @@ class Link:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        flows = self._flows_of[self._name_dialler(writer.get_extra_info("peername"))]
+        await flows.wait()
         await self._flows.wait()
         if self._is_cut:
             return
@@ -106,8 +143,8 @@ class Link:
             if self._is_cut:
                 return
             ways = [
-                asyncio.ensure_future(self._pass(reader, far_writer)),
-                asyncio.ensure_future(self._pass(far_reader, writer)),
+                asyncio.ensure_future(self._pass(reader, far_writer, flows)),
+                asyncio.ensure_future(self._pass(far_reader, writer, flows)),
             ]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -119,8 +156,11 @@ class Link:
             self._pairs.discard(pair)
             _abort(pair)
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flows: asyncio.Event
+    ) -> None:
         while data := await reader.read(PIECE_BYTES):
+            await flows.wait()
             await self._flows.wait()
             if self._bytes_per_s is not None:
                 await asyncio.sleep(len(data) / self._bytes_per_s)
@@ -139,9 +179,9 @@ class Links:
         self._thread.start()
         self._links: list[Link] = []
 
-    def add(self, near: tuple[str, int], far: tuple[str, int]) -> Link:
+    def add(self, near: tuple[str, int], far: tuple[str, int], name_dialler: NameDialler = _anybody) -> Link:
         """A link that is open now."""
-        link = Link(self._loop, near, far)
+        link = Link(self._loop, near, far, name_dialler)
         asyncio.run_coroutine_threadsafe(link.open(), self._loop).result(PATIENCE_S)
         self._links.append(link)
         return link
@@ -152,6 +192,12 @@ class Links:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
 
 
 def _abort(pair: Pair) -> None:

@@ -1,0 +1,451 @@
+"""A group whose master is elected, under load and one fault after the other: `make failover`.
+
+Three controllers, three brokers and a name server run as processes. Faults, hosts and moments come from a
+seed; each fault is healed before the next one, which comes when all three are in sync again. In the end
+every acknowledged message must have been read at the offset that its result named, and the three logs must be
+the same bytes. Prints a table by fault, and last
+
+    FAILOVER OK rounds=60 acknowledged=N lost=0 duplicated_offsets=0 two_masters=0 rto_killed_ms=P50/P99 ...
+
+or FAILOVER FAILED with what was found, exit code 1, and keeps the directory with the logs.
+
+RTO           the longest time without an acknowledged send, from the fault to the end of its round
+rto_killed    of rounds in which the master was killed
+rto_silent    of rounds in which silence had to be waited for: of the master (SIGSTOP, its host cut, the port
+              of its log), or of the leading controller that was killed with the master
+two masters   two brokers that acknowledged in one term, or one that acknowledged a send which began after a
+              newer term had acknowledged one
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import logging
+import math
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elected_hosts import GROUP, ElectedHosts, elected_hosts
+from outside_lists import QUICK, OutsideLists, consuming
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from tandemmq.api.calls import call
+from tandemmq.api.controller import find_leader
+from tandemmq.client import Admin, Message, Producer, ProducerOptions
+from tandemmq.errors import TandemError
+from tandemmq.protocol.bodies.codec import decode_body, encode_body
+from tandemmq.protocol.bodies.controller import BrokerEpochs, EpochRange, GroupSyncState, SyncStateData
+from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.message_id import decode_message_id
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.network import TcpNetwork
+from waits import until
+
+TOPIC = "Failover"
+QUEUE_COUNT = 4
+SENDER_COUNT = 8
+PAUSE_S = 0.01
+"""Between the sends of one sender: the machine has other work."""
+SEND_TIMEOUT_S = 15.0
+CALM_ACKS = 30
+"""Sends that are acknowledged between a whole group and the next fault."""
+LASTS_S = 3.0, 5.0
+"""How long silence lasts: longer than a master's replacement takes."""
+DEAD_S = 0.5, 2.0
+ROUND_S_MAX = 60.0
+SHOWN_MAX = 20
+KILLED = "master killed"
+SILENT = ("master stopped (SIGSTOP)", "host cut", "port cut: log", "controller and master killed")
+
+
+@dataclass(slots=True)
+class Ack:
+    """One acknowledged send, times by the monotonic clock."""
+
+    begun_s: float
+    done_s: float
+    host: str
+    log_offset: int
+    cause: str
+
+
+@dataclass(slots=True)
+class Round:
+    cause: str
+    rto_ms: float
+    failed_sends: int
+
+
+@dataclass(slots=True)
+class History:
+    """What the outside saw."""
+
+    lists: OutsideLists = field(default_factory=OutsideLists)
+    acks: list[Ack] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    cause: str = "start"
+    failed: int = 0
+    cause_of: dict[bytes, str] = field(default_factory=dict)
+    duplicated: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    """What else is wrong: a group that is not whole in time, a process that ended by itself."""
+
+    def note_ack(self, queue_id: int, queue_offset: int, body: bytes, ack: Ack) -> None:
+        place = (TOPIC, queue_id, queue_offset)
+        promised = self.lists.promised
+        if place in promised:
+            self.duplicated.append(f"{place} was promised to {promised[place]!r} and {body!r}")
+        promised[place] = body
+        self.cause_of[body] = self.cause
+        self.acks.append(ack)
+
+    def longest_gap_ms(self, since_s: float, until_s: float) -> float:
+        times = [since_s, *sorted(ack.done_s for ack in self.acks if ack.done_s > since_s), until_s]
+        return max(after - before for before, after in itertools.pairwise(times)) * 1000
+
+
+class Failover:
+    """One run."""
+
+    def __init__(self, hosts: ElectedHosts, history: History, *, seed: int) -> None:
+        self._hosts = hosts
+        self._history = history
+        self._chance = random.Random(seed)
+        self._asking = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+        self._numbers = itertools.count()
+
+    async def run(self, rounds: int, ends_at_s: float, on_round: Callable[[Round], None]) -> None:
+        hosts, history = self._hosts, self._history
+        await self._whole()
+        async with Admin(hosts.name_server) as admin:
+            await admin.create_topic(TOPIC, queue_count=QUEUE_COUNT)
+        options = ProducerOptions(client=QUICK, timeout_s=SEND_TIMEOUT_S, compress_from_bytes=0)
+        async with consuming(hosts.name_server, history.lists, TOPIC):
+            async with Producer("P", hosts.name_server, options=options) as producer:
+                senders = [asyncio.create_task(self._send(producer)) for _ in range(SENDER_COUNT)]
+                try:
+                    for harm in itertools.islice(self._harms(), rounds):
+                        if time.monotonic() > ends_at_s:
+                            break
+                        history.rounds.append(await self._round(harm))
+                        on_round(history.rounds[-1])
+                finally:
+                    for sender in senders:
+                        sender.cancel()
+                    await asyncio.gather(*senders, return_exceptions=True)
+            await until(lambda: not history.lists.missing, "everything acknowledged is read")
+
+    async def finish(self) -> list[EpochRange]:
+        """Waits until all three have the same log, and stops the brokers; the terms of the log."""
+        ranges: list[EpochRange] = []
+
+        async def is_level() -> bool:
+            found = [await self._epochs(address) for address in self._hosts.addresses.values()]
+            ranges[:] = found[0].epochs
+            return len({epochs.max_log_offset for epochs in found}) == 1
+
+        master = await self._whole()
+        await until(is_level, "three logs of one length", not_yet=(TandemError,))
+        await self._asking.close()
+        await asyncio.to_thread(self._hosts.stop_brokers, master)
+        return ranges
+
+    async def _send(self, producer: Producer) -> None:
+        """Never returns."""
+        history = self._history
+        while True:
+            body = b"%d " % next(self._numbers) + b"x" * 100
+            cause, begun_s = history.cause, time.monotonic()
+            try:
+                result = await producer.send(Message(topic=TOPIC, body=body))
+            except TandemError as error:
+                history.failed += 1
+                history.lists.statuses[f"{cause}: {type(error).__name__}: {error}"[:160]] += 1
+                await asyncio.sleep(0.05)
+                continue
+            history.lists.statuses[result.status.name] += 1
+            if result.is_ok:
+                stored = decode_message_id(result.message_id)
+                ack = Ack(begun_s, time.monotonic(), stored.ip, stored.log_offset, cause)
+                history.note_ack(result.queue.queue_id, result.queue_offset, body, ack)
+            await asyncio.sleep(PAUSE_S)
+
+    # Rounds.
+
+    def _harms(self) -> Iterator[Callable[[int], Awaitable[str]]]:
+        """All kinds of faults, in another order each time."""
+        kinds = [
+            self._kill_master,
+            self._stop_master,
+            self._cut_port,
+            self._cut_host,
+            self._kill_controller_and_master,
+            self._kill_slave,
+        ]
+        while True:
+            yield from self._chance.sample(kinds, len(kinds))
+
+    async def _round(self, harm: Callable[[int], Awaitable[str]]) -> Round:
+        history = self._history
+        master = await self._calm()
+        failed, begun_s = history.failed, time.monotonic()
+        history.cause = harm.__name__
+        cause = await harm(master)
+        await self._whole()
+        await self._calm()
+        rto_ms = history.longest_gap_ms(begun_s, time.monotonic())
+        for ack in reversed(history.acks):
+            if ack.done_s < begun_s:
+                break
+            ack.cause = cause
+        return Round(cause, rto_ms, history.failed - failed)
+
+    async def _kill_master(self, master: int) -> str:
+        broker = self._hosts.brokers[master]
+        await asyncio.to_thread(broker.kill)
+        await self._lasts(DEAD_S)
+        await asyncio.to_thread(broker.start)
+        return KILLED
+
+    async def _stop_master(self, master: int) -> str:
+        self._hosts.brokers[master].freeze()
+        await self._lasts(LASTS_S)
+        self._hosts.brokers[master].thaw()
+        return "master stopped (SIGSTOP)"
+
+    async def _cut_port(self, master: int) -> str:
+        port = self._chance.choice(("client", "log", "controller"))
+        await asyncio.to_thread(self._hosts.cut_port, master, port)
+        await self._lasts(LASTS_S)
+        await asyncio.to_thread(self._hosts.mend)
+        return f"port cut: {port}"
+
+    async def _cut_host(self, master: int) -> str:
+        await asyncio.to_thread(self._hosts.cut, master)
+        await self._lasts(LASTS_S)
+        await asyncio.to_thread(self._hosts.mend)
+        return "host cut"
+
+    async def _kill_controller_and_master(self, master: int) -> str:
+        leader = await self._leader()
+        address = {address: number for number, address in self._hosts.controller_addresses.items()}[leader]
+        killed = [self._hosts.controllers[address], self._hosts.brokers[master]]
+        await asyncio.gather(*(asyncio.to_thread(one.kill) for one in killed))
+        await self._lasts(LASTS_S)
+        await asyncio.gather(*(asyncio.to_thread(one.start) for one in killed))
+        return "controller and master killed"
+
+    async def _kill_slave(self, master: int) -> str:
+        slave = self._chance.choice([number for number in sorted(self._hosts.brokers) if number != master])
+        broker = self._hosts.brokers[slave]
+        await asyncio.to_thread(broker.kill)
+        await self._lasts(DEAD_S)
+        await asyncio.to_thread(broker.start)
+        return "slave killed"
+
+    async def _lasts(self, bounds: tuple[float, float]) -> None:
+        await asyncio.sleep(self._chance.uniform(*bounds))
+
+    # States.
+
+    async def _whole(self) -> int:
+        """Waits until all three are in the set; the number of the master."""
+        found: list[int] = []
+        by_address = {address: number for number, address in self._hosts.addresses.items()}
+
+        async def is_whole() -> bool:
+            self._hosts.check_alive()
+            state = await self._state()
+            if state is None or state.master_address is None or len(state.in_sync) != len(by_address):
+                return False
+            found[:] = [by_address[state.master_address]]
+            return True
+
+        await until(is_whole, "three in sync", ROUND_S_MAX, not_yet=(TandemError, KeyError))
+        return found[0]
+
+    async def _calm(self) -> int:
+        """The same, and sends are acknowledged again."""
+        acks = self._history.acks
+        goal = len(acks) + CALM_ACKS
+        await until(lambda: len(acks) >= goal, "sends are acknowledged", ROUND_S_MAX)
+        return await self._whole()
+
+    async def _leader(self) -> str:
+        reasons: list[str] = []
+        for address in self._hosts.controller_addresses.values():
+            try:
+                return await find_leader(self._asking, address, timeout_s=1.0)
+            except TandemError as error:
+                reasons.append(str(error))
+        raise TandemError("; ".join(reasons))
+
+    async def _state(self) -> GroupSyncState | None:
+        code = RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
+        answer = await call(
+            self._asking, await self._leader(), code, body=encode_body([GROUP]), timeout_s=1.0
+        )
+        return decode_body(answer.body, SyncStateData).groups.get(GROUP)
+
+    async def _epochs(self, address: str) -> BrokerEpochs:
+        answer = await call(self._asking, address, RequestCode.GET_BROKER_EPOCH_CACHE)
+        return decode_body(answer.body, BrokerEpochs)
+
+
+def two_masters(acks: Iterable[Ack], ranges: Iterable[EpochRange]) -> list[str]:
+    """Whatever two brokers acknowledged that only one may have."""
+    ranges = sorted(ranges, key=lambda one: one.epoch)
+    found: list[str] = []
+    by_term: dict[int, list[Ack]] = defaultdict(list)
+    for ack in acks:
+        terms = [one.epoch for one in ranges if one.start <= ack.log_offset < one.end]
+        if terms:
+            by_term[terms[-1]].append(ack)
+        else:
+            found.append(f"{ack.host} acknowledged {ack.log_offset}, which is of no term")
+    newest_s = math.inf
+    for term in sorted(by_term, reverse=True):
+        masters = {ack.host for ack in by_term[term]}
+        if len(masters) > 1:
+            found.append(f"in term {term} {' and '.join(sorted(masters))} acknowledged")
+        found += [
+            f"{ack.host} acknowledged {ack.log_offset} of term {term} when there was a newer one"
+            for ack in by_term[term]
+            if ack.begun_s > newest_s
+        ]
+        newest_s = min(newest_s, *(ack.done_s for ack in by_term[term]))
+    return found
+
+
+def different_logs(stores: list[Path]) -> list[str]:
+    """The files of the log in which the stores differ. One that is missing holds nothing but zeros."""
+    names = sorted({path.name for store in stores for path in (store / "commitlog").iterdir()})
+    found = []
+    for name in names:
+        contents = [
+            path.read_bytes().rstrip(b"\0") if (path := store / "commitlog" / name).exists() else b""
+            for store in stores
+        ]
+        if len(set(contents)) > 1:
+            found.append(f"the log's file {name} differs: {[len(content) for content in contents]} bytes")
+    return found
+
+
+def share(values: list[float], part: float) -> int:
+    """The nearest rank; 0 of nothing."""
+    return round(sorted(values)[max(0, math.ceil(part * len(values)) - 1)]) if values else 0
+
+
+def both(rounds: list[Round]) -> str:
+    values = [one.rto_ms for one in rounds]
+    return f"{share(values, 0.5)}/{share(values, 0.99)}"
+
+
+def table_of(history: History, lost: Counter[str]) -> Table:
+    table = Table("fault", "rounds", "RTO p50 ms", "RTO p99 ms", "failed sends", "lost")
+    by_cause: dict[str, list[Round]] = defaultdict(list)
+    for one in history.rounds:
+        by_cause[one.cause].append(one)
+    for cause, rounds in sorted(by_cause.items()):
+        values = [one.rto_ms for one in rounds]
+        numbers = (
+            share(values, 0.5),
+            share(values, 0.99),
+            sum(one.failed_sends for one in rounds),
+            lost[cause],
+        )
+        table.add_row(cause, str(len(rounds)), *(str(number) for number in numbers))
+    return table
+
+
+def failover(root: Path, *, rounds: int, seed: int, seconds: float) -> int:
+    """The exit code."""
+    history = History()
+    ranges: list[EpochRange] = []
+    ends_at_s = time.monotonic() + seconds
+
+    async def run(hosts: ElectedHosts, on_round: Callable[[Round], None]) -> None:
+        subject = Failover(hosts, history, seed=seed)
+        await subject.run(rounds, ends_at_s, on_round)
+        ranges.extend(await subject.finish())
+
+    with shown(rounds) as on_round, elected_hosts(root) as hosts:
+        try:
+            asyncio.run(run(hosts, on_round))
+            stores = [hosts.store_path(number) for number in hosts.brokers]
+        except (AssertionError, TandemError) as error:
+            history.faults.append(f"after {len(history.rounds)} rounds, {history.cause}: {error}")
+            stores = []
+    history.faults += different_logs(stores)
+    return tell(history, two_masters(history.acks, ranges) if ranges else [])
+
+
+def tell(history: History, masters: list[str]) -> int:
+    findings = history.lists.check()
+    cause_of_place = dict(zip(history.lists.promised, history.acks, strict=False))
+    lost = Counter(cause_of_place[place].cause for place in history.lists.missing if place in cause_of_place)
+    wrong = [*history.faults, *history.duplicated, *findings.lost, *findings.skipped, *masters]
+    handover = [one for one in history.rounds if one.cause == "hand-over"]
+    Console(width=None if sys.stdout.isatty() else 110).print(table_of(history, lost))
+    print("sends", dict(sorted(history.lists.statuses.items())))
+    for line in wrong[:SHOWN_MAX]:
+        print(line)
+    print(
+        f"FAILOVER {'FAILED' if wrong else 'OK'} rounds={len(history.rounds)}"
+        f" acknowledged={len(history.acks)} lost={len(findings.lost)}"
+        f" duplicated_offsets={len(history.duplicated)} two_masters={len(masters)}"
+        f" rto_killed_ms={both([one for one in history.rounds if one.cause == KILLED])}"
+        f" rto_silent_ms={both([one for one in history.rounds if one.cause in SILENT])}"
+        f" handover_failed_sends={sum(one.failed_sends for one in handover)}"
+    )
+    return 1 if wrong else 0
+
+
+@contextmanager
+def shown(rounds: int) -> Iterator[Callable[[Round], None]]:
+    """A bar on a terminal, a line for each round elsewhere."""
+    if not sys.stdout.isatty():
+        yield lambda one: print(f"{one.cause}: {one.rto_ms:.0f} ms, {one.failed_sends} failed", flush=True)
+        return
+    with Progress(transient=True) as progress:
+        task = progress.add_task("starting", total=rounds)
+        yield lambda one: progress.update(task, advance=1, description=f"{one.cause}: {one.rto_ms:.0f} ms")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--minutes", type=float, default=30.0, help="no round begins later")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.CRITICAL)  # every fault makes warnings in the clients
+    root = Path(tempfile.mkdtemp(prefix="tandemmq-failover-"))
+    try:
+        code = failover(root, rounds=options.rounds, seed=options.seed, seconds=options.minutes * 60)
+    except BaseException:
+        print(f"FAILOVER FAILED; logs are in {root}")
+        raise
+    if code:
+        print(f"logs are in {root}")
+    else:
+        shutil.rmtree(root)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

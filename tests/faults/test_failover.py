@@ -1,0 +1,52 @@
+"""`make failover`, short, and that its judges find what is wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from failover import Ack, different_logs, failover, two_masters
+
+from tandemmq.protocol.bodies.controller import EpochRange
+
+TERMS = [EpochRange(end=100, epoch=1, start=0), EpochRange(end=2**63 - 1, epoch=3, start=100)]
+
+
+@pytest.mark.process
+def test_some_rounds_of_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert failover(tmp_path, rounds=2, seed=1, seconds=600) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(
+        r"FAILOVER OK rounds=2 acknowledged=\d+ lost=0 duplicated_offsets=0 two_masters=0"
+        r" rto_killed_ms=\d+/\d+ rto_silent_ms=\d+/\d+ handover_failed_sends=0",
+        last,
+    )
+
+
+def ack(host: str, log_offset: int, begun_s: float) -> Ack:
+    return Ack(begun_s, begun_s + 0.5, host, log_offset, "")
+
+
+@pytest.mark.parametrize(
+    ("acks", "found"),
+    [
+        pytest.param([ack("a", 0, 0), ack("b", 100, 2), ack("b", 200, 3)], 0, id="one after the other"),
+        pytest.param([ack("a", 0, 0), ack("b", 50, 1)], 1, id="two of one term"),
+        pytest.param([ack("b", 100, 2), ack("a", 50, 3)], 1, id="the old one goes on"),
+        pytest.param([ack("b", 100, 2), ack("a", 50, 2.2)], 0, id="an answer that was late"),
+    ],
+)
+def test_two_masters_are_found(acks: list[Ack], found: int) -> None:
+    assert len(two_masters(acks, TERMS)) == found
+
+
+def test_logs_that_differ_are_found(tmp_path: Path) -> None:
+    contents = {"1": b"same\0\0", "2": b"same", "3": b"else"}
+    stores = [tmp_path / name for name in contents]
+    for store in stores:
+        (store / "commitlog").mkdir(parents=True)
+        (store / "commitlog" / "0").write_bytes(contents[store.name])
+    (stores[0] / "commitlog" / "6").write_bytes(bytes(6))
+    assert different_logs(stores[:2]) == []
+    assert len(different_logs(stores)) == 1
