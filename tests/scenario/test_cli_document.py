@@ -1,9 +1,10 @@
-"""The commands of docs/cli.md run as they stand there, from top to bottom; the files of packaging/ name
-commands and settings that exist.
+"""The first commands of the README and those of docs/cli.md run as they stand there, from top to bottom; the
+files of packaging/ name commands and settings that exist.
 """
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -27,7 +28,11 @@ NAMED = ("up", "status", "down", "produce", "consume", "tail", "browse", "topics
 @pytest.mark.process
 def test_the_commands_of_the_document_run(tmp_path: Path) -> None:
     source = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    script = "".join(BLOCK.findall(source))
+    first_screen = BLOCK.search((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert first_screen is not None
+    # pip has been at work, and Spark's line is run where Spark runs.
+    begin = [line for line in first_screen[1].splitlines() if not line.startswith(("pip ", "python -c "))]
+    script = "\n".join(begin) + "\n" + "".join(BLOCK.findall(source))
     assert [name for name in NAMED if f"tandemmq {name}" not in script] == []
     tool = tmp_path / "bin" / "tandemmq"
     tool.parent.mkdir()
@@ -57,7 +62,12 @@ def test_the_commands_of_the_document_run(tmp_path: Path) -> None:
     finally:
         run("tandemmq down")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 messages sent to greetings" in done.stdout
     assert "1000 messages sent to Orders" in done.stdout
+    picture = (ROOT / "docs" / "images" / "terminal.svg").read_text(encoding="utf-8")
+    for line in begin:
+        words = html.escape(line.partition("  #")[0].strip(), quote=False).replace("'", "&#x27;")
+        assert words.replace(" ", "&#160;") in picture, f"record the terminal picture again: {line}"
     assert len((tmp_path / "rest.jsonl").read_text().splitlines()) == 991
     assert "0 problems" in done.stdout
 

@@ -1,4 +1,6 @@
-"""Every example of docs/spark.md and docs/coming-from-kafka.md runs, in order, in one session."""
+"""Every example of docs/spark.md and docs/coming-from-kafka.md runs, in order, in one session; so does the
+README's.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from tandemmq.client import BlockingAdmin, BlockingProducer
 from tandemmq.protocol.message import Message
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "spark.md"
+README = DOCUMENT.parents[1] / "README.md"
 FROM_KAFKA = DOCUMENT.with_name("coming-from-kafka.md")
 
 TOLD = {
@@ -83,6 +86,15 @@ def test_the_examples_run(
     for name in ("by_tag", "landed_by_tag"):
         assert sum(row["count"] for row in spark.table(name).collect()) == 400
     assert spark.read.parquet(f"{tmp_path}/lake").count() == 400
+
+
+def test_the_line_of_the_readme_shows_the_topic(
+    lake_spark: Any, cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = re.findall(r"^python -c '(.+)'$", README.read_text(), re.MULTILINE)
+    cluster.send("greetings", 2)
+    exec(compile(_here(line, cluster, tmp_path), str(README), "exec"), {})
+    assert re.findall(r'\|(\{"n":\d\})\|', capsys.readouterr().out) == ['{"n":0}', '{"n":1}']
 
 
 def test_recipes_for_kafka_run_with_another_format_and_other_addresses(
