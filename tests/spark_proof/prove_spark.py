@@ -15,9 +15,11 @@ seed; what they meet comes from the machine.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -64,6 +66,7 @@ class Proof:
         """None: not looked at."""
 
     def run(self) -> None:
+        self._prepare()
         with self._publisher.publishing():
             self._kill_landings()
             if self._has("cluster"):
@@ -88,6 +91,15 @@ class Proof:
 
     def _has(self, stage: str) -> bool:
         return stage not in self._options.skip
+
+    def _prepare(self) -> None:
+        """All sessions that follow map an archive of Java's classes."""
+        os.environ["XDG_CACHE_HOME"] = str(self._directory / "cache")
+        command = [sys.executable, "-m", "tandemmq", "pipeline", "prepare"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        self._say(ended.stdout.strip() or "no archive of Java's classes")
+        if ended.returncode:
+            self._fail(f"prepare ended with {ended.returncode}: {ended.stderr}")
 
     def _kill_landings(self) -> None:
         """SIGKILL for Python, for Java, or for all processes of the landing at once."""

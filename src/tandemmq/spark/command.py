@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tandemmq.errors import TandemError
 from tandemmq.spark.command_audit import audit
 from tandemmq.spark.command_dead_letters import deadletters
 from tandemmq.spark.command_history import history
@@ -26,10 +27,11 @@ from tandemmq.spark.command_progress import ProgressKind, read_text_option, spli
 from tandemmq.spark.command_rebuild import rebuild
 from tandemmq.spark.command_replay import replay
 from tandemmq.spark.command_rollup import rollup
-from tandemmq.spark.command_watch import Watch, run_pipeline
+from tandemmq.spark.command_watch import EXIT_REFUSED, Watch, run_pipeline
 from tandemmq.spark.option_text import parse_enum
 from tandemmq.spark.options import ReadFrom
 from tandemmq.spark.pipelines.events import Reporter
+from tandemmq.units import MIB
 
 app = typer.Typer(no_args_is_help=True, help="Run a Spark pipeline over topics.")
 
@@ -154,6 +156,26 @@ def landing(
         return run_landing(options, reporter)
 
     run_pipeline("landing", topic, watch, work)
+
+
+@app.command()
+def prepare() -> None:
+    """Make sessions start with half of the processor time, once for each Java and Spark on this machine.
+
+    Writes an archive of Java's classes (some 180 MB) to the cache directory of this user, in half a minute.
+    """
+    try:
+        from tandemmq.spark.pipelines.sessions import NO_LOG
+        from tandemmq.spark.session import build_session
+        from tandemmq.spark.shared_classes import make_archive
+
+        path = make_archive(
+            lambda options: build_session("prepare", "local[2]", log_file=NO_LOG, java_options=options)
+        )
+    except TandemError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_REFUSED) from error
+    typer.echo(f"{path}: {path.stat().st_size // MIB} MiB; sessions of this user map it from now on")
 
 
 app.command()(audit)

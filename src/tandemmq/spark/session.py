@@ -11,13 +11,14 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandemmq.spark.java import find_java
+from tandemmq.spark.shared_classes import archive_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,14 +43,17 @@ def build_session(
     is_long: bool = False,
     log_file: Path | None = None,
     settings: Mapping[str, str] | None = None,
+    java_options: Sequence[str] | None = None,
 ) -> SparkSession:
     """A Spark session of this process; the running one if there is one already.
 
     `is_long`: Java takes longer to start and then needs less for each row; it pays after minutes of work.
     `log_file` takes what Java and Spark's workers write to standard error; it is begun anew by each session.
+    `java_options`: further ones, by default those that map the archive of classes if one was made.
     Raises:  ConfigError when there is no Java that is new enough.
     """
-    os.environ["JAVA_HOME"] = str(find_java())
+    java_home = find_java()
+    os.environ["JAVA_HOME"] = str(java_home)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     root = share_python_path()
@@ -65,6 +69,7 @@ def build_session(
             [
                 *_JVM_OPTIONS,
                 *(() if is_long else _QUICK_JVM_OPTIONS),
+                *(archive_options(java_home) if java_options is None else java_options),
                 f"-Dlog4j2.configurationFile=file:{log_settings}",
             ]
         ),
