@@ -1,7 +1,8 @@
 """An archive of the Java classes that a Spark session needs, which later sessions map into memory.
 
 A session loads and verifies some 15,000 classes, which is half of the processor time of its start. The
-archive is made once for each Java and Spark by `tandemmq pipeline prepare`; every session of this user maps it.
+archive is made once for each Java and Spark by `tandemmq pipeline prepare`; every session of this user
+maps it.
 
 Strategy:   Java writes it when a session ends that has done what pipelines do. It lands beside its place
             first and is renamed: a session sees a whole one or none. Java compares it with its own version
