@@ -13,7 +13,10 @@ from elected_rig import Copier, Elected
 
 from tandemmq.api.broker_offset import commit_offset
 from tandemmq.api.broker_topic import create_topic
+from tandemmq.api.controller import hand_over, hand_over_group
 from tandemmq.api.nameserver import query_cluster_info
+from tandemmq.broker.autoswitch import elected
+from tandemmq.controller.elections import LEASE_MS
 from tandemmq.errors import RequestRejected, RequestTimeout, TandemError
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
@@ -265,3 +268,52 @@ async def test_a_fenced_master_that_begins_to_rest_may_be_replaced_in_the_same_m
     await group.master()
     broker = group.brokers[1].broker
     await asyncio.gather(broker.rest(is_resting=True), broker.stop(leaves=False))
+
+
+async def test_a_master_hands_over_at_once_and_only_when_the_others_hold_all(
+    group: Elected, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await group.start(1)
+    await group.master()
+    await group.start(2)
+    await group.in_set(1, 2)
+    controller = rig.address("n0")
+
+    async def hand_on(target: int | None) -> int | None:
+        _, after = await hand_over_group(rig.client, controller, GROUP, target, clock=rig.clock)
+        return after.master_id
+
+    for target in (1, 7):
+        with pytest.raises(RequestRejected, match="of the others 2 is in sync"):
+            await hand_on(target)
+    with monkeypatch.context() as patched:
+        patched.setattr(elected, "COPY_S_MAX", 0.05)
+        patched.setattr(Copier, "confirm_offset", -1)
+        asked = asyncio.create_task(hand_on(2))
+        await until(lambda: not group.brokers[1].may_write(), "it accepts nothing")
+        refused = await group.send(1, b"meanwhile")
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        with pytest.raises(RequestRejected, match="does not hold the log"):
+            await asked
+    assert (await group.send(1, b"it goes on")).code == ResponseCode.SUCCESS
+    await group.caught_up()
+    begun_s = rig.clock.monotonic()
+    assert await hand_on(None) == group.brokers[2].broker_id
+    assert rig.clock.monotonic() - begun_s < LEASE_MS / 1000, "it waited for the end of the lease"
+    await until(lambda: group.masters() == [2], "the other is master")
+    assert (await group.send(2, b"after")).code == ResponseCode.SUCCESS
+    await group.in_set(1, 2)
+
+
+async def test_a_master_whose_controllers_are_gone_hands_nothing_over(group: Elected, rig: Rig) -> None:
+    await group.start(1)
+    await group.master()
+    await group.start(2)
+    await group.in_set(1, 2)
+    await rig.stop()
+    with pytest.raises(RequestRejected, match="nothing was handed over"):
+        await hand_over(rig.client, group.address(1), 2)
+    assert group.masters() == [1]
+    assert (await group.send(1, b"it goes on")).code == ResponseCode.SUCCESS
+    with pytest.raises(RequestRejected, match="no master"):
+        await hand_over(rig.client, group.address(2), 1)

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,6 +98,15 @@ class Cluster:
             process.kill()
             process.wait()
 
+    def hand_over(self) -> dict[str, dict[str, Any]]:
+        """The group before and after, as the operator's command tells it."""
+        command = ["admin", "handover", "-a", self.controller, "-b", NAME, "--json"]
+        done = subprocess.run(
+            [sys.executable, "-m", "tandemmq", *command], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return {row["when"]: row for row in json.loads(done.stdout)["masters"]}
+
     async def state(self, client: RemotingClient) -> GroupSyncState | None:
         leader = await find_leader(client, self.controller)
         code = RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
@@ -154,7 +165,12 @@ async def test_a_killed_master_is_replaced_and_comes_back_as_slave(cluster: Clus
     assert longest_s < GAP_S_MAX, f"nobody could send for {longest_s:.2f} s"
     assert await cluster.in_sync(client, 2) != master
     cluster.start_broker(master)
-    assert await cluster.in_sync(client, 3) != master
+    second = await cluster.in_sync(client, 3)
+    assert second != master
+    handed = await asyncio.to_thread(cluster.hand_over)
+    assert handed["before"]["address"] == f"127.0.0.1:{cluster.ports[second]}"
+    assert await cluster.in_sync(client, 3) != second
+    assert handed["after"]["master_epoch"] == handed["before"]["master_epoch"] + 1
     seen: set[int] = set()
     consumer = Consumer("C", cluster.name_server, options=ConsumerOptions(start_from=StartFrom.FIRST))
     consumer.subscribe("T", "*")

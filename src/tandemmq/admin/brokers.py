@@ -1,4 +1,4 @@
-"""Commands about clusters and brokers: clusterList, brokerStatus, haStatus, getBrokerConfig."""
+"""Commands about clusters, brokers and controllers: clusterList, haStatus, getBrokerConfig, handover."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.ha import HaClient, HaStatus
 from tandemmq.protocol.bodies.kv import REFUSALS_KEY
 from tandemmq.protocol.properties_file import parse_properties
+from tandemmq.runtime.clock import LoopClock
 
 _REFUSED: Final = ("AHEAD", "TOO_OLD", "HALTED")
 """States of a slave, as its master sees it, that end by an operator's hand only."""
@@ -140,6 +141,24 @@ async def change_controllers(tools: Tools, address: str, action: str, name: str,
     members = await controller.change_controllers(tools.remoting, leader, action, name, new_address)
     table = Table("controllers", ("name", "address", "voter", "leader"))
     table.rows += [(one.name, one.address, one.is_voter, one.is_leader) for one in members]
+    return Answer([table])
+
+
+async def hand_over(tools: Tools, address: str, name: str, target: int | None) -> Answer:
+    """Another member of an elected group is its master now."""
+    groups = await controller.hand_over_group(tools.remoting, address, name, target, clock=LoopClock())
+    table = Table("masters", ("when", "broker", "id", "address", "master_epoch", "in_sync"))
+    table.rows += [
+        (
+            when,
+            name,
+            group.master_id,
+            group.master_address,
+            group.master_epoch,
+            " ".join(str(one.broker_id) for one in group.in_sync),
+        )
+        for when, group in zip(("before", "after"), groups, strict=True)
+    ]
     return Answer([table])
 
 

@@ -124,6 +124,22 @@ def controllers(
     )
 
 
+@app.command("handover")
+def handover(
+    address: Annotated[
+        str, typer.Option("-a", "--controllerAddress", help="Any controller.", metavar="HOST:PORT")
+    ],
+    name: Annotated[str, typer.Option("-b", "--brokerName", help="The group of brokers.", metavar="NAME")],
+    target: Annotated[
+        int | None,
+        typer.Option("--to", help="Who is to be the master; else any member in sync.", metavar="ID"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Another broker of an elected group becomes its master; no send fails."""
+    run("", lambda tools: brokers.hand_over(tools, address, name, target), as_json=as_json, needs_names=False)
+
+
 @app.command("getBrokerConfig")
 def get_broker_config(
     namesrv: NameServers = "", broker: Address = "", cluster: Cluster = "", as_json: AsJson = False

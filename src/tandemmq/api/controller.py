@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tandemmq.api.calls import CALL_TIMEOUT_S, call
-from tandemmq.errors import NotLeader, RequestRejected
+from tandemmq.errors import ClientError, NotLeader, RequestRejected
 from tandemmq.protocol import rejections
+from tandemmq.protocol.bodies.codec import decode_body, encode_body
 from tandemmq.protocol.bodies.controller import (
     ControllerMember,
+    GroupSyncState,
+    SyncStateData,
     SyncStateSet,
     decode_members,
     decode_sync_state_set,
@@ -23,6 +26,7 @@ from tandemmq.protocol.requests.controller import (
     ChangeControllersRequest,
     ControllerMetadataResponse,
     ElectMasterRequest,
+    HandOverRequest,
     MasterResponse,
     NextBrokerIdRequest,
     NextBrokerIdResponse,
@@ -31,12 +35,19 @@ from tandemmq.protocol.requests.controller import (
 )
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.runtime.ports import Clock
 
 CHANGE_TIMEOUT_S = 15.0
 """A controller that is added gets everything first."""
 
 DECIDE_TIMEOUT_S = 7.0
 """A controller waits 5 s for its log, and an election up to 1.4 s for the end of a lease before that."""
+
+HAND_OVER_TIMEOUT_S = 2.0
+"""For the controllers' part of it: the master accepts nothing meanwhile."""
+
+HAND_OVER_S_MAX = 10.0
+HAND_OVER_LOOK_S = 0.1
 
 READ_TIMEOUT_S = 0.5
 """It is asked in the middle of a failover, and answered from memory."""
@@ -132,6 +143,70 @@ async def elect_master(
     return _read_master(answer)
 
 
+async def elect_successor(
+    client: RemotingClient, leader: str, header: ElectMasterRequest, now_ms: int, *, master_epoch: int
+) -> MasterFacts:
+    """The same, of the master itself: it accepts nothing any more under `master_epoch`, so that nobody needs
+    to wait for the end of its lease. Raises what `call` raises."""
+    code, fields = RequestCode.CONTROLLER_ELECT_MASTER, {"tmHandover": str(master_epoch)}
+    answer = await _decide(client, leader, code, header, now_ms, fields=fields, timeout_s=HAND_OVER_TIMEOUT_S)
+    return _read_master(_require_success(answer))
+
+
+async def hand_over(client: RemotingClient, master: str, target: int) -> MasterFacts:
+    """Ask a master to give its office to another broker of its set; who is master then.
+
+    Raises:  what `call` raises; ClientError may come of a success, too: the old master closes connections.
+    """
+    header = HandOverRequest(broker_id=target)
+    return _read_master(await call(client, master, RequestCode.TANDEM_HAND_OVER, header))
+
+
+async def hand_over_group(
+    client: RemotingClient, controller: str, name: str, target: int | None, *, clock: Clock
+) -> tuple[GroupSyncState, GroupSyncState]:
+    """The group before and after its master gave its office to `target`, or to any other member of its set.
+
+    Raises:  RequestRejected when there is no such group, master or member, when the master refuses, or when
+             it is still master after HAND_OVER_S_MAX; what `call` raises.
+    """
+    leader = await find_leader(client, controller)
+    before = (await read_sync_states(client, leader, [name])).get(name)
+    if before is None or before.master_address is None:
+        raise RequestRejected(f"the controllers know no group {name} that has a master")
+    others = [one.broker_id for one in before.in_sync if one.is_alive and one.broker_id != before.master_id]
+    if not others or (target is not None and target not in others):
+        wanted = "none" if target is None else f"no {target}"
+        known = ", ".join(map(str, others)) or "nobody"
+        raise RequestRejected(
+            f"of the others {known} is in sync and lives, {wanted} that could be the master"
+        )
+    refusal: RequestRejected | None = None
+    try:
+        await hand_over(client, before.master_address, min(others) if target is None else target)
+    except RequestRejected as error:
+        refusal = error
+    except ClientError:
+        pass  # the old master closes its connections when it takes the other role
+    ends_at_s = clock.monotonic() + (HAND_OVER_S_MAX if refusal is None else 0.0)
+    while True:
+        after = (await read_sync_states(client, await find_leader(client, controller), [name])).get(name)
+        if after is not None and after.master_epoch > before.master_epoch:
+            return before, after
+        if clock.monotonic() > ends_at_s:
+            raise refusal or RequestRejected(f"the broker {before.master_id} is the master still")
+        await clock.sleep(HAND_OVER_LOOK_S)
+
+
+async def read_sync_states(
+    client: RemotingClient, leader: str, names: list[str], *, timeout_s: float = CALL_TIMEOUT_S
+) -> dict[str, GroupSyncState]:
+    """Masters and sets of those groups that the controllers know. Raises what `call` raises."""
+    code = RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
+    answer = await call(client, leader, code, body=encode_body(names), timeout_s=timeout_s)
+    return decode_body(answer.body, SyncStateData).groups
+
+
 async def read_master(client: RemotingClient, leader: str, name: str) -> MasterFacts:
     """The recorded master and set of a group. Raises what `call` raises."""
     header = ReplicaInfoRequest(broker_name=name)
@@ -169,11 +244,19 @@ def read_master_notice(command: Command) -> MasterFacts:
 
 
 async def _decide(
-    client: RemotingClient, leader: str, code: int, header: Header, now_ms: int, *, body: bytes = b""
+    client: RemotingClient,
+    leader: str,
+    code: int,
+    header: Header,
+    now_ms: int,
+    *,
+    body: bytes = b"",
+    fields: Mapping[str, str] | None = None,
+    timeout_s: float = DECIDE_TIMEOUT_S,
 ) -> Command:
     """RocketMQ's controllers of the jRaft kind judge who lives by the time that the caller tells."""
-    command = Command.request(code, header, body=body, fields={"invokeTime": str(now_ms)})
-    return await client.request(leader, command, DECIDE_TIMEOUT_S)
+    told = {"invokeTime": str(now_ms), **(fields or {})}
+    return await client.request(leader, Command.request(code, header, body=body, fields=told), timeout_s)
 
 
 def _require_success(answer: Command) -> Command:

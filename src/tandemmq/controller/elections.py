@@ -1,7 +1,7 @@
 """Elections: notices that a master is gone, has the group decide who follows, tells its brokers.
 
 Invariants: nobody else is elected before the lease of a master of ours has ended, unless its process is
-            known to be gone; while an election is open no lease is granted.
+            known to be gone or it hands over; while an election is open no lease is granted.
 Bounds:     one election per group at a time.
 Source:     spec controller 5.1, 10.5, 10.7.
 """
@@ -181,15 +181,17 @@ class Elections:
         caller: int = NO_ID,
         is_designated: bool = False,
         is_restart: bool = False,
+        is_handed_over: bool = False,
         master_epoch: int | None = None,
     ) -> Outcome:
-        """How the group decided; its brokers are told.
+        """How the group decided; its brokers are told. `is_handed_over`: the master itself has stopped
+        accepting, and asks for another one.
 
         Raises:  NotLeader, Busy, OutcomeUnknown.
         """
         self._open[group.name] = self._open.get(group.name, 0) + 1
         try:
-            if not is_restart:
+            if not (is_restart or is_handed_over):
                 await self._await_lease(group)
             command = Elect(
                 name=group.name,
@@ -203,9 +205,11 @@ class Elections:
             outcome: Outcome = await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
         finally:
             self._close(group.name)
-        self._tell_outcome(
-            group, outcome, "restart" if is_restart else "asked" if caller != NO_ID else "gone"
-        )
+        if is_handed_over:
+            cause = "handed over"
+        else:
+            cause = "restart" if is_restart else "asked" if caller != NO_ID else "gone"
+        self._tell_outcome(group, outcome, cause)
         return outcome
 
     def _close(self, name: str) -> None:

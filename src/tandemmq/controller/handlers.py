@@ -190,8 +190,15 @@ class ControllerHandlers:
             if caller is None or caller.facts.max_offset <= 0:
                 # Its disk is empty, and others are known whose disks may not be: they get a moment.
                 await self._clock.sleep(FIRST_ELECTION_WAIT_S)
+        handed_over = command.fields.get("tmHandover")
+        if handed_over not in (None, str(group.master_epoch)):
+            raise RequestRejected("another master was elected", code=Code.CONTROLLER_FENCED_MASTER_EPOCH)
         outcome = await self._elections.elect(
-            group, caller=header.broker_id, is_designated=header.is_designated
+            group,
+            caller=header.broker_id,
+            is_designated=header.is_designated,
+            is_handed_over=handed_over is not None,
+            master_epoch=None if handed_over is None else group.master_epoch,
         )
         after = outcome.group or group
         answer = _master_header(after)

@@ -128,6 +128,7 @@ _REPLICAS = _entries(
     (Code.TANDEM_TELL_SLAVE_STATE, replica.TellSlaveStateRequest, None),
     (Code.TANDEM_READ_LOG, replica.ReadLogRequest, replica.ReadLogResponse),
     (Code.TANDEM_ACCEPT_LOG, None, None),
+    (Code.TANDEM_HAND_OVER, controller.HandOverRequest, controller.MasterResponse),
 )
 
 _ADMIN = _entries(

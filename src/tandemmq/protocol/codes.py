@@ -209,6 +209,7 @@ class RequestCode(IntEnum):
     TANDEM_TELL_SLAVE_STATE = 30103
     TANDEM_READ_LOG = 30104
     TANDEM_ACCEPT_LOG = 30105
+    TANDEM_HAND_OVER = 30106
 
 
 class ResponseCode(IntEnum):

@@ -17,6 +17,9 @@ ADMIN_REQUEST_ALLOWED: Final = "admin_request.allowed"
 
 # broker
 BROKER_STARTED: Final = "broker.started"
+BROKER_HANDED_OVER: Final = "broker.handed_over"
+BROKER_HAND_OVER_BEGUN: Final = "broker.began_hand_over"
+BROKER_HAND_OVER_FAILED: Final = "broker_hand_over.failed"
 BROKER_ID_GIVEN: Final = "broker_id.given"
 BROKER_ID_TAKEN: Final = "broker_id.was_taken"
 BROKER_CONFIG_CHANGED: Final = "broker_config.changed"

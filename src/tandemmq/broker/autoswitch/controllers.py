@@ -96,6 +96,17 @@ class Controllers:
             lambda leader: api.elect_master(self._client, leader, header, self._clock.now_ms())
         )
 
+    async def elect_successor(self, target: int, master_epoch: int) -> MasterFacts:
+        """Ask for this master, who has stopped accepting anything under `master_epoch`."""
+        header = ElectMasterRequest(
+            cluster_name=self._cluster, broker_name=self._name, broker_id=target, is_designated=True
+        )
+        return await self._ask(
+            lambda leader: api.elect_successor(
+                self._client, leader, header, self._clock.now_ms(), master_epoch=master_epoch
+            )
+        )
+
     async def read_master(self) -> MasterFacts:
         return await self._ask(lambda leader: api.read_master(self._client, leader, self._name))
 

@@ -29,10 +29,11 @@ from tandemmq.broker.autoswitch.options import ElectionOptions
 from tandemmq.broker.autoswitch.term import Term
 from tandemmq.broker.broker import Broker, ha_port_of
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.errors import ClientError, ConfigError, NotLeader, RequestRejected, StaleTerm, TandemError
+from tandemmq.errors import Busy, ClientError, ConfigError, NotLeader, RequestRejected, StaleTerm, TandemError
 from tandemmq.protocol.bodies.controller import BrokerEpochs, EpochRange, encode_broker_epochs
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.controller import HandOverRequest, MasterResponse
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
@@ -58,6 +59,9 @@ GATE_PERIOD_S: Final = 0.1
 REPORTS_WITHIN_S: Final = 1.2
 """As long as a lease: reports of all others that are younger stand for one."""
 PROPOSAL_PAUSE_S: Final = 0.2
+COPY_S_MAX: Final = 1.0
+"""How long a master that hands over waits, accepting nothing, until the others hold all that it has."""
+COPY_LOOK_S: Final = 0.005
 OPEN_END: Final = 2**63 - 1
 
 MakeReplication = Callable[[MessageStore, int], AutoSwitch]
@@ -160,6 +164,7 @@ class ElectedBroker:
         self._is_master = False  # in office: the composition is a master's, and its term has begun
         self._is_known = False  # the controllers know that this process has started
         self._is_rested = False
+        self._is_handing_over = False  # accepts nothing any more; until the next term, or until it failed
         self._look_due = asyncio.Event()
         self._term_due = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
@@ -284,18 +289,82 @@ class ElectedBroker:
         return {
             RequestCode.GET_BROKER_EPOCH_CACHE: self.handle_epochs,
             RequestCode.NOTIFY_BROKER_ROLE_CHANGED: self.handle_notice,
+            RequestCode.TANDEM_HAND_OVER: self.handle_hand_over,
         }
 
     # Who may write.
 
     def may_write(self) -> bool:
         """Whether a master may serve what changes its log or its tables, at this moment."""
-        if not self._is_master:
+        if not self._is_master or self._is_handing_over:
             return False
         if not self._lease.is_needed:
             return True
         now_s = self._clock.monotonic()
         return self._lease.is_valid(now_s) or self.replication.reports_since(now_s - REPORTS_WITHIN_S)
+
+    async def handle_hand_over(self, channel: Channel, command: Command) -> Command:
+        """TANDEM_HAND_OVER (30106): this master stops accepting, waits until its set holds all that it has,
+        and has the wanted one elected. Sends are refused meanwhile, as by a fenced master: they may be
+        repeated elsewhere. If anything fails it goes on as before.
+        """
+        target = command.decode(HandOverRequest).broker_id
+        epoch, begun_s = self._epoch, self._clock.monotonic()
+        if not self.may_write():
+            raise RequestRejected("this broker is no master, or it is fenced or hands over already")
+        if target == self.broker_id:
+            raise RequestRejected(f"the broker {target} is the master")
+        facts = {
+            "broker": self._options.broker_name,
+            "target": target,
+            "peer": render_address(channel.peer),
+            "master_epoch": epoch,
+        }
+        log.warning(events.BROKER_HAND_OVER_BEGUN, extra=facts)
+        self._is_handing_over = True
+        try:
+            await self._wait_for_copies()
+            self._lease.end()  # the controllers need not wait for it
+            successor = await self._controllers.elect_successor(target, epoch)
+        except (ClientError, RequestRejected) as error:
+            log.warning(events.BROKER_HAND_OVER_FAILED, extra={**facts, "reason": str(error)})
+            raise RequestRejected(f"nothing was handed over that is known: {error}") from error
+        else:
+            log.warning(
+                events.BROKER_HANDED_OVER,
+                extra={
+                    **facts,
+                    "new_epoch": successor.master_epoch,
+                    "took_ms": round((self._clock.monotonic() - begun_s) * 1000),
+                },
+            )
+            self._note_master(successor)
+        finally:
+            if self._epoch == epoch and not self._is_replaced(epoch):
+                self._is_handing_over = False
+                self._heartbeats.soon()
+                self._look_due.set()
+        header = MasterResponse(
+            broker_name=self._options.broker_name,
+            master_id=successor.master_id,
+            master_address=successor.master_address,
+            master_epoch=successor.master_epoch,
+            set_epoch=successor.set_epoch,
+        )
+        return command.reply(header=header)
+
+    def _is_replaced(self, epoch: int) -> bool:
+        return self._wanted is not None and self._wanted.master_epoch > epoch
+
+    async def _wait_for_copies(self) -> None:
+        """Raises Busy."""
+        assert self.store is not None
+        end = self.store.max_log_offset
+        ends_at_s = self._clock.monotonic() + COPY_S_MAX
+        while self.replication.confirm_offset < end:
+            if not self._is_master or self._clock.monotonic() > ends_at_s:
+                raise Busy(f"the set does not hold the log up to {end} within {COPY_S_MAX:g} s")
+            await self._clock.sleep(COPY_LOOK_S)
 
     async def _watch_gate(self) -> None:
         """A fenced master rests from its duties."""
@@ -427,6 +496,7 @@ class ElectedBroker:
     async def _take(self, facts: MasterFacts) -> None:
         begun_s = self._clock.monotonic()
         self._is_master = False  # nothing is accepted any more under the term that ends
+        self._is_handing_over = False
         self._epoch = facts.master_epoch
         self._lease.end()
         self._heartbeats.soon()  # a new master needs a lease, and everybody's end of the log is news

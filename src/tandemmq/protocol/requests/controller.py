@@ -106,6 +106,12 @@ class ApplyBrokerIdResponse(Header, frozen=True, kw_only=True):
     broker_name: str = field(name="brokerName")
 
 
+class HandOverRequest(Header, frozen=True, kw_only=True):
+    """TANDEM_HAND_OVER: the master of an elected group gives its office to the broker with this id."""
+
+    broker_id: Int64 = field(name="brokerId")
+
+
 class ChangeControllersRequest(Header, frozen=True, kw_only=True):
     """TANDEM_CHANGE_CONTROLLERS: `action` is list, add, remove or handOver; `name` is whom it concerns, the
     address is for one that is added."""
