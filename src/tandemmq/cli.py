@@ -388,6 +388,7 @@ _OTHERS: Final = {
     "status": ("tandemmq.shell.up", "", "Show what runs on this machine, and how far its slaves are."),
     "down": ("tandemmq.shell.up", "", "Stop the cluster of this machine."),
     "produce": ("tandemmq.shell.send", "", "Send lines as messages."),
+    "resend": ("tandemmq.shell.send", "", "Send the dead letters of a group once more."),
     "consume": ("tandemmq.shell.read", "", "Read messages as a member of a group."),
     "tail": ("tandemmq.shell.read", "", "Show messages as they come."),
     "browse": ("tandemmq.shell.read", "", "Look messages up by place, time, key, tag or id."),

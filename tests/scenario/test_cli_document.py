@@ -22,7 +22,20 @@ from waits import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
-NAMED = ("up", "status", "down", "produce", "consume", "tail", "browse", "topics", "groups", "lag", "doctor")
+NAMED = (
+    "up",
+    "status",
+    "down",
+    "produce",
+    "consume",
+    "tail",
+    "browse",
+    "resend",
+    "topics",
+    "groups",
+    "lag",
+    "doctor",
+)
 
 
 @pytest.mark.process

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import pytest
 
+from tandemmq.client import BlockingConsumer, ConsumerOptions, ReceivedMessage, StartFrom
 from tandemmq.shell import local
 from tandemmq.shell.read import parse_when
 from waits import PATIENCE_S, until_blocking
@@ -102,6 +103,35 @@ def test_a_group_goes_on_where_it_was(shell: Shell) -> None:
         assert json.loads(watching.stdout.readline())["queues"]
         watching.send_signal(signal.SIGINT)
         assert watching.wait(PATIENCE_S) == 0
+
+
+def test_dead_letters_are_sent_once_more(shell: Shell) -> None:
+    state = local.read_state(shell.folder)
+    assert state is not None
+    options = ConsumerOptions(start_from=StartFrom.FIRST, auto_ack=False)
+    shell.run("produce", "Letters", "--key", "k1", "--tag", "red", data=b"0\n1\n2")
+    with BlockingConsumer("reader", state.namesrv, options=options) as consumer:
+        consumer.subscribe("Letters")
+
+        def take() -> list[ReceivedMessage]:
+            messages: list[ReceivedMessage] = []
+            until_blocking(lambda: messages.extend(consumer.poll(3, 0.5)) or len(messages) >= 3)
+            return sorted(messages, key=lambda one: one.body)
+
+        for message in take():
+            consumer.retry_later(message, delay_level=-1)
+        told = shell.run("resend", "--group", "reader")
+        assert told == "3 dead letters of reader sent to %RETRY%reader\n"
+        messages = take()
+        assert [(one.body, one.topic, one.tags, one.keys) for one in messages] == [
+            (b"%d" % number, "Letters", "red", ("k1",)) for number in range(3)
+        ]
+        consumer.ack(*messages)
+    assert json.loads(shell.run("resend", "--group", "reader", "--json"))["sent"] == 0
+    assert len(shell.run("resend", "--group", "reader", "--again", "--dry-run").splitlines()) == 3
+    one = ("--group", "reader", "--id", messages[2].message_id, "--to", "Letters")
+    assert shell.run("resend", *one) == "1 dead letters of reader sent to Letters\n"
+    assert len(shell.rows("tail", "Letters", "--last", "10", "--no-follow")) == 4
 
 
 def test_tail_outlives_a_broker_and_leaves_no_group(shell: Shell) -> None:

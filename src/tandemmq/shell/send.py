@@ -1,4 +1,4 @@
-"""`tandemmq produce`: lines become messages, as they come."""
+"""`tandemmq produce`: lines become messages, as they come; `tandemmq resend`: dead letters go once more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -14,8 +14,26 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from tandemmq.admin.security import tools_options
-from tandemmq.client import BlockingProducer, Message, ProducerOptions, SendResult
-from tandemmq.errors import MessageIllegal, NoRoute, TandemError
+from tandemmq.admin.targets import Tools, open_tools
+from tandemmq.api import broker_send
+from tandemmq.client import (
+    BlockingProducer,
+    Message,
+    MessageQueue,
+    ProducerOptions,
+    ReceivedMessage,
+    SendResult,
+    SendStatus,
+)
+from tandemmq.client.consumer.subscription import parse_subscription
+from tandemmq.client.route_view import build_view
+from tandemmq.errors import MessageIllegal, NoRoute, NotPermitted, TandemError, TopicNotFound
+from tandemmq.protocol import properties as names
+from tandemmq.protocol.bodies.route import TopicRoute
+from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.requests.send import SendRequestV2
+from tandemmq.protocol.topic_names import dlq_topic, is_retry_topic, retry_topic
+from tandemmq.shell.read import TopicReader
 from tandemmq.shell.session import (
     ROUTE_PATIENCE_S,
     AsJson,
@@ -27,6 +45,8 @@ from tandemmq.shell.session import (
     explain,
     find_name_servers,
     note,
+    run,
+    write_messages,
 )
 from tandemmq.units import MIB
 
@@ -146,6 +166,178 @@ class Sending:
             f"{explain(error)}. {self.sent_count} messages are stored; all lines up to {self.lines_before}"
             f" are among them, so `tail -n +{self.lines_before + 1}` gives those to send again"
         )
+
+
+# Dead letters
+
+
+RESEND_COUNT: Final = 256
+"""So many are sent, and then noted as sent, at a time."""
+
+
+def resend(
+    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
+    namesrv: NameServers = "",
+    to: Annotated[
+        str,
+        typer.Option("--to", help="This topic.", show_default="the group's retries", metavar="TOPIC"),
+    ] = "",
+    key: Annotated[list[str] | None, typer.Option("--key", "-k", help="Only messages with this key.")] = None,
+    message_id: Annotated[
+        list[str] | None, typer.Option("--id", "-i", help="Only the message with this id.")
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also what was sent by an earlier `resend`.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show them.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send the dead letters of a group once more: to its retries, where other groups do not see them.
+
+    Without --key and --id all go, and the next run goes on behind them.
+    """
+    check_name(retry_topic(group))
+    if to:
+        check_name(to)
+    servers = find_name_servers(namesrv)
+    wanted = frozenset(key or ()), frozenset(message_id or ())
+
+    async def work() -> int:
+        async with open_tools(servers) as tools:
+            letters = DeadLetters(tools, group, to, wanted)
+            try:
+                await letters.open(again=again)
+                async for messages in letters.read():
+                    if dry_run:
+                        write_messages(messages, as_json=as_json, with_meta=True)
+                    else:
+                        await letters.send(messages)
+            except TandemError as error:
+                sent = f"; {letters.sent_count} dead letters were sent before" if letters.sent_count else ""
+                raise Explained(f"{explain(error)}{sent}") from error
+        if not dry_run:
+            facts = {"group": group, "topic": letters.target, "sent": letters.sent_count}
+            sentence = f"{letters.sent_count} dead letters of {group} sent to {letters.target}"
+            typer.echo(json.dumps(facts) if as_json else sentence)
+        return 0
+
+    run(work)
+
+
+class DeadLetters:
+    """The dead letters of a group, and how far they were sent again.
+
+    The mark is an offset of a group of our own, so it is kept by the broker and seen from every machine. It
+    follows the sends: what was sent and not noted, because we were killed, is sent twice.
+    """
+
+    def __init__(
+        self, tools: Tools, group: str, to: str, wanted: tuple[frozenset[str], frozenset[str]]
+    ) -> None:
+        self.target = to or retry_topic(group)
+        self.sent_count = 0
+        self._tools = tools
+        self._topic = dlq_topic(group)
+        self._mark = f"TANDEMMQ_RESEND_{group}"
+        self._keys, self._ids = wanted
+        self._reader = TopicReader(tools, self._topic, parse_subscription(self._topic, "*", 0))
+        self._ends: dict[MessageQueue, tuple[int, int]] = {}
+
+    @property
+    def _is_whole(self) -> bool:
+        return not (self._keys or self._ids)
+
+    async def open(self, *, again: bool) -> None:
+        """Find what there is now."""
+        admin = self._tools.cluster_admin
+        try:
+            queues = await self._reader.queues()
+        except TopicNotFound:
+            note(f"there is no topic {self._topic}: the group never had a dead letter")
+            return
+        if not queues:
+            raise NotPermitted(
+                f"{self._topic} may not be read: `tandemmq admin updateTopic -t {self._topic} -p 6` allows it"
+            )
+        marks = {} if again or not self._is_whole else await admin.committed_offsets(self._mark, self._topic)
+        for queue, ends in (await admin.topic_offsets(self._topic)).items():
+            begin = max(ends.min_offset, marks.get(queue) or 0)
+            self._ends[queue] = begin, ends.max_offset
+
+    async def read(self) -> AsyncIterator[list[ReceivedMessage]]:
+        """Those that are wanted, by queue; some are noted as sent when the next ones are asked for."""
+        for queue, (begin, end) in self._ends.items():
+            while begin < end:
+                found = await self._reader.read(queue, begin, min(RESEND_COUNT, end - begin))
+                if not found:
+                    break
+                begin = found[-1].queue_offset + 1
+                sent_before = self.sent_count
+                yield [message for message in found if self._wants(message)]
+                if self._is_whole and self.sent_count > sent_before:
+                    await self._tools.cluster_admin.set_offset(self._mark, queue, begin)
+
+    def _wants(self, message: ReceivedMessage) -> bool:
+        ids = {message.message_id, message.record.message_id, message.properties.get(names.ORIGIN_MESSAGE_ID)}
+        return self._is_whole or bool(self._keys.intersection(message.keys) or self._ids & ids)
+
+    async def send(self, messages: list[ReceivedMessage]) -> None:
+        """One after the other, so that their order stays. Raises the first error."""
+        view = build_view(self.target, await self._route())
+        for message in messages:
+            masters = [view.master_address(name) for name in (message.broker_name, *view.addresses)]
+            address = next(filter(None, masters), None)
+            if address is None:
+                raise NoRoute(f"no broker of {self.target} has a master now")
+            header = self._header(message)
+            answer = await broker_send.send(self._tools.remoting, address, header, message.body)
+            self.sent_count += 1
+            if answer.status is not SendStatus.SEND_OK:
+                note(f"{message.message_id} is not at a slave yet: {answer.status.value}")
+
+    async def _route(self) -> TopicRoute:
+        """A broker that has dead letters of the group takes its retries, too."""
+        admin = self._tools.cluster_admin
+        try:
+            return await admin.topic_route(self.target)
+        except TopicNotFound:
+            if not is_retry_topic(self.target):
+                raise
+            return await admin.topic_route(self._topic)
+
+    def _header(self, message: ReceivedMessage) -> SendRequestV2:
+        """The message as it was, with its tries counted anew."""
+        pairs = {name: text for name, text in message.properties.items() if name not in _OF_ITS_TRIES}
+        pairs[names.WAIT] = "true"
+        if not is_retry_topic(self.target):
+            pairs.pop(names.RETRY_TOPIC, None)
+        return SendRequestV2(
+            producer_group="TANDEMMQ_RESEND",
+            topic=self.target,
+            default_topic="TBW102",
+            default_topic_queue_count=4,
+            queue_id=-1,
+            sys_flag=0,
+            born_at_ms=message.born_at_ms,
+            flag=message.record.flag,
+            properties=encode_properties(pairs).decode(),
+            broker_name=message.broker_name,
+        )
+
+
+_OF_ITS_TRIES: Final = frozenset(
+    {
+        names.RECONSUME_TIME,
+        names.MAX_RECONSUME_TIMES,
+        names.DELAY,
+        names.TIMER_DELAY_MS,
+        names.TIMER_DELIVER_MS,
+        names.REAL_TOPIC,
+        names.REAL_QID,
+        names.TRAN_MSG,
+        "TIMER_DELAY_SEC",
+    }
+)
 
 
 def _wait_for_route(producer: BlockingProducer, topic: str) -> None:
