@@ -4,7 +4,7 @@ PY := .venv/bin/python
 TANDEMMQ := .venv/bin/tandemmq
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help demo test interop lint types contracts check crash power sim raft plants fuzz soak failover spark bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: help demo test interop client-both lint types contracts check crash power sim raft plants fuzz soak failover spark bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ test: setup-dev ## Run all tests, in JOBS=2 processes (ARGS="tests/unit -k name"
 interop: setup-dev ## Run RocketMQ's Java clients, tools, brokers of two lines against ours (needs a JDK and Maven; ARGS="-k Retry" for some)
 	@scripts/setup jdk
 	@TANDEMMQ_REQUIRE_INTEROP=1 $(PY) -m pytest -m interop tests/interop $(ARGS)
+
+client-both: setup-dev ## Run every case of the Python client against our servers and RocketMQ's (needs a JDK and Maven)
+	@scripts/setup jdk
+	@TANDEMMQ_REQUIRE_INTEROP=1 TANDEMMQ_CLIENT_BOTH=1 $(PY) -m pytest -m interop tests/interop/test_interop_client.py $(ARGS)
 
 lint: setup-dev ## Check style and formatting
 	@$(PY) -m ruff check .

@@ -105,6 +105,12 @@ class Tally:
                 lines.append(f"{row:<10}" + "".join(f"{count:>16}" for count in counts))
         return lines
 
+    def client_line(self, is_good: bool) -> str:
+        """The same for a run of our own client's cases alone."""
+        ours, java = (self.passed[Place(OTHER, column)] for column in (OURS, BOTH))
+        is_good = is_good and bool(ours and java)
+        return f"CLIENT {'OK' if is_good else 'FAILED'} ours={ours} java={java} failed={self.failed_count}"
+
     def closing_line(self, is_good: bool) -> str:
         told = {row: "not-run" if row in self.absent else self.row_count(row) for row in ROWS}
         counts = " ".join(f"{row}={count}" for row, count in told.items())

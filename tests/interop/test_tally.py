@@ -69,3 +69,17 @@ def test_a_language_whose_tools_are_missing_is_told_as_not_run() -> None:
         "INTEROP FAILED java-4.9=0 java-5.x=0 java-grpc=0 mqadmin=0 c++=0 go=not-run node=0 python=0 rust=0"
         " failed=1"
     )
+
+
+def test_a_run_of_our_client_needs_both_makers() -> None:
+    ours, java = (
+        item("test_interop_client", cluster=cluster, told={"row": "other"}) for cluster in ("ours", "java_5")
+    )
+    tally = Tally()
+    tally.expect([ours, java])
+    tally.add(report(ours))
+    assert tally.client_line(True) == "CLIENT FAILED ours=1 java=0 failed=0"
+    tally.add(report(java))
+    assert tally.client_line(True) == "CLIENT OK ours=1 java=1 failed=0"
+    tally.add(report(java, "failed", "teardown"))
+    assert tally.client_line(False) == "CLIENT FAILED ours=1 java=1 failed=1"

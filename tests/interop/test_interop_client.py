@@ -1,0 +1,446 @@
+"""Our Python client, all of it, against our servers and against RocketMQ's: the same cases, one after the
+other. `make client-both` runs only these and ends with a line of their counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import zlib
+from collections import defaultdict
+
+import pytest
+from clusters import Cluster
+
+from tandemmq.api.calls import call
+from tandemmq.client import (
+    Admin,
+    BlockingPopConsumer,
+    BlockingPushConsumer,
+    ClientInstance,
+    ClientOptions,
+    ConsumeEvent,
+    Consumer,
+    ConsumeResult,
+    ConsumerOptions,
+    Message,
+    MessageModel,
+    PopConsumer,
+    PopOptions,
+    Producer,
+    ProducerOptions,
+    PushConsumer,
+    PushOptions,
+    ReceivedMessage,
+    SendEvent,
+    StartFrom,
+    TransactionProducer,
+    TransactionState,
+    allocate_by_circle,
+)
+from tandemmq.client.consumer.workers import Handler
+from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.requests.admin import ConsumeDirectlyRequest
+from tandemmq.protocol.topic_names import TRACE_TOPIC, dlq_topic
+from waits import PATIENCE_S, until
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(180), pytest.mark.interop_case(row="other")]
+
+FAST = ClientOptions(heartbeat_s=1.0, route_refresh_s=1.0)
+SENDING = ProducerOptions(client=FAST, timeout_s=20.0)
+
+
+class Place:
+    """A topic of its own with two queues, and a group of its own."""
+
+    def __init__(self, namesrv: str) -> None:
+        token = secrets.token_hex(4)
+        self.namesrv = namesrv
+        self.topic, self.group = f"T{token}", f"G{token}"
+
+    def producer(self, **changes: object) -> Producer:
+        settings: dict[str, object] = {"client": FAST, "timeout_s": 20.0, **changes}
+        return Producer(f"P{self.group}", self.namesrv, options=ProducerOptions(**settings))  # type: ignore[arg-type]  # real fields
+
+    def consumer(self, topic: str = "", tags: str = "*", group: str = "", **changes: object) -> Consumer:
+        consumer = Consumer(
+            group or self.group, self.namesrv, options=ConsumerOptions(**self._settings(changes))
+        )
+        if topic != "-":
+            consumer.subscribe(topic or self.topic, tags)
+        return consumer
+
+    def push(self, handler: Handler, **changes: object) -> PushConsumer:
+        options = PushOptions(**self._settings(changes))
+        consumer = PushConsumer(self.group, self.namesrv, handler, options=options)
+        consumer.subscribe(self.topic)
+        return consumer
+
+    def pop(self) -> PopConsumer:
+        options = PopOptions(client=FAST, start_from=StartFrom.FIRST)
+        consumer = PopConsumer(self.group, self.namesrv, options=options)
+        consumer.subscribe(self.topic)
+        return consumer
+
+    def _settings(self, changes: dict[str, object]) -> dict[str, object]:  # type: ignore[type-arg]
+        return {
+            "client": FAST,
+            "start_from": StartFrom.FIRST,
+            "rebalance_s": 1.0,
+            "commit_s": 0.5,
+            "suspend_s": 2.0,
+            **changes,
+        }
+
+    async def fill(self, count: int) -> None:
+        """The numbers from 0 on, in both queues in turn."""
+        async with self.producer() as producer:
+            sends = [
+                await producer.start_send(Message(topic=self.topic, body=b"%d" % number, tags="t"))
+                for number in range(count)
+            ]
+            assert all(result.is_ok for result in await asyncio.gather(*sends))
+
+
+@pytest.fixture(params=["ours", "java_5"])
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+async def place(cluster: Cluster) -> Place:
+    place = Place(cluster.name_server)
+    async with Admin(place.namesrv) as admin:
+        await admin.create_topic(place.topic, queue_count=2)
+    return place
+
+
+async def take(consumer: Consumer, count: int) -> list[ReceivedMessage]:
+    messages: list[ReceivedMessage] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(messages) < count:
+            messages += await consumer.poll(count - len(messages), 0.5)
+    return messages
+
+
+def bodies(messages: list[ReceivedMessage]) -> list[bytes]:
+    return sorted(message.body for message in messages)
+
+
+def numbers(count: int) -> list[bytes]:
+    return sorted(b"%d" % number for number in range(count))
+
+
+async def test_every_way_to_send(place: Place) -> None:
+    large = zlib.compress(b"x") * 2_000
+    async with place.producer(batch_linger_ms=0) as producer, place.consumer() as consumer:
+        message = Message(topic=place.topic, body=b"a", tags="t", keys=["k"], properties={"p": "v"})
+        single = await producer.send(message)
+        batch = await producer.send_batch([Message(topic=place.topic, body=b"b%d" % n) for n in range(3)])
+        summary = await producer.send_many(Message(topic=place.topic, body=b"m%d" % n) for n in range(50))
+        await producer.send_oneway(Message(topic=place.topic, body=b"o"))
+        await producer.send(Message(topic=place.topic, body=large))
+        assert single.is_ok
+        assert all(result.is_ok for result in batch)
+        assert summary.stored_count == 50
+        found = {message.body: message for message in await take(consumer, 1 + 3 + 50 + 1 + 1)}
+        assert large in found
+        got = found[b"a"]
+        assert (got.tags, got.keys, got.properties["p"]) == ("t", ("k",), "v")
+        assert got.message_id == single.unique_key
+        assert got.queue_offset == single.queue_offset
+
+
+async def test_what_is_not_acknowledged_comes_again(place: Place) -> None:
+    await place.fill(20)
+    async with place.consumer(auto_ack=False) as consumer:
+        messages = await take(consumer, 20)
+        left = [message for message in messages if message.queue_offset >= 5]
+        consumer.ack(*(message for message in messages if message.queue_offset < 5))
+    async with place.consumer(auto_ack=False) as consumer:
+        assert bodies(await take(consumer, len(left))) == bodies(left)
+
+
+async def test_tags_and_delays(place: Place) -> None:
+    async with place.producer() as producer, place.consumer(tags="Aa || c") as consumer:
+        for tag in ("BB", "Aa", "c", "d"):
+            await producer.send(Message(topic=place.topic, body=tag.encode(), tags=tag))
+        late = await producer.send(Message(topic=place.topic, body=b"level", tags="c", delay_level=1))
+        await producer.send(Message(topic=place.topic, body=b"timer", tags="c", delay_ms=1_500))
+        messages = await take(consumer, 4)
+        assert bodies(messages) == [b"Aa", b"c", b"level", b"timer"]
+        (delayed,) = [message for message in messages if message.body == b"level"]
+        assert delayed.message_id == late.unique_key
+        assert delayed.stored_at_ms - delayed.born_at_ms >= 900
+
+
+async def test_handed_back_messages_come_again_and_die(place: Place) -> None:
+    await place.fill(3)
+    async with place.consumer() as consumer:
+        for message in await take(consumer, 3):
+            await consumer.retry_later(message, delay_level=1)
+        again = await take(consumer, 3)
+        assert [(message.retry_count, message.topic) for message in again] == [(1, place.topic)] * 3
+        for message in again:
+            await consumer.retry_later(message, delay_level=-1)
+        async with place.consumer(dlq_topic(place.group), group=f"D{place.group}") as dead:
+            assert bodies(await take(dead, 3)) == numbers(3)
+
+
+async def test_broadcasting_gives_everything_to_everybody(
+    place: Place, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = str(tmp_path_factory.mktemp("offsets"))
+    settings: dict[str, object] = {"model": MessageModel.BROADCASTING, "offsets_dir": directory}
+    async with place.consumer(**settings) as one, place.consumer(**settings) as two:  # type: ignore[arg-type]
+        await place.fill(10)
+        assert bodies(await take(one, 10)) == bodies(await take(two, 10)) == numbers(10)
+
+
+async def test_orderly_queues_wait_for_what_was_suspended(place: Place) -> None:
+    await place.fill(12)
+    handled: dict[int, list[int]] = defaultdict(list)
+    failed: set[int] = set()
+    async with place.consumer(orderly=True) as consumer, asyncio.timeout(PATIENCE_S):
+        async for message in consumer:
+            if message.queue_offset == 2 and message.queue_id not in failed:
+                failed.add(message.queue_id)
+                await consumer.suspend(message, delay_s=0.1)
+                continue
+            handled[message.queue_id].append(int(message.queue_offset))
+            if sum(map(len, handled.values())) == 12:
+                break
+    assert all(offsets == sorted(offsets) for offsets in handled.values())
+    assert len(failed) == 2
+
+
+async def test_chosen_queues_pause_and_seek(place: Place) -> None:
+    await place.fill(10)
+    consumer = place.consumer("-", auto_ack=False)
+    async with consumer:
+        queue = (await consumer.queues(place.topic))[0]
+        consumer.assign(queue)
+        first = await take(consumer, 1)
+        first += await consumer.poll(timeout_s=1)
+        assert {message.queue_id for message in first} == {queue.queue_id}
+        consumer.pause(queue)
+        assert await consumer.seek(queue, StartFrom.FIRST) == 0
+        assert await consumer.poll(timeout_s=0.3) == []
+        consumer.resume(queue)
+        assert (await take(consumer, 1))[0].queue_offset == 0
+
+
+async def test_members_share_queues_by_circle(place: Place) -> None:
+    async with place.consumer(allocate=allocate_by_circle) as one:
+        async with place.consumer(allocate=allocate_by_circle) as two:
+
+            def shares() -> list[int]:
+                return [sum(queue.topic == place.topic for queue in c.assigned) for c in (one, two)]
+
+            await until(lambda: shares() == [1, 1])
+        await until(lambda: sum(queue.topic == place.topic for queue in one.assigned) == 2)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_push_tries_again_and_gives_up(place: Place, is_async: bool) -> None:
+    tried: dict[bytes, list[int]] = defaultdict(list)
+
+    def handle(message: ReceivedMessage) -> ConsumeResult:
+        tried[message.body].append(message.retry_count)
+        if message.body == b"1":
+            raise ValueError("never")
+        is_late = message.body == b"2" and not message.retry_count
+        return ConsumeResult.RETRY if is_late else ConsumeResult.SUCCESS
+
+    async def handle_async(message: ReceivedMessage) -> ConsumeResult:
+        await asyncio.sleep(0)
+        return handle(message)
+
+    await place.fill(10)
+    handler: Handler = handle_async if is_async else handle
+    async with place.push(handler, retry_delay_level=1, retry_count_max=1):
+        async with place.consumer(dlq_topic(place.group), group=f"D{place.group}") as dead:
+            assert bodies(await take(dead, 1)) == [b"1"]
+        await until(lambda: len(tried) == 10 and tried[b"1"] == tried[b"2"] == [0, 1])
+    async with Admin(place.namesrv) as admin:
+        await until(lambda: _is_done(admin, place), "all is committed")
+
+
+async def _is_done(admin: Admin, place: Place) -> bool:
+    return await admin.lag(place.group, place.topic) == 0
+
+
+async def test_push_in_order(place: Place) -> None:
+    await place.fill(20)
+    handled: dict[int, list[int]] = defaultdict(list)
+
+    async def handle(message: ReceivedMessage) -> None:
+        if message.queue_offset == 3 and message.retry_count < 2:
+            raise ValueError("not now")
+        handled[message.queue_id].append(int(message.queue_offset))
+
+    async with place.push(handle, orderly=True, orderly_suspend_s=0.05, orderly_batch_count_max=4):
+        await until(lambda: sum(map(len, handled.values())) >= 20)
+    assert all(offsets == list(range(len(offsets))) for offsets in handled.values())
+
+
+async def test_two_push_members_take_over_from_each_other(place: Place) -> None:
+    seen: set[bytes] = set()
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.add(message.body)
+
+    async with place.push(handle) as one:
+        async with place.push(handle) as two:
+            await until(lambda: any(queue.topic == place.topic for queue in two.assigned))
+            await place.fill(50)
+            await until(lambda: len(seen) == 50)
+        await until(lambda: sum(queue.topic == place.topic for queue in one.assigned) == 2)
+
+
+async def test_an_administrator_calls_the_handler(place: Place, cluster: Cluster) -> None:
+    seen: list[ReceivedMessage] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(message)
+
+    instance = ClientInstance(place.namesrv, FAST)
+    await instance.start()
+    consumer = PushConsumer(
+        place.group, "", handle, options=PushOptions(start_from=StartFrom.FIRST), instance=instance
+    )
+    consumer.subscribe(place.topic)
+    try:
+        async with consumer, place.producer() as producer:
+            result = await producer.send(Message(topic=place.topic, body=b"again"))
+            await until(lambda: len(seen) == 1)
+            header = ConsumeDirectlyRequest(
+                consumer_group=place.group, client_id=instance.client_id, message_id=result.message_id
+            )
+            address = cluster.brokers["broker-a"].address
+            answer = await call(
+                instance.remoting, address, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout_s=20.0
+            )
+            assert b'"CR_SUCCESS"' in answer.body
+            assert bodies(seen) == [b"again", b"again"]
+    finally:
+        await instance.close()
+
+
+async def test_pop_gives_each_message_once_and_what_is_let_go_again(place: Place) -> None:
+    await place.fill(20)
+    async with place.pop() as consumer, asyncio.timeout(PATIENCE_S):
+        messages = []
+        while len(messages) < 20:
+            messages += await consumer.receive(8, timeout_s=2.0)
+        assert bodies(messages) == numbers(20)
+        *done, last = messages
+        await consumer.ack(*done)
+        await consumer.change_invisible(last, 1.0)
+        again = []
+        while not again:
+            again = await consumer.receive(timeout_s=5.0)
+        assert [(message.body, message.topic, message.retry_count) for message in again] == [
+            (last.body, place.topic, 1)
+        ]
+        await consumer.ack(*again)
+
+
+async def test_transactions(place: Place) -> None:
+    async with (
+        TransactionProducer(
+            f"X{place.group}", place.namesrv, check=lambda _: TransactionState.COMMIT, options=SENDING
+        ) as producer,
+        place.consumer() as consumer,
+    ):
+        for name, state in ((b"yes", TransactionState.COMMIT), (b"no", TransactionState.ROLLBACK)):
+            message = Message(topic=place.topic, body=name)
+            assert (await producer.send(message, lambda _, state=state: state)).state is state  # type: ignore[misc]
+        assert bodies(await take(consumer, 1)) == [b"yes"]
+        assert await consumer.poll(timeout_s=0.3) == []
+
+
+async def test_a_push_consumer_replies(place: Place) -> None:
+    consumers: list[PushConsumer] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        await consumers[0].reply(message, b"re: " + message.body)
+
+    async with place.push(handle) as consumer, place.producer() as producer:
+        consumers.append(consumer)
+        await until(lambda: any(queue.topic == place.topic for queue in consumer.assigned))
+        reply = await producer.request(Message(topic=place.topic, body=b"ping"), timeout_s=PATIENCE_S)
+        assert reply.body == b"re: ping"
+
+
+async def test_hooks_and_traces(place: Place) -> None:
+    sent: list[SendEvent] = []
+    handled: list[ConsumeEvent] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        await asyncio.sleep(0)
+
+    async with place.producer(trace=True, on_send=sent.append) as producer:
+        result = await producer.send(Message(topic=place.topic, body=b"a", keys=["k"]))
+    async with place.push(handle, trace=True, on_consume=handled.append):
+        await until(lambda: handled)
+    assert [event.result for event in sent] == [result]
+    kinds: set[bytes] = set()
+    async with place.consumer(TRACE_TOPIC) as consumer, asyncio.timeout(PATIENCE_S):
+        async for message in consumer:
+            if result.unique_key in message.keys:
+                kinds |= {record.split(b"\x01")[0] for record in message.body.split(b"\x02") if record}
+            if kinds == {b"Pub", b"SubBefore", b"SubAfter"}:
+                break
+
+
+async def test_what_an_administrator_sees(place: Place) -> None:
+    async with place.producer() as producer, Admin(place.namesrv) as admin:
+        result = await producer.send(Message(topic=place.topic, body=b"a", keys=[f"k{place.topic}"]))
+        async with place.consumer() as consumer:
+            await take(consumer, 1)
+            await consumer.poll(timeout_s=0)
+            assert await consumer.commit()
+        assert await admin.message_count(place.topic) == 1
+        assert await admin.lag(place.group, place.topic) == 0
+        record = await admin.find_by_id(result.message_id)
+        assert record is not None
+        assert record.content == b"a"
+
+        async def is_found() -> bool:
+            return bool(await admin.find_by_key(place.topic, f"k{place.topic}"))
+
+        await until(is_found)
+
+
+async def test_the_blocking_twins(place: Place) -> None:
+    await place.fill(5)
+    done = threading.Event()
+    seen: list[bytes] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append(message.body)
+        if len(seen) == 5:
+            done.set()
+
+    def run() -> list[bytes]:
+        options = PushOptions(start_from=StartFrom.FIRST)
+        push = BlockingPushConsumer(place.group, place.namesrv, handle, options=options)
+        push.subscribe(place.topic)
+        with push:
+            assert done.wait(PATIENCE_S)
+        pop = BlockingPopConsumer(
+            f"O{place.group}", place.namesrv, options=PopOptions(start_from=StartFrom.FIRST)
+        )
+        pop.subscribe(place.topic)
+        popped: list[bytes] = []
+        with pop:
+            while len(popped) < 5:
+                messages = pop.receive(timeout_s=5.0)
+                pop.ack(*messages)
+                popped += [message.body for message in messages]
+        return sorted(popped)
+
+    assert await asyncio.to_thread(run) == numbers(5)
+    assert sorted(seen) == numbers(5)
