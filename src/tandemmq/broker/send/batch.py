@@ -26,6 +26,7 @@ _REFUSED_NAMES = (
     b"INNER_NUM",
 )
 _REMOVED_NAMES = (b"POP_CK", b"__CRC32#")
+_UNIQUE_MARK = b"UNIQ_KEY\x01"
 
 
 def make_batch(
@@ -58,12 +59,22 @@ def make_batch(
         )
     wait_stored = find_value(header.properties or "", "WAIT\x01").lower() != "false"
     records = []
+    # Messages of one batch mostly differ in their unique key only: the rest is looked at once.
+    known: dict[bytes, tuple[int, str]] = {}
     for index, item in enumerate(split_batch(body)):
         if not item.body:
             raise MessageIllegal(f"message {index} of the batch has no body: at least one byte is needed")
-        properties = _clean(item.properties, index)
-        unique_key = find_property(properties, b"UNIQ_KEY")
-        keys = find_property(properties, b"KEYS")
+        properties = item.properties
+        unique_key, rest = _part_unique_key(properties)
+        found = known.get(rest)
+        if found is None:
+            cleaned = _clean(properties, index)
+            keys = find_property(cleaned, b"KEYS")
+            found = tag_hash_of(cleaned), "" if keys is None else str(keys, "utf-8", "replace")
+            if cleaned is properties:
+                known[rest] = found
+            properties = cleaned
+        tag_hash, key_text = found
         records.append(
             NewRecord(
                 topic=topic,
@@ -72,16 +83,28 @@ def make_batch(
                 properties=properties,
                 born_at_ms=header.born_at_ms,
                 born_host=born_host,
-                tag_hash=tag_hash_of(properties),
+                tag_hash=tag_hash,
                 flag=item.flag,
                 sys_flag=header.sys_flag | target.sys_flag,
                 retry_count=header.retry_count or 0,
-                keys="" if keys is None else str(keys, "utf-8", "replace"),
-                unique_key="" if unique_key is None else str(unique_key, "utf-8", "replace"),
+                keys=key_text,
+                unique_key=unique_key,
                 wait_stored=wait_stored,
             )
         )
     return records
+
+
+def _part_unique_key(properties: bytes) -> tuple[str, bytes]:
+    """The unique key, "" without one, and the properties without that pair."""
+    start = properties.rfind(_UNIQUE_MARK)
+    if start == 0 or (start > 0 and properties[start - 1] == 2):
+        begin = start + len(_UNIQUE_MARK)
+        end = properties.find(b"\x02", begin)
+        if end > begin:
+            return str(properties[begin:end], "utf-8", "replace"), properties[:start] + properties[end:]
+    unique_key = find_property(properties, b"UNIQ_KEY")
+    return "" if unique_key is None else str(unique_key, "utf-8", "replace"), properties
 
 
 def _clean(properties: bytes, index: int) -> bytes:
