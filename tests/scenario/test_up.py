@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tandemmq.errors import ConfigError
 from tandemmq.shell import local
 from waits import PATIENCE_S, until_blocking
 
@@ -37,6 +38,13 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, local.FOLDER_VARIABLE: str(folder)}
     return subprocess.run(
         command(*arguments), capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False
+    )
+
+
+def run_with_input(folder: Path, text: str, *arguments: str) -> None:
+    environment = {**os.environ, local.FOLDER_VARIABLE: str(folder)}
+    subprocess.run(
+        command(*arguments), input=text, text=True, timeout=PATIENCE_S, env=environment, check=True
     )
 
 
@@ -122,3 +130,40 @@ def test_a_taken_port_and_a_bad_setting_are_told(folder: Path) -> None:
         assert "did you mean brokerRole?" in refused.stderr
         assert local.server_pids(folder.resolve()) == []
     assert "--processes 0: must be" in run(folder, "up", "--processes", "0").stderr
+
+
+def test_an_elected_master_that_dies_is_replaced_and_readers_go_on(folder: Path) -> None:
+    started = run(folder, "up", "--elected", "--detach", "--port-base", "auto")
+    assert started.returncode == 0, started.stderr
+    until_blocking(lambda: is_well(folder))
+    before = servers(folder)
+    assert set(before) == {"name server", "master", "slave"}
+    healthy = run(folder, "doctor")
+    assert "0 problems, 0 warnings" in healthy.stdout, healthy.stdout
+    run_with_input(folder, "first", "produce", "T")
+    environment = {**os.environ, local.FOLDER_VARIABLE: str(folder)}
+    tail = command("tail", "T", "--last", "10")
+    with subprocess.Popen(tail, stdout=subprocess.PIPE, text=True, env=environment) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "first\n"
+        os.kill(before["master"]["process"], signal.SIGKILL)
+        run_with_input(folder, "second", "produce", "T")
+        assert reader.stdout.readline() == "second\n"
+        reader.kill()
+    until_blocking(lambda: is_well(folder))
+    after = servers(folder)
+    assert after["master"]["address"] == before["slave"]["address"]
+    assert (after["slave"]["address"], after["slave"]["restarts"]) == (before["master"]["address"], 1)
+
+
+def test_a_folder_stays_of_the_kind_that_it_began_as(tmp_path: Path) -> None:
+    def roles(where: Path, **options: Any) -> set[str]:
+        return {plan.role for plan in local.make_plan(where, port_base=local.AUTO, **options)}
+
+    assert roles(tmp_path / "1") == {"name server", "master", "slave"}
+    (tmp_path / "1" / "broker-a" / "store").mkdir()
+    with pytest.raises(ConfigError, match="not elected"):
+        roles(tmp_path / "1", is_elected=True)
+    assert roles(tmp_path / "2", is_elected=True) == {"name server", local.ELECTED}
+    (tmp_path / "2" / "namesrv" / "controller").mkdir()
+    assert roles(tmp_path / "2") == {"name server", local.ELECTED}

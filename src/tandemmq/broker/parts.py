@@ -243,7 +243,9 @@ class Parts:
             disk=disk,
             clock=clock,
         )
-        self.settings = SettingsHandlers(options, store.options, access, disk=disk, clock=clock)
+        self.settings = SettingsHandlers(
+            options, store.options, access, is_elected=store.has_terms, disk=disk, clock=clock
+        )
         self.inspection = InspectionHandlers(
             options.broker_name,
             own_address=own_address,

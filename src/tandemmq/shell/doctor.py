@@ -164,7 +164,8 @@ def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[
     yield from _judge_clock(one, now_ms)
     yield from _judge_disk(one)
     yield from _judge_replication(one)
-    if role == "SYNC_MASTER" and one.settings.get("inSyncReplicas") == "1":
+    is_elected = one.settings.get("enableControllerMode") == "true"  # it waits for its set, not for a number
+    if role == "SYNC_MASTER" and one.settings.get("inSyncReplicas") == "1" and not is_elected:
         fix = "set inSyncReplicas=2, or brokerRole=ASYNC_MASTER if that is what is meant"
         yield Finding("warning", "settings", f"{one.label} is a SYNC_MASTER that waits for no slave", fix)
     if role == "ASYNC_MASTER" and _whole(one.settings.get("inSyncReplicas")) > 1:

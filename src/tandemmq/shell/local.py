@@ -40,6 +40,10 @@ PORT_STEP: Final = 20
 """Between the masters of two groups; a slave listens half as far behind its master."""
 PORTS_OF_BROKER: Final = (-2, 0, 1)
 """The second listener, the first, and the one for replication."""
+CONTROLLER_DISTANCE: Final = 2
+"""Of the controller's port from the name server's, whose process it shares: RocketMQ's 9878 by default."""
+ELECTED: Final = "elected"
+"""The role of a broker that is master or slave by turns, in `up.json`."""
 GROUPS_MAX: Final = 26
 AUTO: Final = "auto"
 _AUTO_LOWEST, _AUTO_HIGHEST = 12_000, 30_000
@@ -109,6 +113,7 @@ def make_plan(
     *,
     groups: int = 1,
     is_minimal: bool = False,
+    is_elected: bool = False,
     port_base: str = "",
     host: str = "127.0.0.1",
     bind: str = "",
@@ -116,15 +121,25 @@ def make_plan(
 ) -> list[ServerPlan]:
     """The processes of a cluster, the name server first, then masters, then slaves.
 
+    `is_elected`: a controller in the name server's process decides who of a group is master. A folder stays
+    of the kind that it began as.
+
     `host` is the address that clients are told. `bind`: where the servers listen; by default there when it is
     an address of the loopback, else on all interfaces.
 
-    Raises:  ConfigError for numbers and addresses that cannot be used, and for ports that are taken.
+    Raises:  ConfigError for numbers and addresses that cannot be used, for ports that are taken, and for a
+             folder of the other kind.
     """
+    controller_store = folder / "namesrv" / "controller"
+    if is_elected and not controller_store.exists() and any(folder.glob("broker-*/store")):
+        raise ConfigError(f"{folder} holds a cluster whose masters are not elected: give --store another one")
+    is_elected |= controller_store.exists()
     if not 1 <= groups <= GROUPS_MAX:
         raise ConfigError(f"--processes {groups}: must be from 1 to {GROUPS_MAX}")
     bind = bind or (host if host.startswith("127.") else "0.0.0.0")
-    names, brokers = _choose_ports(bind, groups, is_minimal=is_minimal, port_base=port_base)
+    names, brokers = _choose_ports(
+        bind, groups, is_minimal=is_minimal, is_elected=is_elected, port_base=port_base
+    )
     namesrv = f"{host}:{names}"
     directory = folder / "namesrv"
     settings: dict[str, object] = {
@@ -133,19 +148,33 @@ def make_plan(
         "kvConfigPath": directory / "kvConfig.json",
         "configStorePath": directory / "kept.properties",
     }
+    controller = f"{host}:{names + CONTROLLER_DISTANCE}"
+    if is_elected:
+        settings |= {
+            "enableControllerInNamesrv": "true",
+            "controllerDLegerPeers": f"n0-{controller}",
+            "controllerDLegerSelfId": "n0",
+            "controllerStorePath": controller_store,
+        }
     plans = [_write_plan("name server", "name server", namesrv, "namesrv", directory, settings)]
     slaves: list[ServerPlan] = []
     for number in range(groups):
         name = f"broker-{chr(ord('a') + number)}"
         pair = brokers[number]
         for broker_id, port in enumerate(pair):
-            role = "slave" if broker_id else "master"
-            directory = folder / (f"{name}-slave" if broker_id else name)
+            role = ELECTED if is_elected else "slave" if broker_id else "master"
+            directory = folder / (f"{name}-{'second' if is_elected else 'slave'}" if broker_id else name)
+            of_elected = {"enableControllerMode": "true", "controllerAddr": controller}
+            of_role: dict[str, object] = {
+                "brokerId": broker_id,
+                "brokerRole": "SLAVE" if broker_id else "ASYNC_MASTER" if is_minimal else "SYNC_MASTER",
+                "totalReplicas": len(pair),
+                "inSyncReplicas": len(pair),
+            }
             settings = {
                 "brokerClusterName": "DefaultCluster",
                 "brokerName": name,
-                "brokerId": broker_id,
-                "brokerRole": "SLAVE" if broker_id else "ASYNC_MASTER" if is_minimal else "SYNC_MASTER",
+                **(of_elected if is_elected else of_role),
                 "namesrvAddr": namesrv,
                 "brokerIP1": host,
                 "bindAddress": bind,
@@ -154,8 +183,6 @@ def make_plan(
                 "storePathRootDir": directory / "store",
                 "mappedFileSizeCommitLog": COMMIT_LOG_FILE_BYTES,
                 "flushDiskType": "ASYNC_FLUSH",
-                "totalReplicas": len(pair),
-                "inSyncReplicas": len(pair),
                 "slaveReadEnable": "true",
                 **_pairs(overrides),
             }
@@ -178,7 +205,7 @@ def _pairs(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def _choose_ports(
-    bind: str, groups: int, *, is_minimal: bool, port_base: str
+    bind: str, groups: int, *, is_minimal: bool, is_elected: bool, port_base: str
 ) -> tuple[int, list[tuple[int, ...]]]:
     """The name server's port, and per group those of its brokers."""
 
@@ -188,6 +215,8 @@ def _choose_ports(
 
     def first_taken(names: int, brokers: list[tuple[int, ...]]) -> int | None:
         wanted = [port + distance for pair in brokers for port in pair for distance in PORTS_OF_BROKER]
+        if is_elected:
+            wanted.append(names + CONTROLLER_DISTANCE)
         return next((port for port in (names, *wanted) if not _is_free(bind, port)), None)
 
     if port_base == AUTO:

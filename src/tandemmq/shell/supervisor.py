@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from tandemmq.errors import TandemError
 from tandemmq.launcher import ProcessFailed
 from tandemmq.shell import local
 from tandemmq.shell.local import ServerPlan, ServerState, UpState
@@ -32,6 +33,7 @@ LOG_BYTES_MAX: Final = 32 * 1024 * 1024
 LOG_LOOK_S: Final = 10.0
 REGISTERED_AGAIN_S: Final = 2.5
 """A broker asks a name server that it did not reach again after 2 s."""
+ELECTED_LOOK_S: Final = 0.1
 
 Say = Callable[[str], None]
 
@@ -203,6 +205,9 @@ class Supervisor:
             await server.is_ready.wait()
         if was_too_early:
             await asyncio.sleep(REGISTERED_AGAIN_S)
+        elected = {server.plan.name for server in brokers if server.plan.role == local.ELECTED}
+        if elected:
+            await _masters_known(names.plan.address, elected)
 
     def _raise_failures(self) -> None:
         for task in self._tasks:
@@ -220,6 +225,20 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._write()
+
+
+async def _masters_known(namesrv: str, groups: set[str]) -> None:
+    """Until the name server knows a master of each of these groups: before that nobody can send."""
+    from tandemmq.admin.targets import open_tools
+    from tandemmq.api.nameserver import query_cluster_info
+
+    async with open_tools("") as tools:
+        while True:
+            with suppress(TandemError):
+                known = (await query_cluster_info(tools.remoting, namesrv)).brokers
+                if all(name in known and 0 in known[name].addresses for name in groups):
+                    return
+            await asyncio.sleep(ELECTED_LOOK_S)
 
 
 def _ending(code: int) -> str:

@@ -41,6 +41,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def up(
     store: Store = None,
     minimal: Annotated[bool, typer.Option("--minimal", help="One name server and one broker.")] = False,
+    elected: Annotated[
+        bool, typer.Option("--elected", help="A controller elects the masters; a dead one is replaced.")
+    ] = False,
     processes: Annotated[int, typer.Option("--processes", help="Broker groups.", metavar="N")] = 1,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Go on in the background.")] = False,
     port_base: Annotated[
@@ -80,6 +83,7 @@ def up(
                 folder,
                 groups=processes,
                 is_minimal=minimal,
+                is_elected=elected,
                 port_base=port_base,
                 host=host,
                 bind=bind,
@@ -205,12 +209,12 @@ async def _show_status(state: UpState, as_json: bool) -> None:
     columns = ("name", "role", "address", "process", "state", "uptime_seconds", "restarts", "lag_bytes")
     table = Table("processes", columns)
     for server in state.servers:
-        lag, note = found.get(server.address, (None, ""))
+        role, lag, note = found.get(server.address, (server.role, None, ""))
         shown = server.note or note or server.state
         is_well &= not note
         uptime = (now_ms - server.started_at) // 1000 if server.state == "ready" else None
         table.rows.append(
-            (server.name, server.role, server.address, server.pid, shown, uptime, server.restarts, lag)
+            (server.name, role, server.address, server.pid, shown, uptime, server.restarts, lag)
         )
     if as_json:
         rows = [dict(zip(columns, row, strict=True)) for row in table.rows]
@@ -222,20 +226,28 @@ async def _show_status(state: UpState, as_json: bool) -> None:
     raise typer.Exit(0 if is_well else 1)
 
 
-async def _ask(state: UpState, server: ServerState) -> tuple[str, tuple[int | None, str]]:
-    """A slave's distance from its master in bytes, and what is wrong with a broker."""
+async def _ask(state: UpState, server: ServerState) -> tuple[str, tuple[str, int | None, str]]:
+    """The role, a slave's distance from its master in bytes, and what is wrong with a broker."""
     from tandemmq.admin.targets import open_tools
     from tandemmq.api import broker_admin
 
     try:
         async with open_tools("") as tools:
             own = await broker_admin.query_ha_status(tools.remoting, server.address)
+            is_elected = server.role == local.ELECTED
             if own.is_master:
-                return server.address, (None, own.waiting or "")
+                return server.address, ("master" if is_elected else server.role, None, own.waiting or "")
+            role = "slave" if is_elected else server.role
             if own.client.halt_reason:
-                return server.address, (None, f"halted: {own.client.halt_reason}")
-            master = next(one for one in state.servers if one.name == server.name and one.role == "master")
-            whole = await broker_admin.query_ha_status(tools.remoting, master.address)
-            return server.address, (max(0, whole.max_log_offset - own.client.max_log_offset), "")
+                return server.address, (role, None, f"halted: {own.client.halt_reason}")
+            if is_elected:
+                master = own.client.master_address
+            else:
+                known = (one for one in state.servers if (one.name, one.role) == (server.name, "master"))
+                master = next(known).address
+            if not master:
+                return server.address, (role, None, "no master is elected")
+            whole = await broker_admin.query_ha_status(tools.remoting, master)
+            return server.address, (role, max(0, whole.max_log_offset - own.client.max_log_offset), "")
     except TandemError as error:
-        return server.address, (None, str(error))
+        return server.address, (server.role, None, str(error))

@@ -47,12 +47,14 @@ class SettingsHandlers:
         store_options: StoreOptions,
         access: AccessOptions,
         *,
+        is_elected: bool = False,
         disk: Disk,
         clock: Clock,
     ) -> None:
         self._options = options
         self._store_options = store_options
         self._access = access
+        self._is_elected = is_elected
         self._disk = disk
         self._clock = clock
         self._version = DataVersion(timestamp_ms=clock.now_ms())
@@ -144,11 +146,15 @@ class SettingsHandlers:
         )
 
     def _texts(self) -> dict[str, str]:
-        return render_settings(self._options, self._store_options, self._access)
+        return render_settings(self._options, self._store_options, self._access, is_elected=self._is_elected)
 
 
 def render_settings(
-    options: BrokerOptions, store_options: StoreOptions, access: AccessOptions = OPEN
+    options: BrokerOptions,
+    store_options: StoreOptions,
+    access: AccessOptions = OPEN,
+    *,
+    is_elected: bool = False,
 ) -> dict[str, str]:
     """RocketMQ key -> text, of everything that GET_BROKER_CONFIG shows."""
     values: dict[str, object] = {
@@ -156,6 +162,7 @@ def render_settings(
         "brokerName": options.broker_name,
         "brokerId": options.broker_id,
         "brokerRole": store_options.role.value,
+        "enableControllerMode": is_elected,
         "brokerPermission": options.broker_permission,
         "brokerIP1": options.advertised_host,
         "brokerIP2": options.ha_advertised_host or options.advertised_host,
