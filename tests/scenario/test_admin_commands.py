@@ -127,6 +127,46 @@ async def test_messages_are_found(rig: Rig) -> None:
     assert (await rows(rig, "queryMsgByKey", "-t", "T", "-k", "none", exit_code=1))["messages"] == []
 
 
+async def test_a_message_is_sent_and_found_by_its_place(rig: Rig) -> None:
+    await rig.start_broker()
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders", "-r", "3", "-w", "3")
+    words = ("-p", "order 1", "-k", "k1 k2", "-c", "paid", "-b", "broker-a", "-i", "2")
+    (sent,) = (await rows(rig, "sendMessage", "-t", "Orders", *words))["sent"]
+    assert (sent["queue"], sent["queue_offset"], sent["status"]) == (2, 0, "SEND_OK")
+    place = ("-t", "Orders", "-b", "broker-a", "-i", "2")
+    (found,) = (await rows(rig, "queryMsgByOffset", *place, "-o", "0"))["messages"]
+    assert (found["body"], found["keys"], found["tags"]) == ("order 1", "k1 k2", "paid")
+    await rows(rig, "queryMsgByOffset", *place, "-o", "7", exit_code=1)
+    by_key = await rows(rig, "queryMsgByUniqueKey", "-t", "Orders", "-i", sent["unique_key"])
+    assert by_key["messages"][0]["message_id"] == sent["message_id"]
+    assert await rows(rig, "topicClusterList", "-t", "Orders") == {
+        "clusters": [{"cluster": "DefaultCluster"}]
+    }
+    refused = await invoke("admin", "sendMessage", "-t", "Orders", "-p", "x", "-b", "b", "-n", rig.namesrv)
+    assert (refused.exit_code, "no such queue" in refused.output) == (1, True)
+
+
+async def test_producers_groups_and_settings_are_shown_and_changed(rig: Rig) -> None:
+    broker = await rig.start_broker()
+    await send(rig, "Orders", 1)
+    async with Producer("shop", rig.namesrv) as producer:
+        await producer.send(Message("Orders", b"x"))
+        (one,) = (await rows(rig, "producerConnection", "-g", "shop", "-t", "Orders"))["producers"]
+        assert (one["language"], one["broker"]) == ("PYTHON", render_address(broker.address))
+    assert (await rows(rig, "producerConnection", "-g", "nobody", exit_code=1))["producers"] == []
+    await rows(rig, "updateSubGroup", "-c", "DefaultCluster", "-g", "billing", "-r", "3")
+    (group,) = (await rows(rig, "getConsumerConfig", "-g", "billing"))["groups"]
+    assert (group["retry_count_max"], group["is_consume_enabled"]) == (3, True)
+    await rows(rig, "deleteSubGroup", "-c", "DefaultCluster", "-g", "billing", "-r", "true")
+    (group,) = (await rows(rig, "getConsumerConfig", "-g", "billing"))["groups"]
+    assert group["retry_count_max"] == 16  # the broker makes a group that is asked for
+    place = ("-b", render_address(broker.address))
+    await rows(rig, "updateBrokerConfig", *place, "-k", "fileReservedTime", "-v", "48")
+    assert store_of(broker).options.file_reserved_hours == 48
+    for name in ("cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog"):
+        assert (await rows(rig, name))["cleaned"] == [{"broker": render_address(broker.address)}]
+
+
 async def test_what_a_group_was_refused_is_shown(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """Its consumer is silent and the broker is well: only this tells why."""
     broker = await rig.start_broker(auto_create_group=False)

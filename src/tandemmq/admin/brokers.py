@@ -10,6 +10,7 @@ from tandemmq.api import broker_admin, controller, replica
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.ha import HaClient, HaStatus
 from tandemmq.protocol.bodies.kv import REFUSALS_KEY
+from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.runtime.clock import LoopClock
 
@@ -52,6 +53,24 @@ _REPLICATION_TABLES: Final = (
         ),
     ),
 )
+
+
+async def change_config(tools: Tools, address: str, cluster: str, key: str, value: str) -> Answer:
+    """Change a setting of the broker, or of all of the cluster."""
+    table = Table("changed", ("broker", "key", "value"))
+    for target in await find_targets(tools, address=address, cluster=cluster):
+        await broker_admin.change_broker_config(tools.remoting, target.address, key, value)
+        table.rows.append((target.address, key, value))
+    return Answer([table])
+
+
+async def clean(tools: Tools, address: str, cluster: str, what: RequestCode) -> Answer:
+    """Let the broker, or all of the cluster, delete what is of no use any more."""
+    table = Table("cleaned", ("broker",))
+    for target in await find_targets(tools, address=address, cluster=cluster):
+        await broker_admin.clean(tools.remoting, target.address, what)
+        table.rows.append((target.address,))
+    return Answer([table])
 
 
 async def list_clusters(tools: Tools, cluster: str) -> Answer:

@@ -16,7 +16,9 @@ from tandemmq.admin import brokers, groups, messages, topics
 from tandemmq.admin.render import Answer, print_answer
 from tandemmq.admin.targets import Tools, open_tools
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
+from tandemmq.client import Message, MessageQueue
 from tandemmq.protocol.bodies.topic import PERMISSION_DEFAULT, TopicConfig
+from tandemmq.protocol.codes import RequestCode
 from tandemmq.runtime.clock import LoopClock
 
 app = typer.Typer(
@@ -153,6 +155,58 @@ def get_broker_config(
     )
 
 
+@app.command("updateBrokerConfig")
+def update_broker_config(
+    key: Annotated[str, typer.Option("-k", "--key", help="The setting.")],
+    value: Annotated[str, typer.Option("-v", "--value", help="Its new value.")],
+    namesrv: NameServers = "",
+    broker: Address = "",
+    cluster: Cluster = "",
+    as_json: AsJson = False,
+) -> None:
+    """Change a setting of a broker, or of all brokers of a cluster, while they run."""
+    _demand_place(broker, cluster)
+    run(
+        namesrv,
+        lambda tools: brokers.change_config(tools, broker, cluster, key, value),
+        as_json=as_json,
+        needs_names=not broker,
+    )
+
+
+@app.command("cleanExpiredCQ")
+def clean_expired_queues(
+    namesrv: NameServers = "", broker: Address = "", cluster: Cluster = "", as_json: AsJson = False
+) -> None:
+    """Delete queue files whose messages are gone; without a place, at all brokers."""
+    _clean(namesrv, broker, cluster, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, as_json=as_json)
+
+
+@app.command("cleanUnusedTopic")
+def clean_unused_topics(
+    namesrv: NameServers = "", broker: Address = "", cluster: Cluster = "", as_json: AsJson = False
+) -> None:
+    """Delete the queues of topics that are no more; without a place, at all brokers."""
+    _clean(namesrv, broker, cluster, RequestCode.CLEAN_UNUSED_TOPIC, as_json=as_json)
+
+
+@app.command("deleteExpiredCommitLog")
+def delete_expired_log(
+    namesrv: NameServers = "", broker: Address = "", cluster: Cluster = "", as_json: AsJson = False
+) -> None:
+    """Delete log files older than fileReservedTime at once; without a place, at all brokers."""
+    _clean(namesrv, broker, cluster, RequestCode.DELETE_EXPIRED_COMMITLOG, as_json=as_json)
+
+
+def _clean(namesrv: str, broker: str, cluster: str, what: RequestCode, *, as_json: bool) -> None:
+    run(
+        namesrv,
+        lambda tools: brokers.clean(tools, broker, cluster, what),
+        as_json=as_json,
+        needs_names=not broker,
+    )
+
+
 # Topics
 
 
@@ -166,6 +220,12 @@ def topic_list(namesrv: NameServers = "", as_json: AsJson = False) -> None:
 def topic_route(topic: Topic, namesrv: NameServers = "", as_json: AsJson = False) -> None:
     """Queues and brokers of a topic."""
     run(namesrv, lambda tools: topics.show_route(tools, topic), as_json=as_json)
+
+
+@app.command("topicClusterList")
+def topic_cluster_list(topic: Topic, namesrv: NameServers = "", as_json: AsJson = False) -> None:
+    """The clusters of a topic."""
+    run(namesrv, lambda tools: topics.show_clusters(tools, topic), as_json=as_json)
 
 
 @app.command("topicStatus")
@@ -233,6 +293,51 @@ def consumer_connection(
     run(
         namesrv,
         lambda tools: groups.show_connections(tools, group, broker),
+        as_json=as_json,
+        needs_names=not broker,
+    )
+
+
+@app.command("producerConnection")
+def producer_connection(
+    group: Annotated[str, typer.Option("-g", "--producerGroup", help="The producer group.")],
+    namesrv: NameServers = "",
+    broker: Address = "",
+    topic: Annotated[str, typer.Option("-t", "--topic", help="As by mqadmin; all brokers are asked.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """The producers of a group; exit code 1 when nobody is online."""
+    run(
+        namesrv,
+        lambda tools: groups.show_producers(tools, group, broker),
+        as_json=as_json,
+        needs_names=not broker,
+    )
+
+
+@app.command("getConsumerConfig")
+def get_consumer_config(group: Group, namesrv: NameServers = "", as_json: AsJson = False) -> None:
+    """The settings of a group at each master; exit code 1 when none knows it."""
+    run(namesrv, lambda tools: groups.show_settings(tools, group), as_json=as_json)
+
+
+@app.command("deleteSubGroup")
+def delete_sub_group(
+    group: Group,
+    namesrv: NameServers = "",
+    broker: Address = "",
+    cluster: Cluster = "",
+    remove_offset: Annotated[
+        str, typer.Option("-r", "--removeOffset", help="true: its offsets go, too.")
+    ] = "false",
+    as_json: AsJson = False,
+) -> None:
+    """Delete a group at one broker or every master of a cluster."""
+    _demand_place(broker, cluster)
+    removes_offsets = _flag(remove_offset, "-r")
+    run(
+        namesrv,
+        lambda tools: groups.remove_group(tools, group, broker, cluster, removes_offsets=removes_offsets),
         as_json=as_json,
         needs_names=not broker,
     )
@@ -313,6 +418,49 @@ def query_message_by_id(
 ) -> None:
     """One message; exit code 1 when there is none."""
     run(namesrv, lambda tools: messages.find_by_id(tools, message_id, topic), as_json=as_json)
+
+
+@app.command("queryMsgByUniqueKey")
+def query_message_by_unique_key(
+    topic: Topic,
+    unique_key: Annotated[str, typer.Option("-i", "--msgId", help="The producer's id of it.")],
+    namesrv: NameServers = "",
+    as_json: AsJson = False,
+) -> None:
+    """The message with a producer's id; exit code 1 when there is none."""
+    run(namesrv, lambda tools: messages.find_by_unique_key(tools, topic, unique_key), as_json=as_json)
+
+
+@app.command("queryMsgByOffset")
+def query_message_by_offset(
+    topic: Topic,
+    broker_name: Annotated[str, typer.Option("-b", "--brokerName", help="The broker's name.")],
+    queue_id: Annotated[int, typer.Option("-i", "--queueId", min=0)],
+    offset: Annotated[int, typer.Option("-o", "--offset", min=0)],
+    namesrv: NameServers = "",
+    as_json: AsJson = False,
+) -> None:
+    """The message at a place of a queue; exit code 1 when there is none."""
+    queue = MessageQueue(topic, broker_name, queue_id)
+    run(namesrv, lambda tools: messages.find_by_offset(tools, queue, offset), as_json=as_json)
+
+
+@app.command("sendMessage")
+def send_message(
+    topic: Topic,
+    body: Annotated[str, typer.Option("-p", "--body", help="The message's body, as UTF-8.")],
+    keys: Annotated[str, typer.Option("-k", "--key", help="Its keys, separated by spaces.")] = "",
+    tags: Annotated[str, typer.Option("-c", "--tags", help="Its tag.")] = "",
+    broker_name: Annotated[str, typer.Option("-b", "--broker", help="Only to the broker of this name.")] = "",
+    queue_id: Annotated[int | None, typer.Option("-i", "--qid", help="Only to this queue.", min=0)] = None,
+    namesrv: NameServers = "",
+    as_json: AsJson = False,
+) -> None:
+    """Send one message; exit code 1 when it is not as safe as the broker's settings promise."""
+    if queue_id is not None and not broker_name:
+        raise typer.BadParameter("-i names a queue of a broker: name that, too (-b)")
+    message = Message(topic, body.encode(), tags=tags, keys=keys.split())
+    run(namesrv, lambda _: messages.send(namesrv, message, broker_name, queue_id), as_json=as_json)
 
 
 @app.command("queryMsgByKey")

@@ -1,8 +1,10 @@
-"""Commands about consumer groups: consumerProgress, consumerConnection, resetOffsetByTime, updateSubGroup."""
+"""Commands about groups: consumerProgress, consumerConnection, producerConnection, resetOffsetByTime,
+getConsumerConfig, updateSubGroup, deleteSubGroup.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -13,6 +15,15 @@ from tandemmq.errors import GroupNotFound, RequestRejected
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
 from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.topic_names import RETRY_PREFIX
+
+_SETTINGS: Final = (
+    "is_consume_enabled",
+    "is_from_min_enabled",
+    "is_broadcast_enabled",
+    "is_orderly",
+    "retry_queue_count",
+    "retry_count_max",
+)
 
 
 async def show_progress(tools: Tools, group: str, topic: str) -> Answer:
@@ -51,6 +62,42 @@ async def show_connections(tools: Tools, group: str, address: str) -> Answer:
     tables = [table for table in (members, wants, refused) if table.rows]
     notes = [] if members.rows else [f"no consumer of the group {group!r} is online"]
     return Answer(tables, notes, exit_code=0 if members.rows else 1)
+
+
+async def show_producers(tools: Tools, group: str, address: str) -> Answer:
+    """Who sends as this group."""
+    table = Table("producers", ("broker", "client", "address", "language", "version"))
+    for target in await find_targets(tools, address=address):
+        for one in await broker_admin.query_producer_connections(tools.remoting, target.address, group):
+            version = render_version(one.version)
+            table.rows.append((target.address, one.client_id, one.address, one.language, version))
+    notes = [] if table.rows else [f"no producer of the group {group!r} is online"]
+    return Answer([table], notes, exit_code=0 if table.rows else 1)
+
+
+async def show_settings(tools: Tools, group: str) -> Answer:
+    """What each master knows of the group."""
+    table = Table("groups", ("broker", "group", *_SETTINGS))
+    for target in await find_targets(tools, masters_only=True):
+        config = await broker_topic.query_group_config(tools.remoting, target.address, group)
+        if config is not None:
+            values = (getattr(config, name) for name in _SETTINGS)
+            table.rows.append((target.address, group, *values))
+    notes = [] if table.rows else [f"no broker knows the group {group!r}"]
+    return Answer([table], notes, exit_code=0 if table.rows else 1)
+
+
+async def remove_group(
+    tools: Tools, group: str, address: str, cluster: str, *, removes_offsets: bool
+) -> Answer:
+    """Delete the group at the broker or every master of the cluster, and its offsets when asked."""
+    table = Table("deleted", ("broker", "group"))
+    for target in await find_targets(tools, address=address, cluster=cluster, masters_only=True):
+        await broker_topic.delete_group(
+            tools.remoting, target.address, group, removes_offsets=removes_offsets
+        )
+        table.rows.append((target.address, group))
+    return Answer([table])
 
 
 async def reset_by_time(tools: Tools, group: str, topic: str, time_ms: int) -> Answer:

@@ -1,11 +1,19 @@
-"""Commands about messages: queryMsgById, queryMsgByKey."""
+"""Commands about messages: queryMsgById, queryMsgByUniqueKey, queryMsgByKey, queryMsgByOffset,
+sendMessage.
+"""
 
 from __future__ import annotations
 
 from tandemmq.admin.render import Answer, Row, Table
+from tandemmq.admin.security import tools_options
 from tandemmq.admin.targets import Tools
-from tandemmq.errors import BadRequest, ClientError, ConfigError
-from tandemmq.protocol.record import Record
+from tandemmq.api import broker_pull
+from tandemmq.client import Message, MessageQueue, Producer, ProducerOptions
+from tandemmq.client.route_view import build_view
+from tandemmq.errors import BadRequest, ClientError, ConfigError, NoRoute
+from tandemmq.protocol.record import Record, decode_records
+from tandemmq.protocol.requests.pull import PULL_HAS_SUBSCRIPTION, PullRequest
+from tandemmq.protocol.topic_names import TOOLS_GROUP
 
 BODY_CHARS_MAX = 1_000
 """Of a body, in characters; more is cut with an ellipsis."""
@@ -39,6 +47,55 @@ async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record
 async def find_by_key(tools: Tools, topic: str, key: str, count_max: int) -> Answer:
     """Messages that carry a key."""
     return _answer(await tools.cluster_admin.find_by_key(topic, key, count_max=count_max))
+
+
+async def find_by_unique_key(tools: Tools, topic: str, unique_key: str) -> Answer:
+    """The message with a producer's id; several when a send was repeated."""
+    return _answer(await tools.cluster_admin.find_by_unique_key(topic, unique_key))
+
+
+async def find_by_offset(tools: Tools, queue: MessageQueue, offset: int) -> Answer:
+    """The message at a place of a queue, at the master or at a slave while there is none."""
+    view = build_view(queue.topic, await tools.cluster_admin.topic_route(queue.topic))
+    addresses = view.addresses.get(queue.broker_name)
+    if not addresses:
+        raise NoRoute(f"broker {queue.broker_name!r} has no queue of topic {queue.topic!r}")
+    header = PullRequest(
+        consumer_group=TOOLS_GROUP,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=offset,
+        count_max=1,
+        sys_flag=PULL_HAS_SUBSCRIPTION,
+        committed_offset=0,
+        suspend_timeout_ms=0,
+        subscription_version=0,
+        subscription="*",
+        broker_name=queue.broker_name,
+    )
+    pulled = await broker_pull.pull(tools.remoting, addresses[min(addresses)], header)
+    return _answer([one for one in decode_records(pulled.body) if one.queue_offset == offset])
+
+
+async def send(name_servers: str, message: Message, broker_name: str, queue_id: int | None) -> Answer:
+    """Send one message, to one broker or queue when it is named."""
+    options = ProducerOptions(client=tools_options())
+    async with Producer("TANDEMMQ_ADMIN", name_servers, options=options) as producer:
+        queue = None
+        if broker_name or queue_id is not None:
+            wanted = [
+                one
+                for one in await producer.queues(message.topic)
+                if broker_name in ("", one.broker_name) and queue_id in (None, one.queue_id)
+            ]
+            if not wanted:
+                raise NoRoute(f"topic {message.topic!r} has no such queue that takes messages")
+            queue = wanted[0]
+        result = await producer.send(message, queue=queue)
+    table = Table("sent", ("broker", "queue", "queue_offset", "status", "message_id", "unique_key"))
+    place = (result.queue.broker_name, result.queue.queue_id, result.queue_offset)
+    table.rows.append((*place, result.status.value, result.message_id, result.unique_key))
+    return Answer([table], exit_code=0 if result.is_ok else 1)
 
 
 def _answer(records: list[Record]) -> Answer:

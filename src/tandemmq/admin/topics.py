@@ -1,4 +1,4 @@
-"""Commands about topics: topicList, topicRoute, topicStatus, updateTopic, deleteTopic."""
+"""Commands about topics: topicList, topicRoute, topicClusterList, topicStatus, updateTopic, deleteTopic."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ async def show_route(tools: Tools, topic: str) -> Answer:
         for broker_id, address in sorted(broker.addresses.items()):
             addresses.rows.append((broker.cluster, broker.broker_name, broker_id, address))
     return Answer([queues, addresses])
+
+
+async def show_clusters(tools: Tools, topic: str) -> Answer:
+    """The clusters that have queues of a topic."""
+    route = await tools.cluster_admin.topic_route(topic)
+    names = sorted({broker.cluster for broker in route.brokers})
+    return Answer([Table("clusters", ("cluster",), [(name,) for name in names])])
 
 
 async def show_ends(tools: Tools, topic: str) -> Answer:

@@ -18,6 +18,7 @@ from tandemmq.protocol.bodies.kv import decode_kv_table
 from tandemmq.protocol.bodies.offset import decode_reset_offsets
 from tandemmq.protocol.bodies.stats import ConsumeStats, decode_consume_stats
 from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.properties_file import edit_properties
 from tandemmq.protocol.requests.admin import (
     ConsumerConnectionsRequest,
     ConsumeStatsRequest,
@@ -27,6 +28,8 @@ from tandemmq.protocol.requests.admin import (
 )
 from tandemmq.remoting.client import RemotingClient
 
+CLEAN_TIMEOUT_S = 60.0
+"""A broker answers when it has deleted, as a store with many queues takes long to."""
 END_OF_QUEUE_MS = -1
 """As the time of a reset: the end of each queue."""
 
@@ -45,6 +48,23 @@ async def query_broker_config(
     """The broker's settings as the text of a Java properties file."""
     answer = await call(client, address, RequestCode.GET_BROKER_CONFIG, timeout_s=timeout_s)
     return bytes(answer.body).decode("utf-8", "replace")
+
+
+async def change_broker_config(
+    client: RemotingClient, address: str, key: str, value: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> None:
+    """Change one setting of a running broker; which ones may be changed is the broker's matter."""
+    body = edit_properties(b"", {key: value})
+    await call(client, address, RequestCode.UPDATE_BROKER_CONFIG, body=body, timeout_s=timeout_s)
+
+
+async def clean(
+    client: RemotingClient, address: str, what: RequestCode, *, timeout_s: float = CLEAN_TIMEOUT_S
+) -> None:
+    """Let a broker delete at once what retention would; `what` is CLEAN_EXPIRED_CONSUMEQUEUE,
+    CLEAN_UNUSED_TOPIC or DELETE_EXPIRED_COMMITLOG.
+    """
+    await call(client, address, what, timeout_s=timeout_s)
 
 
 async def query_ha_status(
