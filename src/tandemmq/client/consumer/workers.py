@@ -47,6 +47,8 @@ TIMED_OUT_LEVEL = 3
 """Delay level of a message whose handler took too long."""
 HAND_BACK_AGAIN_S = 5.0
 """Before a message is handled again that failed and could not be handed back."""
+WATCH_S_MAX = 1.0
+"""Between looks for handlers that take too long."""
 STATUS_S = 60.0
 """How far the rates of a running consumer look back."""
 
@@ -120,6 +122,10 @@ class Workers:
         self._threads: WorkerThreads | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_broadcasting = options.model is MessageModel.BROADCASTING
+        self._running: dict[asyncio.Task[object], float] = {}
+        """Since when the handlers run that the loop runs."""
+        self._overdue: set[asyncio.Task[object]] = set()
+        """Those that were cancelled because they took too long."""
         self._tally: dict[str, _TopicTally] = {}
         self._tracer: Tracer | None = None
         self._observer: ConsumeObserver | None = None
@@ -135,6 +141,8 @@ class Workers:
         self._member, self._inbox, self._clock = member, member.inbox, member.instance.clock
         if not self._runs_in_loop:
             self._threads = WorkerThreads(self._options.worker_count)
+        if options.consume_timeout_s is not None and not options.orderly:
+            member.tasks.start("overdue", self._watch(options.consume_timeout_s))
         work = self._work_in_loop if self._runs_in_loop else self._work_in_thread
         self._tasks = [
             member.tasks.start(f"worker-{number}", work()) for number in range(self._options.worker_count)
@@ -240,25 +248,42 @@ class Workers:
 
     async def _await(self, running: Awaitable[object]) -> Outcome:
         """The outcome of a coroutine of the user, which may take `consume_timeout_s`."""
-        began_s = self._clock.monotonic()
-        limit = asyncio.timeout(None if self._options.orderly else self._options.consume_timeout_s)
+        task = asyncio.current_task()
+        assert task is not None
+        began_s = self._running[task] = self._clock.monotonic()
         result: object = None
         error: BaseException | None = None
         try:
-            async with limit:
-                result = await running
+            result = await running
         except asyncio.CancelledError as raised:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if task.cancelling() > (task in self._overdue):
                 raise
             error = raised
         except Exception as raised:  # noqa: BLE001  # the user's code; what it raises is an outcome
-            error = _TimedOut() if limit.expired() else raised
+            error = raised
+        finally:
+            del self._running[task]
+            if task in self._overdue:
+                self._overdue.discard(task)
+                task.uncancel()
+                error = None if error is None else _TimedOut()
         return Outcome(result, error, self._clock.monotonic() - began_s)
 
     def _begin(self, message: ReceivedMessage, ago_s: float = 0.0) -> str:
         """The trace's id for a call of the handler that begins now, or began some time ago."""
         return "" if self._observer is None else self._observer.begin(message, ago_s)
+
+    async def _watch(self, limit_s: float) -> None:
+        """Cancel handlers that take too long. One task for all: a timer for each message costs more than all
+        else that is done for it here.
+        """
+        while True:
+            await self._clock.sleep(min(limit_s / 4, WATCH_S_MAX))
+            since_s = self._clock.monotonic() - limit_s
+            for task, began_s in list(self._running.items()):
+                if began_s <= since_s and task not in self._overdue:
+                    self._overdue.add(task)
+                    task.cancel()
 
     async def _settle(self, delivery: Delivery, outcome: Outcome, call_id: str) -> bool:
         """Do what the outcome asks for; False when the message is to be handled again in its place."""
