@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from tandemmq.errors import MessageIllegal, ServiceNotAvailable
+from tandemmq.errors import MessageIllegal, RequestRejected, ServiceNotAvailable
 from tandemmq.protocol.record import NewRecord, RecordCheck, encode_blank
 from tandemmq.runtime.ports import Buffer, Clock
 from tandemmq.store.admission import Admission, overload
@@ -168,39 +168,58 @@ class Appender:
     def _append_many(self, records: Sequence[NewRecord], on_done: OnDone) -> Appended:
         """A batch: one file, one store time, consecutive offsets, all or nothing (spec store 4.1)."""
         assert records, "an append needs a record"
-        total = self._maker.total_size(records)
-        if self._position + total > self._limit:
-            self._make_room(records, total)
         now = max(self._clock.now_ms(), self.stored_at_ms)
-        position = self._position
-        first_offset = 0
-        encoded: list[Buffer] = []
+        first_offset, units, encoded, end = self._encode_many(records, now)
+        total = end - self._position
+        try:
+            if end > self._limit:
+                self._make_room(records, total)
+            elif total > self._options.message_bytes_max:
+                self._maker.check_size(records, total)
+        except RequestRejected:
+            _take_back_offsets(units)
+            raise
+        if units[0][1] != self._position:
+            _take_back_offsets(units)
+            first_offset, units, encoded, end = self._encode_many(records, now)
+        self.stored_at_ms = now
+        self._buffers += encoded
+        self._units += units
+        self._position = end
+        self._sends.append((end, on_done, records[0].wait_stored))
+        self._schedule()
+        return Appended(first_offset, [unit[1] for unit in units], end, now)
+
+    def _encode_many(
+        self, records: Sequence[NewRecord], now: int
+    ) -> tuple[int, list[Unit], list[Buffer], int]:
+        """The first one's queue offset, the records at the end of what is staged, their bytes, and where they
+        end; their queues have given them offsets. Raises MessageIllegal: then no queue has.
+        """
+        encode, position = self._maker.encode, self._position
         units: list[Unit] = []
-        log_offsets: list[int] = []
+        encoded: list[Buffer] = []
+        topic, queue_id = records[0].topic, records[0].queue_id
+        queue = self._queues.get_or_create((topic, queue_id))
+        first_offset = 0 if records[0].sys_flag & _UNQUEUED else queue.next_offset
         try:
             for record in records:
-                queue = self._queues.get_or_create((record.topic, record.queue_id))
-                is_queued = not record.sys_flag & _UNQUEUED
-                queue_offset = queue.next_offset if is_queued else 0
-                data = self._maker.encode(record, queue_offset, position, now)
-                if not units:
-                    first_offset = queue_offset
-                queue.next_offset += is_queued
+                if record.queue_id != queue_id or record.topic != topic:
+                    topic, queue_id = record.topic, record.queue_id
+                    queue = self._queues.get_or_create((topic, queue_id))
+                if record.sys_flag & _UNQUEUED:
+                    data = encode(record, 0, position, now)
+                    units.append((None, position, len(data), record, now))
+                else:
+                    data = encode(record, queue.next_offset, position, now)
+                    queue.next_offset += 1
+                    units.append((queue, position, len(data), record, now))
                 encoded.append(data)
-                units.append((queue if is_queued else None, position, len(data), record, now))
-                log_offsets.append(position)
                 position += len(data)
         except MessageIllegal:
             _take_back_offsets(units)
             raise
-        assert position == self._position + total, (position, self._position, total)
-        self.stored_at_ms = now
-        self._buffers += encoded
-        self._units += units
-        self._position = position
-        self._sends.append((position, on_done, records[0].wait_stored))
-        self._schedule()
-        return Appended(first_offset, log_offsets, position, now)
+        return first_offset, units, encoded, position
 
     def _make_room(self, records: Sequence[NewRecord], total: int) -> None:
         """Begin the next file when the staged one cannot take `total` bytes and a BLANK behind them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandemmq.errors import LocalProtocolError, MessageIllegal
-from tandemmq.protocol.record import NewRecord, encode_record, record_size
+from tandemmq.protocol.record import NewRecord, encode_record
 from tandemmq.store.options import StoreOptions
 
 BLANK_BYTES = 8
@@ -42,15 +42,6 @@ class RecordMaker:
             )
         except LocalProtocolError as error:
             raise MessageIllegal(str(error)) from None
-
-    def total_size(self, records: Sequence[NewRecord]) -> int:
-        """How many bytes the records take, which is within all limits."""
-        try:
-            total = sum(record_size(record, len(self.store_host)) for record in records)
-        except LocalProtocolError as error:
-            raise MessageIllegal(str(error)) from None
-        self.check_size(records, total)
-        return total
 
     def check_size(self, records: Sequence[NewRecord], total: int) -> None:
         """Nothing, when records that take `total` bytes are within all limits."""
