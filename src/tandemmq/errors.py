@@ -95,6 +95,12 @@ class Busy(RequestRejected):
     retriable = True
 
 
+class NotServed(Busy):
+    """The peer serves no such request now: it is a slave, or has no room. Another one may be the master."""
+
+    refresh_route = True
+
+
 class OffsetOutOfRange(RequestRejected):
     """A queue offset outside [min, max]."""
 

@@ -7,6 +7,8 @@ Source:  spec remoting 10; which codes a client may try again: spec remoting 9.2
 
 from __future__ import annotations
 
+from typing import Final
+
 from tandemmq.errors import (
     BadRequest,
     Busy,
@@ -14,6 +16,7 @@ from tandemmq.errors import (
     MessageIllegal,
     NotLeader,
     NotPermitted,
+    NotServed,
     OffsetOutOfRange,
     RequestRejected,
     ServiceNotAvailable,
@@ -36,11 +39,16 @@ CLASS_OF_CODE: dict[int, type[RequestRejected]] = {
     ResponseCode.CONTROLLER_NOT_LEADER: NotLeader,
 }
 
+NOT_SERVED_TAG: Final = "[REJECTREQUEST]"
+"""How the remark of a SYSTEM_BUSY begins of a slave, or of a master without room (spec semantics 4)."""
+
 
 def to_error(command: Command) -> RequestRejected:
     """The error that a refusing response stands for; its code is kept."""
     rejected = CLASS_OF_CODE.get(command.code, RequestRejected)
     remark = command.remark or _describe(command.code)
+    if rejected is Busy and remark.startswith(NOT_SERVED_TAG):
+        rejected = NotServed
     return rejected(remark, code=command.code)
 
 

@@ -68,6 +68,7 @@ class FakeBroker:
         self.pulls: list[PullRequest] = []
         self.handed_back: list[SendBackRequest] = []
         self.refuse: Callable[[SendRequestV2], int] = lambda _: 0
+        self.refusal = "refused by the test"
         self.pull_code = 0
         self.back_code = 0
         self.hang = False
@@ -150,7 +151,7 @@ class FakeBroker:
             return None
         code = self.refuse(header)
         if code not in (0, 10, 11, 12):
-            return command.reply(code, remark="refused by the test")
+            return command.reply(code, remark=self.refusal)
         properties = (header.properties or "").encode()
         if header.is_batch:
             items = [(bytes(item.body), item.properties, item.flag) for item in split_batch(command.body)]

@@ -15,6 +15,7 @@ from tandemmq.errors import (
     ClientError,
     MessageIllegal,
     NoRoute,
+    NotServed,
     RequestRejected,
     RequestTimeout,
     ServiceNotAvailable,
@@ -351,7 +352,7 @@ async def test_route_of_a_moved_master_is_found():
             assert cluster[1].stored("T") == 1
 
 
-@pytest.mark.parametrize("code", [0, 14])
+@pytest.mark.parametrize("code", [0, 2, 14])
 async def test_a_group_without_master_is_waited_for_within_the_deadline(
     code: int, monkeypatch: pytest.MonkeyPatch
 ):
@@ -363,9 +364,10 @@ async def test_a_group_without_master_is_waited_for_within_the_deadline(
             await producer.send(Message(topic="T", body=b"x"))
             if code:
                 cluster[0].refuse = lambda _: code
+                cluster[0].refusal = "[REJECTREQUEST] it is a slave now"
             else:
                 await cluster[0].server.stop()
-            with pytest.raises((BrokerUnreachable, ServiceNotAvailable)):
+            with pytest.raises((BrokerUnreachable, NotServed, ServiceNotAvailable)):
                 await producer.send(Message(topic="T", body=b"x"), timeout_s=0.1)
             sending = asyncio.ensure_future(producer.send(Message(topic="T", body=b"x")))
             await until(lambda: cluster[0].sends > 6 or not code, "it is tried again and again")

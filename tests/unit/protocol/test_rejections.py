@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.errors import BadRequest, Busy, RequestRejected, TopicNotFound
+from tandemmq.errors import BadRequest, Busy, NotServed, RequestRejected, TopicNotFound
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.rejections import CLASS_OF_CODE, from_error, to_error
@@ -21,6 +21,8 @@ def test_classes() -> None:
     assert type(to_error(Command(17))) is TopicNotFound
     assert type(to_error(Command(2))) is Busy
     assert type(to_error(Command(215))) is Busy
+    assert type(to_error(Command(2, remark="[OVERLOAD]too much"))) is Busy
+    assert type(to_error(Command(2, remark="[REJECTREQUEST]system busy"))) is NotServed
     assert type(to_error(Command(1))) is RequestRejected
     assert type(to_error(Command(-1004))) is RequestRejected
 

@@ -24,6 +24,7 @@ from tandemmq.client.route_view import RouteView
 from tandemmq.errors import (
     BrokerUnreachable,
     NoRoute,
+    NotServed,
     RequestRejected,
     RequestTimeout,
     ServiceNotAvailable,
@@ -65,7 +66,7 @@ WATCH_S = 0.25
 
 START_BOUND = 1 << 16
 NONE: frozenset[str] = frozenset()
-OUTAGES = (BrokerUnreachable, NoRoute, ServiceNotAvailable)
+OUTAGES = (BrokerUnreachable, NoRoute, NotServed, ServiceNotAvailable)
 """The group has no master that takes messages now; it may have one in a moment."""
 
 
