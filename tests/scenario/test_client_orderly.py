@@ -29,12 +29,12 @@ from tandemmq.errors import ClientError
 from waits import PATIENCE_S, until
 
 
-async def fill_queues(rig: Rig, count: int, *, queue_count: int = 4) -> None:
+async def fill_queues(rig: Rig, count: int, *, queue_count: int = 4, first: int = 0) -> None:
     """Message n of each queue says `queue:n`."""
     async with Producer("P", rig.namesrv) as producer:
         queues = await producer.queues("T")
         assert len(queues) == queue_count
-        for number in range(count):
+        for number in range(first, first + count):
             for queue in queues:
                 body = b"%d:%d" % (queue.queue_id, number)
                 assert (await producer.send(Message(topic="T", body=body), queue=queue)).is_ok

@@ -6,28 +6,39 @@ Source: spec semantics 7, 10.4, 10.5.
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from client_rig import FAST, Rig, running_cluster, take
 from test_client_orderly import fill_queues
 
-from tandemmq.client import ConsumeResult, PushConsumer, PushOptions, ReceivedMessage, StartFrom
+from tandemmq.client import (
+    ConsumeResult,
+    PopConsumer,
+    PopOptions,
+    PushConsumer,
+    PushOptions,
+    ReceivedMessage,
+    StartFrom,
+)
 from tandemmq.client.consumer.workers import Handler
+from tandemmq.errors import TandemError
 from tandemmq.protocol.topic_names import dlq_topic
 from waits import until
 
 
-def push(rig: Rig, handler: Handler, **changes: object) -> PushConsumer:
+def push(rig: Rig, handler: Handler, *, group: str = "CG", **changes: object) -> PushConsumer:
     settings: dict[str, object] = {
         "client": FAST,
         "start_from": StartFrom.FIRST,
         "commit_s": 0.2,
         **changes,
     }
-    consumer = PushConsumer("CG", rig.namesrv, handler, options=PushOptions(**settings))  # type: ignore[arg-type]  # real fields
+    consumer = PushConsumer(group, rig.namesrv, handler, options=PushOptions(**settings))  # type: ignore[arg-type]  # real fields
     consumer.subscribe("T")
     return consumer
 
@@ -116,3 +127,75 @@ async def test_two_members_share_the_work_and_one_takes_over(tmp_path: Path) -> 
             assert all(handled.values())
         await rig.fill("T", 100, first=200)
         await until(lambda: len(handled["one"] | handled["two"]) == 300)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_members_come_and_go_and_handlers_fail_but_nothing_is_left_out(
+    tmp_path: Path, seed: int
+) -> None:
+    """A push group, an orderly one and a pop group on the same topic, while the broker is started again."""
+    dice = random.Random(seed)
+    pushed: set[bytes] = set()
+    popped: set[bytes] = set()
+    done_offsets: dict[int, int] = defaultdict(int)
+    overtaken: list[bytes] = []
+    is_over = False
+
+    async def handle(message: ReceivedMessage) -> ConsumeResult:
+        await asyncio.sleep(dice.random() * 0.002)
+        if dice.random() < 0.05 and not message.retry_count:
+            return ConsumeResult.RETRY
+        pushed.add(message.body)
+        return ConsumeResult.SUCCESS
+
+    async def handle_in_order(message: ReceivedMessage) -> None:
+        if message.queue_offset > done_offsets[message.queue_id]:
+            overtaken.append(message.body)
+        await asyncio.sleep(dice.random() * 0.002)
+        if dice.random() < 0.1:
+            raise ValueError("not now")
+        done_offsets[message.queue_id] = max(done_offsets[message.queue_id], message.queue_offset + 1)
+
+    async def pop_messages(rig: Rig) -> None:
+        options = PopOptions(client=FAST, start_from=StartFrom.FIRST, invisible_s=1.0)
+        consumer = PopConsumer("POP", rig.namesrv, options=options)
+        consumer.subscribe("T")
+        async with consumer:
+            while not is_over:
+                for message in await consumer.receive(8, timeout_s=0.2):
+                    if dice.random() < 0.9:
+                        popped.add(message.body)
+                        with suppress(TandemError):
+                            await consumer.ack(message)
+
+    async def come_and_go(rig: Rig, handler: Handler, group: str, **how: object) -> None:
+        while not is_over:
+            async with push(rig, handler, group=group, rebalance_s=0.5, **how):
+                with suppress(AssertionError):
+                    await until(lambda: is_over, timeout_s=dice.uniform(0.3, 1.0))
+
+    expected = {b"%d:%d" % (queue_id, number) for queue_id in range(4) for number in range(60)}
+    async with running_cluster(tmp_path) as rig:
+        work = [
+            asyncio.ensure_future(each)
+            for each in (
+                *(come_and_go(rig, handle, "CG", retry_delay_level=1) for _ in range(3)),
+                *(
+                    come_and_go(rig, handle_in_order, "OG", orderly=True, orderly_suspend_s=0.01)
+                    for _ in range(2)
+                ),
+                *(pop_messages(rig) for _ in range(2)),
+            )
+        ]
+        try:
+            await fill_queues(rig, 30)
+            await rig.stop_broker()
+            await rig.start_broker()
+            await fill_queues(rig, 30, first=30)
+            await until(lambda: pushed == expected, "the push group has all")
+            await until(lambda: sum(done_offsets.values()) == 240, "the orderly group has all")
+            await until(lambda: popped == expected, "the pop group has all")
+        finally:
+            is_over = True
+            await asyncio.gather(*work)
+    assert overtaken == [], "a queue goes on only when the message before is done"
