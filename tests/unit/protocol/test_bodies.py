@@ -238,6 +238,8 @@ def test_enum_by_ordinal_text_and_unknown_enum() -> None:
         ConsumeType("99")
     with pytest.raises(RemoteProtocolError):
         decode_heartbeat(b'{"consumerDataSet":[{"consumeType":"CONSUME_TELEPATHICALLY"}]}')
+    (consumer,) = decode_heartbeat(b'{"consumerDataSet":[{"consumeFromWhere":"","groupName":""}]}').consumers
+    assert consumer.consume_from_where is ConsumeFromWhere.LAST_OFFSET, "empty is absent, as for FastJSON"
 
 
 def test_enums_may_be_the_numbers_of_their_places() -> None:

@@ -125,6 +125,7 @@ def _enums_of(shape: Hashable) -> dict[str, tuple[str, ...]]:
 
 
 def _name_enums(value: Any, enums: dict[str, tuple[str, ...]]) -> Any:
+    """With names for numbers; an enum that is an empty text is absent, as FastJSON reads it."""
     if not enums:
         return value
     if isinstance(value, list):
@@ -136,4 +137,5 @@ def _name_enums(value: Any, enums: dict[str, tuple[str, ...]]) -> Any:
         if key in enums and type(item) is int and 0 <= item < len(enums[key])
         else _name_enums(item, enums)
         for key, item in value.items()
+        if item != "" or key not in enums
     }
