@@ -32,6 +32,7 @@ from tandemmq.protocol.requests.client import (
     NotifyConsumerIdsChangedRequest,
     UnregisterClientRequest,
 )
+from tandemmq.protocol.requests.pop import NotificationRequest
 from tandemmq.protocol.requests.topic import TopicConfigRequest
 from tandemmq.remoting.channel import Channel
 from waits import until
@@ -103,6 +104,25 @@ async def test_broadcasting_members_are_not_told(first: Listening, second: Liste
     await first.heartbeat("c1", consumer("CG", "T1"))
     await until(lambda: first.notices == ["CG"], "only the clustering group")
     assert second.notices == []
+
+
+async def test_what_cannot_be_read_is_told_in_the_log(
+    first: Listening, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its consumer hears nothing for ever: a heartbeat that is no heartbeat, and one that names no client."""
+    for body in (b'{"clientID":"c1","consumerDataSet":[{"consumeType":7,"groupName":"CG"}]}', b"", b"{}"):
+        for _ in range(2):
+            answer = await first.ask(RequestCode.HEART_BEAT, body=body)
+            assert answer.code != ResponseCode.SUCCESS
+    header = NotificationRequest(consumer_group="CG", topic="none", queue_id=-1, poll_ms=1)
+    answer = await first.ask(RequestCode.NOTIFICATION, header)
+    assert answer.code != ResponseCode.SUCCESS
+    lines = [record for record in caplog.records if record.getMessage() == "consumer.refused"]
+    told = [(record.request, record.group) for record in lines]  # type: ignore[attr-defined]  # of extra
+    assert told[0] == ("HEART_BEAT", "")
+    assert told[-1] == ("NOTIFICATION", "CG")
+    assert "consumeType" in lines[0].reason  # type: ignore[attr-defined]  # of extra
+    assert broker._parts.refusals.count == 7
 
 
 async def test_heartbeat_makes_the_retry_topic(first: Listening) -> None:

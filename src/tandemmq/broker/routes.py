@@ -40,7 +40,7 @@ def build_routes(parts: Parts) -> dict[int, Handler]:
         Code.LITE_PULL_MESSAGE: parts.refusals.watch("LITE_PULL_MESSAGE", parts.pulls.handle_pull),
         Code.POP_MESSAGE: parts.refusals.watch("POP_MESSAGE", parts.pop.pops.handle_pop),
         Code.PEEK_MESSAGE: parts.pop.pops.handle_peek,
-        Code.NOTIFICATION: parts.pop.pops.handle_notification,
+        Code.NOTIFICATION: parts.refusals.watch("NOTIFICATION", parts.pop.pops.handle_notification),
         Code.POLLING_INFO: parts.pop.pops.handle_polling_info,
         Code.ACK_MESSAGE: parts.pop.acks.handle_ack,
         Code.BATCH_ACK_MESSAGE: parts.pop.acks.handle_batch_ack,

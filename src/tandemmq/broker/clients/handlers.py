@@ -35,6 +35,7 @@ from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.client import ConsumerListRequest, HeartbeatResponse, UnregisterClientRequest
 from tandemmq.protocol.topic_names import topic_fault
+from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events
@@ -75,25 +76,26 @@ class ClientHandlers:
 
         Our answer always asks for the full subscriptions: clients then never send the short form of 5.1.
         """
-        heartbeat = read_body(decode_heartbeat, command.body)
-        client_id = _check_client_id(heartbeat.client_id)
-        now_ms = self._clock.now_ms()
-        self._watch(channel)
-        for consumer in heartbeat.consumers:
-            member = Member(channel, client_id, command.language, command.version, now_ms)
-            try:
+        client, group = render_address(channel.peer), ""  # until the body tells who it is
+        try:
+            heartbeat = read_body(decode_heartbeat, command.body)
+            client = _check_client_id(heartbeat.client_id)
+            self._watch(channel)
+            member = Member(channel, client, command.language, command.version, self._clock.now_ms())
+            for consumer in heartbeat.consumers:
+                group = consumer.group
                 self._register_consumer(member, consumer, keep=heartbeat.is_without_subscriptions)
-            except RequestRejected as error:
-                self._note_refusal(client_id, consumer.group, error.code, error.remark)
-                raise
-        for producer in heartbeat.producers:
-            if not 0 < len(producer.group) <= PRODUCER_GROUP_LENGTH_MAX:
-                raise invalid(
-                    f"producerDataSet: a groupName has 1 to {PRODUCER_GROUP_LENGTH_MAX} characters,"
-                    f" not {len(producer.group)}"
-                )
-            member = Member(channel, client_id, command.language, command.version, now_ms)
-            self._producers.register(producer.group, member)
+            for producer in heartbeat.producers:
+                group = producer.group
+                if not 0 < len(group) <= PRODUCER_GROUP_LENGTH_MAX:
+                    raise invalid(
+                        f"producerDataSet: a groupName has 1 to {PRODUCER_GROUP_LENGTH_MAX} characters,"
+                        f" not {len(group)}"
+                    )
+                self._producers.register(group, member)
+        except RequestRejected as error:
+            self._note_refusal(client, group, error.code, error.remark)
+            raise
         return command.reply(ResponseCode.SUCCESS, _HEARTBEAT_RESPONSE)
 
     def handle_unregister(self, channel: Channel, command: Command) -> Command:

@@ -1,4 +1,4 @@
-"""What consumers ask for and do not get: heartbeats, pulls and pops that were refused, and why.
+"""What consumers ask for and do not get: refused heartbeats, pulls, pops and notifications.
 
 A consumer that is refused stays silent, and the broker looks healthy. So each kind of refusal is one line in
 the log per client and reason, all are counted, and tools are shown the newest of a group.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import Final, NamedTuple
 
-from tandemmq.errors import RequestRejected
+from tandemmq.errors import RemoteProtocolError, RequestRejected
 from tandemmq.protocol.bodies.client import Refusal
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
@@ -89,4 +89,7 @@ class Refusals:
 
 
 def _group_of(command: Command) -> str:
-    return command.fields.get(_GROUP_FIELD, "")
+    try:
+        return command.fields.get(_GROUP_FIELD, "")
+    except RemoteProtocolError:  # that is why it is refused
+        return ""
