@@ -15,10 +15,12 @@ import re
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Protocol
 
 import typer
+from typer.core import TyperGroup
 
 from tandemmq.errors import TandemError
 
@@ -29,11 +31,23 @@ if TYPE_CHECKING:
     from tandemmq.protocol.signature import Credentials
     from tandemmq.remoting.tls_options import TlsOptions
 
+
+class _Commands(TyperGroup):
+    """A shell that completes a line sees the real command of another part, which is imported for it."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if ctx.resilient_parsing and cmd_name in _OTHERS:
+            # A command whose extra is not installed has nothing to complete.
+            with suppress(typer.Exit):
+                return _load_other(cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+
 app = typer.Typer(
     name="tandemmq",
+    cls=_Commands,
     help="A RocketMQ-compatible message broker with a Spark data pipeline.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import subprocess
 import sys
 import types
@@ -163,3 +164,23 @@ async def test_failed_start_is_raised_after_stopping() -> None:
     with pytest.raises(ConfigError):
         await serve(server, Outcome(), lambda: "ready")
     assert server.is_stopped
+
+
+@pytest.mark.parametrize(
+    ("line", "completions"),
+    [
+        ("tandemmq rese", {"resend"}),
+        ("tandemmq produce Orders --pro", {"--property"}),
+        ("tandemmq admin producer", {"producerConnection"}),
+    ],
+)
+def test_a_shell_completes_commands_and_their_options(line: str, completions: set[str]) -> None:
+    shell = {"_TANDEMMQ_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    run = subprocess.run(
+        [sys.executable, "-c", "from tandemmq.cli import app; app(prog_name='tandemmq')"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **shell},
+        check=False,
+    )
+    assert set(run.stdout.split()) == completions, run.stderr
