@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from broker_rig import pull_header
 from controller_rig import GROUP, Rig
 from elected_rig import Copier, Elected
 
@@ -17,7 +18,7 @@ from tandemmq.api.controller import hand_over, hand_over_group
 from tandemmq.api.nameserver import query_cluster_info
 from tandemmq.broker.autoswitch import elected
 from tandemmq.controller.elections import LEASE_MS
-from tandemmq.errors import RequestRejected, RequestTimeout, TandemError
+from tandemmq.errors import RequestRejected, RequestTimeout, ServiceNotAvailable, TandemError
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.bodies.controller import SyncStateSet
@@ -26,6 +27,7 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.loose_json import parse
 from tandemmq.protocol.requests.controller import MasterResponse
+from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET
 from tandemmq.remoting.address import render_address
 from tandemmq.runtime.memory import MemoryDisk
 from waits import until
@@ -204,6 +206,12 @@ async def test_a_master_without_lease_and_reports_is_fenced_until_it_has_either(
     copier(group, 1).is_mute = True
     refused = await group.send(1, b"alone")
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    with pytest.raises(ServiceNotAvailable):
+        await commit_offset(rig.client, group.address(1), "G", "TBW102", 0, 1)
+    header = pull_header("TBW102", sys_flag=0x4 | PULL_COMMIT_OFFSET, committed_offset=1)
+    pulled = await rig.client.request(group.address(1), Command.request(RequestCode.PULL_MESSAGE, header), 5)
+    assert pulled.code == ResponseCode.SUCCESS, pulled.remark
+    assert group.brokers[1].broker._tables.offsets.committed("CG", "TBW102", 0) is None
     await until(lambda: group.brokers[1]._is_rested, "duties rest")
     await rig.start()
     await until(group.brokers[1].may_write, "the lease is back")

@@ -215,6 +215,7 @@ class Broker:
         routes = own | elected.routes() | self._ha_handlers(store).routes()
         if not self.options.is_slave:
             routes = fenced_routes(routes, term.may_write)
+            parts.pulls.may_commit = term.may_write
         await self._serve(store, parts, routes | term.routes, {})
         elected.start()
         self._start_tasks(parts)

@@ -525,7 +525,10 @@ class MessageStore:
                 self._pool.restart()
             self._writers.appender.restart(self._pool or self._log, self._dispatcher.stored_at_ms)
         options = self.options
-        waits_for_nobody = options.in_sync_replicas <= 1 and not options.sync_master_compat4
+        is_set_known = self._replies.acks.required is not None
+        waits_for_nobody = (
+            options.in_sync_replicas <= 1 and not options.sync_master_compat4 and not is_set_known
+        )
         if role is BrokerRole.SYNC_MASTER and waits_for_nobody:
             log.warning(events.SYNC_MASTER_ALONE, extra={"in_sync_replicas": options.in_sync_replicas})
 

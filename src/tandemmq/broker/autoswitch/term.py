@@ -35,6 +35,10 @@ WRITES: Final = frozenset(
         Code.BATCH_ACK_MESSAGE,
         Code.CHANGE_MESSAGE_INVISIBLETIME,
         Code.POP_ROLLBACK,
+        Code.UPDATE_CONSUMER_OFFSET,
+        Code.INVOKE_BROKER_TO_RESET_OFFSET,
+        Code.CLONE_GROUP_OFFSET,
+        Code.SET_MESSAGE_REQUEST_MODE,
         Code.LOCK_BATCH_MQ,
         Code.UPDATE_AND_CREATE_TOPIC,
         Code.UPDATE_AND_CREATE_TOPIC_LIST,
@@ -42,9 +46,11 @@ WRITES: Final = frozenset(
         Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
         Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
         Code.DELETE_SUBSCRIPTIONGROUP,
+        Code.UPDATE_AND_GET_GROUP_FORBIDDEN,
+        Code.CLEAN_UNUSED_TOPIC,
     )
 )
-"""What two masters of one group must never both do. Pulls go on: they tell nothing that is not confirmed."""
+"""What two masters of one group must never both do. Pulls go on, and commit nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

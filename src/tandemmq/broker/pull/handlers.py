@@ -95,6 +95,8 @@ class PullHandlers:
         )
         self.is_copied: Callable[[int, LogRange], bool] = lambda _broker_id, _range: False
         """Set by the owner: whether the slave of this id is known to have these bytes of the log."""
+        self.may_commit: Callable[[], bool] = lambda: True
+        """Set by the owner: False while another broker may be master, whose offsets count then."""
 
     def set_has_master(self, has_master: bool) -> None:
         """Whether a live master of this broker group is known; it decides where readers belong."""
@@ -126,7 +128,7 @@ class PullHandlers:
         safe = self._claims.judge_pull(channel, header)
         if safe is not None:
             return self._answer_moved(pull, safe, CLAIM_REFUSED)
-        if header.sys_flag & PULL_COMMIT_OFFSET and header.committed_offset >= 0:
+        if header.sys_flag & PULL_COMMIT_OFFSET and header.committed_offset >= 0 and self.may_commit():
             offset = self._claims.judge_commit(channel, header)
             self._offsets.commit(header.consumer_group, header.topic, header.queue_id, offset, now_ms)
         if self._options.cold_control_enable and self._cold.is_over(header):
