@@ -227,3 +227,29 @@ async def test_a_master_replaced_before_a_byte_was_copied_comes_back(nodes: tupl
     await one.follow(two, 2)
     await until(lambda: log_bytes(one.store) == log_bytes(two.store), "the same log")
     assert one.channel.epochs == two.channel.epochs
+
+
+async def test_readers_of_a_master_see_what_every_member_holds(nodes: tuple[Node, Node]) -> None:
+    one, two = nodes
+    await one.lead(1, 1)
+    assert await one.send(b"alone") == [PutStatus.PUT_OK]
+    assert one.store.queue_max("T", 0) == 1
+    one.decides = False
+    await one.channel.begin_term(2, frozenset({1, 2}), 200)
+    assert await one.send(b"nobody else has it") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+    assert one.store.queue_max("T", 0) == 1
+    assert one.store.queue_next("T", 0) == 2
+    await two.follow(one, 2)
+    await until(lambda: one.store.queue_max("T", 0) == 2)
+    # Whom it waits for goes away; then the master does, with something that nobody has seen.
+    await two.channel.end_term()
+    assert await one.send(b"cut off") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+    assert one.store.queue_max("T", 0) == 2
+    await one.channel.end_term()
+    one.store.begin_role(BrokerRole.SLAVE)
+    await two.lead(3, 2)
+    await two.send(b"in its place")
+    await one.channel.follow(two.address, 3, 2)
+    await until(lambda: one.store.max_log_offset == two.store.max_log_offset)
+    assert log_bytes(one.store) == log_bytes(two.store)
+    assert one.store.queue_max("T", 0) == two.store.queue_max("T", 0) == 3

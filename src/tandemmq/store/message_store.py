@@ -396,7 +396,7 @@ class MessageStore:
         is_sync = self.options.flush_mode is FlushMode.SYNC_FLUSH
         source = self.flushed if is_sync else self.appended
         source.follow(self.confirmed.raise_to)
-        self.confirmed.follow(self._dispatcher.advance)
+        self.confirmed.follow((lambda _end: self._dispatch()) if self.has_terms else self._dispatcher.advance)
         self.set_role(self.role)
         self._writers.start()
 
@@ -443,6 +443,8 @@ class MessageStore:
         if not await writers.failed_writes.settle() or self._admission.is_blocked(_FAILED):
             return False
         await writers.flusher.flush()
+        if self.has_terms:
+            self._dispatch()
         if self.flushed.value < self.appended.value or self._admission.is_blocked(_FAILED):
             return False
         is_complete = await writers.table_flusher.flush(is_thorough=True)
@@ -517,6 +519,8 @@ class MessageStore:
                 writers.committer.commit_now()
         self.role = self._reader.role = role
         self._replies.set_role(role)
+        if self.has_terms:
+            self._dispatch()  # a slave holds nothing back, and finds in the log what comes from now on
         if role is BrokerRole.SLAVE:
             self._admission.block(_ROLE, "the broker is a slave, it takes no messages")
         else:
@@ -626,6 +630,16 @@ class MessageStore:
         if log_offset > self.confirm_offset:
             self.confirm_offset = min(log_offset, self._log.end)
             self._checkpoint.raise_times(confirmed_log_offset=self.confirm_offset)
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Let readers see what may be read: on a master that waits for its set, what all of the set hold.
+        What they lack the next master may lack, and give its place to another message.
+        """
+        end = self.confirmed.value
+        if self._is_open and self.role is not BrokerRole.SLAVE and self._replies.acks.required is not None:
+            end = min(end, self.confirm_offset)
+        self._dispatcher.advance(end)
 
     async def cut(self, point: int, epochs: EpochList, reason: str) -> None:
         """On a slave that copies nothing at the moment: end the log at `point`, where a record ends.

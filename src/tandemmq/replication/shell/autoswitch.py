@@ -393,7 +393,9 @@ class AutoSwitchReplication:
         self._propose()
         self._timer = self._clock.call_later(SET_CHECK_MS / 1000, self._guard.run, self._check_set)
 
-    def _on_confirmed(self, _end: int) -> None:
+    def _on_confirmed(self, end: int) -> None:
+        if self._set is not None:
+            self._store.raise_confirm_offset(self._set.raise_confirm(end))
         if not self._is_pump_due and self._connections:
             self._is_pump_due = True
             self._clock.call_soon(self._guard.run, self._pump_all)
