@@ -3,7 +3,7 @@
 Invariants: files are ordered by name, which is the local time of their making; only the last one is filled.
 Strategy:   dispatched records are only collected; their keys are hashed and put many at once, when enough
             came, after a moment, or when someone asks. A disk that takes no index writes ends the indexing,
-            not the broker: keys are a help for people, no part of delivery.
+            not the broker: keys are no part of delivery. The next start finds what is missing in the log.
 Source:     spec store 8.
 """
 
@@ -207,8 +207,8 @@ class KeyIndexes:
         self.is_broken = True
         log.error(events.KEY_INDEX_FAILED, extra={"path": str(self._directory), "error": str(error)})
 
-    async def flush(self) -> int:
-        """Everything dispatched so far is on disk; the store time of the newest indexed record.
+    async def flush(self) -> bool:
+        """True when the keys of everything dispatched so far are on disk.
 
         Raises:  OSError when an fsync failed.
         """
@@ -228,7 +228,7 @@ class KeyIndexes:
             elif index is not self._files[-1]:
                 index.drop_slots()
                 index.close()
-        return self._files[-1].header.end_ms if self._files and not self.is_broken else 0
+        return not self.is_broken
 
     # Reading.
 

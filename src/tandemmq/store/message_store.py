@@ -242,6 +242,7 @@ class MessageStore:
             checkpoint=self._checkpoint,
             clock=self._clock,
             check_crc=self.options.check_crc_on_recover,
+            has_indexes=self._indexes is not None,
             copies=self._paths.damaged,
         )
         try:

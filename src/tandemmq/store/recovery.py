@@ -70,8 +70,10 @@ class Recovery:
         checkpoint: Checkpoint,
         clock: Clock,
         check_crc: bool,
+        has_indexes: bool,
         copies: Path,
     ) -> None:
+        self._has_indexes = has_indexes
         self._copies = copies
         self._log = log
         self._queues = queues
@@ -129,6 +131,13 @@ class Recovery:
                 dispatched_end=dispatched_end,
                 safe_ms=times.safe_ms,
             )
+            if self._has_indexes and times.durable_log_offset is not None:
+                # Keys that the disk did not take are found in the log again.
+                indexed_ms = max(0, times.index_stored_at_ms - SAFETY_MS)
+                begin = choose_start(
+                    self._heads(), ScanFrom.CHECKPOINT, dispatched_end=dispatched_end, safe_ms=indexed_ms
+                )
+                start = min(start, begin)
             scanned = segments[start:]
             self._log.end = segments[-1].end
             end = await scan.run(scanned[0].base)

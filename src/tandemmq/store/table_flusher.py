@@ -36,8 +36,8 @@ REST_FACTOR = 4
 class IndexTables(Protocol):
     """The key index as the flusher sees it."""
 
-    async def flush(self) -> int:
-        """Everything dispatched so far is on disk; the time of its newest record."""
+    async def flush(self) -> bool:
+        """True when the keys of everything dispatched so far are on disk."""
 
 
 class TableFlusher:
@@ -143,9 +143,7 @@ class TableFlusher:
         if is_written:
             self._admission.unblock(QUEUE_WRITE_FAILED)
         await self._sync(due)
-        index_ms = 0
-        if is_thorough and self._indexes is not None:
-            index_ms = await self._indexes.flush()
+        is_indexed = is_thorough and self._indexes is not None and await self._indexes.flush()
         if self._flusher.is_failed:
             return False
         durable_log_offset = self._flushed_whole_end()
@@ -155,7 +153,7 @@ class TableFlusher:
         self._checkpoint.raise_times(
             log_ms=self._flusher.flushed_stored_at_ms,
             queues_ms=stored_at_ms if is_complete else 0,
-            index_ms=index_ms,
+            index_ms=stored_at_ms if is_indexed else 0,
             durable_log_offset=durable_log_offset,
         )
         await self._disk.offload(self._checkpoint.write)

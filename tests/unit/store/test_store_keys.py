@@ -13,6 +13,7 @@ from store_rig import ROOT, SMALL, STORE_HOST, Rig, bodies, record, stored
 
 from tandemmq.protocol.java_hash import key_hash
 from tandemmq.runtime.memory import ManualClock, MemoryDisk
+from tandemmq.runtime.memory_disk import NoFault
 from tandemmq.store import MessageStore
 from tandemmq.store.key_index import KeyIndex
 
@@ -159,28 +160,38 @@ async def test_a_file_of_another_size_is_built_again() -> None:
     await store.close()
 
 
-async def test_an_index_that_takes_no_writes_ends_the_indexing_only() -> None:
-    rig = Rig()
+class NoIndex(NoFault):
+    """A disk that takes no file of the index."""
+
+    def on_create(self, path: Path, size: int) -> None:
+        if path.parent == INDEX:
+            raise OSError(errno.ENOSPC, "no room")
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_keys_that_the_disk_did_not_take_are_found_after_the_next_start(is_killed: bool) -> None:
+    """They end the indexing only, until then; files are so small that the log rolls meanwhile."""
+    rig = Rig(key_index_entry_count=4, commit_log_file_bytes=1024)
     store = await rig.open()
-
-    class NoIndex:
-        def on_create(self, path: Path, size: int) -> None:
-            if path.parent == INDEX:
-                raise OSError(errno.ENOSPC, "no room")
-
-        def on_write(self, path: Path, offset: int, size: int) -> int:
-            return size
-
-        def on_sync(self, path: Path) -> None: ...
-
-    rig.disk.fault = NoIndex()
     rig.put(store, record(b"a", keys="k"))
     await rig.clock.pass_time(70)
-    assert found(store, "k") == []
-    rig.put(store, record(b"b", keys="k"))
-    assert bodies(store) == [b"a", b"b"]
-    await store.close()
+    rig.disk.fault = NoIndex()
+    for n in range(20):
+        rig.put(store, record(b"%d" % n + b"x" * 150, keys=f"k k{n}"))
+        await rig.clock.pass_time(5)
+    assert len(found(store, "k")) < 20
+    assert len(bodies(store)) == 21
     assert rig.fatal == []
+    if is_killed:
+        rig.kill()
+    else:
+        await store.close()
+    rig.disk.fault = NoFault()
+    store = await rig.open()
+    assert found(store, "k") == bodies(store)
+    rig.put(store, record(b"last", keys="k"))
+    assert found(store, "k")[-2:] == bodies(store)[-2:]
+    await store.close()
 
 
 async def test_indexing_can_be_switched_off() -> None:

@@ -215,7 +215,7 @@ class BrokerNode(Node):
 
     @property
     def has_all_keys(self) -> bool:
-        """A failed write of the key index ends the indexing, as documented, and nothing else."""
+        """A failed write of the key index ends the indexing until the next start, as documented."""
         has_failed = any(KEY_INDEX_DIR in path.parents for path in self._failed_paths)
         return not has_failed and not self._rotten
 
@@ -275,7 +275,7 @@ class BrokerNode(Node):
             note=self.world.note,
             on_lost=self._on_lost,
         )
-        self._disk.failed_paths = self._failed_paths
+        self._disk.failed_paths = self._failed_paths = set()
         self._disk.faults = DiskFaults(slow_sync_percent=self.world.settings.slow_sync_percent)
         self._image = self._disk.image
         self.world.spawn(life, self._boot(life), "boot")
