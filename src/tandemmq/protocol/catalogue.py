@@ -291,7 +291,7 @@ CATALOGUE: dict[int, Entry] = {
 RELAYED = frozenset((Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY))
 """Questions to a client that tools send to a broker, which passes them on (spec remoting 9.11)."""
 
-ELECTED = frozenset((Code.NOTIFY_BROKER_ROLE_CHANGED, Code.GET_BROKER_EPOCH_CACHE))
+ELECTED = frozenset((Code.NOTIFY_BROKER_ROLE_CHANGED, Code.GET_BROKER_EPOCH_CACHE, Code.TANDEM_HAND_OVER))
 """What only brokers serve whose role is decided by controllers (enableControllerMode)."""
 
 UNSUPPORTED: dict[int, str] = {}
