@@ -325,3 +325,25 @@ async def test_a_master_whose_controllers_are_gone_hands_nothing_over(group: Ele
     assert (await group.send(1, b"it goes on")).code == ResponseCode.SUCCESS
     with pytest.raises(RequestRejected, match="no master"):
         await hand_over(rig.client, group.address(2), 1)
+
+
+async def test_progress_behind_a_cut_goes_back_with_it(group: Elected) -> None:
+    """What comes at those offsets next was consumed by nobody."""
+    await group.start(1)
+    await group.master()
+    await group.send(1, b"kept")
+    slave = await group.start(2)
+    await group.in_set(1, 2)
+    await group.caught_up()
+    store = slave.store
+    assert store is not None
+    point = store.max_log_offset
+    await group.send(1, b"cut")
+    await group.caught_up()
+    await copier(group, 2).end_term()
+    offsets = slave.broker._tables.offsets
+    await until(lambda: store.queue_max("TBW102", 0) == 2, "both are there")
+    offsets.commit("G", "TBW102", 0, 2, 0)
+    await store.cut(point, copier(group, 2).epochs, "a newer term")
+    assert store.queue_max("TBW102", 0) == 1
+    assert offsets.committed("G", "TBW102", 0) == 1
