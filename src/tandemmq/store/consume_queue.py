@@ -23,6 +23,7 @@ from tandemmq.store.queue_entries import (
     FILLER_SIZE,
     SCAN_UNITS,
     UNIT,
+    torn_units,
     units_below,
     valid_units,
 )
@@ -277,6 +278,8 @@ class ConsumeQueue:
         for segment in self._recovery_segments():
             count, found = valid_units(segment)
             last = found or last
+            # Else the records that the scan finds would seem to be none of this queue's.
+            count -= torn_units(segment, count)
             end = segment.base + count * QUEUE_UNIT_BYTES
             if end < segment.end:
                 break

@@ -153,10 +153,11 @@ class ConsumeQueues:
     def _drop_deleted_of(self, topic: str) -> None:
         end = self.deletions.ends.get(topic, 0)
         for key in [key for key in self.table if key[0] == topic]:
-            if self.table[key].end_log_offset <= end:
+            queue = self.table[key]
+            queue.raise_min(end)
+            # A torn last entry may name an early record: it does not speak for those before it.
+            if queue.min_offset >= queue.max_offset and queue.end_log_offset <= end:
                 self.table.pop(key).remove()
-            else:
-                self.table[key].raise_min(end)
         self._remove_empty(topic)
 
     def drop_topic(self, topic: str) -> int:

@@ -84,8 +84,11 @@ class KeyIndexes:
 
     def cut(self, log_end: int) -> None:
         """Forget records behind the end of the log, which recovery found."""
-        while self._files and self._files[-1].header.end_log_offset >= max(1, log_end):
+        while self._files:
             index = self._files[-1]
+            header = index.header
+            if header.end_log_offset < log_end or header.next_entry <= 1:
+                break
             if index.cut(log_end):
                 self._note_unsynced(index)
                 break

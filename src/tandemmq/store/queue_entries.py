@@ -22,6 +22,8 @@ ENTRY = np.dtype([("log_offset", ">i8"), ("size", ">i4"), ("tag_hash", ">i8")])
 
 SCAN_UNITS = 4096
 """So many entries are looked at together."""
+TORN_UNITS_MAX = 64
+"""A write that was cut short tears its last entry, a sector the one across its border."""
 
 Ints = NDArray[np.int64]
 
@@ -45,6 +47,16 @@ def units_below(segment: Segment, log_offset: int) -> int:
     is_falling = offsets < np.maximum.accumulate(offsets)
     is_bad = (offsets < 0) | (units["size"] <= 0) | ((offsets >= log_offset) | is_falling) & ~is_filler
     return int(is_bad.argmax()) if is_bad.any() else len(units)
+
+
+def torn_units(segment: Segment, count: int) -> int:
+    """How many of the last of `count` entries are torn: they name records before those of earlier entries."""
+    begin = max(0, count - TORN_UNITS_MAX)
+    raw = segment.file.pread(begin * QUEUE_UNIT_BYTES, (count - begin) * QUEUE_UNIT_BYTES)
+    units = np.frombuffer(raw, dtype=ENTRY)
+    offsets = np.where(units["size"] == FILLER_SIZE, -1, units["log_offset"].astype(np.int64))
+    is_sound = (offsets < 0) | (offsets >= np.maximum.accumulate(offsets))
+    return int(is_sound[::-1].argmax()) if len(units) else 0
 
 
 def valid_units(segment: Segment) -> tuple[int, tuple[int, int, int] | None]:

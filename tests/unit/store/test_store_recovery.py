@@ -614,3 +614,22 @@ async def test_recovery_is_repeatable() -> None:
         again = await rig.open()
         assert (again.max_log_offset, again.queue_max("T", 0), bodies(again)) == facts
     await again.close()
+
+
+@pytest.mark.parametrize("torn_bytes", [6, 7, 8])
+async def test_a_torn_last_entry_does_not_take_those_before_it(torn_bytes: int) -> None:
+    """It names an early record, so nothing that the scan finds seemed to be new; the scan begins behind the
+    records of the first entries.
+    """
+    rig = Rig(commit_log_file_bytes=1024, consume_queue_file_bytes=2000)
+    store = await rig.open()
+    for n in range(20):
+        rig.put(store, record(b"%02d" % n + b"x" * 100))
+        await rig.clock.pass_time(10)
+    before = bodies(store)
+    rig.kill()
+    rig.disk.open(ROOT / "consumequeue" / "T" / "0" / f"{0:020d}").pwrite(19 * 20, (bytes(torn_bytes),))
+    store = await rig.open()
+    assert (store.queue_min("T", 0), store.queue_max("T", 0)) == (0, 20)
+    assert bodies(store) == before
+    await store.close()
