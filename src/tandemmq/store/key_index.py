@@ -296,6 +296,11 @@ class KeyIndex:
             self._file.close()
             self._file = None
 
+    def empty(self) -> None:
+        """Let the file on disk hold nothing: a power cut may bring a deleted one back. Raises OSError."""
+        self.file.pwrite(0, (bytes(HEADER.size),))
+        self.file.sync()
+
     def remove(self) -> None:
         """Delete the file."""
         self.close()

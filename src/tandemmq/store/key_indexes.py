@@ -96,9 +96,11 @@ class KeyIndexes:
         self._note_end()
 
     def _delete(self, index: KeyIndex) -> None:
+        """Raises OSError."""
         log.warning(events.KEY_INDEX_DELETED, extra={"path": str(index.path)})
         if index in self._unsynced:
             self._unsynced.remove(index)
+        index.empty()  # if it came back as it was, its keys would be of other records
         index.remove()
 
     def _note_end(self) -> None:
