@@ -106,7 +106,7 @@ class RouteCache:
         done.
         """
         self.want(topic)
-        if topic in self._under_way or topic in self._due:
+        if topic in self._under_way or topic in self._due or self._tasks.is_closed:
             return
         since_s = self._clock.monotonic() - self._refreshed_at.get(topic, -REFRESH_PAUSE_S)
         if since_s >= REFRESH_PAUSE_S:
@@ -136,7 +136,7 @@ class RouteCache:
 
     def _load_due(self, topic: str) -> None:
         self._due.discard(topic)
-        if topic not in self._under_way:
+        if topic not in self._under_way and not self._tasks.is_closed:
             self._start_load(topic)
 
     def _start_load(self, topic: str) -> asyncio.Task[RouteView | TandemError | None]:

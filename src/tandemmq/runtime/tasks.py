@@ -34,6 +34,11 @@ class TaskScope:
         """How many tasks have not ended."""
         return len(self._tasks)
 
+    @property
+    def is_closed(self) -> bool:
+        """Nothing that is started runs any more."""
+        return self._is_closed
+
     def start(self, name: str, coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Runs `coro` as a task of this scope; in a closed or failed scope it is cancelled before its first
         step.
