@@ -13,10 +13,10 @@ import asyncio
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,13 @@ from tandemmq.runtime.network import TcpNetwork
 from tandemmq.spark.lake.sink import SINK_NAME
 from tandemmq.telemetry import events
 from tandemmq.units import MIB
+from waits import until_blocking
 
 LANDED, UNREAD, LATER = 60, 50, 90
 QUEUE_COUNT = 2
 FILLER = b"x" * 4000
 WAIT_S = 180.0
+LOG_S = 10.0
 LATER_CLOCK = """import time
 _time, _time_ns, _later_s = time.time, time.time_ns, 80 * 3600
 time.time = lambda: _time() + _later_s
@@ -70,8 +72,8 @@ class Verdict:
 
     def __str__(self) -> str:
         return (
-            f"{self.name}: acknowledged {self.acknowledged}, landed {self.landed}, losses told {self.told}, "
-            f"{self.silent} in silence"
+            f"{self.name}: acknowledged {self.acknowledged}, landed {self.landed}, "
+            f"queues with losses told {self.told}, {self.silent} in silence"
         )
 
 
@@ -122,7 +124,7 @@ class SilenceProof:
         reasons: list[str] = []
         if hazard.is_running:
             query = self._start(topic, strict, is_strict=True, is_running=True)
-            self._await(lambda: len(_read(strict)) >= LANDED, "the running query lands nothing")
+            until_blocking(lambda: len(_read(strict)) >= LANDED, "the query lands", WAIT_S)
             shutil.copytree(strict, lenient)
             hazard.act(self, topic)
             acknowledged |= self._send(topic, numbers, hazard.sends_after)
@@ -137,22 +139,18 @@ class SilenceProof:
             hazard.act(self, topic)
             acknowledged |= self._send(topic, numbers, hazard.sends_after)
             failure = self._land(topic, strict, is_strict=True)
-        told = self._told(topic)
         self._land(topic, lenient, is_strict=False)
-        told = self._told(topic) - told
-        landed = _read(lenient)
-        gone = acknowledged - landed
-        there = self._there(topic)
-        silent = len(there - landed)
+        landed, there = _read(lenient), self._there(topic)
+        gone = {number: queue for number, queue in acknowledged.items() if number not in landed | there}
+        told = self._queues_told(topic, set(gone.values()))
+        silent = len(there - landed) + sum(queue not in told for queue in gone.values())
         if failure is None:
-            silent += len(acknowledged - _read(strict))
+            silent += len(acknowledged.keys() - _read(strict))
         elif topic not in failure:
             reasons.append(f"{hazard.name}: the error does not name the topic: {failure[:200]}")
-        if gone and not told:
-            silent += len(gone - there)
         if (gone or hazard.sends_after) and failure is None:
             reasons.append(f"{hazard.name}: the strict query did not fail")
-        return Verdict(hazard.name, len(acknowledged), len(landed), told, silent, tuple(reasons))
+        return Verdict(hazard.name, len(acknowledged), len(landed), len(told), silent, tuple(reasons))
 
     # What the hazards do.
 
@@ -193,7 +191,7 @@ class SilenceProof:
             asyncio.run(_clean(self._master.address))
             return self._first_offset(topic) > before
 
-        self._await(is_gone, "no old file is deleted")
+        until_blocking(is_gone, "an old file is deleted", WAIT_S)
 
     def _first_offset(self, topic: str) -> int:
         with BlockingAdmin(self._namesrv) as admin:
@@ -201,12 +199,14 @@ class SilenceProof:
 
     # What is sent, landed and told.
 
-    def _send(self, topic: str, numbers: Iterator[int], count: int, filler: bytes = b"") -> set[int]:
-        sent = [next(numbers) for _ in range(count)]
+    def _send(self, topic: str, numbers: Iterator[int], count: int, filler: bytes = b"") -> dict[int, int]:
+        """The queue of each message by its number."""
+        sent: dict[int, int] = {}
         with BlockingProducer("proof", self._namesrv) as producer:
-            for number in sent:
-                producer.send(Message(topic=topic, body=b"%d " % number + filler))
-        return set(sent)
+            for number in islice(numbers, count):
+                result = producer.send(Message(topic=topic, body=b"%d " % number + filler))
+                sent[number] = result.queue.queue_id
+        return sent
 
     def _there(self, topic: str) -> set[int]:
         """What the broker has now."""
@@ -234,18 +234,18 @@ class SilenceProof:
             return f"{topic}: it does not end"
         return failure
 
-    def _told(self, topic: str) -> int:
-        """Losses of this topic that a query told of in the log."""
-        time.sleep(0.2)  # Spark copies what its Python writes
-        text = self._spark_log.read_text(encoding="utf-8", errors="replace")
-        return len(re.findall(rf"{re.escape(events.MESSAGES_LOST)} queue={topic}@", text))
+    def _queues_told(self, topic: str, wanted: set[int]) -> set[int]:
+        """The queues of whose losses a query told in the log; it may lag behind for a moment."""
+        line = re.compile(rf"{re.escape(events.MESSAGES_LOST)} queue={topic}@[^ :]+:(\d+)")
+        told: set[int] = set()
 
-    def _await(self, condition: Callable[[], bool], otherwise: str) -> None:
-        give_up_at = time.monotonic() + WAIT_S
-        while not condition():
-            if time.monotonic() > give_up_at:
-                raise TimeoutError(otherwise)
-            time.sleep(0.2)
+        def is_told() -> bool:
+            told.update(map(int, line.findall(self._spark_log.read_text(errors="replace"))))
+            return told >= wanted
+
+        with suppress(AssertionError):  # whatever is missing is counted
+            until_blocking(is_told, "each loss is told", LOG_S)
+        return told
 
 
 async def _clean(address: str) -> None:
@@ -266,7 +266,8 @@ def _failure(query: Any, seconds: float) -> str | None:
 
 
 def _read(lake: Path) -> set[int]:
-    if next(lake.glob("**/*.parquet"), None) is None:
+    """The messages of the batches that readers see."""
+    if next(lake.glob("batch=*/*.parquet"), None) is None:
         return set()
     return {int(body.as_py()) for body in pq.read_table(lake, columns=["body"])["body"]}
 
