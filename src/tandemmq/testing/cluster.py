@@ -54,6 +54,7 @@ HOST: Final = "127.0.0.1"
 BROKER_NAME: Final = "broker-a"
 READY_S_MAX: Final = 30.0
 LOOK_S: Final = 0.002
+COPY_TRIES: Final = 100
 RECONNECT_MS: Final = 50
 
 CLIENT: Final = ClientOptions(heartbeat_s=1.0, route_refresh_s=0.5)
@@ -409,7 +410,7 @@ class _Member:
         root = self._config.store.root
         left = root.with_name(f"{root.name}.left")
         await self.network.sever()
-        shutil.copytree(root, left)
+        await _copy(root, left)
         await self.stop()
         shutil.rmtree(root)
         left.rename(root)
@@ -429,6 +430,20 @@ class _Member:
         end = other.max_log_offset
         is_told = end in other.acks.positions().values()
         return is_told and own.dispatched.value >= end
+
+
+async def _copy(root: Path, left: Path) -> None:
+    """Copies the files of a running server, whose threads may replace or delete one meanwhile."""
+    for tries_left in reversed(range(COPY_TRIES)):
+        try:
+            shutil.copytree(root, left, ignore=shutil.ignore_patterns("*.tmp"))
+        except shutil.Error:
+            shutil.rmtree(left)
+            if not tries_left:
+                raise
+            await LoopClock().sleep(LOOK_S)
+        else:
+            return
 
 
 def consumer_options() -> ConsumerOptions:
