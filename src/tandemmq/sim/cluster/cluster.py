@@ -21,6 +21,7 @@ from tandemmq.sim.cluster.watch import Watch
 from tandemmq.sim.cluster.wire import ReplicationWire
 from tandemmq.sim.cluster.work.kinds import make_workers
 from tandemmq.sim.cluster.world import World
+from tandemmq.store import MessageStore
 
 START_TIMEOUT_S = 60.0
 SETTLE_TIMEOUT_S = 400.0
@@ -322,12 +323,16 @@ class Cluster:
             return
         end = master.store.max_log_offset
         kept_from = max(end - 1, 0) // file_bytes * file_bytes
-        ends = {place: master.store.queue_max(*place) for place in master.store.queue_keys()}
+        safe_end = end
         lost = world.dice.pick(self.brokers) if world.dice.happens(50) else None
         if lost is not None:
             is_power_cut = world.dice.happens(50)
             self.ledger.counts["power cuts of the master"] += is_power_cut and lost is master
             lost.arm_crash(world.dice.between(0, 30), is_power_cut=is_power_cut)
+            if is_power_cut and lost is master:
+                # With ASYNC_FLUSH what was not flushed may go.
+                safe_end = master.store.flushed.value
+        ends = self._queue_ends(master.store, safe_end)
         late_ms = max(node.clock.skew_ms for node in self.nodes) + AGED_MS
         for node in self.nodes:
             node.clock.skew_ms = late_ms
@@ -360,6 +365,15 @@ class Cluster:
                 world.findings.broken.append(
                     f"{master.life} {place} ends at {now}, before it was {queue_end}"
                 )
+
+    @staticmethod
+    def _queue_ends(store: MessageStore, safe_end: int) -> dict[Place, int]:
+        """Where each queue ends, without the messages that lie behind `safe_end` in the log."""
+        ends = {}
+        for place in store.queue_keys():
+            records = checkers.read_queue(store, place) if safe_end < store.max_log_offset else []
+            ends[place] = store.queue_max(*place) - sum(record.log_offset >= safe_end for record in records)
+        return ends
 
     async def stop(self) -> None:
         """All in order; whatever is left is a leak."""
