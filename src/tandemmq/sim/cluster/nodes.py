@@ -374,6 +374,10 @@ class BrokerNode(Node):
             super().on_fatal(error)
         elif self.is_running and self._ending is None:
             self.world.note(f"{self.life} ends: {error}")
+            assert self._disk is not None
+            self.on_lost(
+                self, self._disk.faults.is_dropping_pages
+            )  # those that were not flushed, as by a power cut
             self._ending = self.world.loop.create_task(self._end(), context=Context())
 
     @property
