@@ -308,6 +308,7 @@ async def test_a_slave_keeps_no_progress_from_before_its_copy(tmp_path: Path) ->
     """It has no record to name with it: the next owner would be believed by a master without it."""
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
         await send(peer, 20)
+        record = records_of(await pull(peer, CLAIM + 1, sys_flag=0x4))[0]
         broker._tables.offsets.commit("CG", "T", 0, 3, 0)
     async with (
         running_broker(tmp_path, broker_id=1, slave_read_enable=True) as broker,
@@ -317,8 +318,27 @@ async def test_a_slave_keeps_no_progress_from_before_its_copy(tmp_path: Path) ->
         broker.store._queues.table["T", 0].min_offset = CLAIM + 1
         await commit_shown(peer, SeenRecord(CLAIM - 1, 900, 1_700_000_000_000))
         assert committed(broker) == 3
-        await commit_shown(peer, SeenRecord(CLAIM + 1, 1 << 20, 1_700_000_000_000))
+        await commit_shown(peer, SeenRecord(CLAIM + 1, record.log_offset, record.stored_at_ms))
         assert committed(broker) == CLAIM
+
+
+async def test_a_slave_whose_copy_begins_behind_the_safe_offset_leads_nobody_there(tmp_path: Path) -> None:
+    """What lies before its copy is at its master, and the group has not finished it."""
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        await send(peer, 20)
+        record = records_of(await pull(peer, CLAIM - 1, sys_flag=0x4))[0]
+        broker._tables.offsets.commit("CG", "T", 0, 5, 0)
+    lost = SeenRecord(CLAIM - 1, record.log_offset - 8, record.stored_at_ms)
+    async with (
+        running_broker(tmp_path, broker_id=1, slave_read_enable=True) as broker,
+        Peer(broker) as peer,
+    ):
+        assert broker.store is not None
+        broker.store._queues.table["T", 0].min_offset = 8
+        await commit_shown(peer, lost)
+        assert committed(broker) == 5
+        for _ in range(2):  # it does not give in to who insists
+            assert (await pull_shown(peer, "c1", lost)).code == ResponseCode.SLAVE_NOT_AVAILABLE
 
 
 async def test_a_slave_that_is_behind_refuses_who_has_read_on_in_a_topic_made_again(tmp_path: Path) -> None:

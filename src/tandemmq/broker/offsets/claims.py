@@ -14,7 +14,8 @@ Invariants: each queue remembers where it ended when this life of the broker beg
             A client that shows a record in whose place this log has another is nowhere believed before it
             has followed, also when it was: it may have read at a slave meanwhile whose log had parted from
             this one. On a slave neither, when its copy reaches as far as that record: one that is behind has
-            nothing in that place, or what was there before its topic was deleted, and refuses the reader.
+            nothing in that place, or what was there before its topic was deleted, and refuses the reader. So
+            does one whose copy begins behind the offset that the reader is to go back to.
             The record that is shown lies right below the claim, whether the client got it or a filter passed
             over it: one from further below may be in both logs.
 Strategy:   duplicates rather than gaps. On a master one look into a dict for each pull; commits at or below
@@ -203,6 +204,13 @@ class Claims:
                 code=ResponseCode.SLAVE_NOT_AVAILABLE,
             )
         safe = self._safe_offset_without(group, queue, seen)
+        begin = self._store.queue_min(*queue)
+        if safe < begin:
+            raise RequestRejected(
+                f"this slave's copy of queue {header.queue_id} of {header.topic} begins at {begin}, behind"
+                f" {safe}, where the reader has to go on: ask the master",
+                code=ResponseCode.SLAVE_NOT_AVAILABLE,
+            )
         is_again = self._moved.get(key) == channel.peer
         if safe >= header.queue_offset or is_again or len(self._moved) >= self._count_max:
             return None
@@ -248,7 +256,8 @@ class Claims:
         that is no older than the lost one is where they parted, unless clocks were set back. What the group
         has committed was lowered by each life of a master; but a slave keeps commits that nothing refutes
         yet, of this client, too. So the lowest of them holds. A group that has committed nothing goes on no
-        higher than the life start.
+        higher than the life start. Below the beginning of a master's queue there is nothing to go on from;
+        of a slave's copy there is, at its master.
         """
         online = self._consumers.get(group)
         committed = None
@@ -257,7 +266,8 @@ class Claims:
         if committed is None:
             committed = self._store.queue_life_start(*queue)
         younger = self._store.offset_by_time(*queue, seen.stored_at_ms)
-        return max(self._store.queue_min(*queue), min(committed, younger, seen.queue_offset))
+        safe = min(committed, younger, seen.queue_offset)
+        return safe if self._is_slave else max(self._store.queue_min(*queue), safe)
 
     def _has(self, queue: QueueName, seen: SeenRecord | None) -> bool | None:
         """None when that cannot be told: a slave may not have it yet, and an old record may be deleted."""
