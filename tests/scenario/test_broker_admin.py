@@ -187,6 +187,9 @@ async def test_what_is_no_lag(peer: Peer) -> None:
     assert await topics_of("CG") == {"T1", "T2"}
     await peer.heartbeat("c2", consumer("CG", "T1"))
     assert (await topics_of("CG"), await topics_of("CG", "T2")) == ({"T1"}, set())
+    header = UpdateOffsetRequest(consumer_group="Everybody", topic="T1", queue_id=0, committed_offset=1)
+    await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    assert await topics_of("Everybody", "T1") == {"T1"}  # its offsets are kept here all the same
 
 
 async def test_figures_of_days_leave_out_what_the_system_sends(broker: Broker, peer: Peer) -> None:
