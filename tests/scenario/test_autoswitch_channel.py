@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from replica_pair import FAST, SEGMENT, log_bytes
 
-from tandemmq.errors import StaleTerm
+from tandemmq.errors import RequestRejected, StaleTerm
 from tandemmq.protocol.record import NewRecord
 from tandemmq.replication.core.term_frames import Handshake, encode_handshake, encode_term_report
 from tandemmq.replication.shell import AutoSwitchReplication
@@ -29,6 +29,7 @@ class Node:
         self.changes = changes
         self.id = broker_id
         self.decides = True
+        self.copy_count_min = 1
         self.proposals: list[frozenset[int]] = []
 
     async def start(self) -> None:
@@ -42,7 +43,13 @@ class Node:
         clock = LoopClock()
         self.store = await MessageStore.open(options, disk=RealDisk(), clock=clock, has_terms=True)
         self.channel = AutoSwitchReplication(
-            self.store, self.id, FAST, network=TcpNetwork(), clock=clock, waits_for_all=True
+            self.store,
+            self.id,
+            FAST,
+            network=TcpNetwork(),
+            clock=clock,
+            waits_for_all=True,
+            copy_count_min=self.copy_count_min,
         )
         self.channel.on_propose = self._on_propose
         host, port = await self.channel.start("127.0.0.1", 0)
@@ -143,6 +150,28 @@ async def test_a_slave_that_comes_again_with_less_counts_for_what_it_has(nodes: 
     assert one.proposals[-1] == {1}  # at once, before it could be elected
     for writer in (before, after):
         writer.close()
+
+
+async def test_a_set_that_is_too_small_takes_no_sends(tmp_path: Path) -> None:
+    """minInSyncReplicas=2: nothing is answered as stored that is on one disk only."""
+    one = Node(tmp_path, 1)
+    one.copy_count_min = 2
+    await one.start()
+    await one.lead(1, 1)
+    with pytest.raises(RequestRejected, match=r"has 1 copies of minInSyncReplicas=2"):
+        await one.send(b"alone")
+    slave = await come_as(2, one, one.store.max_log_offset)
+    await until(lambda: frozenset({1, 2}) in one.proposals)
+    sending = asyncio.create_task(one.send(b"with two"))
+    await until(lambda: one.store.max_log_offset > 0)
+    slave.close()
+    await until(lambda: one.proposals[-1] == {1})
+    assert await sending == [PutStatus.FLUSH_SLAVE_TIMEOUT]  # the set became smaller meanwhile
+    with pytest.raises(RequestRejected, match=r"minInSyncReplicas"):
+        await one.send(b"alone again")
+    await one.channel.end_term()
+    assert one.store._admission.refusal is None  # what it takes as a slave is not its own
+    await one.stop()
 
 
 async def test_while_the_controllers_are_silent_a_send_waits_for_who_may_be_in_the_set(

@@ -69,7 +69,8 @@ def _check_replica_counts(texts: Mapping[str, str]) -> None:
         raise ConfigError(
             f"inSyncReplicas={needed} can never be reached with totalReplicas={texts['totalReplicas']}"
         )
-    if "minInSyncReplicas" in texts and int(texts["minInSyncReplicas"]) > max(needed, 1):
+    is_elected = texts.get("enableControllerMode", "").lower() == "true"  # there the set's size is meant
+    if "minInSyncReplicas" in texts and not is_elected and int(texts["minInSyncReplicas"]) > max(needed, 1):
         raise ConfigError(
             f"minInSyncReplicas={texts['minInSyncReplicas']} must not be above inSyncReplicas={needed}"
         )

@@ -218,7 +218,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     # Replication.
     "inSyncReplicas": _key(whole(0, 100), "store.in_sync_replicas"),
     "totalReplicas": _key(whole(1, 100), "store.total_replicas"),
-    "minInSyncReplicas": _key(whole(1, 100)),
+    "minInSyncReplicas": _key(whole(1, 100), "election.copy_count_min"),
     "slaveTimeout": _key(POSITIVE, "store.slave_timeout_ms"),
     "haMaxGapNotInSync": _key(
         POSITIVE_LONG, "store.replica_gap_bytes_max", "replication.in_sync_gap_bytes_max"

@@ -20,6 +20,7 @@ from tandemmq.errors import (
     FlushFailed,
     LogDiverged,
     LogMissing,
+    RequestRejected,
     ServiceNotAvailable,
     StoreError,
 )
@@ -79,6 +80,7 @@ _FAILED = "failed"
 _ROLE = "role"
 _DOUBT = "doubt"
 _DAMAGED = "damaged"
+_FEW_COPIES = "few copies"
 
 
 class MessageStore:
@@ -617,6 +619,13 @@ class MessageStore:
     def require_acks(self, replicas: frozenset[ReplicaId] | None) -> None:
         """A send is confirmed when each of these holds it; None: when as many do as the options say."""
         self._replies.require(replicas)
+
+    def refuse_for_copies(self, remark: str) -> None:
+        """Refuse every send with this remark and SYSTEM_ERROR (spec replication 5.1); empty: no more."""
+        if remark:
+            self._admission.block(_FEW_COPIES, remark, RequestRejected)
+        else:
+            self._admission.unblock(_FEW_COPIES)
 
     async def save_epochs(self, epochs: EpochList) -> None:
         """They are on disk when it returns, also when the caller is cancelled: two lists that are written at

@@ -24,6 +24,7 @@ class ElectionOptions:
     poll_ms: int = 1_000  # syncBrokerMetadataPeriod; RocketMQ: 5000
     priority: int = 2**31 - 1  # brokerElectionPriority: among equals the smaller one is elected
     waits_for_all: bool = True  # allAckInSyncStateSet; RocketMQ: false, which may lose what was acknowledged
+    copy_count_min: int = 1  # minInSyncReplicas: sends are refused while the SyncStateSet is smaller
     lag_ms_max: int = 2_000  # haMaxTimeSlaveNotCatchup: who lags longer leaves the set; RocketMQ: 15000
     is_learner: bool = False  # asyncLearner: copies, and is never elected
     from_last_file: bool = False  # syncFromLastFile: an empty slave copies the last file only
@@ -34,7 +35,14 @@ class ElectionOptions:
             return
         if not self.controllers:
             raise ConfigError("controllerAddr: must not be empty in controller mode")
-        for name in ("heartbeat_ms", "heartbeat_timeout_ms", "silence_ms_max", "poll_ms", "lag_ms_max"):
+        for name in (
+            "heartbeat_ms",
+            "heartbeat_timeout_ms",
+            "silence_ms_max",
+            "poll_ms",
+            "lag_ms_max",
+            "copy_count_min",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} must be at least 1")
         if self.silence_ms_max < 4 * self.heartbeat_ms:

@@ -113,9 +113,10 @@ class AutoSwitchReplication:
         is_learner: bool = False,
         from_last_file: bool = False,
         lag_ms_max: int = 15_000,
+        copy_count_min: int = 1,
     ) -> None:
         """`waits_for_all`: allAckInSyncStateSet; `is_learner`: asyncLearner; `from_last_file`:
-        syncFromLastFile; `lag_ms_max`: haMaxTimeSlaveNotCatchup.
+        syncFromLastFile; `lag_ms_max`: haMaxTimeSlaveNotCatchup; `copy_count_min`: minInSyncReplicas.
         """
         assert store.has_terms
         self._store = store
@@ -129,6 +130,7 @@ class AutoSwitchReplication:
         self._waits_for_all = waits_for_all
         self._hello = Handshake(broker_id, from_last_file=from_last_file, is_learner=is_learner)
         self._lag_ms_max = lag_ms_max
+        self._copy_count_min = copy_count_min
         self._listener: Listener | None = None
         self._connections: list[SlaveConnection] = []
         self._set: SyncStateSet | None = None
@@ -218,6 +220,7 @@ class AutoSwitchReplication:
             self._timer = None
         if self._set is not None:
             self._set = None
+            self._store.refuse_for_copies("")
             self._heard_at_s.clear()
             # Whom a send waits for stays: to ask for fewer would answer what members of this term lack.
         # What they still bring belongs to no term: it must not count in the next one.
@@ -371,11 +374,18 @@ class AutoSwitchReplication:
             self._propose()
 
     def _on_set_changed(self) -> None:
-        """A send waits for the union from now on, when it waits for all of the set."""
+        """A send waits for the union from now on, when it waits for all of the set.
+
+        While the set is too small, sends are refused, and those that wait go on waiting for who has left it:
+        answered now, they would be in fewer copies than an operator demands.
+        """
         if self._set is None:
             return
+        size, needed = self._set.size, self._copy_count_min
+        remark = f"the SyncStateSet has {size} copies of minInSyncReplicas={needed}"
+        self._store.refuse_for_copies(remark if size < needed else "")
         self._store.raise_confirm_offset(self._set.raise_confirm(self._store.confirmed.value))
-        if self._waits_for_all:
+        if self._waits_for_all and size >= needed:
             self._store.require_acks(frozenset(map(_replica, self._set.required)))
 
     def _propose(self) -> None:
