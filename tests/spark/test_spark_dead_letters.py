@@ -9,8 +9,7 @@ from typing import Any
 from dead_letter_maker import make_dead_letters
 from pipeline_recorder import Recorder
 
-from tandemmq.spark.pipelines.dead_letter_events import DeadLetter, DeadLettersSeen
-from tandemmq.spark.pipelines.dead_letters import DeadLetterOptions, DeadLetters
+from tandemmq.spark.pipelines.dead_letters import DeadLetter, DeadLetterOptions, DeadLetters, DeadLettersSeen
 from tandemmq.spark.pipelines.events import Stopped
 from tandemmq.spark.pipelines.exhibits import Table
 from tandemmq.spark.pipelines.replay_state import load_state

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from tandemmq.errors import TandemError
-from tandemmq.spark.command_audit import audit
-from tandemmq.spark.command_dead_letters import deadletters
-from tandemmq.spark.command_history import history
 from tandemmq.spark.command_lake import app as lake_app
-from tandemmq.spark.command_options import (
+from tandemmq.spark.command_lake import audit, history, rollup
+from tandemmq.spark.command_progress import ProgressKind, read_text_option, split_list, split_pairs
+from tandemmq.spark.command_topics import deadletters, rebuild, replay
+from tandemmq.spark.command_watch import (
+    EXIT_REFUSED,
     BatchRows,
     Master,
     MetricsPort,
@@ -22,12 +23,9 @@ from tandemmq.spark.command_options import (
     ReportFile,
     SourceOptions,
     TriggerSeconds,
+    Watch,
+    run_pipeline,
 )
-from tandemmq.spark.command_progress import ProgressKind, read_text_option, split_list, split_pairs
-from tandemmq.spark.command_rebuild import rebuild
-from tandemmq.spark.command_replay import replay
-from tandemmq.spark.command_rollup import rollup
-from tandemmq.spark.command_watch import EXIT_REFUSED, Watch, run_pipeline
 from tandemmq.spark.option_text import parse_enum
 from tandemmq.spark.options import ReadFrom
 from tandemmq.spark.pipelines.events import Reporter

@@ -1,4 +1,4 @@
-"""What all pipeline commands have in common: how they are watched, and how they end."""
+"""What all pipeline commands have in common: their options, how they are watched, and how they end."""
 
 from __future__ import annotations
 
@@ -8,13 +8,40 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from tandemmq.errors import TandemError
 from tandemmq.spark.command_progress import ProgressKind, make_reporter
+from tandemmq.spark.options import ReadFrom
 from tandemmq.spark.pipelines.events import Reporter, Reporters
+
+NameServers = Annotated[str, typer.Option("--namesrv", help="Name servers: host:port[;host:port].")]
+Master = Annotated[str, typer.Option("--master", help="Spark master: local[*] or spark://host:port.")]
+Progress = Annotated[ProgressKind, typer.Option("--progress", help="How progress is told.")]
+ReportFile = Annotated[
+    Path | None, typer.Option("--report", help="HTML report with plots, written at the end.", metavar="FILE")
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option("--metrics-port", help="Serve Prometheus metrics there; 0: a free port.", min=0, max=65_535),
+]
+EverySeconds = Annotated[
+    float, typer.Option("--every-seconds", help="With --continuous: pause between rounds.", min=0.1)
+]
+Replica = Annotated[ReadFrom, typer.Option("--read-from", help="Which replica is read.")]
+BatchRows = Annotated[int, typer.Option("--batch-rows", help="At most so many messages per batch.", min=1)]
+TriggerSeconds = Annotated[float, typer.Option("--trigger-seconds", help="Pause between batches.", min=0.0)]
+SourceOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="Any other option of the source, as name=value; repeatable."),
+]
+SinkOptions = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="Any other option of the sink, as name=value; repeatable."),
+]
+
 
 EXIT_REFUSED = 2
 

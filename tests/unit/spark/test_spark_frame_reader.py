@@ -7,7 +7,7 @@ import pytest
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import encode_frame
-from tandemmq.spark.frame_reader import READ_BYTES, FrameReader
+from tandemmq.spark.wire import READ_BYTES, FrameReader
 
 
 class Source:

@@ -26,7 +26,7 @@ from tandemmq.spark.pipelines.events import (
     render_bytes,
 )
 from tandemmq.spark.pipelines.jobs import Jobs
-from tandemmq.spark.pipelines.rebuild_events import RebuildStep
+from tandemmq.spark.pipelines.rebuild import RebuildStep
 from tandemmq.spark.pipelines.runner import (
     Job,
     Runner,

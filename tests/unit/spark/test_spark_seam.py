@@ -14,8 +14,8 @@ from tandemmq.spark.lake.view import view_lake
 from tandemmq.spark.offsets import QueueKey, StreamOffset, encode_offset
 from tandemmq.spark.pipelines.audit import AuditOptions, run_audit
 from tandemmq.spark.pipelines.events import SilentReporter
+from tandemmq.spark.pipelines.history import find_seam
 from tandemmq.spark.pipelines.replay import ReplayOptions, run_replay
-from tandemmq.spark.pipelines.seam import find_seam
 
 
 def _write(lake: Path, batch: int, end: int) -> None:

@@ -1,20 +1,200 @@
 """The data source `commitlog`: CommitLog files as a table, batch only.
 
+A piece of a file is walked in runs of whole records and damages, which become Arrow batches with the column
+`damage`. A record says at which offset of the log it lies, so any byte range can be read alone: the first
+record of a piece is the first one that says that it lies where it lies. Each record and each damage belongs
+to the piece in which it begins. Foreign bytes never raise.
+
 The files must be reachable from every executor. A running broker may be read too; what it is writing at that
 moment then looks like damage at the end of the last file.
+Source: spec store 3, 3.2, 3.3.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from tandemmq.spark.columns import Projection, project_schema, render_ddl, select_columns
-from tandemmq.spark.commitlog.options import LOG_COLUMNS, LogOptions, parse_log_options
+from tandemmq.errors import RemoteProtocolError
+from tandemmq.protocol.record_check import check_record
+from tandemmq.protocol.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RecordOutcome
+from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
+from tandemmq.spark.columns import Projection, arrow_schema, project_schema, render_ddl, select_columns
+from tandemmq.spark.commitlog.options import LOG_COLUMNS, Damaged, LogOptions, parse_log_options
 from tandemmq.spark.commitlog.pieces import Piece, cut_pieces, find_files
+from tandemmq.spark.decode import DecodePlan, decode_records
+from tandemmq.store.column_rows import take_rows
+from tandemmq.store.damage import data_end, find_bytes
+from tandemmq.store.inspect.damage import Damage, describe_damage
+from tandemmq.store.inspect.files import map_file
+
+_MAGICS = tuple((magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Whole records of `view`; where `is_intact` is False the body does not match its checksum."""
+
+    view: memoryview
+    columns: RecordColumns
+    is_intact: NDArray[np.bool_]
+
+
+def scan_piece(piece: Piece, *, run_records: int, check_crc: bool) -> Iterator[Run | Damage]:
+    """What begins in the piece, in the order of the log."""
+    if piece.lost is not None:
+        reason = f"bytes {piece.lost[0]} to {piece.lost[1]} of the log are in no file"
+        yield Damage(file=piece.file, begin=0, end=0, reason=reason, lost=piece.lost)
+        return
+    if piece.file.size == 0:
+        return
+    view = memoryview(map_file(piece.file.path))
+    position = 0 if piece.begin == 0 else find_sound(view, piece.file.base, piece.begin)
+    while position < piece.end:
+        bounds = scan_boundaries(view, position, count_max=run_records)
+        columns = read_columns(view, bounds, log_offset=piece.file.base)
+        whole = take_rows(columns, slice(columns.valid_count))
+        if len(whole):
+            # Behind the piece's end begins what the next task reads.
+            whole = take_rows(whole, slice(int(np.searchsorted(whole.position, piece.end))))
+            is_intact = verify_bodies(view, whole) if check_crc else whole.is_valid
+            yield Run(view, whole, is_intact)
+            position = int(whole.position[-1] + whole.size[-1])
+        if position >= piece.end or (len(whole) == len(columns) and bounds.outcome is RecordOutcome.OK):
+            continue
+        if _is_finished(piece, view, position):
+            return
+        end = find_sound(view, piece.file.base, position + 1)
+        shown_end = data_end(view, position) if end == len(view) and piece.is_last else end
+        yield describe_damage(piece.file, view, position, shown_end, is_stale=False)
+        position = end
+
+
+def find_sound(view: memoryview, base: int, begin: int) -> int:
+    """The first record or BLANK at or behind `begin` that says that it lies there, else the file's end."""
+    found = {raw: find_bytes(view, raw, begin + 4) for raw in _MAGICS}
+    while any(at >= 0 for at in found.values()):
+        at, raw = min((at, raw) for raw, at in found.items() if at >= 0)
+        position = at - 4
+        record = check_record(view, position, log_offset=base + position, check_crc=False)
+        if record.outcome is RecordOutcome.OK:
+            return position
+        if record.outcome is RecordOutcome.BLANK and record.size == len(view) - position:
+            return position
+        found[raw] = find_bytes(view, raw, at + 1)
+    return len(view)
+
+
+def _is_finished(piece: Piece, view: memoryview, position: int) -> bool:
+    """True when the file ends here as it should: with a BLANK, or with zeros where no file follows."""
+    if position >= len(view):
+        return True
+    found = check_record(view, position, log_offset=piece.file.base + position, check_crc=False)
+    if found.outcome is RecordOutcome.BLANK and found.size == len(view) - position:
+        return True
+    return piece.is_last and data_end(view, position) == position
+
+
+DAMAGE = "damage"
+
+
+def read_piece(piece: Piece, options: LogOptions, projection: Projection) -> Iterator[Any]:
+    """The rows of one piece.
+
+    Raises:  RemoteProtocolError at damage when the options say so.
+    """
+    for found in scan_piece(piece, run_records=options.arrow_rows, check_crc=options.verify_crc):
+        if isinstance(found, Damage):
+            yield from _of_damage(found, options, projection)
+        else:
+            yield from _of_run(found, options, projection)
+
+
+def _of_run(run: Run, options: LogOptions, projection: Projection) -> Iterator[Any]:
+    wanted = _of_topics(run, options.topics)
+    good = np.flatnonzero(wanted & run.is_intact)
+    if len(good):
+        yield _decode(run.view, take_rows(run.columns, good), options, projection, damage=None)
+    for row in np.flatnonzero(wanted & ~run.is_intact).tolist():
+        columns = take_rows(run.columns, slice(row, row + 1))
+        reason = RecordOutcome.BAD_CRC.value
+        if options.damaged is Damaged.FAIL:
+            raise _failure(int(columns.log_offset[0]), reason)
+        if options.damaged is Damaged.REPORT:
+            # What is damaged may be what a decompressor would need.
+            as_stored = replace(options, decompress=False)
+            yield _decode(run.view, columns, as_stored, projection, damage=reason)
+
+
+def _of_topics(run: Run, topics: tuple[str, ...]) -> NDArray[np.bool_]:
+    columns = run.columns
+    if not topics:
+        return np.ones(len(columns), dtype=np.bool_)
+    names = {name.encode() for name in topics}
+    starts = columns.topic_position.tolist()
+    ends = (columns.topic_position + columns.topic_size).tolist()
+    is_wanted = [bytes(run.view[a:b]) in names for a, b in zip(starts, ends, strict=True)]
+    return np.array(is_wanted, dtype=np.bool_)
+
+
+def _decode(
+    view: memoryview,
+    columns: RecordColumns,
+    options: LogOptions,
+    projection: Projection,
+    *,
+    damage: str | None,
+) -> Any:
+    begin, end = int(columns.position[0]), int(columns.position[-1] + columns.size[-1])
+    plan = DecodePlan(
+        projection=tuple(column for column in projection if column.name != DAMAGE),
+        decompress=options.decompress,
+    )
+    brokers = [(options.broker, len(columns))]
+    data = bytes(view[begin:end])
+    batch = decode_records(data, brokers, plan, positions=columns.position - begin)
+    arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+    values = pa.repeat(pa.scalar(damage, pa.string()), len(columns))
+    return pa.RecordBatch.from_arrays(
+        [values if column.name == DAMAGE else arrays[column.label] for column in projection],
+        schema=arrow_schema(projection),
+    )
+
+
+def _of_damage(damage: Damage, options: LogOptions, projection: Projection) -> Iterator[Any]:
+    """One row with what can still be said."""
+    if options.topics and damage.topic is not None and damage.topic not in options.topics:
+        return
+    size = damage.log_end - damage.log_offset
+    reason = f"{size} bytes cannot be read: {damage.reason}"
+    if options.damaged is Damaged.FAIL:
+        raise _failure(damage.log_offset, reason)
+    if options.damaged is Damaged.SKIP:
+        return
+    known = {
+        "topic": damage.topic,
+        "brokerName": options.broker,
+        "queueId": damage.queue_id,
+        "queueOffset": damage.queue_offset,
+        "physicalOffset": damage.log_offset,
+        DAMAGE: reason,
+    }
+    schema = arrow_schema(projection)
+    arrays = [
+        pa.array([known.get(column.name)], type=field.type)
+        for column, field in zip(projection, schema, strict=True)
+    ]
+    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _failure(log_offset: int, reason: str) -> RemoteProtocolError:
+    return RemoteProtocolError(f"the record at log offset {log_offset}: {reason}")
 
 
 @dataclass
@@ -56,6 +236,6 @@ class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped h
         # Without files Spark makes one task with a partition that is none of ours (spec spark SP-32).
         if not isinstance(partition, LogPiece):
             return iter(())
-        from tandemmq.spark.commitlog.rows import read_piece
+        from tandemmq.spark.commitlog.source import read_piece
 
         return read_piece(partition.piece, self._options, self._projection)

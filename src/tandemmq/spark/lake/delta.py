@@ -2,14 +2,14 @@
 
 The commit carries (query, batch) as an application transaction, which Delta keeps for ever: a batch that is
 replayed after a crash finds its number there. Columns that are new are added to the table first; older files
-have nulls for them. Must not know Spark.
+have nulls for them. The statistics of a file are read from its Parquet footer alone. Must not know Spark.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -24,7 +24,51 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import CommitOutcome, StagedFile
 from tandemmq.spark.lake.parquet import NULL_PARTITION
-from tandemmq.spark.lake.statistics import read_statistics
+
+TEXT_CHARS_MAX = 64
+"""Longer texts have no bounds: a cut upper bound would be wrong."""
+
+
+def read_statistics(path: Path) -> dict[str, Any]:
+    """`numRecords`, and `minValues`, `maxValues`, `nullCount` of columns with bounds in every row group."""
+    footer = pq.read_metadata(path)
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    without: set[str] = set()
+    for group in (footer.row_group(number) for number in range(footer.num_row_groups)):
+        for column in (group.column(number) for number in range(group.num_columns)):
+            name = column.path_in_schema
+            statistics = column.statistics
+            if "." in name or statistics is None or not statistics.has_null_count:
+                without.add(name)
+                continue
+            nulls[name] = nulls.get(name, 0) + statistics.null_count
+            if statistics.null_count == group.num_rows:
+                continue
+            if not statistics.has_min_max or _is_long(statistics.max) or _is_long(statistics.min):
+                without.add(name)
+                continue
+            low[name] = min(low.get(name, statistics.min), statistics.min)
+            high[name] = max(high.get(name, statistics.max), statistics.max)
+    return {
+        "numRecords": footer.num_rows,
+        "minValues": {name: _render(value) for name, value in low.items() if name not in without},
+        "maxValues": {name: _render(value) for name, value in high.items() if name not in without},
+        "nullCount": {name: count for name, count in nulls.items() if name not in without},
+    }
+
+
+def _is_long(value: object) -> bool:
+    return isinstance(value, bytes) or (isinstance(value, str) and len(value) > TEXT_CHARS_MAX)
+
+
+def _render(value: Any) -> Any:
+    if isinstance(value, datetime):
+        # Delta rounds to milliseconds; readers allow for that.
+        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return value
+
 
 _PARTITION_TYPES = {"dt": pa.date32()}
 

@@ -18,8 +18,7 @@ from tandemmq.errors import ConfigError, TandemError
 from tandemmq.protocol.topic_names import dlq_topic
 from tandemmq.spark.metadata import Cluster
 from tandemmq.spark.options import parse_options
-from tandemmq.spark.pipelines.dead_letter_events import DeadLetter, DeadLettersSeen
-from tandemmq.spark.pipelines.events import Reporter, Started, Stopped, Totals, make_batch_done
+from tandemmq.spark.pipelines.events import Event, Reporter, Started, Stopped, Totals, make_batch_done
 from tandemmq.spark.pipelines.exhibits import BarChart, Cell, Table
 from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
 from tandemmq.spark.pipelines.replay_state import ReplayState, load_state
@@ -29,6 +28,45 @@ from tandemmq.spark.sink.options import parse_sink_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLettersSeen(Event):
+    """How many were chosen; `kinds`: groups of one topic, error and age."""
+
+    kind = "dead_letters"
+    is_lasting = True
+
+    group: str
+    messages: int
+    kinds: int
+
+    def render(self) -> str:
+        if not self.messages:
+            return f"{self.group}: no dead letters"
+        return f"{self.group}: {self.messages:,} dead letters of {self.kinds} kinds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter(Event):
+    """One of them. `stored_at`: when it died, UTC; `id`: of the message that it was."""
+
+    kind = "dead_letter"
+    is_lasting = True
+    table = "The oldest"
+
+    stored_at: str
+    origin: str
+    id: str
+    keys: str
+    retries: int
+    error: str
+    body: str
+
+    def render(self) -> str:
+        keys = f" keys {self.keys}" if self.keys else ""
+        return f"{self.stored_at} {self.origin} {self.id}{keys}: {self.error}: {self.body}"
+
 
 AGES = ((1, "under an hour"), (24, "under a day"), (7 * 24, "under a week"), (30 * 24, "under a month"))
 OLDER = "a month and more"

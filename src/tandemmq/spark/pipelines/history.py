@@ -1,11 +1,13 @@
-"""History: a lake and its live topic as one DataFrame, each message once (`seam`).
+"""History: a lake and its live topic as one DataFrame, each message once.
 
     from tandemmq.spark.pipelines.history import history
 
     orders = history(spark, lake="/data/orders", name_servers="127.0.0.1:9876")
 
 What the lake has is read from its files, everything behind from the brokers. A topic that lost messages
-between the two fails the query unless `failOnDataLoss=false`.
+between the two fails the query unless `failOnDataLoss=false`. Spark's checkpoint says where each batch ends.
+Only batches that are in the lake count, all of one look at it; so a landing that goes on meanwhile changes
+nothing.
 """
 
 from __future__ import annotations
@@ -19,18 +21,56 @@ from typing import TYPE_CHECKING
 
 from tandemmq.errors import ConfigError, TandemError
 from tandemmq.spark.columns import COLUMNS
-from tandemmq.spark.offsets import nest_positions
+from tandemmq.spark.lake.view import LakeView, view_lake
+from tandemmq.spark.offsets import Positions, decode_offset, nest_positions
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.events import Reporter, Started, Stopped, Totals, make_batch_done
 from tandemmq.spark.pipelines.exhibits import BarChart
 from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
+from tandemmq.spark.pipelines.lake_job import CHECKPOINT_DIR
 from tandemmq.spark.pipelines.lake_rows import read_rows
 from tandemmq.spark.pipelines.runner import StopFlag, explain_failure
-from tandemmq.spark.pipelines.seam import Seam, find_seam
 from tandemmq.spark.pipelines.sessions import open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seam:
+    """`view`: what is read of the lake; `positions`: of each queue the first offset that it has not."""
+
+    view: LakeView
+    positions: Positions
+
+
+def find_seam(lake: Path, checkpoint: Path | None = None) -> Seam:
+    """The seam as it is now; a lake without batches begins where its topic begins.
+
+    Raises:  ConfigError when the checkpoint does not tell the offsets of the last batch.
+    """
+    view = view_lake(lake)
+    if view.last_batch is None:
+        return Seam(view=view, positions={})
+    directory = checkpoint or lake / CHECKPOINT_DIR
+    document = _read_end(directory / "offsets", view.last_batch)
+    if document is None:
+        raise ConfigError(
+            f"{directory} does not tell where batch {view.last_batch} of {lake} ends: give the checkpoint of"
+            " its landing"
+        )
+    return Seam(view=view, positions=decode_offset(document).positions)
+
+
+def _read_end(offsets: Path, batch: int) -> dict[str, object] | None:
+    """The end offset of a batch: the last line of Spark's file behind its version and settings."""
+    try:
+        lines = (offsets / str(batch)).read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    document = json.loads(lines[-1])
+    return document if isinstance(document, dict) else None
+
 
 FROM_COLUMN = "landed"
 """True for rows of the lake, false for rows of the brokers."""

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandemmq.errors import ConfigError, StoreError, TandemError
 from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS
-from tandemmq.spark.pipelines.events import Reporter, Started, Stopped, Totals, make_batch_done
+from tandemmq.spark.pipelines.events import Event, Reporter, Started, Stopped, Totals, make_batch_done
 from tandemmq.spark.pipelines.exhibits import Table
 from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
-from tandemmq.spark.pipelines.rebuild_events import RebuildStep
 from tandemmq.spark.pipelines.rebuild_parts import (
     INDEX_DIR,
     QUEUES_DIR,
@@ -55,6 +54,23 @@ from tandemmq.store.options import QUEUE_UNIT_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildStep(Event):
+    """Spark's tasks of a stage that are done."""
+
+    kind = "step"
+    is_tick = True
+
+    stage: str
+    tasks_done: int
+    tasks: int
+    seconds: float
+
+    def render(self) -> str:
+        return f"{self.stage}: {self.tasks_done} of {self.tasks} tasks, {self.seconds:.0f} s"
+
 
 T = TypeVar("T")
 

@@ -1,6 +1,7 @@
 """Collects what a pipeline tells into its HTML report, written when the pipeline ends.
 
-Bounded: a run of days keeps some thousand points of its curves, and its first and last remarks.
+One file without anything outside it, for light and dark screens. Bounded: a run of days keeps some thousand
+points of its curves, and its first and last remarks.
 """
 
 from __future__ import annotations
@@ -8,15 +9,141 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from tandemmq.spark.pipelines.audit_events import AuditDone
 from tandemmq.spark.pipelines.events import BatchDone, Event, Started, Stopped, render_bytes
-from tandemmq.spark.pipelines.exhibits import BarChart, Exhibit, Line, LineChart, Table
-from tandemmq.spark.pipelines.report_page import Tile, render_page
+from tandemmq.spark.pipelines.exhibits import BarChart, Cell, Exhibit, Line, LineChart, Table
+from tandemmq.spark.pipelines.svg import draw_bars, draw_lines
+
+ROWS_SHOWN_MAX = 500
+CELL_CHARS_MAX = 400
+
+Tile = tuple[str, str]
+"""A name and what it says, large."""
+
+_STYLE = """
+:root { color-scheme: light dark; --bg: #fbfbf9; --card: #fff; --ink: #1d2228; --soft: #69727d;
+  --rule: #e2e4e6; --good: #1a7f4b; --bad: #b42318; --c0: #2563a8; --c1: #c2571a; --c2: #2f855a;
+  --c3: #7c4dab; --c4: #a8842a; --c5: #b0416e; }
+@media (prefers-color-scheme: dark) { :root { --bg: #15181c; --card: #1d2126; --ink: #e6e8ea;
+  --soft: #98a1ab; --rule: #31373e; --good: #4cc38a; --bad: #ff7a6b; --c0: #6aa8ea; --c1: #f09a5f;
+  --c2: #62c492; --c3: #b592e6; --c4: #d9b65a; --c5: #ea83ad; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--bg); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif; }
+main { max-width: 880px; margin: 0 auto; padding: 32px 20px 56px; }
+h1 { font-size: 26px; line-height: 1.25; margin: 0 0 2px; overflow-wrap: anywhere; }
+h2 { font-size: 16px; margin: 0 0 10px; }
+.when { color: var(--soft); margin: 0 0 18px; }
+.verdict { border-left: 4px solid var(--good); background: var(--card); padding: 10px 14px;
+  margin: 0 0 18px; overflow-wrap: anywhere; }
+.verdict.bad { border-color: var(--bad); }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px;
+  margin: 0 0 18px; }
+.tiles div, section { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
+.tiles div { padding: 10px 14px; }
+.tiles dt { color: var(--soft); font-size: 13px; }
+.tiles dd { margin: 0; font-size: 22px; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+section { padding: 16px 18px; margin: 0 0 18px; }
+svg { width: 100%; height: auto; display: block; }
+svg text { font-size: 12px; fill: var(--soft); }
+.grid { stroke: var(--rule); }
+.line { fill: none; stroke-width: 1.8; stroke-linejoin: round; stroke: currentColor; }
+.dot { fill: currentColor; }
+.bar { fill: var(--c0); }
+.c0 { color: var(--c0); } .c1 { color: var(--c1); } .c2 { color: var(--c2); }
+.c3 { color: var(--c3); } .c4 { color: var(--c4); } .c5 { color: var(--c5); }
+.legend { list-style: none; margin: 8px 0 0; padding: 0; display: flex; flex-wrap: wrap; gap: 4px 16px;
+  font-size: 13px; }
+.legend li::before { content: ""; display: inline-block; width: 14px; height: 3px; margin-right: 6px;
+  vertical-align: middle; background: currentColor; }
+.pairs { display: grid; grid-template-columns: repeat(auto-fit, minmax(340px, 1fr)); gap: 0 18px; }
+.pairs svg text { font-size: 20px; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--rule);
+  vertical-align: top; overflow-wrap: break-word; }
+th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
+td:first-child { white-space: nowrap; }
+.num { text-align: right; }
+td.num { white-space: nowrap; }
+.none, .note { color: var(--soft); font-size: 13px; margin: 8px 0 0; }
+"""
+
+
+def render_page(
+    *,
+    title: str,
+    when: str,
+    verdict: str,
+    is_good: bool,
+    tiles: Sequence[Tile],
+    exhibits: Sequence[Exhibit],
+    curves: Sequence[LineChart],
+) -> str:
+    """The whole file. `curves`: of the run itself, half as wide."""
+    tone = "verdict" if is_good else "verdict bad"
+    shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in tiles)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>"
+        f'<h1>{escape(title)}</h1><p class="when">{escape(when)}</p>'
+        f'<p class="{tone}">{escape(verdict)}</p><dl class="tiles">{shown}</dl>'
+        f'<div class="pairs">{"".join(map(render_exhibit, curves))}</div>'
+        f"{''.join(map(render_exhibit, exhibits))}</main></body></html>\n"
+    )
+
+
+def render_exhibit(exhibit: Exhibit) -> str:
+    """A plot or table as a section of HTML."""
+    if isinstance(exhibit, LineChart):
+        body = draw_lines(exhibit)
+    elif isinstance(exhibit, BarChart):
+        body = draw_bars(exhibit)
+    else:
+        body = _render_table(exhibit)
+    unit = f" ({exhibit.unit})" if isinstance(exhibit, LineChart) and exhibit.unit else ""
+    note = f'<p class="note">{escape(exhibit.note)}</p>' if exhibit.note else ""
+    return f"<section><h2>{escape(exhibit.title + unit)}</h2>{body}{note}</section>"
+
+
+def _render_table(table: Table) -> str:
+    if not table.rows:
+        return '<p class="none">none</p>'
+    is_number = [
+        all(isinstance(row[index], (int, float, type(None))) for row in table.rows)
+        for index in range(len(table.columns))
+    ]
+    marks = [' class="num"' if numeric else "" for numeric in is_number]
+    head = "".join(f"<th{m}>{escape(name)}</th>" for m, name in zip(marks, table.columns, strict=True))
+    body = "".join(
+        f"<tr>{''.join(f'<td{m}>{_cell(cell)}</td>' for m, cell in zip(marks, row, strict=True))}</tr>"
+        for row in table.rows[:ROWS_SHOWN_MAX]
+    )
+    hidden = len(table.rows) - ROWS_SHOWN_MAX
+    more = f'<p class="none">and {hidden:,} more</p>' if hidden > 0 else ""
+    return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>{more}'
+
+
+def _cell(value: Cell) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.3f}".rstrip("0").rstrip(".")
+    text = value if len(value) <= CELL_CHARS_MAX else value[:CELL_CHARS_MAX] + "…"
+    return escape(text)
+
 
 SAMPLES_MAX = 4096
 REMARKS_MAX = 200
