@@ -34,9 +34,7 @@ from tandemmq.broker.offsets.reset import ResetHandlers
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.service import PopService
 from tandemmq.broker.pull.admission import PullAdmission
-from tandemmq.broker.pull.cold_control import ColdControl
-from tandemmq.broker.pull.cold_handlers import ColdHandlers
-from tandemmq.broker.pull.cold_reads import ColdReads
+from tandemmq.broker.pull.cold_reads import ColdControl, ColdHandlers, ColdReads
 from tandemmq.broker.pull.handlers import PullHandlers
 from tandemmq.broker.pull.long_poll import LongPolls
 from tandemmq.broker.query.handlers import QueryHandlers

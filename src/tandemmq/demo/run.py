@@ -1,11 +1,16 @@
-"""The demo from start to end: publish, replicate, land, aggregate, count five ways, compare."""
+"""The demo from start to end: publish, replicate, land, aggregate, count five ways, compare.
+
+Its cluster is a NameServer, a synchronous master and its slave, each a process with a RocketMQ configuration
+file. With `--chaos` the slave dies without warning while messages are published, and comes back.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,15 +20,90 @@ from rich.table import Table
 
 from tandemmq.client import Admin, Producer
 from tandemmq.demo.census import count_in_commit_log, count_in_table
-from tandemmq.demo.chaos import crash_slave_when
-from tandemmq.demo.cluster import CLUSTER_NAME, Cluster, running_cluster
 from tandemmq.demo.flights import flight_messages
 from tandemmq.demo.landing import Landing
 from tandemmq.demo.publish import Published, confirm_late, producer_options, publish, slave_progress
-from tandemmq.launcher import ProcessFailed
+from tandemmq.launcher import ProcessFailed, Server, stopping, write_properties
 from tandemmq.remoting import RemotingClient
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.network import TcpNetwork
+
+CLUSTER_NAME = "DemoCluster"
+BROKER_NAME = "broker-a"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The running servers, and where the two brokers keep their files."""
+
+    name_server: Server
+    master: Server
+    slave: Server
+    master_store: Path
+    slave_store: Path
+
+
+@contextmanager
+def running_cluster(directory: Path) -> Iterator[Cluster]:
+    """A cluster on free ports with its files below `directory`; everything is stopped at the end.
+
+    Raises:  ProcessFailed when a server does not come up.
+    """
+    name_server = Server(
+        "name server",
+        ["namesrv", "--set", "listenPort=0", "--set", "bindAddress=127.0.0.1"],
+        directory / "namesrv.log",
+    )
+    with stopping([name_server]):
+        name_server.start()
+        master, master_store = _broker(directory, name_server, "master", broker_id=0)
+        slave, slave_store = _broker(directory, name_server, "slave", broker_id=1)
+        with stopping([master, slave]):
+            master.start()
+            slave.start()
+            yield Cluster(
+                name_server=name_server,
+                master=master,
+                slave=slave,
+                master_store=master_store,
+                slave_store=slave_store,
+            )
+
+
+def _broker(directory: Path, name_server: Server, name: str, *, broker_id: int) -> tuple[Server, Path]:
+    """A broker that is not started yet, and the root of its store."""
+    store = directory / name
+    settings: dict[str, object] = {
+        "brokerClusterName": CLUSTER_NAME,
+        "brokerName": BROKER_NAME,
+        "brokerId": broker_id,
+        "brokerRole": "SYNC_MASTER" if broker_id == 0 else "SLAVE",
+        "namesrvAddr": name_server.address,
+        "brokerIP1": "127.0.0.1",
+        "bindAddress": "127.0.0.1",
+        "listenPort": 0,
+        "storePathRootDir": store,
+        "flushDiskType": "ASYNC_FLUSH",
+        "totalReplicas": 2,
+        "inSyncReplicas": 2,
+        "slaveReadEnable": "true",
+        "autoCreateTopicEnable": "false",
+    }
+    conf = write_properties(directory / f"{name}.conf", settings)
+    return Server(name, ["broker", "-c", str(conf)], directory / f"{name}.log"), store
+
+
+DOWN_SECONDS = 4.0
+
+
+async def crash_slave_when(slave: Server, it_is_time: asyncio.Event, notes: list[str]) -> None:
+    """Kills the slave once `it_is_time`, and starts it again after DOWN_SECONDS; `notes` says so."""
+    await it_is_time.wait()
+    slave.kill()
+    await asyncio.sleep(DOWN_SECONDS)
+    await asyncio.to_thread(slave.start)
+    notes.append(f"slave killed with SIGKILL while publishing, back after {DOWN_SECONDS:g} s")
+
 
 TOPIC = "flights"
 QUEUE_COUNT = 8

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from tandemmq.errors import RequestRejected, TopicNotFound
-from tandemmq.nameserver.kv_table import ORDER_TOPICS, KvTable
+from tandemmq.nameserver.kv_config import ORDER_TOPICS, KvTable
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.nameserver.route_table import RouteTable
 from tandemmq.nameserver.route_view import select_zone

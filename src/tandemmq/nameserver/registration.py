@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from tandemmq.errors import BadRequest
 from tandemmq.nameserver.brokers import LiveBroker, Registration
-from tandemmq.nameserver.kv_table import ORDER_TOPICS, KvTable
+from tandemmq.nameserver.kv_config import ORDER_TOPICS, KvTable
 from tandemmq.nameserver.min_id_notices import MinIdNotices
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.nameserver.route_table import RouteTable, Smallest

@@ -274,7 +274,7 @@ DIFFERENCES: Final = {
             " thresholds are not adapted (coldCtrStrategyEnable has no effect)."
             " SET_COMMITLOG_READ_MODE is kept as dataReadAheadEnable, over a restart when there is a"
             " configuration file.",
-            "broker/pull/cold_control.py",
+            "broker/pull/cold_reads.py",
         ),
         (
             "GET_CONSUMER_CONNECTION_LIST tells what members of the group were refused, in a field"

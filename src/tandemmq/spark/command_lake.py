@@ -1,4 +1,4 @@
-"""The commands over lakes: `tandemmq pipeline lake ...` (upkeep, without Spark), `rollup`, `history` and `audit`."""
+"""The commands over lakes: `tandemmq pipeline lake ...` (upkeep, no Spark), `rollup`, `history`, `audit`."""
 
 from __future__ import annotations
 

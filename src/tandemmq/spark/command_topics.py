@@ -1,4 +1,6 @@
-"""The commands that send to topics or look at brokers' files: `tandemmq pipeline replay`, `deadletters`, `rebuild`."""
+"""The commands that send to topics again, or look at a broker's files: `tandemmq pipeline replay`,
+`deadletters`, `rebuild`.
+"""
 
 from __future__ import annotations
 

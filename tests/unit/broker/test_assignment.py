@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tandemmq.broker.assignment.allocate import allocate_average, allocate_by_circle, allocate_pop
+from tandemmq.broker.assignment.handlers import allocate_average, allocate_by_circle, allocate_pop
 from tandemmq.broker.assignment.mode_table import ModeTable
 from tandemmq.broker.assignment.topic_queues import readable_queues
 from tandemmq.errors import Busy

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemmq.broker.delay.level_plan import ARRIVAL_COUNT_MAX, Arrivals, LevelPlan, Waiting, plan_level
+from tandemmq.broker.delay.level_delivery import ARRIVAL_COUNT_MAX, Arrivals, LevelPlan, Waiting, plan_level
 from tandemmq.broker.delay.progress import Progress, safe_end
-from tandemmq.broker.delay.recall_handle import RecallHandle, decode_recall_handle, encode_recall_handle
+from tandemmq.broker.delay.recall import RecallHandle, decode_recall_handle, encode_recall_handle
 from tandemmq.broker.delay.restore import restore, restore_timer, roll_timer
 from tandemmq.broker.delay.timer_check import (
     FILE_BYTES,

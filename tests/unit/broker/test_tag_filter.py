@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.broker.pull.tag_filter import EXPRESSION_LENGTH_MAX, is_tag_type, parse_tags
+from tandemmq.broker.pull.filters import EXPRESSION_LENGTH_MAX, is_tag_type, parse_tags
 from tandemmq.protocol.java_hash import java_hash
 
 

@@ -14,8 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandemmq.bench.kafka.broker import running_kafka
-from tandemmq.bench.kafka.jars import BROKER, BROKER_VERSION, SOURCE, SOURCE_VERSION, fetch_jars
+from tandemmq.bench.kafka.broker import (
+    BROKER,
+    BROKER_VERSION,
+    SOURCE,
+    SOURCE_VERSION,
+    fetch_jars,
+    running_kafka,
+)
 from tandemmq.bench.servers import running_servers
 from tandemmq.bench.spark_command import SETTINGS, render_idle, render_read
 from tandemmq.bench.spark_read import (

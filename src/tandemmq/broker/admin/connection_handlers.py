@@ -9,7 +9,7 @@ from tandemmq.broker.clients.consumer_table import ConsumerTable, Subscription
 from tandemmq.broker.clients.membership import Member
 from tandemmq.broker.clients.producer_table import ProducerTable
 from tandemmq.broker.clients.refusals import Refusals
-from tandemmq.broker.pull.tag_filter import split_tags
+from tandemmq.broker.pull.filters import split_tags
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.client import (
     ClientConnection,

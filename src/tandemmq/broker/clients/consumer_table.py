@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from tandemmq.broker.clients.membership import Member, Membership
-from tandemmq.broker.pull.sql_filter import SQL_TYPE, compile_sql
-from tandemmq.broker.pull.tag_filter import is_tag_type, parse_tags
+from tandemmq.broker.pull.filters import SQL_TYPE, compile_sql, is_tag_type, parse_tags
 from tandemmq.protocol.sql92 import SqlFilter
 from tandemmq.remoting.channel import Channel
 

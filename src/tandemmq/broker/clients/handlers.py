@@ -20,8 +20,7 @@ from tandemmq.broker.clients.producer_table import ProducerTable
 from tandemmq.broker.clients.refusals import Refusals
 from tandemmq.broker.guards import invalid, read_body
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.pull.sql_filter import require_sql
-from tandemmq.broker.pull.tag_filter import is_tag_type, parse_tags
+from tandemmq.broker.pull.filters import is_tag_type, parse_tags, require_sql
 from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.errors import BadRequest, RequestRejected

@@ -10,10 +10,7 @@ import logging
 from collections.abc import Iterator
 
 from tandemmq import __version__
-from tandemmq.broker.metrics.replica_readings import read_replication
-from tandemmq.broker.metrics.sources import MetricSources
-from tandemmq.broker.metrics.store_readings import read_store
-from tandemmq.broker.metrics.traffic_readings import read_traffic
+from tandemmq.broker.metrics.readings import MetricSources, read_replication, read_store, read_traffic
 from tandemmq.remoting.http import HttpAnswer, HttpServer
 from tandemmq.runtime.ports import Address, Network
 from tandemmq.telemetry import events, metrics

@@ -7,8 +7,7 @@ from typing import Final, NamedTuple, Protocol
 
 from tandemmq.broker.guards import invalid, require_group, require_topic
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.pull.sql_filter import require_sql
-from tandemmq.broker.pull.tag_filter import is_tag_type, parse_tags
+from tandemmq.broker.pull.filters import is_tag_type, parse_tags, require_sql
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import Busy, NotPermitted, RequestRejected

@@ -8,8 +8,7 @@ from typing import NamedTuple, TypeAlias
 from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE, BROADCASTING, ConsumerTable, Subscription
 from tandemmq.broker.guards import require_group, require_queue, require_topic
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.pull.sql_filter import check_type, require_sql
-from tandemmq.broker.pull.tag_filter import is_tag_type, parse_tags
+from tandemmq.broker.pull.filters import check_type, is_tag_type, parse_tags, require_sql
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import Busy, NotPermitted, RequestRejected

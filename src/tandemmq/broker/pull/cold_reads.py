@@ -1,10 +1,15 @@
-"""How much groups read from far behind the end of the log, and who has read enough for now.
+"""Cold reads: how much groups read from far behind the end of the log, who has read enough for now and is
+slowed down (coldDataFlowControlEnable), and the thresholds for operators: UPDATE_COLD_DATA_FLOW_CTR_CONFIG
+(2001), REMOVE_ (2002), GET_COLD_DATA_FLOW_CTR_INFO (2003).
+
+A record is cold when it lies farther behind the end of the log than accessMessageInMemoryMaxRatio of the
+memory, which is also where transfer limits change and readers are sent to a slave. RocketMQ asks the kernel
+which pages are in memory (mincore); the distance costs nothing.
 
 Shape:      bytes are counted in windows of 5 s, the same for all groups, as RocketMQ counts them.
 At a bound: of `GROUPS_MAX` groups the reads are counted, of more only their sum; `THRESHOLDS_MAX` groups have
             a threshold of their own, more are refused. Thresholds hold until the broker stops, as RocketMQ's.
-Knows not:  which read is far; the caller that notes it does.
-Source:     spec semantics 20.3.
+Source:     spec semantics 20.3 and 23.1.
 """
 
 from __future__ import annotations
@@ -13,10 +18,18 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
+from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE, ConsumerTable
 from tandemmq.broker.guards import invalid
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.protocol.bodies.cold import ColdControlInfo, GroupColdReads
+from tandemmq.errors import BadRequest, ConfigError
+from tandemmq.protocol.bodies.cold import ColdControlInfo, GroupColdReads, encode_cold_control_info
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.properties_file import parse_properties
+from tandemmq.protocol.requests.pull import PullRequest
+from tandemmq.protocol.topic_names import group_fault, is_system_group
+from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
+from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -120,3 +133,77 @@ class ColdReads:
         self._groups = {name: reads for name, reads in self._groups.items() if reads.read_at_ms > oldest_ms}
         for reads in self._groups.values():
             reads.bytes, reads.is_told = 0, False
+
+
+class ColdControl:
+    """Judges pulls; the broker's own groups and the groups of tools are never slowed down."""
+
+    def __init__(self, reads: ColdReads, *, store: MessageStore, consumers: ConsumerTable) -> None:
+        self._reads = reads
+        self._store = store
+        self._consumers = consumers
+
+    def note(self, group: str, size: int) -> None:
+        """A pull of the group read so many bytes of cold records."""
+        if not is_system_group(group):
+            self._reads.note(group, size)
+
+    def is_over(self, header: PullRequest) -> bool:
+        """Whether this pull would read cold records though its group read its share of them."""
+        return self._reads.is_over(header.consumer_group) and self._store.is_far(
+            header.topic, header.queue_id, header.queue_offset
+        )
+
+    def is_pushed(self, group: str) -> bool:
+        """Whether the group's clients pull for a listener: they come again by themselves when refused."""
+        online = self._consumers.get(group)
+        return online is not None and online.consumption.consume_type != ACTIVE_TYPE
+
+
+THRESHOLD_BYTES_MAX = 2**63 - 1
+
+
+class ColdHandlers:
+    """Shows and changes what `ColdReads` holds; also while coldDataFlowControlEnable is off."""
+
+    def __init__(self, reads: ColdReads) -> None:
+        self._reads = reads
+
+    def handle_update(self, channel: Channel, command: Command) -> Command:
+        """UPDATE_COLD_DATA_FLOW_CTR_CONFIG: lines `group=bytes`; all of them or none."""
+        try:
+            settings = parse_properties(bytes(command.body), "the request")
+        except ConfigError as error:
+            raise BadRequest(f"the body cannot be read: {error}") from None
+        thresholds = {group: _parse_threshold(group, setting.text) for group, setting in settings.items()}
+        self._reads.set_thresholds(thresholds)
+        log.info(events.COLD_THRESHOLDS_CHANGED, extra={"set_bytes": thresholds, "peer": channel.peer})
+        return command.reply()
+
+    def handle_remove(self, channel: Channel, command: Command) -> Command:
+        """REMOVE_COLD_DATA_FLOW_CTR_CONFIG: the body is the group; one without a threshold is no error."""
+        group = bytes(command.body).decode("utf-8", "replace").strip()
+        _check_group(group)
+        self._reads.remove_threshold(group)
+        log.info(events.COLD_THRESHOLDS_CHANGED, extra={"removed": group, "peer": channel.peer})
+        return command.reply()
+
+    def handle_show(self, channel: Channel, command: Command) -> Command:
+        """GET_COLD_DATA_FLOW_CTR_INFO: thresholds, and what was read in the window of 5 s that runs."""
+        return command.reply(body=encode_cold_control_info(self._reads.info()))
+
+
+def _check_group(group: str) -> None:
+    fault = group_fault(group)
+    if fault:
+        raise invalid(fault)
+
+
+def _parse_threshold(group: str, text: str) -> int:
+    _check_group(group)
+    digits = text.strip()
+    if not (
+        digits.isascii() and digits.isdigit() and len(digits) <= 19 and int(digits) <= THRESHOLD_BYTES_MAX
+    ):
+        raise invalid(f"{group}={text[:32]}: must be bytes per 5 s, within 0..{THRESHOLD_BYTES_MAX}")
+    return int(digits)

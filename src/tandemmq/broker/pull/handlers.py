@@ -15,7 +15,7 @@ from tandemmq.broker.offsets.claims import Claims
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pull.admission import Admitted, PullAdmission, PullForbidden
-from tandemmq.broker.pull.cold_control import ColdControl
+from tandemmq.broker.pull.cold_reads import ColdControl
 from tandemmq.broker.pull.long_poll import HeldPull, LongPolls, Wake
 from tandemmq.broker.pull.plan import MASTER_ID, PullPlan, Replica, plan_pull
 from tandemmq.broker.stats import BrokerStats

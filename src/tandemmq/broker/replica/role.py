@@ -19,13 +19,12 @@ from tandemmq.broker.replica.handlers import ReplicaHandlers
 from tandemmq.broker.replica.lag import lag_seconds
 from tandemmq.broker.replica.log_checksum import LogChecksums
 from tandemmq.broker.replica.log_heal import LogHeal
-from tandemmq.broker.replica.state_teller import StateTeller
+from tandemmq.broker.replica.slave_state import StateTeller, ToldStates
 from tandemmq.broker.replica.table_waits import TableWaits
 from tandemmq.broker.replica.table_watch import TableWatch
 from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.broker.replica.tail_check import TailCheck
 from tandemmq.broker.replica.tail_wait import TailWait
-from tandemmq.broker.replica.told_states import ToldStates
 from tandemmq.protocol.bodies.ha import HaStatus
 from tandemmq.remoting.address import parse_address, render_address
 from tandemmq.remoting.client import RemotingClient

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from tandemmq.broker.delay.recall_handle import encode_recall_handle
+from tandemmq.broker.delay.recall import encode_recall_handle
 from tandemmq.broker.exactly_once.claim import parse_claim
 from tandemmq.broker.exactly_once.sends import NumberedSends
 from tandemmq.broker.options import BrokerOptions

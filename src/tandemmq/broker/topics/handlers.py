@@ -1,4 +1,5 @@
-"""Topics by request: create or change (17, 18), delete (215), show one (351), list the system's (305).
+"""Topics by request: create or change (17, 18), with attributes as `+key=value,-key`; delete (215), show one
+(351), list the system's (305).
 
 Source: spec semantics 16.3, spec remoting 8.6.
 """
@@ -6,7 +7,7 @@ Source: spec semantics 16.3, spec remoting 8.6.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import msgspec
 
@@ -14,7 +15,6 @@ from tandemmq.broker.guards import drop_or_reject, invalid, read_body, require_t
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import PERMISSION_MAX, BrokerOptions
 from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
-from tandemmq.broker.topics.attributes import apply_attributes, as_changes
 from tandemmq.broker.topics.system_topics import system_topic_names
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import NotPermitted
@@ -34,6 +34,66 @@ from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
+
+_VALUES: dict[str, tuple[str, ...] | None] = {
+    "queue.type": ("SimpleCQ",),
+    "cleanup.policy": ("DELETE",),
+    "message.type": ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "UNSPECIFIED"),
+    "reserve.time": None,
+}
+"""What is served; BatchCQ queues and COMPACTION are not, so a topic cannot ask for them."""
+
+_IMMUTABLE = frozenset(("queue.type", "cleanup.policy"))
+
+
+def apply_attributes(
+    before: Mapping[str, str], changes: str | None, *, is_new: bool, is_mixed_allowed: bool
+) -> dict[str, str]:
+    """The attributes after the changes.
+
+    Raises:  BadRequest naming the change that is malformed, unknown or not served.
+    """
+    after = dict(before)
+    for change in (changes or "").split(","):
+        if not change.strip():
+            continue
+        sign, text = change.strip()[0], change.strip()[1:]
+        key, has_value, value = text.partition("=")
+        if sign not in "+-" or key not in _VALUES or bool(has_value) != (sign == "+"):
+            raise invalid(
+                f"attribute change {change[:64]!r}: must be +key=value or -key; keys are {', '.join(_VALUES)}"
+            )
+        if key in _IMMUTABLE and not is_new and before.get(key, value) != value:
+            raise invalid(f"the attribute {key} of a topic that exists cannot be changed")
+        if sign == "-":
+            after.pop(key, None)
+            continue
+        _check_value(key, value, is_mixed_allowed)
+        after[key] = value
+    return after
+
+
+def as_changes(attributes: Mapping[str, str]) -> str:
+    """The attributes of a configuration as changes: a key that has no sign of its own is set."""
+    changes = []
+    for key, value in attributes.items():
+        if key.startswith("-"):
+            changes.append(key)
+        else:
+            changes.append(f"+{key.removeprefix('+')}={value}")
+    return ",".join(changes)
+
+
+def _check_value(key: str, value: str, is_mixed_allowed: bool) -> None:
+    allowed = _VALUES[key]
+    if allowed is None:
+        if not value.removeprefix("-").isdecimal():
+            raise invalid(f"the attribute {key} must be a whole number, not {value[:32]!r}")
+    elif value not in allowed:
+        raise invalid(f"the attribute {key} must be one of {', '.join(allowed)}, not {value[:32]!r}")
+    if value == "MIXED" and not is_mixed_allowed:
+        raise invalid("message.type MIXED needs enableMixedMessageType")
+
 
 QUEUE_COUNT_MAX = 65_536
 """Ours: a queue id has 32 bits, but every queue with messages is a directory and a file."""

@@ -1,23 +1,25 @@
 """END_TRANSACTION and RESUME_CHECK_HALF_MESSAGE.
 
 A commit and the mark that its half message is done are one append, so a kill leaves both or neither: what was
-committed is not delivered twice because the broker died in between.
-Source: spec semantics 17, spec remoting 9.7.
+committed is not delivered twice because the broker died in between. A committed message that asked for a
+delay begins to wait with its commit.
+Source: spec semantics 17, spec store 14, spec remoting 9.7.
 """
 
 from __future__ import annotations
 
+from tandemmq.broker.delay.timer_rule import WISHES, has_wish
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.send.delay import DelayRule
 from tandemmq.broker.transaction.check_plan import is_late
 from tandemmq.broker.transaction.decided import Decided
 from tandemmq.broker.transaction.half import make_commit, make_copy, make_ops, root_of, text_of
-from tandemmq.broker.transaction.postpone import postpone_commit
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import decode_message_id
+from tandemmq.protocol.properties import decode_properties, find_property
 from tandemmq.protocol.record import NewRecord, Record, RecordError, decode_record
 from tandemmq.protocol.requests.admin import ResumeCheckRequest
 from tandemmq.protocol.requests.send import EndTransactionRequest
@@ -27,6 +29,31 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import NOT_STORED, Appended, PutStatus
+
+
+def postpone_commit(commit: NewRecord, delay: DelayRule, now_ms: int) -> None:
+    """Move the message to the topic in which it waits, if it is to wait.
+
+    A time that is refused today (too far ahead, timers switched off) counts as none: the transaction is
+    committed, and its message must not be lost.
+    """
+    raw = commit.properties
+    level = find_property(raw, names.DELAY.encode())
+    if level is not None and level.isdigit() and len(level) < 10 and int(level) > 0:
+        delay.postpone(commit, min(int(level), delay.level_max), now_ms)
+        return
+    if b"TIMER_DELIVER" not in raw and b"TIMER_DELAY" not in raw:
+        return
+    pairs = decode_properties(raw)
+    if not has_wish(pairs):
+        return
+    wishes: dict[str, str] = {name: pairs[name] for name in WISHES if name in pairs}
+    try:
+        slot_ms = delay.plan_timer(wishes, now_ms)
+    except RequestRejected:
+        return
+    if slot_ms is not None:
+        delay.postpone_until(commit, slot_ms)
 
 
 class TransactionHandlers:

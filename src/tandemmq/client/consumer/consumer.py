@@ -29,7 +29,7 @@ from tandemmq.client.consumer.membership import Membership, queue_of
 from tandemmq.client.consumer.subscription import ALL
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ConsumerOptions, StartFrom
-from tandemmq.client.producer.replies import send_reply
+from tandemmq.client.producer.results import send_reply
 from tandemmq.errors import ClientError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import ReceivedMessage

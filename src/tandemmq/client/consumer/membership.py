@@ -13,13 +13,12 @@ from pathlib import Path
 
 from tandemmq.client.consumer.assignment import Assignment
 from tandemmq.client.consumer.broker_requests import BrokerRequests, Listener
-from tandemmq.client.consumer.filter_check import check_filters
 from tandemmq.client.consumer.hand_back import hand_back
 from tandemmq.client.consumer.inbox import Inbox
 from tandemmq.client.consumer.offsets import BrokerOffsets, LocalOffsets, OffsetStore
 from tandemmq.client.consumer.queue_reader import QueueReader, ReaderSeams
 from tandemmq.client.consumer.start_offset import find_offset
-from tandemmq.client.consumer.subscription import ALL, make_subscription, parse_subscription
+from tandemmq.client.consumer.subscription import ALL, check_filters, make_subscription, parse_subscription
 from tandemmq.client.faulty_peers import FaultyPeers
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ConsumerOptions, MessageModel, StartFrom

@@ -19,8 +19,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from tandemmq.api import broker_pop
-from tandemmq.client.consumer.filter_check import check_filters
-from tandemmq.client.consumer.subscription import ALL, Subscription, make_subscription
+from tandemmq.client.consumer.subscription import ALL, Subscription, check_filters, make_subscription
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import PopOptions, StartFrom
 from tandemmq.errors import ClientError, NoRoute, TandemError

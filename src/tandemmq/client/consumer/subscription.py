@@ -1,16 +1,43 @@
 """What a consumer wants of a topic: everything, messages with one of some tags, or those that a SQL92
-expression takes; pure (spec semantics 9.1, 9.2).
+expression takes; and whether the brokers of the topic serve such a filter, which is asked before the consumer
+begins (CHECK_CLIENT_CONFIG; spec semantics 9.1, 9.2).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tandemmq.api import broker_client
+from tandemmq.client.instance import ClientInstance
 from tandemmq.errors import BadRequest
-from tandemmq.protocol.bodies.heartbeat import SubscriptionData
+from tandemmq.protocol.bodies.heartbeat import ClientConfigCheck, SubscriptionData
 from tandemmq.protocol.java_hash import tag_hash
 from tandemmq.protocol.sql92 import SqlError, compile_filter
 from tandemmq.protocol.topic_names import check_topic
+
+
+async def check_filters(instance: ClientInstance, group: str, subscriptions: Iterable[Subscription]) -> None:
+    """Returns when nothing is in the way; a topic without a route is passed over.
+
+    Raises:  RequestRejected when filters by property are off there (enablePropertyFilter), or the broker
+             does not understand the expression; BrokerUnreachable, RequestTimeout.
+    """
+    for subscription in subscriptions:
+        if subscription.sql is None:
+            continue
+        view = instance.routes.get(subscription.topic)
+        for name in sorted({queue.broker_name for queue in view.subscribe_queues} if view else ()):
+            address = view.master_address(name) if view is not None else None
+            if address is None:
+                continue
+            check = ClientConfigCheck(
+                client_id=instance.client_id, group=group, subscription=subscription.describe()
+            )
+            await broker_client.check_client_config(
+                instance.remoting, address, check, timeout_s=instance.options.call_timeout_s
+            )
+
 
 ALL = "*"
 TAG = "TAG"

@@ -1,0 +1,224 @@
+"""What the metrics of a broker read from its parts, none of which knows of metrics: the store's watermarks,
+files, disk and durations; what comes in and goes out; how far the copies are behind.
+
+Strategy:   the messages of a topic are not counted when they come: its queues number them, so that the sum of
+            the queues' ends is the count. It outlives a restart and costs nothing until somebody asks.
+At a bound: the first `TOPIC_SERIES_MAX` topics, in the order in which the store knows their queues, have
+            series of their own; a topic that is deleted makes room for the next one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+from tandemmq.broker.clients.consumer_table import ConsumerTable
+from tandemmq.broker.clients.refusals import Refusals
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.pop.service import PopService
+from tandemmq.broker.pull.long_poll import LongPolls
+from tandemmq.broker.replica import ReplicaRole
+from tandemmq.broker.replica.lag import lag_seconds
+from tandemmq.broker.stats import BrokerStats
+from tandemmq.broker.tables import Tables
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.remoting.server import RemotingServer
+from tandemmq.replication.core.effects import HaltReason
+from tandemmq.replication.core.states import SlaveState
+from tandemmq.runtime.ports import Clock, Disk
+from tandemmq.store.message_store import MessageStore
+from tandemmq.store.options import BrokerRole
+from tandemmq.store.outcomes import PutStatus
+from tandemmq.telemetry import metrics
+from tandemmq.telemetry.metrics import QUEUES_READ_MAX, TOPIC_SERIES_MAX, Reading
+from tandemmq.units import ReplicaId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricSources:
+    """The parts of one broker. `listeners`: its remoting servers by name."""
+
+    options: BrokerOptions
+    store: MessageStore
+    tables: Tables
+    stats: BrokerStats
+    long_polls: LongPolls
+    pop: PopService
+    consumers: ConsumerTable
+    refusals: Refusals
+    listeners: Mapping[str, RemotingServer]
+    replica: ReplicaRole | None
+    disk: Disk
+    clock: Clock
+
+
+def read_store(store: MessageStore, disk: Disk) -> Iterator[Reading]:
+    """All readings of the store."""
+    appended, flushed = store.appended.value, store.flushed.value
+    dispatched = store.dispatched.value
+    facts, recorder = store.facts(), store.recorder
+    yield Reading(metrics.APPENDED, appended)
+    yield Reading(metrics.FLUSHED, flushed)
+    yield Reading(metrics.CONFIRMED, store.confirmed.value)
+    yield Reading(metrics.DISPATCHED, dispatched)
+    yield Reading(metrics.LOG_MIN, store.min_log_offset)
+    yield Reading(metrics.LOG_MAX, store.max_log_offset)
+    yield Reading(metrics.DISPATCH_BEHIND, appended - dispatched)
+    yield Reading(metrics.UNFLUSHED, appended - flushed)
+    if facts.has_pool:
+        yield Reading(metrics.UNCOMMITTED, facts.uncommitted_bytes)
+        yield Reading(metrics.POOL_FREE, facts.pool_free_count)
+    yield Reading(metrics.LOG_FILES, facts.log_file_count)
+    yield Reading(metrics.QUEUES, facts.queue_count)
+    yield Reading(metrics.WRITEABLE, facts.refusal is None)
+    yield Reading(metrics.READ_DISTANCE, recorder.read_distance_bytes)
+    yield Reading(metrics.MEMORY_WINDOW, store.options.memory_window_bytes)
+    yield Reading(metrics.READS_BEYOND_MEMORY, recorder.far_read_count)
+    yield Reading(metrics.DAMAGED_RANGES, facts.damaged_range_count)
+    yield Reading(metrics.DAMAGED_BYTES, facts.damaged_bytes)
+    yield Reading(metrics.SCRUBBED, recorder.scrubbed_bytes)
+    yield from _read_disk(store, disk)
+    yield Reading(metrics.APPEND_BATCH, recorder.append_batch_s)
+    if facts.has_pool:
+        yield Reading(metrics.COMMIT, recorder.commit_s)
+    yield Reading(metrics.FLUSH, recorder.flush_s)
+    yield Reading(metrics.FLUSH_WAIT, recorder.flush_wait.seconds)
+    yield Reading(metrics.ACK_WAIT, recorder.ack_wait.seconds)
+    yield Reading(metrics.SENDS_WAITING, facts.sends_waiting_for_flush, ("flush",))
+    yield Reading(metrics.SENDS_WAITING, facts.sends_waiting_for_acks, ("acks",))
+
+
+def _read_disk(store: MessageStore, disk: Disk) -> Iterator[Reading]:
+    total, free = disk.usage(store.options.log_dir)
+    yield Reading(metrics.DISK_USED, total - free)
+    yield Reading(metrics.DISK_TOTAL, total)
+    yield Reading(metrics.DISK_RATIO, (total - free) / total if total else 0.0)
+
+
+_CODES = {
+    PutStatus.PUT_OK: ResponseCode.SUCCESS,
+    PutStatus.FLUSH_DISK_TIMEOUT: ResponseCode.FLUSH_DISK_TIMEOUT,
+    PutStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    PutStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
+    PutStatus.SERVICE_NOT_AVAILABLE: ResponseCode.SERVICE_NOT_AVAILABLE,
+    PutStatus.UNKNOWN_ERROR: ResponseCode.SYSTEM_ERROR,
+}
+assert _CODES.keys() == set(PutStatus)
+
+
+def read_traffic(sources: MetricSources) -> Iterator[Reading]:
+    """All readings of traffic and clients."""
+    stats, tables = sources.stats, sources.tables
+    yield from _by_code(metrics.SENDS, count_sends(sources.store.recorder.outcomes, stats.send_refusals))
+    yield from _by_code(metrics.PULLS, {ResponseCode.SUCCESS: stats.found_count, **stats.pull_endings})
+    for (request, code), count in sorted(sources.refusals.counts.items()):
+        yield Reading(metrics.CONSUMER_REFUSALS, count, (request, _name_of(code)))
+    yield Reading(metrics.MESSAGES_IN, stats.put_count)
+    yield Reading(metrics.BYTES_IN, stats.put_bytes)
+    yield Reading(metrics.MESSAGES_OUT, stats.got_count)
+    yield Reading(metrics.BYTES_OUT, stats.got_bytes)
+    yield from _read_topics(sources.store, stats)
+    yield Reading(metrics.TOPICS, len(tables.topics))
+    yield Reading(metrics.GROUPS, len(tables.groups))
+    yield Reading(metrics.CONSUMER_GROUPS, len(sources.consumers.groups))
+    yield Reading(metrics.HELD_PULLS, len(sources.long_polls))
+    yield from _read_pops(sources.pop)
+    yield from _read_connections(sources.listeners)
+
+
+def count_sends(outcomes: Mapping[PutStatus, int], refusals: Mapping[int, int]) -> dict[int, int]:
+    """Sends by response code: those that the store ended, and those that never came so far."""
+    counts: Counter[int] = Counter(refusals)
+    for status, count in outcomes.items():
+        counts[_CODES[status]] += count
+    return {code: count for code, count in counts.items() if count or code == ResponseCode.SUCCESS}
+
+
+def count_topics(store: MessageStore) -> Counter[str]:
+    """Messages by topic, in the order in which the store knows the topics."""
+    counts: Counter[str] = Counter()
+    for topic, queue_id in islice(store.queue_keys(), QUEUES_READ_MAX):
+        counts[topic] += store.queue_max(topic, queue_id)
+    return counts
+
+
+def _read_topics(store: MessageStore, stats: BrokerStats) -> Iterator[Reading]:
+    counts = count_topics(store)
+    stats.topics_out.keep(counts.keys())
+    got = stats.topics_out.counts
+    for topic, count in islice(counts.items(), TOPIC_SERIES_MAX):
+        yield Reading(metrics.TOPIC_IN, count, (topic,))
+        yield Reading(metrics.TOPIC_OUT, got.get(topic, 0), (topic,))
+    yield Reading(metrics.TOPICS_WITHOUT_SERIES, max(0, len(counts) - TOPIC_SERIES_MAX))
+
+
+def _read_pops(pop: PopService) -> Iterator[Reading]:
+    yield Reading(metrics.HELD_POPS, len(pop.polls))
+    yield Reading(metrics.POP_LEASES, len(pop.leases))
+    yield Reading(metrics.POPPED, pop.pops.popped_count)
+    yield Reading(metrics.POP_ACKS, pop.acks.acked_count)
+    yield Reading(metrics.POP_CHANGES, pop.acks.changed_count)
+    yield Reading(metrics.POP_REVIVED, pop.revive.revived_count)
+    yield Reading(metrics.POP_DEAD, pop.revive.dead_count)
+
+
+def _read_connections(listeners: Mapping[str, RemotingServer]) -> Iterator[Reading]:
+    for name, server in listeners.items():
+        yield Reading(metrics.CONNECTIONS, len(server.channels), (name,))
+
+
+def _by_code(metric: metrics.Metric, counts: Mapping[int, int]) -> Iterator[Reading]:
+    for code, count in sorted(counts.items()):
+        yield Reading(metric, count, (_name_of(code),))
+
+
+def _name_of(code: int) -> str:
+    try:
+        return ResponseCode(code).name
+    except ValueError:
+        return str(code)
+
+
+def read_replication(replica: ReplicaRole, store: MessageStore, clock: Clock) -> Iterator[Reading]:
+    """All readings of replication. Every broker listens for slaves; a slave also follows a master."""
+    yield from _read_master(replica, store, clock.now_ms())
+    yield Reading(metrics.MASTER_WAITING, bool(store.tail_doubt))
+    if store.options.role is BrokerRole.SLAVE:
+        yield from _read_slave(replica, clock)
+
+
+def _read_master(replica: ReplicaRole, store: MessageStore, now_ms: int) -> Iterator[Reading]:
+    status = replica.master.status()
+    yield Reading(metrics.SLAVE_CONNECTIONS, len(status.slaves))
+    yield Reading(metrics.SLAVES_IN_SYNC, status.in_sync_count)
+    acknowledged: dict[ReplicaId, int] = {}
+    for slave in status.slaves:
+        if slave.replica is not None:
+            # One slave may have two connections while its old one has not been noticed dead.
+            acknowledged[slave.replica] = max(slave.acknowledged, acknowledged.get(slave.replica, 0))
+    for gone in status.departed:
+        # Its lag grows; without a series nobody would be told. Another slave of its host may have its id now.
+        if gone.replica is not None:
+            held = acknowledged.get(gone.replica, gone.acknowledged)
+            acknowledged[gone.replica] = min(held, gone.acknowledged)
+    for name, log_offset in acknowledged.items():
+        yield Reading(metrics.SLAVE_LAG_BYTES, max(0, status.log_end - log_offset), (name,))
+        seconds = lag_seconds(store, log_offset, now_ms)
+        if seconds is not None:
+            yield Reading(metrics.SLAVE_LAG_SECONDS, seconds, (name,))
+
+
+def _read_slave(replica: ReplicaRole, clock: Clock) -> Iterator[Reading]:
+    status = replica.slave.status()
+    yield Reading(metrics.MASTER_CONNECTED, status.state is SlaveState.TRANSFERRING)
+    yield Reading(metrics.REPLICA_HALTED, status.halt is not None)
+    for reason in HaltReason:
+        is_it = status.halt is not None and status.halt.reason is reason
+        yield Reading(metrics.REPLICA_HALT_REASON, is_it, (reason.name.lower(),))
+    if status.last_read_at:
+        yield Reading(metrics.MASTER_SILENCE, max(0, clock.now_ms() - status.last_read_at) / 1000)
+    synced_at = replica.config_sync.synced_at
+    if synced_at is not None:
+        yield Reading(metrics.CONFIG_SYNC_AGE, clock.monotonic() - synced_at)
