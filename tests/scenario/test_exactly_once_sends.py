@@ -12,7 +12,7 @@ from client_rig import running_rig
 from msgspec.structs import replace
 
 from tandemmq.broker.broker import Broker
-from tandemmq.broker.exactly_once.sends import NumberedSends
+from tandemmq.broker.send.numbered import NumberedSends
 from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command

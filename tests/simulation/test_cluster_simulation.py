@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from tandemmq.broker.exactly_once.sends import NumberedSends
 from tandemmq.broker.replica.tail_check import TailCheck
+from tandemmq.broker.send.numbered import NumberedSends
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.protocol.bodies.data_version import DataVersion
 from tandemmq.protocol.bodies.topic import TopicConfig

@@ -19,10 +19,9 @@ from tandemmq.broker.assignment.handlers import AssignmentHandlers
 from tandemmq.broker.assignment.topic_queues import TopicQueues
 from tandemmq.broker.clients.consumer_table import ConsumerTable
 from tandemmq.broker.clients.handlers import ClientHandlers
-from tandemmq.broker.clients.lock_handlers import LockHandlers
 from tandemmq.broker.clients.notices import Notices
 from tandemmq.broker.clients.producer_table import ProducerTable
-from tandemmq.broker.clients.queue_locks import QueueLocks
+from tandemmq.broker.clients.queue_locks import LockHandlers, QueueLocks
 from tandemmq.broker.clients.refusals import Refusals
 from tandemmq.broker.clients.relay_handlers import RelayHandlers
 from tandemmq.broker.delay.recall import RecallHandlers

@@ -11,8 +11,7 @@ from tandemmq.client.blocking_consumer import (
     BlockingPopConsumer,
     BlockingPushConsumer,
 )
-from tandemmq.client.blocking_producer import BlockingProducer
-from tandemmq.client.blocking_transactions import BlockingTransactionProducer
+from tandemmq.client.blocking_producer import BlockingProducer, BlockingTransactionProducer
 from tandemmq.client.consumer.consumer import Consumer
 from tandemmq.client.consumer.pop import PopConsumer
 from tandemmq.client.consumer.push import PushConsumer

@@ -550,28 +550,28 @@ _POP: Final = (
 _EXACTLY_ONCE: Final = (
     Plant(
         name="a repeated send is answered before the first one is safe",
-        path="broker/exactly_once/sends.py",
+        path="broker/send/numbered.py",
         sound="self._store.confirm(kept, reply.done)",
         bug="reply.done(status)",
         proofs=("scenario/test_exactly_once_sends.py",),
     ),
     Plant(
         name="the first message after a repeated batch is stored twice",
-        path="broker/exactly_once/sends.py",
+        path="broker/send/numbered.py",
         sound="count = bisect_right(keys, last.key)",
         bug="count = bisect_right(keys, last.key) - 1",
         proofs=("scenario/test_exactly_once_sends.py",),
     ),
     Plant(
         name="the attempt before the last one may still send",
-        path="broker/exactly_once/sends.py",
+        path="broker/send/numbered.py",
         sound="if claim.epoch < last.epoch:",
         bug="if claim.epoch < last.epoch - 1:",
         proofs=("scenario/test_exactly_once_sends.py",),
     ),
     Plant(
         name="a numbered send that was not stored is remembered",
-        path="broker/exactly_once/sends.py",
+        path="broker/send/numbered.py",
         sound="        if status not in NOT_STORED:\n            self._last[place]",
         bug="        if status is not None:\n            self._last[place]",
         proofs=("unit/broker/test_numbered_sends.py",),

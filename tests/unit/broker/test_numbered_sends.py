@@ -6,8 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from tandemmq.broker.exactly_once.claim import Claim
-from tandemmq.broker.exactly_once.sends import NumberedSends
+from tandemmq.broker.send.numbered import Claim, NumberedSends
 from tandemmq.broker.send.reply import SendReply
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord

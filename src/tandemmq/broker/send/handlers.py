@@ -13,8 +13,6 @@ from collections.abc import Callable
 from functools import partial
 
 from tandemmq.broker.delay.recall import encode_recall_handle
-from tandemmq.broker.exactly_once.claim import parse_claim
-from tandemmq.broker.exactly_once.sends import NumberedSends
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.send.assembly import (
     KEYS_MARK,
@@ -27,6 +25,7 @@ from tandemmq.broker.send.assembly import (
 )
 from tandemmq.broker.send.batch import make_batch
 from tandemmq.broker.send.delay import DelayRule
+from tandemmq.broker.send.numbered import NumberedSends, parse_claim
 from tandemmq.broker.send.reply import ReplyForm, SendReply, TimerReply, ignore_outcome
 from tandemmq.broker.send.retry import RetryRule
 from tandemmq.broker.send.targets import SendHeader, SendTarget, SendTargets
