@@ -13,8 +13,8 @@ from broker_rig import Peer, consumer
 from client_rig import Rig, running_rig, take
 from typer.testing import CliRunner, Result
 
-from tandemmq.admin import audit, audit_command
-from tandemmq.admin.audit import Outcome, compare_logs
+from tandemmq.admin import audit_command
+from tandemmq.admin.audit_command import Outcome, compare_logs
 from tandemmq.admin.render import Answer
 from tandemmq.admin.targets import open_tools
 from tandemmq.broker.broker import Broker
@@ -259,7 +259,7 @@ async def run_audit(rig: Rig, last_bytes: int | None = None) -> tuple[Answer, di
 
 
 async def test_equal_logs_are_equal(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "RANGE_BYTES", 1_000)
+    monkeypatch.setattr(audit_command, "RANGE_BYTES", 1_000)
     master, _ = await pair(rig)
     answer, row = await run_audit(rig)
     end = store_of(master).appended.value
@@ -276,7 +276,7 @@ async def test_equal_logs_are_equal(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_flipped_byte_is_found(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(audit, "RANGE_BYTES", 1_000)
+    monkeypatch.setattr(audit_command, "RANGE_BYTES", 1_000)
     await pair(rig)
     (segment,) = (tmp_path / "broker-a-1" / "commitlog").iterdir()
     with segment.open("r+b") as file:

@@ -1,20 +1,155 @@
-"""`tandemmq audit`: are master and slaves the same?
+"""`tandemmq audit`: are the CommitLogs of a master and its slaves the same, by checksums over the wire?
 
+Strategy:   what both keep is compared range by range, both sides at once; the first range that differs is
+            halved down to the first differing byte. Only checksums travel, and each broker computes one range
+            at a time. Bytes written meanwhile, or deleted by retention, are left out.
+Needs:      brokers of ours (TANDEM_READ_LOG_CHECKSUM).
 Exit codes: 0 everything that both keep is equal, 1 a difference (or a slave that is ahead), 2 something could
-not be compared, or not even be asked for.
+            not be compared, or not even be asked for.
 """
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Annotated, Final
 
 import typer
 
-from tandemmq.admin.audit import Comparison, Outcome, compare_logs
 from tandemmq.admin.command import AsJson, Cluster, NameServers, run
 from tandemmq.admin.render import Answer, Table
 from tandemmq.admin.targets import MASTER_ID, Target, Tools, find_targets
-from tandemmq.errors import ConfigError, TandemError
+from tandemmq.api.replica import read_log_checksum
+from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected, TandemError
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.requests.replica import LogChecksumResponse
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.replication.core.tail import find_difference
+from tandemmq.units import MIB
+
+RANGE_BYTES = 32 * MIB
+"""Half of what a broker computes for one request."""
+CHECKSUM_TIMEOUT_S = 60.0
+
+
+class Outcome(Enum):
+    """What was found about one slave; `name` is what programs see."""
+
+    EQUAL = "what both keep is the same"
+    DIFFERENT = "the logs differ"
+    SLAVE_AHEAD = "the slave holds more than its master"
+    APART = "no byte is kept by both"
+    UNKNOWN = "could not be compared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One slave against its master. The equal range is [equal_from, equal_to); a difference begins at
+    `first_difference`.
+    """
+
+    outcome: Outcome
+    equal_from: int = 0
+    equal_to: int = 0
+    first_difference: int | None = None
+    master_end: int = 0
+    slave_end: int = 0
+    detail: str = ""
+
+    @property
+    def lag_bytes(self) -> int:
+        return self.master_end - self.slave_end
+
+
+class LogsChanged(TandemError):
+    """A log lost bytes at its end while it was compared."""
+
+
+async def compare_logs(
+    client: RemotingClient, master: str, slave: str, *, last_bytes: int | None = None
+) -> Comparison:
+    """The comparison of two brokers' logs; `last_bytes`: of no more than that at the common end."""
+    try:
+        return await _compare(client, master, slave, last_bytes)
+    except RequestRejected as error:
+        detail = str(error)
+        if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            detail = "one of the brokers is not ours and cannot tell checksums"
+        return Comparison(outcome=Outcome.UNKNOWN, detail=detail)
+    except TandemError as error:
+        return Comparison(outcome=Outcome.UNKNOWN, detail=str(error))
+
+
+async def _compare(client: RemotingClient, master: str, slave: str, last_bytes: int | None) -> Comparison:
+    # The slave first: what it holds then, a master that is not behind it holds too.
+    copy = await read_log_checksum(client, slave, 0, 0)
+    original = await read_log_checksum(client, master, 0, 0)
+    ends = Comparison(outcome=Outcome.EQUAL, master_end=original.max_offset, slave_end=copy.max_offset)
+    start = max(original.min_offset, copy.min_offset)
+    end = min(original.max_offset, copy.max_offset)
+    if last_bytes is not None:
+        start = max(start, end - last_bytes)
+    is_ahead = copy.max_offset > original.max_offset
+    if start >= end:
+        # An empty slave, or one that has just begun at the master's end, contradicts nothing.
+        is_begun = copy.max_offset not in (0, original.max_offset)
+        apart = Outcome.SLAVE_AHEAD if is_ahead else Outcome.APART
+        return replace(ends, outcome=apart if is_begun else Outcome.EQUAL, equal_from=end, equal_to=end)
+    equal_from, different_at = await _walk(client, (master, slave), start, end)
+    if different_at is not None:
+        found = replace(ends, outcome=Outcome.DIFFERENT, first_difference=different_at)
+        return replace(found, equal_from=equal_from, equal_to=different_at)
+    outcome = Outcome.SLAVE_AHEAD if is_ahead else Outcome.EQUAL
+    return replace(ends, outcome=outcome, equal_from=equal_from, equal_to=end)
+
+
+async def _walk(
+    client: RemotingClient, pair: tuple[str, str], start: int, end: int
+) -> tuple[int, int | None]:
+    """From where on the logs were compared, and their first difference; the start rises with retention."""
+    position = start
+    while position < end:
+        size = min(RANGE_BYTES, end - position)
+        one, other = await asyncio.gather(*(_ask(client, address, position, size) for address in pair))
+        if one.size_bytes < size or other.size_bytes < size:
+            kept_from = max(one.min_offset, other.min_offset)
+            if kept_from <= position:
+                raise LogsChanged(f"a log no longer holds {size} bytes from {position} on")
+            start = position = min(kept_from, end)
+            continue
+        if one.crc != other.crc:
+            return start, await _locate(client, pair, position, position + size)
+        position += size
+    return start, None
+
+
+async def _locate(client: RemotingClient, pair: tuple[str, str], start: int, end: int) -> int:
+    async def master(log_offset: int, size_bytes: int) -> int:
+        return (await _whole(client, pair[0], log_offset, size_bytes)).crc
+
+    async def slave(log_offset: int, size_bytes: int) -> int:
+        return (await _whole(client, pair[1], log_offset, size_bytes)).crc
+
+    found = await find_difference(master, slave, start, end)
+    if found is None:
+        raise LogsChanged(f"the bytes from {start} to {end} changed while they were compared")
+    return found
+
+
+async def _whole(client: RemotingClient, address: str, log_offset: int, size: int) -> LogChecksumResponse:
+    told = await _ask(client, address, log_offset, size)
+    if told.size_bytes != size:
+        raise LogsChanged(f"{address} no longer holds {size} bytes from {log_offset} on")
+    return told
+
+
+async def _ask(client: RemotingClient, address: str, log_offset: int, size: int) -> LogChecksumResponse:
+    told = await read_log_checksum(client, address, log_offset, size, timeout_s=CHECKSUM_TIMEOUT_S)
+    if not 0 <= told.size_bytes <= size:
+        raise RemoteProtocolError(f"{address} told the checksum of {told.size_bytes} bytes, not of {size}")
+    return told
+
 
 EXIT_DIFFERENT: Final = 1
 EXIT_UNKNOWN: Final = 2

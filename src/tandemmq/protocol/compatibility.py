@@ -239,7 +239,7 @@ DIFFERENCES: Final = {
             " setting that names a path, a file, an address, an identity or a script is refused (16)"
             " with the reason, and so is an unknown one. RocketMQ sets any key that is not in a black"
             " list, which was CVE-2023-33246.",
-            "broker/admin/live_settings.py",
+            "broker/admin/settings.py",
         ),
         (
             "CLEAN_EXPIRED_CONSUMEQUEUE deletes files only: a queue whose messages have all expired"

@@ -502,7 +502,7 @@ _TRANSACTIONS: Final = (
     ),
     Plant(
         name="a mark that is still needed is passed over",
-        path="broker/transaction/op_log.py",
+        path="broker/transaction/checks.py",
         sound="if top >= half_offset:",
         bug="if top > half_offset:",
         proofs=("unit/broker/test_transaction_decisions.py",),

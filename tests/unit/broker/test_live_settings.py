@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.broker.admin.live_settings import CHANGEABLE, apply_changes, parse_change
-from tandemmq.broker.admin.settings import render_settings
+from tandemmq.broker.admin.settings import CHANGEABLE, apply_changes, parse_change, render_settings
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.config.names import BROKER_KEYS
 from tandemmq.errors import ConfigError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 
-from tandemmq.broker.admin.stats_series import DAY_S, MINUTE_STEP_S, Series, SeriesTable, Totals
+from tandemmq.broker.admin.stats_items import DAY_S, MINUTE_STEP_S, Series, SeriesTable, Totals
 from tandemmq.broker.stats import BrokerStats
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandemmq.broker.transaction.check_plan import CheckLimits, Verdict, is_late, plan_check
+from tandemmq.broker.transaction.checks import WINDOW_MAX, OpLog
 from tandemmq.broker.transaction.decided import Decided
 from tandemmq.broker.transaction.half import (
     ended_by,
@@ -14,7 +15,6 @@ from tandemmq.broker.transaction.half import (
     make_ops,
     root_of,
 )
-from tandemmq.broker.transaction.op_log import WINDOW_MAX, OpLog
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, Record, decode_record, encode_record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.broker.access.addresses import make_matcher
+from tandemmq.broker.access.plain_rules import make_matcher
 from tandemmq.errors import ConfigError
 
 
