@@ -96,6 +96,12 @@ class Copier:
     def reports_since(self, time_s: float) -> bool:
         return self.members == {self.broker_id} or not self.is_mute
 
+    def master_status(self) -> None:
+        return None
+
+    def slave_status(self) -> None:
+        return None
+
     @property
     def epochs(self) -> EpochList:
         return self.lists.get(self.broker_id, EpochList())

@@ -152,6 +152,31 @@ async def test_a_slave_that_comes_again_with_less_counts_for_what_it_has(nodes: 
         writer.close()
 
 
+async def test_each_side_tells_of_the_copy(nodes: tuple[Node, Node]) -> None:
+    one, two = nodes
+    assert (one.channel.master_status(), one.channel.slave_status()) == (None, None)
+    await one.lead(1, 1)
+    await two.follow(one, 1)
+    await until(lambda: frozenset({1, 2}) in one.proposals)
+    await one.send(b"both")
+    status, copy = one.channel.master_status(), two.channel.slave_status()
+    assert status is not None
+    assert copy is not None
+    (slave,) = status.slaves
+    assert (slave.replica, slave.is_in_sync, slave.lag_bytes, status.in_sync_count) == (
+        "broker 2",
+        True,
+        0,
+        1,
+    )
+    assert (copy.master_address, copy.log_end) == (one.address, status.log_end)
+    await two.channel.end_term()
+    await until(lambda: one.proposals[-1] == {1})
+    status = one.channel.master_status()
+    assert status is not None
+    assert (status.slaves, status.in_sync_count) == ((), 0)
+
+
 async def test_a_set_that_is_too_small_takes_no_sends(tmp_path: Path) -> None:
     """minInSyncReplicas=2: nothing is answered as stored that is on one disk only."""
     one = Node(tmp_path, 1)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from ports import free_port
+from tandemmq.api.broker_admin import query_ha_status
 from tandemmq.api.calls import call
 from tandemmq.api.controller import find_leader
 from tandemmq.client import Admin, Consumer, ConsumerOptions, Message, Producer, ProducerOptions, StartFrom
@@ -149,6 +150,9 @@ async def test_a_killed_master_is_replaced_and_comes_back_as_slave(cluster: Clus
             return True
 
         await until(is_made, "the topic", not_yet=(TandemError,))
+    status = await query_ha_status(client, f"127.0.0.1:{cluster.ports[master]}")
+    assert status.is_master
+    assert [(one.is_in_sync, one.lag_bytes) for one in status.connections] == [(True, 0)] * 2
     acknowledged: list[int] = []
     longest_s = 0.0
     options = ProducerOptions(timeout_s=PATIENCE_S)

@@ -42,6 +42,7 @@ from tandemmq.remoting.tls_door import TlsDoor, make_client_tls
 from tandemmq.remoting.tls_options import PLAIN, TlsOptions
 from tandemmq.replication.core.notice import SlaveName
 from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.shell.autoswitch import AutoSwitch
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
@@ -209,7 +210,7 @@ class Broker:
         self, store: MessageStore, parts: Parts, own: dict[int, Handler], term: Term
     ) -> None:
         """Its owner says when it takes office."""
-        elected = self._elected = self._make_elected(store)
+        elected = self._elected = self._make_elected(store, term.copying)
         store.on_cut = lambda: self._tables.clamp(store)
         self.ha_address = term.ha_address
         routes = own | elected.routes() | self._ha_handlers(store).routes()
@@ -387,7 +388,7 @@ class Broker:
             on_fatal=self._on_fatal,
         )
 
-    def _make_elected(self, store: MessageStore) -> ElectedReplica:
+    def _make_elected(self, store: MessageStore, copying: AutoSwitch) -> ElectedReplica:
         return ElectedReplica(
             store=store,
             tables=self._tables.replicated,
@@ -398,6 +399,7 @@ class Broker:
             chance=self._chance,
             is_slave=self.options.is_slave,
             own_address=self._advertised_address,
+            copying=copying,
             on_fatal=self._on_fatal,
         )
 
@@ -468,7 +470,7 @@ class Broker:
             consumers=parts.consumers,
             refusals=parts.refusals,
             listeners=dict(zip(("main", "fast"), self._servers, strict=False)),
-            replica=self._replica,
+            replica=self._replica or self._elected,
             disk=self._disk,
             clock=self._clock,
         )

@@ -282,6 +282,7 @@ class ElectedBroker:
                 ha_address=self.ha_address,
                 may_write=self.may_write,
                 routes=self._routes(),
+                copying=self.replication,
             ),
         )
         await broker.start()

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from typing import Final
 
 from tandemmq.broker.replica.config_sync import ConfigSync
+from tandemmq.broker.replica.ha_status import describe_master, describe_slave
 from tandemmq.broker.replica.handlers import ReplicaHandlers
+from tandemmq.broker.replica.lag import lag_seconds
 from tandemmq.broker.replica.log_checksum import LogChecksums
 from tandemmq.broker.replica.log_heal import LogHeal
 from tandemmq.broker.replica.table_waits import TableWaits
@@ -23,6 +25,8 @@ from tandemmq.protocol.bodies.ha import HaClient, HaStatus
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus
+from tandemmq.replication.shell.autoswitch import AutoSwitch
 from tandemmq.runtime.ports import Clock, Disk, Random
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
@@ -46,9 +50,12 @@ class ElectedReplica:
         chance: Random,
         is_slave: bool,
         own_address: Callable[[], str],
+        copying: AutoSwitch,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         self._is_slave = is_slave
+        self._copying = copying
+        self._clock = clock
         self._store = store
         self._tables = tables
         self._scope = TaskScope("replica", lambda _name, error: on_fatal(error))
@@ -117,11 +124,27 @@ class ElectedReplica:
     async def _copies(self) -> list[str]:
         return [] if self.master is None else [self.master]
 
+    # What it tells of the copy.
+
+    def master_status(self) -> MasterStatus | None:
+        return None if self._is_slave else self._copying.master_status()
+
+    def slave_status(self) -> ReplicationSlaveStatus | None:
+        return self._copying.slave_status() if self._is_slave else None
+
+    @property
+    def synced_at(self) -> float | None:
+        return self._config_sync.synced_at
+
     def _status(self) -> HaStatus:
-        """In the words of GET_BROKER_HA_STATUS."""
-        end = self._store.max_log_offset
+        """In the words of GET_BROKER_HA_STATUS; a broker between two terms has an end and nobody else."""
+        end, now_ms = self._store.max_log_offset, self._clock.now_ms()
         if not self._is_slave:
-            return HaStatus(is_master=True, max_log_offset=end, in_sync_count=0, connections=())
-        return HaStatus(
-            is_master=False, client=HaClient(master_address=self.master or "", max_log_offset=end)
-        )
+            status = self._copying.master_status()
+            if status is None:
+                return HaStatus(is_master=True, max_log_offset=end, in_sync_count=0, connections=())
+            return describe_master(status, lambda held: lag_seconds(self._store, held, now_ms))
+        copy = self._copying.slave_status()
+        if copy is None:
+            return HaStatus(is_master=False, client=HaClient(max_log_offset=end))
+        return describe_slave(copy)

@@ -16,6 +16,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler, Waiting
+from tandemmq.replication.shell.autoswitch import AutoSwitch
 from tandemmq.runtime.ports import Address
 from tandemmq.store.message_store import MessageStore
 
@@ -56,7 +57,8 @@ WRITES: Final = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
     """`epoch`: of the master; 0 before the first one is known. `may_write`: whether a master may serve
-    `WRITES` at this moment. `routes`: requests about the role itself."""
+    `WRITES` at this moment. `routes`: requests about the role itself. `copying`: the copy of the log, whoever
+    is master."""
 
     epoch: int
     store: MessageStore
@@ -64,6 +66,7 @@ class Term:
     ha_address: Address
     may_write: Callable[[], bool]
     routes: dict[int, Handler]
+    copying: AutoSwitch
 
 
 def fenced_routes(routes: Mapping[int, Handler], may_write: Callable[[], bool]) -> dict[int, Handler]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
+from tandemmq.broker.autoswitch.replica import ElectedReplica
 from tandemmq.broker.clients.consumer_table import ConsumerTable
 from tandemmq.broker.clients.refusals import Refusals
 from tandemmq.broker.options import BrokerOptions
@@ -27,9 +28,9 @@ from tandemmq.protocol.codes import ResponseCode
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.effects import HaltReason
 from tandemmq.replication.core.states import SlaveState
+from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.store.message_store import MessageStore
-from tandemmq.store.options import BrokerRole
 from tandemmq.store.outcomes import PutStatus
 from tandemmq.telemetry import metrics
 from tandemmq.telemetry.metrics import QUEUES_READ_MAX, TOPIC_SERIES_MAX, Reading
@@ -49,7 +50,7 @@ class MetricSources:
     consumers: ConsumerTable
     refusals: Refusals
     listeners: Mapping[str, RemotingServer]
-    replica: ReplicaRole | None
+    replica: ReplicaRole | ElectedReplica | None
     disk: Disk
     clock: Clock
 
@@ -181,16 +182,19 @@ def _name_of(code: int) -> str:
         return str(code)
 
 
-def read_replication(replica: ReplicaRole, store: MessageStore, clock: Clock) -> Iterator[Reading]:
-    """All readings of replication. Every broker listens for slaves; a slave also follows a master."""
-    yield from _read_master(replica, store, clock.now_ms())
+def read_replication(
+    replica: ReplicaRole | ElectedReplica, store: MessageStore, clock: Clock
+) -> Iterator[Reading]:
+    """All readings of replication, as far as the broker serves slaves or follows a master."""
+    status, copy = replica.master_status(), replica.slave_status()
+    if status is not None:
+        yield from _read_master(status, store, clock.now_ms())
     yield Reading(metrics.MASTER_WAITING, bool(store.tail_doubt))
-    if store.options.role is BrokerRole.SLAVE:
-        yield from _read_slave(replica, clock)
+    if copy is not None:
+        yield from _read_slave(copy, replica.synced_at, clock)
 
 
-def _read_master(replica: ReplicaRole, store: MessageStore, now_ms: int) -> Iterator[Reading]:
-    status = replica.master.status()
+def _read_master(status: MasterStatus, store: MessageStore, now_ms: int) -> Iterator[Reading]:
     yield Reading(metrics.SLAVE_CONNECTIONS, len(status.slaves))
     yield Reading(metrics.SLAVES_IN_SYNC, status.in_sync_count)
     acknowledged: dict[ReplicaId, int] = {}
@@ -210,8 +214,7 @@ def _read_master(replica: ReplicaRole, store: MessageStore, now_ms: int) -> Iter
             yield Reading(metrics.SLAVE_LAG_SECONDS, seconds, (name,))
 
 
-def _read_slave(replica: ReplicaRole, clock: Clock) -> Iterator[Reading]:
-    status = replica.slave.status()
+def _read_slave(status: ReplicationSlaveStatus, synced_at: float | None, clock: Clock) -> Iterator[Reading]:
     yield Reading(metrics.MASTER_CONNECTED, status.state is SlaveState.TRANSFERRING)
     yield Reading(metrics.REPLICA_HALTED, status.halt is not None)
     for reason in HaltReason:
@@ -219,6 +222,5 @@ def _read_slave(replica: ReplicaRole, clock: Clock) -> Iterator[Reading]:
         yield Reading(metrics.REPLICA_HALT_REASON, is_it, (reason.name.lower(),))
     if status.last_read_at:
         yield Reading(metrics.MASTER_SILENCE, max(0, clock.now_ms() - status.last_read_at) / 1000)
-    synced_at = replica.config_sync.synced_at
     if synced_at is not None:
         yield Reading(metrics.CONFIG_SYNC_AGE, clock.monotonic() - synced_at)

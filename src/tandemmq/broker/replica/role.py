@@ -33,7 +33,12 @@ from tandemmq.replication.core.notice import SlaveName
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.replication.core.tail import TailOutcome, TailVerdict
-from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
+from tandemmq.replication.shell import (
+    MasterStatus,
+    ReplicationMaster,
+    ReplicationSlave,
+    ReplicationSlaveStatus,
+)
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
@@ -255,6 +260,20 @@ class ReplicaRole:
         if status.state is not SlaveState.TRANSFERRING or status.tail is None:
             return None
         return status.tail.life
+
+    # What it tells of the copy.
+
+    def master_status(self) -> MasterStatus | None:
+        """Every broker listens for slaves."""
+        return self.master.status()
+
+    def slave_status(self) -> ReplicationSlaveStatus | None:
+        return self.slave.status() if self._is_slave else None
+
+    @property
+    def synced_at(self) -> float | None:
+        """When the tables were last compared with the master's, by the monotonic clock."""
+        return self.config_sync.synced_at
 
     def status(self) -> HaStatus:
         if self._is_slave:

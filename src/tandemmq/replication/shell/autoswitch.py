@@ -23,7 +23,8 @@ from tandemmq.replication.core.sync_state_set import SyncStateSet
 from tandemmq.replication.core.term_frames import Handshake
 from tandemmq.replication.core.term_sessions import TermMasterSession, TermSlaveSession
 from tandemmq.replication.shell.fault import FaultGuard, OnFatal
-from tandemmq.replication.shell.slave import ReplicationSlave
+from tandemmq.replication.shell.master_status import MasterStatus
+from tandemmq.replication.shell.slave import ReplicationSlave, ReplicationSlaveStatus
 from tandemmq.replication.shell.slave_connection import SlaveConnection
 from tandemmq.runtime.chance import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Clock, Listener, Network, TimerHandle
@@ -79,6 +80,12 @@ class AutoSwitch(Protocol):
         """Whether every other member of the set (of the union while a proposal is open) has reported over its
         connection of this term since then, by the monotonic clock. True when there is no other member.
         """
+
+    def master_status(self) -> MasterStatus | None:
+        """What a master tells of its slaves; None without a term of ours."""
+
+    def slave_status(self) -> ReplicationSlaveStatus | None:
+        """What a slave tells of its copy; None while it follows nobody."""
 
     @property
     def epochs(self) -> EpochList:
@@ -248,6 +255,28 @@ class AutoSwitchReplication:
         if self._set is None:
             return False
         return all(self._heard_at_s.get(one, -1.0) >= time_s for one in self._set.required)
+
+    def master_status(self) -> MasterStatus | None:
+        if self._set is None:
+            return None
+        end, members = self._store.max_log_offset, self._set.members
+        slaves = []
+        for connection in self._connections:
+            one = _slave_of(connection)
+            replica = None if one is None else _replica(one)
+            slaves.append(connection.status(end, replica=replica, is_in_sync=one in members))
+        return MasterStatus(
+            log_start=self._store.min_log_offset,
+            log_end=end,
+            highest_acknowledged=max((slave.acknowledged for slave in slaves), default=0),
+            in_sync_count=len(members) - 1,
+            slaves=tuple(slaves),
+            departed=(),
+            now_ms=self._now_ms(),
+        )
+
+    def slave_status(self) -> ReplicationSlaveStatus | None:
+        return None if self._slave is None else self._slave.status()
 
     @property
     def epochs(self) -> EpochList:

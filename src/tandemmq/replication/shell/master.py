@@ -105,28 +105,19 @@ class ReplicationMaster:
             log_end=log_range.end,
             highest_acknowledged=self._highest_acknowledged,
             in_sync_count=self._in_sync.count(self._directory.positions(), log_range),
-            slaves=tuple(self._status_of(connection, log_range, now_ms) for connection in self._connections),
+            slaves=tuple(self._status_of(connection, log_range) for connection in self._connections),
             departed=self._departed.list(now_ms),
             now_ms=now_ms,
         )
 
-    def _status_of(self, connection: SlaveConnection, log_range: LogRange, now_ms: int) -> SlaveStatus:
+    def _status_of(self, connection: SlaveConnection, log_range: LogRange) -> SlaveStatus:
         session = connection.session
-        lag = log_range.end - session.acknowledged
         gap = self._options.in_sync_gap_bytes_max
         is_counted = session.state is MasterState.TRANSFERRING
-        return SlaveStatus(
-            address=connection.peer,
-            name=connection.name,
+        return connection.status(
+            log_range.end,
             replica=connection.record.id,
-            state=session.state,
-            start=session.start,
-            acknowledged=session.acknowledged,
-            next_offset=session.next_offset,
-            lag_bytes=lag,
             is_in_sync=is_counted and is_in_sync(log_range, session.acknowledged, gap_bytes_max=gap),
-            is_tandem=session.is_tandem,
-            bytes_per_second=session.rate.per_second(now_ms),
         )
 
     def on_notice(self, notice: SlaveNotice) -> None:

@@ -29,8 +29,10 @@ from tandemmq.replication.core.progress import LogRange, StartRule, TransferStar
 from tandemmq.replication.core.replicas import Connection
 from tandemmq.replication.core.states import MasterState
 from tandemmq.replication.shell.fault import FaultGuard
+from tandemmq.replication.shell.master_status import SlaveStatus
 from tandemmq.runtime.ports import Address, Clock, TimerHandle
 from tandemmq.telemetry import events
+from tandemmq.units import ReplicaId
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +128,23 @@ class SlaveConnection(asyncio.Protocol):
         if self._handshake is not None:
             self._write(self._handshake.greeting())
         self._arm()
+
+    def status(self, log_end: int, *, replica: ReplicaId | None, is_in_sync: bool) -> SlaveStatus:
+        """What the master tells of this slave, whose log ends at `log_end`."""
+        session = self.session
+        return SlaveStatus(
+            address=self.peer,
+            name=self.name,
+            replica=replica,
+            state=session.state,
+            start=session.start,
+            acknowledged=session.acknowledged,
+            next_offset=session.next_offset,
+            lag_bytes=log_end - session.acknowledged,
+            is_in_sync=is_in_sync,
+            is_tandem=session.is_tandem,
+            bytes_per_second=session.rate.per_second(self._now_ms()),
+        )
 
     def data_received(self, data: bytes) -> None:
         self._guard.run(self._on_data, data)
