@@ -190,7 +190,7 @@ async def test_topic_counts_outlive_a_restart_and_end_with_the_topic(tmp_path: P
 async def test_topics_beyond_the_bound_are_in_the_totals_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandemmq.broker.metrics.traffic_readings.TOPIC_SERIES_MAX", 3)
+    monkeypatch.setattr("tandemmq.broker.metrics.readings.TOPIC_SERIES_MAX", 3)
     async with running_broker(tmp_path, **PROM) as broker, Peer(broker) as peer:
         for number in range(5):
             await peer.send_ok(f"T{number}")

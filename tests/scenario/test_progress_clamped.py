@@ -246,6 +246,15 @@ async def commit_shown(peer: Peer, seen: SeenRecord) -> None:
     await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
 
 
+async def test_a_record_that_cannot_be_looked_up_proves_nothing(broker: Broker, peer: Peer) -> None:
+    """It may be deleted, or of another log: nobody can say any more."""
+    record = records_of(await pull(peer, CLAIM - 1, sys_flag=0x4))[0]
+    assert broker.store is not None
+    broker.store._queues.table["T", 0].min_offset = CLAIM + 1
+    await commit_shown(peer, SeenRecord(CLAIM - 1, record.log_offset, record.stored_at_ms))
+    assert committed(broker) == LIFE_START
+
+
 async def test_a_record_that_is_not_in_the_log_refutes_a_claim_of_an_earlier_life(tmp_path: Path) -> None:
     """A loss that an earlier start found is nothing that this start knows of; the same for a slave's copy."""
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:
