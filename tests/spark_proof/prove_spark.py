@@ -52,6 +52,7 @@ class Proof:
 
     def __init__(self, directory: Path, brokers: Brokers, publisher: Publisher, options: argparse.Namespace):
         self._directory = directory
+        self._spark_log = directory / "spark.log"
         self._brokers = brokers
         self._publisher = publisher
         self._options = options
@@ -182,7 +183,7 @@ class Proof:
             self._fail(f"the landing ended with {code} after SIGTERM: {landing.events[-3:]}")
 
     def _count(self) -> None:
-        spark = build_session("counts", "local[2]", log_file=self._directory / "counts.log")
+        spark = build_session("counts", "local[2]", log_file=self._spark_log)
         try:
             total = self._brokers.message_count(TOPIC)
             self.counts = count_lake(spark, self.lake, total, self._publisher.acknowledged)
@@ -215,11 +216,11 @@ class Proof:
 
     def _harm_topics(self) -> None:
         self.skipped_in_silence = 0
-        log = self._directory / "silence.log"
-        spark = build_session("silence", "local[2]", shuffle_partitions=2, log_file=log)
+        # Java is the one of the session before, and goes on writing where that one said.
+        spark = build_session("silence", "local[2]", shuffle_partitions=2)
         try:
             register_formats(spark)
-            proof = SilenceProof(spark, log, self._directory / "silence")
+            proof = SilenceProof(spark, self._spark_log, self._directory / "silence")
             with proof.cluster():
                 for verdict in proof.run():
                     self.skipped_in_silence += verdict.silent

@@ -48,7 +48,8 @@ def build_session(
     """A Spark session of this process; the running one if there is one already.
 
     `is_long`: Java takes longer to start and then needs less for each row; it pays after minutes of work.
-    `log_file` takes what Java and Spark's workers write to standard error; it is begun anew by each session.
+    `log_file` takes what Java and Spark's workers write to standard error, also for later sessions of this
+    process: they have the same Java.
     `java_options`: further ones, by default those that map the archive of classes if one was made.
     Raises:  ConfigError when there is no Java that is new enough.
     """
