@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from tandemmq.broker.replica.config_sync import ConfigSync
 from tandemmq.broker.replica.ha_status import describe_master, describe_slave
 from tandemmq.broker.replica.handlers import ReplicaHandlers
@@ -137,7 +139,10 @@ class ElectedReplica:
         return self._config_sync.synced_at
 
     def _status(self) -> HaStatus:
-        """In the words of GET_BROKER_HA_STATUS; a broker between two terms has an end and nobody else."""
+        """In the words of GET_BROKER_HA_STATUS; between two terms it has an end and nobody else.
+
+        A slave names its master by the address at which tools can ask it.
+        """
         end, now_ms = self._store.max_log_offset, self._clock.now_ms()
         if not self._is_slave:
             status = self._copying.master_status()
@@ -147,4 +152,6 @@ class ElectedReplica:
         copy = self._copying.slave_status()
         if copy is None:
             return HaStatus(is_master=False, client=HaClient(max_log_offset=end))
-        return describe_slave(copy)
+        told = describe_slave(copy)
+        client = msgspec.structs.replace(told.client, master_address=self.master or "")
+        return msgspec.structs.replace(told, client=client)
