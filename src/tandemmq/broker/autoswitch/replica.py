@@ -139,9 +139,9 @@ class ElectedReplica:
         return self._config_sync.synced_at
 
     def _status(self) -> HaStatus:
-        """In the words of GET_BROKER_HA_STATUS; between two terms it has an end and nobody else.
+        """In the words of GET_BROKER_HA_STATUS; between two terms there is an end, and no copy.
 
-        A slave names its master by the address at which tools can ask it.
+        A slave names its master by the address at which tools can ask it, as soon as one is elected.
         """
         end, now_ms = self._store.max_log_offset, self._clock.now_ms()
         if not self._is_slave:
@@ -150,8 +150,7 @@ class ElectedReplica:
                 return HaStatus(is_master=True, max_log_offset=end, in_sync_count=0, connections=())
             return describe_master(status, lambda held: lag_seconds(self._store, held, now_ms))
         copy = self._copying.slave_status()
-        if copy is None:
-            return HaStatus(is_master=False, client=HaClient(max_log_offset=end))
-        told = describe_slave(copy)
-        client = msgspec.structs.replace(told.client, master_address=self.master or "")
-        return msgspec.structs.replace(told, client=client)
+        client = HaClient(max_log_offset=end) if copy is None else describe_slave(copy).client
+        return HaStatus(
+            is_master=False, client=msgspec.structs.replace(client, master_address=self.master or "")
+        )

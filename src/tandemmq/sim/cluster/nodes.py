@@ -375,9 +375,8 @@ class BrokerNode(Node):
         elif self.is_running and self._ending is None:
             self.world.note(f"{self.life} ends: {error}")
             assert self._disk is not None
-            self.on_lost(
-                self, self._disk.faults.is_dropping_pages
-            )  # those that were not flushed, as by a power cut
+            # Pages that are dropped were not flushed: they are gone as by a power cut.
+            self.on_lost(self, self._disk.faults.is_dropping_pages)
             self._ending = self.world.loop.create_task(self._end(), context=Context())
 
     @property
