@@ -58,3 +58,17 @@ def test_what_fails_without_the_bug_has_not_found_it(
     outcome = try_plant(PLANTS[0], only_proof="sim", seeds=10)
     assert asked == [(False, "sim", 10, 0), (True, "sim", 1, 3)]
     assert outcome.proof == (None if is_broken else "sim")
+
+
+@pytest.mark.parametrize("is_excused", [False, True])
+def test_what_nothing_can_find_costs_a_look_only(is_excused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def run(_root: Path, proof: str, seeds: int, **_: int) -> tuple[bool, str]:
+        asked.append((proof, seeds))
+        return False, "nothing"
+
+    monkeypatch.setattr(plants, "_run", run)
+    plant = next(plant for plant in PLANTS if bool(plant.why_not) == is_excused and "sim" in plant.proofs)
+    try_plant(plant)
+    assert ("sim", 100 if is_excused else 1000) in asked

@@ -38,6 +38,8 @@ SOURCES = Path(tandemmq.__file__).parent
 CHECKOUT = SOURCES.parent.parent
 SEEDS = {"crash": 1000, "flips": 100, "sim": 1000, "raft": 2000}
 """How many seeds the default commands run; `make crash` flips bits with every tenth of its seeds."""
+EXCUSED_SEEDS = 100
+"""As many for a bug that nothing can find, as its row tells: a look whether that is still so."""
 FOUND = "found by seed "
 PROOF_MINUTES_MAX = 45
 SEED_SECONDS_MAX = 180
@@ -130,12 +132,18 @@ def try_plant(plant: Plant, *, only_proof: str = "", seeds: int = 0) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="tandemmq-plant-") as temporary:
         root = plant_into(Path(temporary), plant)
         for proof in (only_proof,) if only_proof else plant.proofs:
-            is_found, told = _run(root, proof, seeds or SEEDS.get(proof, 0))
+            is_found, told = _run(root, proof, seeds or _seeds_of(plant, proof))
             if is_found and not _is_sound(proof, told):
                 told = f"{proof} finds as much in sound sources: {told}"
             elif is_found:
                 return Outcome(plant=plant, proof=proof, told=told, seconds=time.monotonic() - begun_at)
     return Outcome(plant=plant, proof=None, told=told, seconds=time.monotonic() - begun_at)
+
+
+def _seeds_of(plant: Plant, proof: str) -> int:
+    """How many seeds look for the bug; 0 when the proof is a file of tests."""
+    seeds = SEEDS.get(proof, 0)
+    return min(seeds, EXCUSED_SEEDS) if plant.why_not else seeds
 
 
 def _is_sound(proof: str, told: str) -> bool:
