@@ -302,6 +302,7 @@ class Trouble:
         await self._pause(500, 8_000)
         faults.write_error_percent = 0
         self._world.note(f"the disk of {node.name} takes writes again")
+        await self._start_if_given_up(node)
 
     async def _fill_disk(self) -> None:
         """No file can be made."""
@@ -314,6 +315,13 @@ class Trouble:
         await self._pause(500, 8_000)
         disk.is_full = False
         self._world.note(f"the disk of {node.name} has room again")
+        await self._start_if_given_up(node)
+
+    async def _start_if_given_up(self, node: BrokerNode) -> None:
+        """A person starts a broker again that could not start on its sick disk."""
+        if node.gave_up:
+            await self._world.until(lambda: not node.is_ending, STOP_TIMEOUT_S)
+            await self._start_again(node)
 
     # Processes that hold no log.
 

@@ -193,6 +193,8 @@ class BrokerNode(Node):
         if beside is not None:
             beside.is_host_shared = True
         self._ending: asyncio.Task[None] | None = None
+        self.gave_up = False
+        """Its disk refused what a start writes; whoever made the disk do so starts it again."""
         self._name_servers = name_servers
         self._image = Image()
         self._disk: NodeDisk | None = None
@@ -265,7 +267,7 @@ class BrokerNode(Node):
     def start(self) -> None:
         self._image = self.image
         life = self.begin_life()
-        self.is_open = False
+        self.is_open = self.gave_up = False
         self.broker = None
         self.world.note(f"{life} starts")
         self._disk = NodeDisk(
@@ -368,13 +370,15 @@ class BrokerNode(Node):
         return self._disk
 
     def on_fatal(self, error: BaseException) -> None:
-        """After a failed fsync it must not go on; its owner ends it, as the command does."""
-        is_explained = isinstance(error, FlushFailed) and self._disk is not None and self._disk.sync_failed
-        if not is_explained:
+        """After a failed fsync, or a start that could not write, it must not go on; its owner ends it."""
+        assert self._disk is not None
+        cannot_start = not self.is_open and isinstance(error.__cause__ or error, OSError)
+        cannot_start = cannot_start and bool(self._disk.failed_paths)
+        if not cannot_start and not (isinstance(error, FlushFailed) and self._disk.sync_failed):
             super().on_fatal(error)
         elif self.is_running and self._ending is None:
+            self.gave_up = cannot_start
             self.world.note(f"{self.life} ends: {error}")
-            assert self._disk is not None
             # Pages that are dropped were not flushed: they are gone as by a power cut.
             self.on_lost(self, self._disk.faults.is_dropping_pages)
             self._ending = self.world.loop.create_task(self._end(), context=Context())
