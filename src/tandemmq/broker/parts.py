@@ -87,7 +87,7 @@ class Parts:
         creator = TopicCreator(options, topics, groups, clock, UnsavedTopics(tables.saver, tables.topic_file))
         timers = TimerLimits(is_enabled=options.timer_wheel_enable, delay_s_max=options.timer_delay_s_max)
         delay = DelayRule(store.options.delay_levels_ms, timers)
-        queue_locks = QueueLocks(options.queue_lock_expired_ms)
+        queue_locks = QueueLocks(options.queue_lock_expired_ms, clock)
         self.refusals = Refusals(clock)
         notices = Notices(options, groups, clock)
         consumers = self.consumers = notices.consumers = ConsumerTable(

@@ -38,6 +38,8 @@ class ManualClock:
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self._start_ms = now_ms
+        self.skew_ms = 0
+        """How far someone has set the wall clock; the monotonic one does not hear of it."""
         self._now_s = 0.0
         self._soon: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, ManualTimer]] = []
@@ -45,7 +47,7 @@ class ManualClock:
         self._drain_loop: asyncio.AbstractEventLoop | None = None
 
     def now_ms(self) -> EpochMs:
-        return EpochMs(self._start_ms + round(self._now_s * 1000))
+        return EpochMs(self._start_ms + self.skew_ms + round(self._now_s * 1000))
 
     def monotonic(self) -> float:
         return self._now_s

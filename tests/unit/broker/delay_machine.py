@@ -16,20 +16,10 @@ from tandemmq.protocol.record import NewRecord, Record, decode_records
 from tandemmq.runtime.memory import ManualClock, MemoryDisk
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import GetStatus, MessageStore, StoreOptions
-from tandemmq.units import EpochMs
 
 ROOT = Path("/broker")
 HOST = b"\x0a\x00\x00\x01\x00\x00\xd4\x31"
 DELAYS_MS = (1_000, 5_000, 10_000, 30_000)
-
-
-class SkewedClock(ManualClock):
-    """A clock whose wall time can be set."""
-
-    skew_ms = 0
-
-    def now_ms(self) -> EpochMs:
-        return EpochMs(super().now_ms() + self.skew_ms)
 
 
 class Machine:
@@ -41,7 +31,7 @@ class Machine:
         self.count_max = count_max
         self.roll_after_ms = roll_after_ms
         self.disk = MemoryDisk()
-        self.clock = SkewedClock()
+        self.clock = ManualClock()
         self.store_changes = store_changes
         self.store: MessageStore | None = None
         self.delivery: Delivery | None = None
@@ -104,8 +94,8 @@ class Machine:
         self.disk.power_cut()
 
     def _forget_timers(self) -> None:
-        now_ms, skew_ms = ManualClock.now_ms(self.clock), self.clock.skew_ms
-        self.clock = SkewedClock(now_ms=now_ms)
+        skew_ms = self.clock.skew_ms
+        self.clock = ManualClock(now_ms=self.clock.now_ms() - skew_ms)
         self.clock.skew_ms = skew_ms
 
     def delay(self, name: str, level: int, *, topic: str = "T") -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tandemmq.broker.clients.consumer_table import ConsumerTable, Consumption, Subscription, make_subscription
+from tandemmq.broker.clients.handlers import ClientHandlers
 from tandemmq.broker.clients.membership import Member
 from tandemmq.broker.clients.producer_table import ProducerTable
+from tandemmq.broker.clients.refusals import Refusals
+from tandemmq.broker.options import BrokerOptions
 from tandemmq.errors import BadRequest
+from tandemmq.runtime.manual_clock import ManualClock
 
 CLUSTERING = Consumption("CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")
 
@@ -16,8 +20,16 @@ class FakeChannel:
     pass
 
 
-def member(channel: object, client_id: str = "c1", seen_at_ms: int = 0) -> Member:
-    return Member(channel, client_id, 0, 479, seen_at_ms)  # type: ignore[arg-type]  # only its identity counts
+class ClosableChannel(FakeChannel):
+    peer = ("10.0.0.9", 4711)
+    is_closed = False
+
+    def close(self, _reason: str) -> None:
+        self.is_closed = True
+
+
+def member(channel: object, client_id: str = "c1", heard_s: float = 0.0) -> Member:
+    return Member(channel, client_id, 0, 479, heard_s=heard_s)  # type: ignore[arg-type]  # only its identity counts
 
 
 def wants(topic: str, expression: str = "*", version: int = 1) -> Subscription:
@@ -67,13 +79,13 @@ def test_connection_leaves_all_its_groups() -> None:
     table, changed = make_table()
     first, second = FakeChannel(), FakeChannel()
     for name in ("g", "h"):
-        table.register(name, member(first, seen_at_ms=5), CLUSTERING, [wants("T")])
+        table.register(name, member(first, heard_s=5.0), CLUSTERING, [wants("T")])
     table.register("g", member(second, "c2"), CLUSTERING, [wants("T")])
-    assert table.seen_at_ms(first) == 5  # type: ignore[arg-type]  # as above
+    assert table.heard_s(first) == 5.0  # type: ignore[arg-type]  # as above
     changed.clear()
     table.drop_channel(first)  # type: ignore[arg-type]  # as above
     assert changed == ["g", "h"]
-    assert table.seen_at_ms(first) == 0  # type: ignore[arg-type]  # as above
+    assert table.heard_s(first) is None  # type: ignore[arg-type]  # as above
     assert [m.client_id for m in table.members("g")] == ["c2"]
     assert table.find_client("g", "c2") is not None
     assert table.find_client("g", "c1") is None
@@ -98,3 +110,26 @@ def test_producers_come_and_go() -> None:
     assert (table.groups, [m.client_id for m in table.members("p")]) == (["p"], ["c1"])
     table.unregister("p", channel)  # type: ignore[arg-type]  # as above
     assert table.groups == []
+
+
+def test_a_wall_clock_that_is_set_expires_no_client() -> None:
+    clock, (consumers, _) = ManualClock(), make_table()
+    handlers = ClientHandlers(
+        BrokerOptions(channel_expired_ms=120_000),
+        consumers=consumers,
+        producers=ProducerTable(groups_per_client_max=4),
+        groups=None,  # type: ignore[arg-type]  # is not asked
+        creator=None,  # type: ignore[arg-type]  # nor is this
+        refusals=Refusals(clock),
+        clock=clock,
+    )
+    channel = ClosableChannel()
+    handlers._watched[channel] = None  # type: ignore[index]  # as above
+    consumers.register("g", member(channel, heard_s=clock.monotonic()), CLUSTERING, [wants("T")])
+    clock.skew_ms = 3_600_000
+    handlers.drop_silent()
+    assert consumers.members("g")
+    clock.advance(120.001)
+    handlers.drop_silent()
+    assert not consumers.members("g")
+    assert channel.is_closed

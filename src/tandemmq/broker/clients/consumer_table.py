@@ -123,9 +123,9 @@ class ConsumerTable:
         for name in self._membership.drop_channel(channel):
             self._after_leave(name)
 
-    def seen_at_ms(self, channel: Channel) -> int:
-        """When the connection's last heartbeat came; 0 when it is in no group."""
-        return self._membership.seen_at_ms(channel)
+    def heard_s(self, channel: Channel) -> float | None:
+        """When the connection's last heartbeat came, by the monotonic clock; None when it is in no group."""
+        return self._membership.heard_s(channel)
 
     def _after_leave(self, name: str) -> None:
         if name not in self._membership:

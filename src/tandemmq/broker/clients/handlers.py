@@ -80,7 +80,14 @@ class ClientHandlers:
             heartbeat = read_body(decode_heartbeat, command.body)
             client = _check_client_id(heartbeat.client_id)
             self._watch(channel)
-            member = Member(channel, client, command.language, command.version, self._clock.now_ms())
+            member = Member(
+                channel,
+                client,
+                command.language,
+                command.version,
+                seen_at_ms=self._clock.now_ms(),
+                heard_s=self._clock.monotonic(),
+            )
             for consumer in heartbeat.consumers:
                 group = consumer.group
                 self._register_consumer(member, consumer, keep=heartbeat.is_without_subscriptions)
@@ -136,10 +143,11 @@ class ClientHandlers:
 
     def drop_silent(self) -> None:
         """Close and forget connections whose last heartbeat is too old."""
-        limit_ms = self._clock.now_ms() - self._options.channel_expired_ms
+        limit_s = self._clock.monotonic() - self._options.channel_expired_ms / 1000
         for channel in list(self._watched):
-            seen_at_ms = max(self._consumers.seen_at_ms(channel), self._producers.seen_at_ms(channel))
-            if 0 < seen_at_ms < limit_ms:
+            in_groups = self._consumers.heard_s(channel), self._producers.heard_s(channel)
+            heard = [heard_s for heard_s in in_groups if heard_s is not None]
+            if heard and max(heard) < limit_s:
                 log.info(events.CLIENT_EXPIRED, extra={"peer": channel.peer})
                 channel.close("no heartbeat within channelExpiredTimeout")
                 self._forget(channel)

@@ -12,18 +12,30 @@ from tandemmq.remoting.channel import Channel
 
 
 class Member:
-    """One client of a group, as its last heartbeat said."""
+    """One client of a group, as its last heartbeat said.
 
-    __slots__ = ("channel", "client_id", "language", "seen_at_ms", "version")
+    `seen_at_ms`: when that was, for people; `heard_s`: by the monotonic clock, because a wall clock that is
+    set must expire nobody.
+    """
+
+    __slots__ = ("channel", "client_id", "heard_s", "language", "seen_at_ms", "version")
 
     def __init__(
-        self, channel: Channel, client_id: str, language: int, version: int, seen_at_ms: int
+        self,
+        channel: Channel,
+        client_id: str,
+        language: int,
+        version: int,
+        *,
+        seen_at_ms: int = 0,
+        heard_s: float = 0.0,
     ) -> None:
         self.channel = channel
         self.client_id = client_id
         self.language = language
         self.version = version
         self.seen_at_ms = seen_at_ms
+        self.heard_s = heard_s
 
 
 class Membership:
@@ -88,7 +100,9 @@ class Membership:
             self.remove(group, channel)
         return groups
 
-    def seen_at_ms(self, channel: Channel) -> int:
-        """When any of the connection's memberships was refreshed last; 0 when it has none."""
+    def heard_s(self, channel: Channel) -> float | None:
+        """When any of the connection's memberships was refreshed last, by the monotonic clock; None when it
+        has none.
+        """
         groups = self._by_channel.get(channel, ())
-        return max((self._by_group[group][channel].seen_at_ms for group in groups), default=0)
+        return max((self._by_group[group][channel].heard_s for group in groups), default=None)

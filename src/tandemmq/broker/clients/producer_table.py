@@ -41,9 +41,9 @@ class ProducerTable:
         self._membership.drop_channel(channel)
         self._forget_client(channel)
 
-    def seen_at_ms(self, channel: Channel) -> int:
-        """When the connection's last heartbeat came; 0 when it is in no group."""
-        return self._membership.seen_at_ms(channel)
+    def heard_s(self, channel: Channel) -> float | None:
+        """When the connection's last heartbeat came, by the monotonic clock; None when it is in no group."""
+        return self._membership.heard_s(channel)
 
     def _forget_client(self, channel: Channel) -> None:
         client_id = self._clients.pop(channel, None)

@@ -2,7 +2,8 @@
 
 A lock is renewed by asking for it again and is free once `expired_ms` have passed since (spec semantics 10.6,
 spec remoting 9.8); sooner, when the connection is closed over which it was renewed last. Expired locks go
-when their group is asked for, and a group without locks goes with them.
+when their group is asked for, and a group without locks goes with them. Time is the monotonic clock's: a wall
+clock that is set would free what its holder still trusts.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ class Holder(Protocol):
 
 class _Lock(NamedTuple):
     client_id: str
-    renewed_at_ms: int
+    renewed_s: float
     holder: Holder | None
 
 
 class QueueLocks:
     """Locks by group and queue."""
 
-    def __init__(self, expired_ms: int) -> None:
+    def __init__(self, expired_ms: int, clock: Clock) -> None:
         self._expired_ms = expired_ms
+        self._clock = clock
         self._groups: dict[str, dict[MessageQueue, _Lock]] = {}
 
     def lock(
@@ -50,7 +52,6 @@ class QueueLocks:
         group: str,
         client_id: str,
         queues: Iterable[MessageQueue],
-        now_ms: int,
         holder: Holder | None = None,
     ) -> list[MessageQueue]:
         """The queues that `client_id` now holds, in the order asked. `holder`: its connection."""
@@ -58,10 +59,10 @@ class QueueLocks:
         held = []
         for queue in queues:
             lock = locks.get(queue)
-            if lock is None or lock.client_id == client_id or self._is_expired(lock, now_ms):
-                locks[queue] = _Lock(client_id, now_ms, holder)
+            if lock is None or lock.client_id == client_id or self._is_expired(lock):
+                locks[queue] = _Lock(client_id, self._clock.monotonic(), holder)
                 held.append(queue)
-        self._drop_expired(group, now_ms)
+        self._drop_expired(group)
         return held
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
@@ -75,23 +76,23 @@ class QueueLocks:
         if not locks:
             del self._groups[group]
 
-    def has_lock(self, group: str, now_ms: int) -> bool:
+    def has_lock(self, group: str) -> bool:
         """True while any queue of the group is locked: its consumers are orderly (spec semantics 7.2)."""
         locks = self._groups.get(group)
-        return locks is not None and any(not self._is_expired(lock, now_ms) for lock in locks.values())
+        return locks is not None and any(not self._is_expired(lock) for lock in locks.values())
 
-    def _drop_expired(self, group: str, now_ms: int) -> None:
+    def _drop_expired(self, group: str) -> None:
         locks = self._groups[group]
-        for queue in [queue for queue, lock in locks.items() if self._is_expired(lock, now_ms)]:
+        for queue in [queue for queue, lock in locks.items() if self._is_expired(lock)]:
             del locks[queue]
         if not locks:
             del self._groups[group]
 
-    def _is_expired(self, lock: _Lock, now_ms: int) -> bool:
+    def _is_expired(self, lock: _Lock) -> bool:
         expired_ms = self._expired_ms
         if lock.holder is not None and lock.holder.is_closed:
             expired_ms = min(expired_ms, LEFT_EXPIRED_MS)
-        return now_ms - lock.renewed_at_ms > expired_ms
+        return self._clock.monotonic() - lock.renewed_s > expired_ms / 1000
 
 
 class LockHandlers:
@@ -109,10 +110,9 @@ class LockHandlers:
     def handle_lock(self, channel: Channel, command: Command) -> Command:
         """LOCK_BATCH_MQ (41): the answer names the queues that the client holds now; maybe none."""
         request = self._read(command)
-        now_ms = self._clock.now_ms()
-        require_group(self._groups, request.consumer_group, now_ms)
+        require_group(self._groups, request.consumer_group, self._clock.now_ms())
         queues = [queue for queue in request.queues if self._exists(queue)]
-        held = self._locks.lock(request.consumer_group, request.client_id, queues, now_ms, channel)
+        held = self._locks.lock(request.consumer_group, request.client_id, queues, channel)
         return command.reply(body=encode_lock_answer(held))
 
     def handle_unlock(self, channel: Channel, command: Command) -> Command:

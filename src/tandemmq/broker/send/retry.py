@@ -30,6 +30,6 @@ class RetryRule:
         retry_count_max = config.retry_count_max
         if header.retry_count_max is not None and version >= VERSION_MAX_RETRY_HONOURED:
             retry_count_max = header.retry_count_max
-        if (header.retry_count or 0) <= retry_count_max and not self._locks.has_lock(group, now_ms):
+        if (header.retry_count or 0) <= retry_count_max and not self._locks.has_lock(group):
             return None
         return SendTarget(self._creator.create_dlq_topic(group))

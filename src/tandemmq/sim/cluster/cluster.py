@@ -169,7 +169,9 @@ class Cluster:
             self.watch.on_master_open(node)
             if node not in self._emptied_at:
                 checkers.check_stored(self.world, self.ledger, self.promises, node)
-            self.world.findings.broken += self._tables.check_promoted(node, self.world.moved_s)
+            self.world.findings.broken += self._tables.check_promoted(
+                node, self.world.moved_s, self.world.stepped_s
+            )
         if not node.is_rotten:  # else it is being healed; the end of the run looks again
             checkers.check_queues(self.world, self.ledger, node)
 

@@ -4,7 +4,8 @@ Strategy: the master's tables are noted every second with how many copies each s
           more are finished the second has begun after the note, so the slave has what was noted, or newer.
           What the master itself had changed until its end is expected of nobody, and neither is it of a
           slave that is killed before it has saved what it copied. Offsets that an operator has moved since
-          say nothing: they may have been copied while they were low.
+          say nothing: they may have been copied while they were low. So it is with a queue of which a
+          consumer has committed less since, because it did not know that the queue is another's now.
 """
 
 from __future__ import annotations
@@ -82,9 +83,11 @@ class TableHistory:
                     break
         self._notes.clear()
 
-    def check_promoted(self, master: BrokerNode, moved_s: Mapping[str, float]) -> Iterator[str]:
+    def check_promoted(
+        self, master: BrokerNode, moved_s: Mapping[str, float], stepped_s: Mapping[tuple[str, int], float]
+    ) -> Iterator[str]:
         """What is wrong with the tables of a master that was a slave. `moved_s`: when offsets of a group were
-        last moved on purpose.
+        last moved on purpose. `stepped_s`: when less was last committed of a topic@group and queue.
         """
         assert master.store is not None
         held = TableNote.of(master)
@@ -102,7 +105,8 @@ class TableHistory:
                 if newest.get(name) == config and ours.get(name) != config:
                     yield f"{master.life} has {what} {name} as {ours.get(name)}, its master had {config}"
         moved = {group for group, end_s in moved_s.items() if end_s >= at_s}
-        yield from _lower_offsets(master, held, noted, last, moved)
+        stepped = {place for place, step_s in stepped_s.items() if step_s >= at_s}
+        yield from _lower_offsets(master, held, noted, last, moved, stepped)
 
 
 def _copies_of(slave: BrokerNode) -> int:
@@ -125,10 +129,16 @@ def _beyond_queues(master: BrokerNode, held: TableNote, store: MessageStore) -> 
 
 
 def _lower_offsets(
-    master: BrokerNode, held: TableNote, noted: TableNote, last: TableNote, moved: Set[str]
+    master: BrokerNode,
+    held: TableNote,
+    noted: TableNote,
+    last: TableNote,
+    moved: Set[str],
+    stepped: Set[tuple[str, int]],
 ) -> Iterator[str]:
     """Progress that was copied does not step back, but to the end of a queue; in a topic that was deleted
-    since, all begins anew. A group that was `moved` since may have been copied while it was behind.
+    since, all begins anew. A group that was `moved`, or a queue that `stepped` back since, may have been
+    copied while it was behind.
     """
     assert master.store is not None
     for key, queues in noted.offsets.items():
@@ -136,6 +146,8 @@ def _lower_offsets(
         if group in moved or noted.deleted.get(topic) != last.deleted.get(topic):
             continue
         for queue_id, offset in queues.items():
+            if (key, queue_id) in stepped:
+                continue
             newest = last.offsets.get(key, {}).get(queue_id, 0)
             wanted = min(offset, newest, master.store.queue_max(topic, queue_id))
             ours = held.offsets.get(key, {}).get(queue_id, 0)

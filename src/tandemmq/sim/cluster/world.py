@@ -55,6 +55,10 @@ class World:
         """When slaves took a master's place, and since when their master's work is thrown away with it."""
         self.moved_s: dict[str, float] = {}
         """By group, until when its offsets were last moved on purpose; infinity while they are."""
+        self.stepped_s: dict[tuple[str, int], float] = {}
+        """By topic@group and queue, when less was last committed at a master than before, such as by one
+        that does not know yet that the queue is another consumer's now.
+        """
 
     def note(self, text: str) -> None:
         self.trace.append(f"{self.loop.time():9.3f}  {text}")
