@@ -90,6 +90,16 @@ async def test_topic_is_made_changed_shown_and_deleted(tmp_path: Path, peer: Pee
     assert (await peer.send_ok("T1")).queue_offset == 0
 
 
+async def test_queues_of_a_topic_that_no_table_tells_of_are_deleted(broker: Broker, peer: Peer) -> None:
+    """So it is on a slave that became master before it had heard that the topic was made."""
+    await peer.send_ok("T1", b"old")
+    broker._tables.topics.remove("T1", 0)
+    assert (await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(topic="T1"))).code == 0
+    assert broker.store is not None
+    assert [key for key in broker.store.queue_keys() if key[0] == "T1"] == []
+    assert (await peer.send_ok("T1", b"new")).queue_offset == 0
+
+
 @pytest.mark.parametrize(
     "request_",
     [

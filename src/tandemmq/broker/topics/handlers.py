@@ -188,7 +188,9 @@ class TopicHandlers:
     async def handle_delete(self, channel: Channel, command: Command) -> Command:
         """DELETE_TOPIC_IN_BROKER (215): its offsets and queues go too; an unknown topic is not an error.
 
-        mqadmin asks every replica. A slave only agrees: what goes there goes with its master's next tables.
+        mqadmin asks every replica. A slave only agrees: what goes there goes with its master's next tables. A
+        slave that became master may have queues of a topic of which no table told it: they go, or a topic made
+        again would begin with them.
         """
         topic = command.decode(DeleteTopicRequest).topic
         fault = topic_fault(topic)
@@ -204,8 +206,9 @@ class TopicHandlers:
             for group in self._offsets.groups_of(topic)
             for name in (pop_retry_v1(group, topic), pop_retry_v2(group, topic))
         }
-        if self._topics.get(topic) is not None:
-            names = [topic, *sorted(name for name in retries if self._topics.get(name) is not None)]
+        stored = {name for name, _ in self._store.queue_keys()}
+        names = [n for n in (topic, *sorted(retries)) if n in stored or self._topics.get(n) is not None]
+        if names:
             await drop_or_reject(self._store, names)
             for name in names:
                 self._delete(name, channel.peer)
