@@ -189,7 +189,7 @@ class TopicHandlers:
         """DELETE_TOPIC_IN_BROKER (215): its offsets and queues go too; an unknown topic is not an error.
 
         mqadmin asks every replica. A slave only agrees: what goes there goes with its master's next tables. A
-        slave that became master may have queues of a topic of which no table told it: they go, or a topic made
+        slave that became master may have queues of a topic that no table told it of: they go, or a topic made
         again would begin with them.
         """
         topic = command.decode(DeleteTopicRequest).topic

@@ -5,7 +5,8 @@ Strategy: the master's tables are noted every second with how many copies each s
           What the master itself had changed until its end is expected of nobody, and neither is it of a
           slave that is killed before it has saved what it copied. Offsets that an operator has moved since
           say nothing: they may have been copied while they were low. So it is with a queue of which a
-          consumer has committed less since, because it did not know that the queue is another's now.
+          consumer has committed less since, because it did not know that the queue is another's now. And a
+          slave whose log is not copied, while its tables are, takes progress only up to the end of its copy.
 """
 
 from __future__ import annotations
@@ -26,8 +27,21 @@ SAVED_S = 5.0
 """A slave has saved by then what it copied: the delays of its files and some tries on a failing disk."""
 
 Offsets = Mapping[str, Mapping[int, int]]
-Copies = Mapping[Life, int]
-"""Finished copies by life of a slave."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlaveNote:
+    """One slave at one moment: how many copies of the tables it had finished, where its queues ended."""
+
+    finished: int
+    ends: Mapping[tuple[str, int], int]
+
+    @classmethod
+    def of(cls, node: BrokerNode, store: MessageStore) -> SlaveNote:
+        return cls(_copies_of(node), {place: store.queue_max(*place) for place in store.queue_keys()})
+
+
+SlaveNotes = Mapping[Life, SlaveNote]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +72,16 @@ class TableHistory:
     """The notes of the present master."""
 
     def __init__(self) -> None:
-        self._notes: deque[tuple[float, Life, TableNote, Copies]] = deque(maxlen=NOTES_MAX)
-        self._expected: tuple[float, TableNote, TableNote] | None = None
+        self._notes: deque[tuple[float, Life, TableNote, SlaveNotes]] = deque(maxlen=NOTES_MAX)
+        self._expected: tuple[float, TableNote, SlaveNote, TableNote] | None = None
 
     def note(self, master: BrokerNode, slaves: Sequence[BrokerNode], now_s: float) -> None:
         """Both are asked while they run."""
         assert master.life is not None
-        copies = {slave.life: _copies_of(slave) for slave in slaves if slave.life and slave.store}
-        self._notes.append((now_s, master.life, TableNote.of(master), copies))
+        held = {
+            slave.life: SlaveNote.of(slave, slave.store) for slave in slaves if slave.life and slave.store
+        }
+        self._notes.append((now_s, master.life, TableNote.of(master), held))
 
     def note_promotion(
         self, lost: BrokerNode, chosen: BrokerNode, *, now_s: float, will_be_killed: bool
@@ -75,11 +91,13 @@ class TableHistory:
         if chosen.life is not None and chosen.store is not None:
             finished = _copies_of(chosen)
             if will_be_killed:
-                saved = [copies for at_s, _, _, copies in self._notes if at_s <= now_s - SAVED_S]
-                finished = saved[-1].get(chosen.life, 0) if saved else 0
-            for at_s, life, noted, copies in reversed(self._notes):
-                if life is lost.life and finished >= copies.get(chosen.life, finished) + ROUNDS:
-                    self._expected = at_s, noted, TableNote.of(lost)
+                saved = [held for at_s, _, _, held in self._notes if at_s <= now_s - SAVED_S]
+                known = saved[-1].get(chosen.life) if saved else None
+                finished = 0 if known is None else known.finished
+            for at_s, life, noted, slaves in reversed(self._notes):
+                held = slaves.get(chosen.life)
+                if life is lost.life and held is not None and finished >= held.finished + ROUNDS:
+                    self._expected = at_s, noted, held, TableNote.of(lost)
                     break
         self._notes.clear()
 
@@ -94,7 +112,7 @@ class TableHistory:
         yield from _beyond_queues(master, held, master.store)
         if self._expected is None:
             return
-        (at_s, noted, last), self._expected = self._expected, None
+        (at_s, noted, slave, last), self._expected = self._expected, None
         for what, ours, theirs, newest in (
             ("topic", held.topics, noted.topics, last.topics),
             ("group", held.groups, noted.groups, last.groups),
@@ -106,7 +124,7 @@ class TableHistory:
                     yield f"{master.life} has {what} {name} as {ours.get(name)}, its master had {config}"
         moved = {group for group, end_s in moved_s.items() if end_s >= at_s}
         stepped = {place for place, step_s in stepped_s.items() if step_s >= at_s}
-        yield from _lower_offsets(master, held, noted, last, moved, stepped)
+        yield from _lower_offsets(master, held, noted, slave, last, moved, stepped)
 
 
 def _copies_of(slave: BrokerNode) -> int:
@@ -132,13 +150,14 @@ def _lower_offsets(
     master: BrokerNode,
     held: TableNote,
     noted: TableNote,
+    slave: SlaveNote,
     last: TableNote,
     moved: Set[str],
     stepped: Set[tuple[str, int]],
 ) -> Iterator[str]:
-    """Progress that was copied does not step back, but to the end of a queue; in a topic that was deleted
-    since, all begins anew. A group that was `moved`, or a queue that `stepped` back since, may have been
-    copied while it was behind.
+    """Progress that was copied does not step back, but to the end of a queue, now or when it was copied; in a
+    topic that was deleted since, all begins anew. A group that was `moved`, or a queue that `stepped` back
+    since, may have been copied while it was behind.
     """
     assert master.store is not None
     for key, queues in noted.offsets.items():
@@ -149,12 +168,15 @@ def _lower_offsets(
             if (key, queue_id) in stepped:
                 continue
             newest = last.offsets.get(key, {}).get(queue_id, 0)
-            wanted = min(offset, newest, master.store.queue_max(topic, queue_id))
+            copied_to = slave.ends.get((topic, queue_id), 0)
+            wanted = min(offset, newest, copied_to, master.store.queue_max(topic, queue_id))
             ours = held.offsets.get(key, {}).get(queue_id, 0)
             if ours < wanted:
                 yield f"{master.life} has offset {ours} of {key} queue {queue_id}, its master had {offset}"
     for level, offset in noted.levels.items():
-        end = master.store.queue_max(SCHEDULE_TOPIC, level - 1)
+        end = min(
+            master.store.queue_max(SCHEDULE_TOPIC, level - 1), slave.ends.get((SCHEDULE_TOPIC, level - 1), 0)
+        )
         ours = held.levels.get(level, 0)
         if ours < min(offset, last.levels.get(level, 0), end):
             yield f"{master.life} has delay level {level} at {ours}, its master had {offset}"
