@@ -27,6 +27,7 @@ from tandemmq.client.consumer.workers import ConsumeResult
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import (
     ClientOptions,
+    Compression,
     ConsumerOptions,
     MessageModel,
     PopOptions,
@@ -62,6 +63,7 @@ __all__ = [
     "BlockingTransactionProducer",
     "ClientInstance",
     "ClientOptions",
+    "Compression",
     "ConsumeEvent",
     "ConsumeResult",
     "Consumer",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tandemmq.client.consumer.rebalance import Allocate, allocate_averagely
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.heartbeat import MessageModel
+from tandemmq.protocol.compression import Compression
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import TRACE_TOPIC, check_topic
 from tandemmq.remoting.tls_options import TlsClientOptions
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClientOptions",
+    "Compression",
     "ConsumerOptions",
     "MessageModel",
     "PopOptions",
@@ -108,7 +110,9 @@ class ProducerOptions:
                               there is one
     retry_when_not_stored_ok  also retry FLUSH_DISK_TIMEOUT, FLUSH_SLAVE_TIMEOUT and SLAVE_NOT_AVAILABLE. The
                               message is stored then, so a retry makes a second copy
-    compress_from_bytes       bodies of at least this size are compressed (zlib); 0: never
+    compress_from_bytes       bodies of at least this size are compressed; 0: never
+    compression               ZLIB, which every client can read; LZ4 and ZSTD, which need the extra `lz4` or
+                              `zstd` here and at every consumer, and RocketMQ 5 in Java's
     message_bytes_max         of one body or one whole batch, before compression
     in_flight_count_max,      bounds of what is sent and not answered; at either bound a send waits
     in_flight_bytes_max
@@ -127,6 +131,7 @@ class ProducerOptions:
     retry_count_max: int = 2
     retry_when_not_stored_ok: bool = False
     compress_from_bytes: int = 4 * KIB
+    compression: Compression = Compression.ZLIB
     message_bytes_max: int = 4 * MIB
     in_flight_count_max: int = 8192
     in_flight_bytes_max: int = 64 * MIB
@@ -140,7 +145,7 @@ class ProducerOptions:
     default_topic_queue_count: int = 4
 
     def __post_init__(self) -> None:
-        _check_kind(self, client=ClientOptions)
+        _check_kind(self, client=ClientOptions, compression=Compression)
         _check(self, "timeout_s", low=0.01, high=600)
         _check(self, "retry_count_max", low=0, high=100)
         _check(self, "compress_from_bytes", low=0, high=1 << 31)

@@ -1,8 +1,8 @@
-"""Bodies that a client compressed: the broker carries them as they are, readers inflate them here.
+"""Bodies that a client compressed: the broker carries them as they are, producers and readers meet here.
 
-zlib is always there; lz4 (frame format) and zstandard only if their packages are installed. A body may not
-inflate to more than `CONTENT_BYTES_MAX`: the limit on messages holds before compression (spec semantics 1.5),
-so anything larger is an attack or a mistake.
+zlib is always there; lz4 (frame format) and zstd only with the extra of that name. A body may not inflate to
+more than `CONTENT_BYTES_MAX`: the limit on messages holds before compression (spec semantics 1.5), so
+anything larger is an attack or a mistake.
 Source: spec remoting 12.3.
 """
 
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import importlib
 import zlib
+from collections.abc import Callable
+from enum import Enum
 from typing import Any, Final
 
-from tandemmq.errors import LocalProtocolError, RemoteProtocolError
+from tandemmq.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol.sys_flag import (
     COMPRESSED,
     COMPRESSION_LEGACY,
@@ -24,21 +26,51 @@ from tandemmq.protocol.sys_flag import (
 from tandemmq.units import MIB
 
 CONTENT_BYTES_MAX: Final = 64 * MIB
-ZLIB_LEVEL: Final = 5
+LEVEL: Final = 5
+"""RocketMQ's `compressLevel`, for zlib and zstd; lz4 has its fastest one there, and so here."""
 _ZSTD_STEP_BYTES: Final = 1024
 """zstd's object takes no bound on its output; so much input gives 32 MiB at most (128 KiB per 4 bytes)."""
 
 
-def compress_zlib(body: bytes, sys_flag: int) -> tuple[bytes, int]:
-    """The body as zlib and the flag that says so."""
-    return zlib.compress(body, ZLIB_LEVEL), sys_flag & ~COMPRESSION_MASK | COMPRESSED | COMPRESSION_ZLIB
+class Compression(Enum):
+    """How a producer compresses; the names are those of RocketMQ's `compressType`."""
+
+    ZLIB = "ZLIB"
+    LZ4 = "LZ4"
+    ZSTD = "ZSTD"
+
+
+SYS_FLAGS: Final = {
+    Compression.ZLIB: COMPRESSED | COMPRESSION_ZLIB,
+    Compression.LZ4: COMPRESSED | COMPRESSION_LZ4,
+    Compression.ZSTD: COMPRESSED | COMPRESSION_ZSTD,
+}
+"""What a message's sysFlag says of its body."""
+
+
+def compressor(kind: Compression) -> Callable[[bytes], bytes]:
+    """Compresses bodies, one at a time: the function is for one thread.
+
+    Raises:  ConfigError if the extra that it needs is not installed.
+    """
+    if kind is Compression.ZLIB:
+        return lambda body: zlib.compress(body, LEVEL)
+    try:
+        if kind is Compression.LZ4:
+            frame = _optional("lz4.frame", "lz4")
+            # Java's reader refuses frames whose blocks refer to one another.
+            return lambda body: bytes(frame.compress(body, block_linked=False, store_size=False))
+        engine = _optional("zstandard", "zstd").ZstdCompressor(level=LEVEL)
+    except LocalProtocolError as error:
+        raise ConfigError(f"compression {kind.value}: {error}") from None
+    return lambda body: bytes(engine.compress(body))
 
 
 def decompress(body: bytes, sys_flag: int, *, bytes_max: int = CONTENT_BYTES_MAX) -> bytes:
     """The content of a body whose sysFlag says compressed.
 
     Raises:  RemoteProtocolError if the bytes are not what the flag says, or inflate to more than `bytes_max`;
-             LocalProtocolError if the package for lz4 or zstd is not installed.
+             LocalProtocolError if the extra for lz4 or zstd is not installed.
     """
     kind = sys_flag & COMPRESSION_MASK
     if kind in (COMPRESSION_LEGACY, COMPRESSION_ZLIB):
@@ -72,7 +104,7 @@ def _inflate_lz4(body: bytes, bytes_max: int) -> bytes:
 
 
 def _inflate_zstd(body: bytes, bytes_max: int) -> bytes:
-    zstandard = _optional("zstandard", "zstandard")
+    zstandard = _optional("zstandard", "zstd")
     content = bytearray()
     try:
         engine = zstandard.ZstdDecompressor().decompressobj()
@@ -94,8 +126,10 @@ def _require_whole(is_whole: bool, size: int, bytes_max: int, kind: str) -> None
     raise RemoteProtocolError(f"message body is a {kind} stream that stops before its end")
 
 
-def _optional(module: str, package: str) -> Any:
+def _optional(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise LocalProtocolError(f"to read this message body install the package {package!r}") from None
+        raise LocalProtocolError(
+            f"a message body in {extra} needs an extra: pip install 'tandemmq[{extra}]'"
+        ) from None

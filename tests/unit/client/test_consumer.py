@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +19,14 @@ from tandemmq.client import (
     StartFrom,
     allocate_by_circle,
 )
-from tandemmq.errors import BadRequest, ClientError, ConfigError, OffsetOutOfRange, RemoteProtocolError
+from tandemmq.errors import (
+    BadRequest,
+    ClientError,
+    ConfigError,
+    LocalProtocolError,
+    OffsetOutOfRange,
+    RemoteProtocolError,
+)
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.offset import decode_consumer_status, encode_reset_offsets
 from tandemmq.protocol.command import Command
@@ -190,6 +198,16 @@ async def test_unreadable_body_is_told_to_the_application_and_not_skipped():
             with pytest.raises(RemoteProtocolError, match="zlib"):
                 await take(consumer, 2)
             assert consumer.positions[MessageQueue("T", "a", 0)] <= 1
+
+
+async def test_a_body_that_needs_an_extra_is_told_with_its_name(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)
+    async with running_cluster(T=1) as cluster:
+        cluster[0].put("T", 0, b"a frame", sys_flag=0x101)
+        async with consumer_of(cluster) as consumer:
+            with pytest.raises(LocalProtocolError, match=r"pip install 'tandemmq\[lz4\]'"):
+                await take(consumer, 1)
+            assert consumer.positions.get(MessageQueue("T", "a", 0), 0) == 0
 
 
 async def test_two_members_share_the_queues_and_take_over():

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from client_fakes import FakeBroker, running_cluster
 
-from tandemmq.client import Message, Producer, ProducerOptions, SendStatus
+from tandemmq.client import Compression, Message, Producer, ProducerOptions, SendStatus
 from tandemmq.client.producer import sender
 from tandemmq.errors import (
     BadRequest,
@@ -98,13 +98,16 @@ async def test_no_name_server_fails_the_start():
         await Producer("g", "127.0.0.1:1").start()
 
 
-async def test_large_bodies_travel_compressed():
+@pytest.mark.parametrize(("kind", "sys_flag"), [("ZLIB", 0x301), ("LZ4", 0x101), ("ZSTD", 0x201)])
+async def test_large_bodies_travel_compressed(kind: str, sys_flag: int):
+    pytest.importorskip({"ZLIB": "zlib", "LZ4": "lz4.frame", "ZSTD": "zstandard"}[kind])
     body = b"abc" * 5000
-    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+    told = options(compression=Compression(kind))
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv, options=told) as producer:
         await producer.send(Message(topic="T", body=body))
         record = decode_record(cluster[0].queue("T", 0).records[0][0])
         assert len(record.body) < 1000
-        assert record.sys_flag == 0x301
+        assert record.sys_flag == sys_flag
         assert record.content == body
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tandemmq.errors import LocalProtocolError, RemoteProtocolError
-from tandemmq.protocol.compression import compress_zlib, decompress
+from tandemmq.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from tandemmq.protocol.compression import SYS_FLAGS, Compression, compressor, decompress
 
 CONTENT = b"0123456789" * 1000
 
@@ -19,10 +19,24 @@ def test_zlib_bodies_are_inflated(kind: int) -> None:
     assert decompress(zlib.compress(CONTENT), 0x1 | kind) == CONTENT
 
 
-def test_flag_says_what_the_body_is() -> None:
-    body, sys_flag = compress_zlib(CONTENT, 0x4 | 0x100)
-    assert sys_flag == 0x4 | 0x300 | 0x1
-    assert decompress(body, sys_flag) == CONTENT
+@pytest.mark.parametrize(
+    ("kind", "module", "sys_flag"),
+    [("ZLIB", "zlib", 0x301), ("LZ4", "lz4.frame", 0x101), ("ZSTD", "zstandard", 0x201)],
+)
+def test_flag_says_what_the_body_is(kind: str, module: str, sys_flag: int) -> None:
+    pytest.importorskip(module)
+    compress = compressor(Compression(kind))
+    for content in (CONTENT, CONTENT[:4096]):
+        body = compress(content)
+        assert len(body) < len(content) / 4
+        assert decompress(body, SYS_FLAGS[Compression(kind)]) == content
+    assert SYS_FLAGS[Compression(kind)] == sys_flag
+
+
+def test_lz4_blocks_stand_alone_for_java_to_read() -> None:
+    pytest.importorskip("lz4.frame")
+    flags = compressor(Compression.LZ4)(CONTENT)[4]
+    assert flags & 0b0010_0000, "bit 5: block independence"
 
 
 @pytest.mark.parametrize("body", [b"", b"garbage", zlib.compress(CONTENT)[:-5]])
@@ -43,14 +57,16 @@ def test_unknown_kind_is_refused() -> None:
         decompress(b"x", 0x701)
 
 
-@pytest.mark.parametrize(("kind", "package"), [(0x100, "lz4"), (0x200, "zstandard")])
-def test_missing_package_is_named(kind: int, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("sys_flag", "kind"), [(0x101, "lz4"), (0x201, "zstd")])
+def test_missing_extra_is_named(sys_flag: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str, *_: Any) -> Any:
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", refuse)
-    with pytest.raises(LocalProtocolError, match=f"install the package '{package}'"):
-        decompress(b"x", 0x1 | kind)
+    with pytest.raises(LocalProtocolError, match=rf"pip install 'tandemmq\[{kind}\]'"):
+        decompress(b"x", sys_flag)
+    with pytest.raises(ConfigError, match=rf"pip install 'tandemmq\[{kind}\]'"):
+        compressor(Compression(kind.upper()))
 
 
 def test_lz4_frames_are_inflated() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tandemmq.errors import MessageIllegal, RemoteProtocolError
-from tandemmq.protocol.compression import compress_zlib
+from tandemmq.protocol.compression import SYS_FLAGS, Compression, compressor
 from tandemmq.protocol.message import (
     Message,
     ReceivedMessage,
@@ -105,7 +105,7 @@ def stored(body: bytes, *, sys_flag: int = 0, properties: bytes = b"") -> Record
 
 
 def test_consumer_gets_the_content_and_its_own_topic() -> None:
-    body, sys_flag = compress_zlib(b"x" * 5000, 0)
+    body, sys_flag = compressor(Compression.ZLIB)(b"x" * 5000), SYS_FLAGS[Compression.ZLIB]
     record = stored(body, sys_flag=sys_flag, properties=b"KEYS\x01a b\x02TAGS\x01t\x02")
     message = ReceivedMessage(record, topic="orders", broker_name="b0")
     assert (message.body, message.topic, message.broker_name) == (b"x" * 5000, "orders", "b0")

@@ -12,7 +12,7 @@ from tandemmq.client.producer.shipment import Shipment
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol.batch import encode_batch_item
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.compression import compress_zlib
+from tandemmq.protocol.compression import SYS_FLAGS, compressor
 from tandemmq.protocol.message import Message, check_message, encode_wire_properties, is_delayed
 from tandemmq.protocol.properties import check_properties_size, encode_properties
 from tandemmq.protocol.topic_names import is_retry_topic
@@ -47,6 +47,7 @@ class Packer:
         self._instance = instance
         self._clock = instance.clock
         self._options = options
+        self._compress = compressor(options.compression)
 
     def deadline_s(self, timeout_s: float | None) -> float:
         """When a send that starts now has to be done, by the monotonic clock."""
@@ -75,11 +76,9 @@ class Packer:
         body = message.body
         sys_flag = 0
         if options.compress_from_bytes and len(body) >= options.compress_from_bytes:
-            packed, sys_flag = compress_zlib(body, 0)
+            packed = self._compress(body)
             if len(packed) < len(body):
-                body = packed
-            else:
-                sys_flag = 0
+                body, sys_flag = packed, SYS_FLAGS[options.compression]
         properties = encode_wire_properties(message, key)
         if system:
             properties += encode_properties(system)
