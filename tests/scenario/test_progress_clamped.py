@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tandemmq.api.broker_offset import query_max_offset
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.delay.timer_check import TimerCheck
 from tandemmq.broker.delay.timer_wheel import TimerKey
-from tandemmq.protocol.bodies.heartbeat import ConsumeType, MessageModel
+from tandemmq.protocol.bodies.heartbeat import ConsumeFromWhere, ConsumeType, MessageModel
 from tandemmq.protocol.bodies.offset import decode_delay_offsets
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -277,6 +278,19 @@ async def test_a_record_that_is_not_in_the_log_refutes_a_claim_of_an_earlier_lif
             assert len(records_of(await pull_shown(peer, "c2", real))) == 8
             if broker_id:  # a copy may only be behind
                 assert (await pull_shown(peer, "c3", later)).code != MOVED
+
+
+@pytest.mark.parametrize("start", [ConsumeFromWhere.FIRST_OFFSET, ConsumeFromWhere.LAST_OFFSET])
+async def test_a_group_that_has_committed_nothing_in_this_log_begins_where_it_would(
+    broker: Broker, peer: Peer, start: ConsumeFromWhere
+) -> None:
+    """Its record is of a master that was started without its disk: nothing that is here was read by it."""
+    lost = SeenRecord(900, 1 << 18, int(time.time() * 1000) + 60_000)
+    await peer.heartbeat("c1", consumer("CG", "T", consume_from_where=start))
+    await commit_shown(peer, lost)
+    # The version of the subscription is its birth: all that is here has come since.
+    assert committed(broker) == 0
+    assert pull_response(await pull_shown(peer, "c1", lost)).next_offset == 0
 
 
 async def test_who_was_believed_and_read_at_a_copy_of_another_log_is_moved(

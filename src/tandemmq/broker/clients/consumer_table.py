@@ -15,6 +15,7 @@ from tandemmq.protocol.sql92 import SqlFilter
 from tandemmq.remoting.channel import Channel
 
 BROADCASTING = "BROADCASTING"
+FROM_LAST = "CONSUME_FROM_LAST_OFFSET"
 ACTIVE_TYPE = "CONSUME_ACTIVELY"
 
 

@@ -30,7 +30,13 @@ from __future__ import annotations
 import logging
 from typing import TypeAlias
 
-from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE, BROADCASTING, ConsumerTable
+from tandemmq.broker.clients.consumer_table import (
+    ACTIVE_TYPE,
+    BROADCASTING,
+    FROM_LAST,
+    ConsumerGroup,
+    ConsumerTable,
+)
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
@@ -255,19 +261,35 @@ class Claims:
         Other lives may lie between, and their logs may have parted below this life's start. The first record
         that is no older than the lost one is where they parted, unless clocks were set back. What the group
         has committed was lowered by each life of a master; but a slave keeps commits that nothing refutes
-        yet, of this client, too. So the lowest of them holds. A group that has committed nothing goes on no
-        higher than the life start. Below the beginning of a master's queue there is nothing to go on from;
-        of a slave's copy there is, at its master.
+        yet, of this client, too. So the lowest of them holds. A group that has committed nothing here may
+        have read nothing of this log: it goes on where it would begin. Below the beginning of a master's
+        queue there is nothing to go on from; of a slave's copy there is, at its master.
         """
         online = self._consumers.get(group)
         committed = None
         if online is None or online.consumption.message_model != BROADCASTING:
             committed = self._offsets.committed(group, *queue)
         if committed is None:
-            committed = self._store.queue_life_start(*queue)
+            committed = self._beginning_of(online, queue)
         younger = self._store.offset_by_time(*queue, seen.stored_at_ms)
         safe = min(committed, younger, seen.queue_offset)
         return safe if self._is_slave else max(self._store.queue_min(*queue), safe)
+
+    def _beginning_of(self, online: ConsumerGroup | None, queue: QueueName) -> int:
+        """Where a group that has committed nothing wants to begin, no higher than the life start: it may have
+        read in the log of a master that had lost its disk, and none of what is here.
+
+        Who begins with the newest wants what came since its subscription was made, which its version tells.
+        """
+        life_start = self._store.queue_life_start(*queue)
+        if online is None or online.consumption.message_model == BROADCASTING:
+            return life_start
+        if online.consumption.consume_from_where != FROM_LAST:
+            return self._store.queue_min(*queue)
+        subscription = online.subscriptions.get(queue[0])
+        if subscription is None:
+            return life_start
+        return min(life_start, self._store.offset_by_time(*queue, subscription.version))
 
     def _has(self, queue: QueueName, seen: SeenRecord | None) -> bool | None:
         """None when that cannot be told: a slave may not have it yet, and an old record may be deleted."""

@@ -379,6 +379,7 @@ class BrokerNode(Node):
         elif self.is_running and self._ending is None:
             self.gave_up = cannot_start
             self.world.note(f"{self.life} ends: {error}")
+            self.world.broker_losses.append(self.world.loop.time())
             # Pages that are dropped were not flushed: they are gone as by a power cut.
             self.on_lost(self, self._disk.faults.is_dropping_pages)
             self._ending = self.world.loop.create_task(self._end(), context=Context())

@@ -197,10 +197,20 @@ class RenewedWork(OperatedWork):
 
     def on_message(self, item: Item, message: ReceivedMessage) -> None:
         life = self._life_of(item)
-        if life is not None and life < self._subscribed_turn and self._is_gone(item):
+        if (
+            life is not None
+            and life < self._subscribed_turn
+            and self._is_gone(item)
+            and not self._is_unheard(self._deleted_s[life + 1])
+        ):
             self.world.findings.broken.append(
                 f"{self.life} got {item} of a topic that was deleted at {self._deleted_s[life + 1]:.3f}"
             )
+
+    def _is_unheard(self, at_s: float) -> bool:
+        """The master went before its slaves could hear what it did then, and is not back: they are read."""
+        is_away = all(node.store is None for node in self._watch.brokers if node.broker_id == 0)
+        return is_away and any(at_s <= loss_s <= at_s + TABLES_S for loss_s in self.world.broker_losses)
 
     def missing(self, master: BrokerNode) -> list[str]:
         # Progress in a topic whose deletion was lost is still there.
