@@ -234,10 +234,13 @@ async def test_read_only_topic_takes_no_messages_until_it_is_writeable_again(pee
 
 async def test_tried_often_enough_a_retry_becomes_a_dead_letter(peer: Peer) -> None:
     assert (await peer.send("%RETRY%CG", b"again", retry_count=16)).code == ResponseCode.SUCCESS
-    assert (await peer.send("%RETRY%CG", b"dead", retry_count=17)).code == ResponseCode.SUCCESS
+    delayed = {"DELAY": "3"}
+    answer = await peer.send("%RETRY%CG", b"dead", retry_count=17, properties=delayed)
+    assert answer.code == ResponseCode.SUCCESS
     assert (await peer.send("%RETRY%CG", b"dead too", retry_count=3, retry_count_max=2)).code == 0
     assert [r.body for r in records_of(await peer.pull("%RETRY%CG"))] == [b"again"]
-    assert [r.body for r in records_of(await peer.pull("%DLQ%CG"))] == [b"dead", b"dead too"]
+    dead = records_of(await peer.pull("%DLQ%CG"))
+    assert [(r.body, r.properties["DELAY"]) for r in dead] == [(b"dead", "-1"), (b"dead too", "-1")]
 
 
 async def test_retry_topic_of_a_group_that_may_not_be_made_is_refused(tmp_path: Path) -> None:
