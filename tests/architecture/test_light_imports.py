@@ -11,7 +11,10 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 HEAVY = ("pyarrow", "pandas", "pyspark", "typer", "rich", "yaml", "lark", "prometheus_client")
 STATEMENTS = {
-    "import tandemmq.client": ("numpy",),
+    "import tandemmq.client": ("numpy", "asyncio", "msgspec"),
+    "from tandemmq.client import Message, Producer": ("numpy", "tandemmq.client.consumer.consumer"),
+    "from tandemmq.client import *": ("numpy",),
+    "import tandemmq.nameserver.nameserver, tandemmq.config.load": ("numpy", "tandemmq.store.message_store"),
     "import tandemmq.broker.broker, tandemmq.config.load": (),
     "import tandemmq.pytest_plugin": ("numpy", "msgspec"),
     "import tandemmq.__main__ as m; sys.argv[1:] = ['--version']; m.main()": ("numpy", "asyncio", "msgspec"),

@@ -4,50 +4,57 @@
 `BlockingAdmin` are the same for plain threads.
 """
 
-from tandemmq.client.admin import Admin, QueueRange
-from tandemmq.client.blocking_admin import BlockingAdmin
-from tandemmq.client.blocking_consumer import (
-    BlockingConsumer,
-    BlockingPopConsumer,
-    BlockingPushConsumer,
-)
-from tandemmq.client.blocking_producer import BlockingProducer, BlockingTransactionProducer
-from tandemmq.client.consumer.consumer import Consumer
-from tandemmq.client.consumer.pop import PopConsumer
-from tandemmq.client.consumer.push import PushConsumer
-from tandemmq.client.consumer.rebalance import (
-    AllocateByConfig,
-    AllocateByConsistentHash,
-    AllocateByMachineRoom,
-    AllocateMachineRoomNearby,
-    allocate_averagely,
-    allocate_by_circle,
-)
-from tandemmq.client.consumer.workers import ConsumeResult
-from tandemmq.client.instance import ClientInstance
-from tandemmq.client.options import (
-    ClientOptions,
-    Compression,
-    ConsumerOptions,
-    MessageModel,
-    PopOptions,
-    ProducerOptions,
-    PushOptions,
-    ReadFrom,
-    StartFrom,
-)
-from tandemmq.client.producer.bulk import SendSummary
-from tandemmq.client.producer.producer import Producer
-from tandemmq.client.producer.results import SendResult, SendStatus
-from tandemmq.client.producer.transactions import (
-    TransactionProducer,
-    TransactionResult,
-    TransactionState,
-)
-from tandemmq.client.tracing import ConsumeEvent, SendEvent
-from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
-from tandemmq.remoting.tls_options import TlsClientOptions
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tandemmq import names_on_demand
+
+if TYPE_CHECKING:
+    from tandemmq.client.admin import Admin, QueueRange
+    from tandemmq.client.blocking_admin import BlockingAdmin
+    from tandemmq.client.blocking_consumer import (
+        BlockingConsumer,
+        BlockingPopConsumer,
+        BlockingPushConsumer,
+    )
+    from tandemmq.client.blocking_producer import BlockingProducer, BlockingTransactionProducer
+    from tandemmq.client.consumer.consumer import Consumer
+    from tandemmq.client.consumer.pop import PopConsumer
+    from tandemmq.client.consumer.push import PushConsumer
+    from tandemmq.client.consumer.rebalance import (
+        AllocateByConfig,
+        AllocateByConsistentHash,
+        AllocateByMachineRoom,
+        AllocateMachineRoomNearby,
+        allocate_averagely,
+        allocate_by_circle,
+    )
+    from tandemmq.client.consumer.workers import ConsumeResult
+    from tandemmq.client.instance import ClientInstance
+    from tandemmq.client.options import (
+        ClientOptions,
+        Compression,
+        ConsumerOptions,
+        MessageModel,
+        PopOptions,
+        ProducerOptions,
+        PushOptions,
+        ReadFrom,
+        StartFrom,
+    )
+    from tandemmq.client.producer.bulk import SendSummary
+    from tandemmq.client.producer.producer import Producer
+    from tandemmq.client.producer.results import SendResult, SendStatus
+    from tandemmq.client.producer.transactions import (
+        TransactionProducer,
+        TransactionResult,
+        TransactionState,
+    )
+    from tandemmq.client.tracing import ConsumeEvent, SendEvent
+    from tandemmq.protocol.bodies import MessageQueue
+    from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
+    from tandemmq.remoting.tls_options import TlsClientOptions
 
 __all__ = [
     "Admin",
@@ -93,3 +100,45 @@ __all__ = [
     "allocate_averagely",
     "allocate_by_circle",
 ]
+
+__getattr__, __dir__ = names_on_demand(
+    __name__,
+    {
+        "admin": ("Admin", "QueueRange"),
+        "blocking_admin": ("BlockingAdmin",),
+        "blocking_consumer": ("BlockingConsumer", "BlockingPopConsumer", "BlockingPushConsumer"),
+        "blocking_producer": ("BlockingProducer", "BlockingTransactionProducer"),
+        "consumer.consumer": ("Consumer",),
+        "consumer.pop": ("PopConsumer",),
+        "consumer.push": ("PushConsumer",),
+        "consumer.rebalance": (
+            "AllocateByConfig",
+            "AllocateByConsistentHash",
+            "AllocateByMachineRoom",
+            "AllocateMachineRoomNearby",
+            "allocate_averagely",
+            "allocate_by_circle",
+        ),
+        "consumer.workers": ("ConsumeResult",),
+        "instance": ("ClientInstance",),
+        "options": (
+            "ClientOptions",
+            "Compression",
+            "ConsumerOptions",
+            "MessageModel",
+            "PopOptions",
+            "ProducerOptions",
+            "PushOptions",
+            "ReadFrom",
+            "StartFrom",
+        ),
+        "producer.bulk": ("SendSummary",),
+        "producer.producer": ("Producer",),
+        "producer.results": ("SendResult", "SendStatus"),
+        "producer.transactions": ("TransactionProducer", "TransactionResult", "TransactionState"),
+        "tracing": ("ConsumeEvent", "SendEvent"),
+        "tandemmq.protocol.bodies": ("MessageQueue",),
+        "tandemmq.protocol.message": ("Message", "PoppedMessage", "ReceivedMessage"),
+        "tandemmq.remoting.tls_options": ("TlsClientOptions",),
+    },
+)

@@ -14,7 +14,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -31,9 +32,7 @@ STOP_S_MAX: Final = local.STOP_SECONDS_MAX
 LOG_BYTES_MAX: Final = 32 * 1024 * 1024
 """Of one server; at this size the log becomes `log.1`, which replaces the one before it."""
 LOG_LOOK_S: Final = 10.0
-REGISTERED_AGAIN_S: Final = 2.5
-"""A broker asks a name server that it did not reach again after 2 s."""
-ELECTED_LOOK_S: Final = 0.1
+REGISTERED_LOOK_S: Final = 0.05
 
 Say = Callable[[str], None]
 
@@ -203,11 +202,11 @@ class Supervisor:
         was_too_early = any(server.is_ready.is_set() for server in brokers)
         for server in brokers:
             await server.is_ready.wait()
-        if was_too_early:
-            await asyncio.sleep(REGISTERED_AGAIN_S)
-        elected = {server.plan.name for server in brokers if server.plan.role == local.ELECTED}
-        if elected:
-            await _masters_known(names.plan.address, elected)
+        is_elected = any(server.plan.role == local.ELECTED for server in brokers)
+        if was_too_early or is_elected:
+            # Of elected brokers one that is no master yet may be registered or not.
+            groups = Counter(server.plan.name for server in brokers)
+            await _registered(names.plan.address, dict.fromkeys(groups, 1) if is_elected else groups)
 
     def _raise_failures(self) -> None:
         for task in self._tasks:
@@ -227,8 +226,10 @@ class Supervisor:
         self._write()
 
 
-async def _masters_known(namesrv: str, groups: set[str]) -> None:
-    """Until the name server knows a master of each of these groups: before that nobody can send."""
+async def _registered(namesrv: str, groups: Mapping[str, int]) -> None:
+    """Until the name server knows so many brokers of each group, and its master: before that nobody can
+    send.
+    """
     from tandemmq.admin.targets import open_tools
     from tandemmq.api.nameserver import query_cluster_info
 
@@ -236,9 +237,13 @@ async def _masters_known(namesrv: str, groups: set[str]) -> None:
         while True:
             with suppress(TandemError):
                 known = (await query_cluster_info(tools.remoting, namesrv)).brokers
-                if all(name in known and 0 in known[name].addresses for name in groups):
+                addresses = {name: data.addresses for name, data in known.items()}
+                if all(
+                    0 in addresses.get(name, ()) and len(addresses[name]) >= count
+                    for name, count in groups.items()
+                ):
                     return
-            await asyncio.sleep(ELECTED_LOOK_S)
+            await asyncio.sleep(REGISTERED_LOOK_S)
 
 
 def _ending(code: int) -> str:

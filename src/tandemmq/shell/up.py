@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -70,8 +70,13 @@ def up(
     """Start a name server, a master and its slave on this machine, and keep them running."""
     folder = _folder(store)
     if detach:
-        _detach(folder)
-        return
+        if local.supervisor_pid(folder) is not None:
+            _tell_running(folder)
+            return
+        child = _detach(folder)
+        if child:
+            _await_ready(folder, child)
+            return
     from tandemmq.shell.supervisor import Supervisor
 
     try:
@@ -105,30 +110,41 @@ async def _supervise(supervisor: Supervisor) -> None:
     _say("stopped")
 
 
-def _detach(folder: Path) -> None:
-    """The same command again, without --detach, in a session of its own; returns once it is ready."""
-    if local.supervisor_pid(folder) is not None:
-        _tell_running(folder)
-        return
+def _detach(folder: Path) -> int:
+    """Go on in a child with a session of its own, which writes into `up.log`; 0 there, its process id here.
+
+    A fork and not a new command: what is imported by now need not be imported again. There is one thread and
+    no event loop yet.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    arguments = [one for one in sys.argv[1:] if one not in ("--detach", "-d")]
-    with (folder / "up.log").open("wb") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "tandemmq", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child:
+        return child
+    os.setsid()
+    log = os.open(folder / "up.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, stream in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(descriptor, stream)
+    os.close(nothing)
+    os.close(log)
+    return 0
+
+
+def _await_ready(folder: Path, child: int) -> None:
+    """Until the supervisor says that all is ready. Raises ProcessFailed when it ends, or takes too long."""
     end = time.monotonic() + DETACH_SECONDS_MAX
-    while child.poll() is None and time.monotonic() < end:
+    is_running = True
+    while is_running and time.monotonic() < end:
         state = local.read_state(folder)
-        if state is not None and state.pid == child.pid and state.is_ready:
+        if state is not None and state.pid == child and state.is_ready:
             _print_ready(state, "`tandemmq down`")
             return
         time.sleep(_PAUSE_S)
+        is_running = os.waitpid(child, os.WNOHANG) == (0, 0)
     text = (folder / "up.log").read_text(encoding="utf-8", errors="replace").strip()
-    if child.poll() is None:
+    if is_running:
         raise ProcessFailed(
             f"not ready within {DETACH_SECONDS_MAX:g} s; it goes on trying: {folder / 'up.log'}"
         )
