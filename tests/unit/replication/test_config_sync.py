@@ -56,13 +56,19 @@ class Master:
     on_topics: Callable[[], None] = lambda: None
     address: str = ""
     life: str = "first"
+    is_slave: bool | None = None
     log_end: int = 1_000
 
     def handle(self, channel: Channel, command: Command) -> Command:
         self.seen.append(command)
         if command.code == RequestCode.TANDEM_READ_LOG_CHECKSUM:
             told = LogChecksumResponse(
-                min_offset=0, max_offset=self.log_end, size_bytes=0, crc=0, life=self.life
+                min_offset=0,
+                max_offset=self.log_end,
+                size_bytes=0,
+                crc=0,
+                life=self.life,
+                is_slave=self.is_slave,
             )
             return command.reply(header=told)
         if command.code in self.broken:
@@ -302,6 +308,17 @@ async def test_nothing_is_asked_of_a_master_whose_log_is_not_copied(
     master.put_topics(1)
     assert not await make_sync(make_tables(), client, life=None).sync_once(master.address)
     assert master.seen == []
+
+
+async def test_nothing_is_taken_from_a_master_that_came_back_as_a_slave(
+    master: Master, client: RemotingClient
+) -> None:
+    """It was emptied, and copies the log of another: its tables are empty still, and its log is not."""
+    tables = make_tables()
+    tables.topics.put(TopicConfig(name="kept"), 1)
+    master.is_slave = True
+    assert not await make_sync(tables, client, life="first").sync_once(master.address)
+    assert tables.topics.names == ["kept"]
 
 
 async def test_what_another_life_of_the_master_told_is_not_taken(

@@ -5,8 +5,9 @@ Strategy:   the first round as soon as a master is known, then every second, bec
             large tables cost at most a tenth of the time. An item that fails does not stop the next one; a
             round that failed has mostly waited for a master that is gone, and the next one comes soon.
 Invariants: tables follow the log: they are taken from the master only whose log this slave copies, in the
-            life in which the logs were compared. All items of a round are fetched first; then the master
-            says whether it still lives that life, and what it told is taken over together.
+            life in which the logs were compared, and never from another slave. All items of a round are
+            fetched first; then the master says whether it still lives that life, and what it told is taken
+            over together.
             A table is replaced at once and only when it differs; its version is then the master's.
             No progress is taken over that is ahead of the own copy of the queue.
 Source:     spec replication 6 (D3: the period is visible only as freshness).
@@ -170,7 +171,7 @@ class ConfigSync:
 
     async def _ask_again(self, master: str, life: str) -> _Told | None:
         """What the master says once everything was fetched; None when that may be another life's, or of a
-        master that is no longer followed.
+        master that is no longer followed, or that is a slave now: its tables may be empty still.
         """
         if not life:
             return _Told(is_empty=False) if self._followed() == life else None
@@ -178,7 +179,7 @@ class ConfigSync:
             ends = await read_log_checksum(self._client, master, 0, 0)
         except TandemError:
             return None  # the items of the next round tell of it
-        is_followed = ends.life == life == self._followed()
+        is_followed = ends.life == life == self._followed() and not ends.is_slave
         return _Told(is_empty=ends.max_offset == 0) if is_followed else None
 
     async def _drop_deleted(self, master: str) -> None:
