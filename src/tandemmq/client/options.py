@@ -21,6 +21,7 @@ from tandemmq.units import KIB, MIB
 
 if TYPE_CHECKING:
     from tandemmq.client.tracing import ConsumeEvent, SendEvent
+    from tandemmq.protocol.message import Message
 
 __all__ = [
     "ClientOptions",
@@ -121,6 +122,8 @@ class ProducerOptions:
                               own result
     batch_bytes_max           a collected batch is sent at this size at the latest
     batch_count_max           or at this many messages
+    before_send               called with each message in the context of who sends it, in the event loop; what
+                              it returns is sent instead. An error that it raises is the sender's
     on_send                   called with a SendEvent when the outcome of a message is known, in the event
                               loop: it must not block
     trace                     write RocketMQ's message trace of all that is sent to `trace_topic`
@@ -138,6 +141,7 @@ class ProducerOptions:
     batch_linger_ms: float | None = None
     batch_bytes_max: int = 128 * KIB
     batch_count_max: int = 1024
+    before_send: Callable[[Message], Message] | None = None
     on_send: Callable[[SendEvent], object] | None = None
     trace: bool = False
     trace_topic: str = TRACE_TOPIC

@@ -75,6 +75,13 @@ class Outcome(NamedTuple):
 Handler = Callable[[ReceivedMessage], object | Awaitable[object]]
 
 
+def is_async_handler(handler: Handler) -> bool:
+    """True when the loop runs it, False when threads do."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004  # an object with an async __call__
+    )
+
+
 class Share:
     """Messages that one thread handles one after the other."""
 
@@ -115,9 +122,7 @@ class Workers:
     def __init__(self, handler: Handler, options: PushOptions) -> None:
         self._handler = handler
         self._options = options
-        self._runs_in_loop = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004  # an object with an async __call__
-        )
+        self._runs_in_loop = is_async_handler(handler)
         self._call = cast(Callable[[ReceivedMessage], Awaitable[object]], handler)
         self._threads: WorkerThreads | None = None
         self._tasks: list[asyncio.Task[None]] = []

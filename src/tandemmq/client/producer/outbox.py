@@ -40,6 +40,7 @@ class Outbox:
         self._packer = Packer(instance, options)
         self._sender = Sender(instance, group, options, self._settle)
         self.window = Window(count_max=options.in_flight_count_max, bytes_max=options.in_flight_bytes_max)
+        self._before_send = options.before_send
         self.observer: SendObserver | None = None
         """Told of each send that has begun; None costs nothing."""
         self._accumulator: Accumulator | None = None
@@ -79,6 +80,8 @@ class Outbox:
             self.check_open()
             if queue is not None:
                 _check_queue(queue)
+            if self._before_send is not None:
+                message = self._before_send(message)
             deadline_s = self._packer.deadline_s(timeout_s)
             if self._accumulator is not None and not must_travel_alone(message, self._options):
                 self._accumulator.add(message, queue, waiter, deadline_s)
@@ -104,6 +107,8 @@ class Outbox:
         await self.window.take(room)
         try:
             self.check_open()
+            if self._before_send is not None:
+                message = self._before_send(message)
             shipment = self._packer.pack_one(
                 message,
                 queue=None,
@@ -134,6 +139,8 @@ class Outbox:
             self.check_open()
             if queue is not None:
                 _check_queue(queue)
+            if self._before_send is not None:
+                messages = [self._before_send(message) for message in messages]
             deadline_s = self._packer.deadline_s(timeout_s)
             if len(messages) == 1:
                 shipment = self._packer.pack_one(messages[0], queue=queue, deadline_s=deadline_s)
@@ -158,6 +165,8 @@ class Outbox:
         address = view.master_address(target.broker_name)
         if address is None:
             raise NoRoute(f"broker {target.broker_name!r} has no master for topic {message.topic!r}")
+        if self._before_send is not None:
+            message = self._before_send(message)
         shipment = self._packer.pack_one(message, queue=target, deadline_s=self._packer.deadline_s(None))
         header = shipment.header(self._group, self._options)
         await broker_send.send_oneway(self._instance.remoting, address, header, shipment.body)
