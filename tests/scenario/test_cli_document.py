@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,6 +22,15 @@ from tandemmq.config.load import Machine, load_broker, load_name_server, read_se
 from waits import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
+HOME = Path("/home/somebody")
+MACHINE = Machine(
+    host_name="host",
+    address="192.0.2.9",
+    memory_bytes=1 << 30,
+    home=HOME,
+    rocketmq_home=HOME,
+    name_servers="",
+)
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NAMED = (
     "up",
@@ -85,8 +95,30 @@ def test_the_commands_of_the_document_run(tmp_path: Path) -> None:
     assert "0 problems" in done.stdout
 
 
+def kubernetes(kind: str) -> dict[str, dict[str, Any]]:
+    """The objects of that kind in the manifest, by name."""
+    text = (ROOT / "packaging" / "kubernetes.yaml").read_text(encoding="utf-8")
+    found = [one for one in yaml.safe_load_all(text) if one["kind"] == kind]
+    return {one["metadata"]["name"]: one for one in found}
+
+
+def pod_of(stateful_set: dict[str, Any], index: int) -> tuple[dict[str, Any], list[str]]:
+    """The container of one pod, and its words as Kubernetes fills them in."""
+    (container,) = stateful_set["spec"]["template"]["spec"]["containers"]
+    known = {
+        "metadata.labels['apps.kubernetes.io/pod-index']": str(index),
+        "status.podIP": f"192.0.2.{index}",
+    }
+    values = {one["name"]: known[one["valueFrom"]["fieldRef"]["fieldPath"]] for one in container["env"]}
+    return container, [
+        re.sub(r"\$\((\w+)\)", lambda name: values[name[1]], word) for word in container["args"]
+    ]
+
+
 def packaged_commands() -> Iterator[tuple[str, list[str]]]:
     """Where a command stands, and its words behind `tandemmq`."""
+    for name, one in kubernetes("StatefulSet").items():
+        yield f"kubernetes.yaml {name}", pod_of(one, index=2)[1]
     compose = yaml.safe_load((ROOT / "packaging" / "compose.yaml").read_text(encoding="utf-8"))
     for name, service in compose["services"].items():
         yield f"compose.yaml {name}", service["command"]
@@ -97,23 +129,75 @@ def packaged_commands() -> Iterator[tuple[str, list[str]]]:
     yield "Dockerfile", json.loads(words)
 
 
+def settings_of(words: list[str]) -> list[str]:
+    return [words[number + 1] for number, word in enumerate(words) if word == "--set"]
+
+
 @pytest.mark.parametrize(("place", "words"), [pytest.param(*one, id=one[0]) for one in packaged_commands()])
 def test_packaged_commands_start_servers(place: str, words: list[str]) -> None:
     name, *rest = words
-    settings = [rest[number + 1] for number, word in enumerate(rest) if word == "--set"]
-    home = Path("/home/somebody")
-    machine = Machine(
-        host_name="host",
-        address="192.0.2.9",
-        memory_bytes=1 << 30,
-        home=home,
-        rocketmq_home=home,
-        name_servers="",
-    )
+    settings = settings_of(words)
     if name == "broker":
-        loaded = load_broker(read_settings(None, settings), machine, None)
+        loaded = load_broker(read_settings(None, settings), MACHINE, None)
         assert loaded.notes == ()
     elif name == "namesrv":
         load_name_server(read_settings(None, settings), None)
     else:
         assert (name, rest) == ("up", ["--store", "/data", "--bind", "0.0.0.0"]), place
+
+
+def test_the_kubernetes_manifest_is_of_one_piece() -> None:
+    sets, services = kubernetes("StatefulSet"), kubernetes("Service")
+    budgets = kubernetes("PodDisruptionBudget")
+    assert sets.keys() == services.keys() == budgets.keys()
+    names, group = sets["tandemmq-namesrv"], sets["tandemmq-broker-a"]
+    for name, one in sets.items():
+        spec, labels = one["spec"], one["spec"]["template"]["metadata"]["labels"]
+        container, words = pod_of(one, index=0)
+        assert spec["serviceName"] == name
+        for selector in (
+            spec["selector"]["matchLabels"],
+            services[name]["spec"]["selector"],
+            budgets[name]["spec"]["selector"]["matchLabels"],
+        ):
+            assert selector.items() <= labels.items()
+        assert spec["template"]["spec"]["securityContext"]["runAsUser"] == 10001  # as in the Dockerfile
+        (claim,) = spec["volumeClaimTemplates"]
+        (mount,) = container["volumeMounts"]
+        assert (claim["metadata"]["name"], mount["mountPath"]) == (mount["name"], "/data")
+        paths = [text.partition("=")[2] for text in settings_of(words) if "Path" in text.partition("=")[0]]
+        assert paths
+        assert all(path.startswith("/data/") for path in paths), "a container's own files go with it"
+        listed = {port["name"]: port["port"] for port in services[name]["spec"]["ports"]}
+        assert listed == {port["name"]: port["containerPort"] for port in container["ports"]}
+        probes = [probe for key, probe in container.items() if key.endswith("Probe")]
+        assert {
+            probe[kind]["port"] for probe in probes for kind in probe.keys() & {"tcpSocket", "httpGet"}
+        } <= (listed.keys())
+
+    hosts = [f"tandemmq-namesrv-{index}.tandemmq-namesrv" for index in range(names["spec"]["replicas"])]
+    peers = {f"n{index}": f"{host}:9878" for index, host in enumerate(hosts)}
+    for index in range(len(hosts)):
+        container, words = pod_of(names, index)
+        told = load_name_server(read_settings(None, settings_of(words)), None)
+        assert told.controller is not None
+        assert told.controller.self_id == f"n{index}"
+        assert told.controller.peer_addresses == peers
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert ports == {"namesrv": told.options.listen_port, "controller": 9878}
+        assert told.inert == ()
+
+    container, words = pod_of(group, index=0)
+    loaded = load_broker(read_settings(None, settings_of(words)), MACHINE, None)
+    assert loaded.broker.advertised_host == "192.0.2.0"
+    assert loaded.broker.name_servers == tuple(f"{host}:9876" for host in hosts)
+    assert (loaded.election.is_enabled, loaded.election.controllers) == (True, tuple(peers.values()))
+    assert loaded.store.total_replicas == group["spec"]["replicas"]
+    assert loaded.election.copy_count_min < group["spec"]["replicas"], "one may be away"
+    assert {port["name"]: port["containerPort"] for port in container["ports"]} == {
+        "broker": loaded.broker.listen_port,
+        "fast": loaded.broker.listen_port - 2,
+        "replication": loaded.broker.ha_listen_port or loaded.broker.listen_port + 1,
+        "metrics": loaded.broker.metrics_port,
+    }
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
