@@ -4,7 +4,7 @@ PY := .venv/bin/python
 TANDEMMQ := .venv/bin/tandemmq
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help demo test interop client-both lint types contracts check crash power sim raft plants fuzz soak failover spark bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: help demo test interop client-both lint types contracts check crash power sim raft plants fuzz soak failover spark bench bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,10 @@ fuzz: setup-dev ## Send a million mutated frames to a name server, a broker and 
 	@$(PY) -m tandemmq.sim.fuzz.run --frames $(FRAMES) $(ARGS)
 
 check: lint types contracts test ## All of the above
+
+bench: setup-dev ## Measure ours and Java RocketMQ in turns and write docs/benchmarks.md (40 minutes, a quiet machine, a JDK and Maven)
+	@scripts/setup jdk
+	@$(TANDEMMQ) bench java --out docs $(ARGS)
 
 bench-quick: setup-demo ## Print messages per second, latency and processor time per message (under 2 minutes)
 	@$(TANDEMMQ) bench $(ARGS)

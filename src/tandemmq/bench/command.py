@@ -5,6 +5,8 @@
 `tandemmq bench catchup`: how fast an empty slave copies its master.
 
 `tandemmq bench spark`, `tandemmq bench kafka`: what reading with Spark costs, alone and beside Kafka.
+
+`tandemmq bench java`: our servers beside Java RocketMQ's under the same loads.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from rich.table import Table
 
 from tandemmq.bench.catchup import CatchUp, measure_catchup
 from tandemmq.bench.generator import LoadResult, run_load, send_frames
-from tandemmq.bench.process_stats import processor_seconds, resident_bytes
+from tandemmq.bench.process_stats import describe_machine, processor_seconds, resident_bytes
 from tandemmq.bench.reopen import measure_reopening
 from tandemmq.launcher import Server, stopping, write_properties
 
@@ -283,3 +285,41 @@ def kafka(
         cache=cache.absolute(),
     ):
         typer.echo(line)
+
+
+@app.command()
+def java(
+    rounds: Annotated[int, typer.Option(help="Pairs of each case.", min=1)] = 3,
+    seconds: Annotated[float, typer.Option(help="Length of each measured load.", min=0.5, max=60)] = 5.0,
+    warm_up: Annotated[float, typer.Option(help="Seconds of load before Java is measured.", min=0)] = 20.0,
+    case: Annotated[
+        list[str] | None, typer.Option(help="Only cases with this text in setting or name; repeatable.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for the page, the readings as JSON and the plot.")
+    ] = None,
+    cache: Annotated[Path, typer.Option(help="Where Java's jars are kept.")] = Path(".interop-cache"),
+    directory: Annotated[Path | None, typer.Option(help="Where to put the stores, for its disk.")] = None,
+) -> None:
+    """Measure our servers and Java RocketMQ's in turns, pair by pair, and print medians and ratios.
+
+    Needs a JDK and Maven, which fetches RocketMQ at the first run, and about 40 GB of disk for all cases.
+    """
+    from tandemmq.bench.java.measure import choose_cases, measure_pairs
+    from tandemmq.bench.java.report import render_page, write_report
+
+    machine = describe_machine()
+    console = Console(stderr=True)
+    with console.status("") as status:
+        readings = measure_pairs(
+            choose_cases(case or []),
+            rounds=rounds,
+            seconds=seconds,
+            warm_up_s=warm_up,
+            cache=cache.absolute(),
+            directory=directory,
+            tell=status.update if console.is_terminal else console.print,
+        )
+    typer.echo(render_page(readings, machine))
+    if out is not None:
+        write_report(readings, machine, out)

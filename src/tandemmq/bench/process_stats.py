@@ -1,8 +1,10 @@
-"""Processor time and memory of another process, as the kernel accounts them."""
+"""Processor time and memory of another process, as the kernel accounts them; what machine this is."""
 
 from __future__ import annotations
 
 import os
+import platform
+import time
 from pathlib import Path
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -28,8 +30,17 @@ def peak_resident_bytes(pid: int) -> int:
     return _status_bytes(pid, "VmHWM:")
 
 
+def private_bytes(pid: int) -> int:
+    """The process's memory that no file is behind, in bytes: its heap, not the store that it has mapped."""
+    return _field_bytes(pid, "smaps_rollup", "Anonymous:")
+
+
 def _status_bytes(pid: int, field: str) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+    return _field_bytes(pid, "status", field)
+
+
+def _field_bytes(pid: int, name: str, field: str) -> int:
+    for line in Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8").splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024
     return 0
@@ -60,3 +71,17 @@ def tree_seconds(root: int, *, without: frozenset[int] = frozenset()) -> float:
         total += sum(ticks[pid] for pid in found)
         parents += found
     return total / _TICKS_PER_SECOND
+
+
+def describe_machine() -> list[str]:
+    """One sentence about this machine, for the head of a report."""
+    model = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            model = " ".join(line.partition(":")[2].split())
+            break
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return [
+        f"{time.strftime('%Y-%m-%d')}: {len(os.sched_getaffinity(0))} processors ({model}), {memory:.0f} GiB"
+        f" of memory, Linux {platform.release().partition('-')[0]}, Python {platform.python_version()}."
+    ]

@@ -1,6 +1,6 @@
 """One Kafka broker as a process of this machine: its own controller (KRaft), Kafka's default settings.
 
-Kafka's jars and Spark's Kafka source are fetched from Maven into a folder, by the versions named here. No
+Kafka's jars and Spark's Kafka source are fetched with Maven, by the versions named here. No
 version of the source for Spark 4.3 is to be had, and an older one of its helper for tokens only; those named
 here load and read together in Spark 4.3. Nothing of them is kept in the repository or in the package.
 """
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from tandemmq.errors import TandemError
 from tandemmq.launcher import write_properties
 from tandemmq.spark.java import find_java
 
-FETCH_SECONDS_MAX = 900.0
 SOURCE_VERSION = "4.2.0"
 BROKER_VERSION = "4.1.1"
 SOURCE = (
@@ -32,62 +30,6 @@ SOURCE = (
 )
 """All that the source needs beside what Spark itself has: no dependencies of these."""
 BROKER = (f"org.apache.kafka:kafka_2.13:{BROKER_VERSION}",)
-
-
-def fetch_jars(cache: Path, name: str, artifacts: Sequence[str], *, has_dependencies: bool) -> list[Path]:
-    """The jars of the artifacts, in `cache/name`; fetched unless the same ones were fetched before.
-
-    Raises:  TandemError when Maven is missing or cannot have them.
-    """
-    folder, pom = cache / name / "lib", cache / name / "pom.xml"
-    text = render_pom(name, artifacts, has_dependencies=has_dependencies)
-    stamp = cache / name / "fetched.pom.xml"
-    if not (stamp.exists() and stamp.read_text(encoding="utf-8") == text and folder.is_dir()):
-        shutil.rmtree(cache / name, ignore_errors=True)
-        folder.mkdir(parents=True)
-        pom.write_text(text, encoding="utf-8")
-        _run_maven(pom, folder)
-        pom.rename(stamp)
-    return sorted(folder.glob("*.jar"))
-
-
-def render_pom(name: str, artifacts: Sequence[str], *, has_dependencies: bool) -> str:
-    """A Maven project that needs the artifacts, and what they need or nothing else."""
-    exclusions = (
-        ""
-        if has_dependencies
-        else "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
-    )
-    lines = []
-    for artifact in artifacts:
-        group, identity, version = artifact.split(":")
-        lines.append(
-            f"<dependency><groupId>{group}</groupId><artifactId>{identity}</artifactId>"
-            f"<version>{version}</version>{exclusions}</dependency>"
-        )
-    return (
-        "<project><modelVersion>4.0.0</modelVersion>\n"
-        f"<groupId>tandemmq.bench</groupId><artifactId>{name}</artifactId><version>1</version>"
-        "<packaging>pom</packaging>\n<dependencies>\n" + "\n".join(lines) + "\n</dependencies>\n</project>\n"
-    )
-
-
-def _run_maven(pom: Path, folder: Path) -> None:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise TandemError("Maven is missing (`mvn`): install it, it fetches Kafka and Spark's source for it")
-    command = [maven, "-q", "-B", "-f", str(pom), "dependency:copy-dependencies"]
-    done = subprocess.run(
-        [*command, "-DincludeScope=runtime", f"-DoutputDirectory={folder}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=FETCH_SECONDS_MAX,
-        check=False,
-    )
-    if done.returncode != 0:
-        errors = [line for line in done.stdout.splitlines() if "ERROR" in line]
-        raise TandemError(f"Maven could not fetch {pom.parent.name}: {' '.join(errors[:1])}")
 
 
 READY_SECONDS_MAX = 180.0

@@ -19,9 +19,9 @@ from tandemmq.bench.kafka.broker import (
     BROKER_VERSION,
     SOURCE,
     SOURCE_VERSION,
-    fetch_jars,
     running_kafka,
 )
+from tandemmq.bench.maven import fetch_jars
 from tandemmq.bench.servers import running_servers
 from tandemmq.bench.spark_command import SETTINGS, render_idle, render_read
 from tandemmq.bench.spark_read import (

@@ -1,0 +1,298 @@
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collection;
+import java.util.List;
+import java.util.concurrent.Semaphore;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.locks.LockSupport;
+
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
+import org.apache.rocketmq.client.producer.SendCallback;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.SendStatus;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+
+/**
+ * One load on one broker group, by RocketMQ's own client: nameServer topic kind bodyBytes inFlight batch rate
+ * warmUpSeconds seconds.
+ *
+ * Prints BEGIN when the measured time begins, and END with the figures as JSON when it ends. Latencies of a fixed
+ * rate count from the moment at which a send was due, so that a stall is not left out.
+ */
+public final class Load {
+    private static final int SAMPLES_MAX = 1 << 22;
+    private static final long TIMEOUT_MS = 10_000;
+
+    private final String nameServer;
+    private final String topic;
+    private final byte[] body;
+    private final int inFlight;
+    private final int batch;
+    private final int rate;
+    private final long warmUpNs;
+    private final long measuredNs;
+
+    private final long[] latenciesNs = new long[SAMPLES_MAX];
+    private final AtomicInteger samples = new AtomicInteger();
+    private final AtomicInteger failures = new AtomicInteger();
+    private final AtomicInteger answers = new AtomicInteger();
+    private volatile boolean isMeasuring;
+    private volatile Throwable failure;
+
+    private Load(String[] arguments) {
+        nameServer = arguments[0];
+        topic = arguments[1];
+        body = new byte[Integer.parseInt(arguments[3])];
+        Arrays.fill(body, (byte) 'x');
+        inFlight = Integer.parseInt(arguments[4]);
+        batch = Integer.parseInt(arguments[5]);
+        rate = Integer.parseInt(arguments[6]);
+        warmUpNs = (long) (Double.parseDouble(arguments[7]) * 1e9);
+        measuredNs = (long) (Double.parseDouble(arguments[8]) * 1e9);
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        Load load = new Load(arguments);
+        switch (arguments[2]) {
+            case "send": load.send(); break;
+            case "rate": load.sendAtRate(); break;
+            case "transaction": load.sendTransactions(); break;
+            case "read": load.read("*"); break;
+            case "filter": load.read("T1"); break;
+            default: throw new IllegalArgumentException("a load is send, rate, transaction, read or filter");
+        }
+        // The client's threads are not worth waiting for.
+        System.exit(0);
+    }
+
+    /** As many at a time as asked for, each followed by the next. */
+    private void send() throws Exception {
+        DefaultMQProducer producer = start(new DefaultMQProducer("bench"));
+        Semaphore room = new Semaphore(inFlight);
+        Clock clock = new Clock();
+        for (int number = 0; clock.goesOn(); number++) {
+            room.acquire();
+            long begun = System.nanoTime();
+            SendCallback done = note(begun, batch, room);
+            if (batch > 1) {
+                producer.send(messages(number), done, TIMEOUT_MS);
+            } else {
+                producer.send(message(number), done, TIMEOUT_MS);
+            }
+        }
+        room.acquire(inFlight);
+        clock.tell();
+    }
+
+    /** A fixed number each second, however long the answers take. */
+    private void sendAtRate() throws Exception {
+        DefaultMQProducer producer = start(new DefaultMQProducer("bench"));
+        Semaphore room = new Semaphore(100_000);
+        Clock clock = new Clock();
+        long first = System.nanoTime();
+        for (int number = 0; clock.goesOn(); number++) {
+            long due = first + (long) (number * 1e9 / rate);
+            while (System.nanoTime() < due) {
+                LockSupport.parkNanos(Math.min(50_000, due - System.nanoTime()));
+            }
+            room.acquire();
+            producer.send(message(number), note(due, 1, room), TIMEOUT_MS);
+        }
+        room.acquire(100_000);
+        clock.tell();
+    }
+
+    /** Each thread sends a half message, runs nothing and commits. */
+    private void sendTransactions() throws Exception {
+        TransactionMQProducer producer = new TransactionMQProducer("bench");
+        producer.setTransactionListener(new TransactionListener() {
+            @Override
+            public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
+                return LocalTransactionState.COMMIT_MESSAGE;
+            }
+
+            @Override
+            public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                return LocalTransactionState.COMMIT_MESSAGE;
+            }
+        });
+        start(producer);
+        Clock clock = new Clock();
+        List<Thread> threads = new ArrayList<>();
+        for (int worker = 0; worker < inFlight; worker++) {
+            Thread thread = new Thread(() -> {
+                while (clock.isOpen()) {
+                    long begun = System.nanoTime();
+                    try {
+                        noteResult(producer.sendMessageInTransaction(message(0), null), begun, 1);
+                    } catch (Exception error) {
+                        noteFailure(error, 1);
+                    }
+                }
+            });
+            thread.start();
+            threads.add(thread);
+        }
+        while (clock.goesOn()) {
+            Thread.sleep(5);
+        }
+        for (Thread thread : threads) {
+            thread.join();
+        }
+        clock.tell();
+    }
+
+    /** What the topic holds, from the beginning again when its end is reached. */
+    private void read(String tags) throws Exception {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("bench_read");
+        consumer.setNamesrvAddr(nameServer);
+        consumer.setAutoCommit(false);
+        consumer.setPullBatchSize(32);
+        consumer.setPullThreadNums(4);
+        consumer.start();
+        consumer.setSubExpressionForAssign(topic, tags);
+        Collection<MessageQueue> queues = consumer.fetchMessageQueues(topic);
+        consumer.assign(queues);
+        for (MessageQueue queue : queues) {
+            consumer.seekToBegin(queue);
+        }
+        Clock clock = new Clock();
+        int silent = 0;
+        while (clock.goesOn()) {
+            long begun = System.nanoTime();
+            int count = consumer.poll(200).size();
+            if (isMeasuring) {
+                answers.addAndGet(count);
+                sample(System.nanoTime() - begun);
+            }
+            silent = count == 0 ? silent + 1 : 0;
+            if (silent >= 1) {
+                for (MessageQueue queue : queues) {
+                    consumer.seekToBegin(queue);
+                }
+                silent = 0;
+            }
+        }
+        clock.tell();
+    }
+
+    private <T extends DefaultMQProducer> T start(T producer) throws Exception {
+        producer.setNamesrvAddr(nameServer);
+        producer.setSendMsgTimeout((int) TIMEOUT_MS);
+        producer.setRetryTimesWhenSendFailed(0);
+        producer.setRetryTimesWhenSendAsyncFailed(0);
+        producer.setCompressMsgBodyOverHowmuch(Integer.MAX_VALUE);
+        producer.start();
+        for (int attempt = 0; ; attempt++) {
+            try {
+                producer.send(message(0));
+                return producer;
+            } catch (Exception error) {
+                if (attempt == 20) {
+                    throw error;
+                }
+                Thread.sleep(500);
+            }
+        }
+    }
+
+    private Message message(int number) {
+        return new Message(topic, "T" + (number & 3), body);
+    }
+
+    private List<Message> messages(int number) {
+        List<Message> messages = new ArrayList<>(batch);
+        for (int index = 0; index < batch; index++) {
+            messages.add(message(number + index));
+        }
+        return messages;
+    }
+
+    private SendCallback note(long begun, int count, Semaphore room) {
+        return new SendCallback() {
+            @Override
+            public void onSuccess(SendResult result) {
+                noteResult(result, begun, count);
+                room.release();
+            }
+
+            @Override
+            public void onException(Throwable error) {
+                noteFailure(error, count);
+                room.release();
+            }
+        };
+    }
+
+    private void noteResult(SendResult result, long begun, int count) {
+        if (!isMeasuring) {
+            return;
+        }
+        if (result.getSendStatus() == SendStatus.SEND_OK) {
+            answers.addAndGet(count);
+            sample(System.nanoTime() - begun);
+        } else {
+            noteFailure(new IllegalStateException(result.getSendStatus().name()), count);
+        }
+    }
+
+    private void noteFailure(Throwable error, int count) {
+        failure = error;
+        failures.addAndGet(count);
+    }
+
+    private void sample(long latencyNs) {
+        int at = samples.getAndIncrement();
+        if (at < SAMPLES_MAX) {
+            latenciesNs[at] = latencyNs;
+        }
+    }
+
+    /** The time of a load: warming up, measured, over. */
+    private final class Clock {
+        private final long warm = System.nanoTime() + warmUpNs;
+        private long begun;
+        private long ended;
+
+        boolean isOpen() {
+            return ended == 0;
+        }
+
+        boolean goesOn() {
+            long now = System.nanoTime();
+            if (begun == 0 && now >= warm) {
+                begun = now;
+                isMeasuring = true;
+                System.out.println("BEGIN");
+                System.out.flush();
+            } else if (begun != 0 && now >= begun + measuredNs) {
+                isMeasuring = false;
+                ended = now;
+                return false;
+            }
+            return true;
+        }
+
+        void tell() {
+            int count = Math.min(samples.get(), SAMPLES_MAX);
+            long[] sorted = Arrays.copyOf(latenciesNs, count);
+            Arrays.sort(sorted);
+            System.out.printf(
+                "END {\"count\":%d,\"failed\":%d,\"seconds\":%.6f,\"p50_us\":%.1f,\"p99_us\":%.1f,\"p999_us\":%.1f,"
+                    + "\"reason\":\"%s\"}%n",
+                answers.get(), failures.get(), (ended - begun) / 1e9, at(sorted, 0.5), at(sorted, 0.99),
+                at(sorted, 0.999), failure == null ? "" : failure.toString().replaceAll("[^A-Za-z0-9 .:_-]", " "));
+            System.out.flush();
+        }
+
+        private double at(long[] sorted, double share) {
+            return sorted.length == 0 ? 0 : sorted[Math.min((int) (sorted.length * share), sorted.length - 1)] / 1e3;
+        }
+    }
+}

@@ -1,0 +1,1 @@
+"""Our servers and Java RocketMQ's under the same loads, in turns."""

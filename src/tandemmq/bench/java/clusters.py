@@ -1,0 +1,234 @@
+"""The two clusters that are compared: ours and Java RocketMQ's, as processes of this machine, set up alike.
+
+Java's servers and client are fetched with Maven and our load program is compiled with javac, both at the
+first run and into the cache. Java gets a heap of 1 GiB and the collector of its own start scripts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tandemmq.bench.maven import fetch_jars
+from tandemmq.errors import TandemError
+from tandemmq.launcher import Server, stopping, write_properties
+from tandemmq.spark.java import find_java
+
+VERSION: Final = "5.3.3"
+ARTIFACTS: Final = tuple(
+    f"org.apache.rocketmq:rocketmq-{name}:{VERSION}" for name in ("client", "namesrv", "broker")
+)
+OURS, JAVA = "tandemmq", "java"
+HOST: Final = "127.0.0.1"
+BROKER_NAME: Final = "bench"
+READY_S_MAX: Final = 120.0
+STOP_S_MAX: Final = 40.0
+COMPILE_S_MAX: Final = 300.0
+SERVER_FLAGS: Final = (
+    "-Xms1g",
+    "-Xmx1g",
+    "-XX:+UseG1GC",
+    "-XX:MaxDirectMemorySize=1g",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+    *(
+        f"--add-opens=java.base/{package}=ALL-UNNAMED"
+        for package in ("java.lang", "java.nio", "jdk.internal.ref", "sun.nio.ch")
+    ),
+)
+_SILENT: Final = '<configuration><root level="OFF"/></configuration>'
+_LOAD: Final = Path(__file__).parent / "Load.java"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What both brokers are told. `has_slave`: a send is answered when the slave has it, too."""
+
+    name: str
+    flush: str = "ASYNC_FLUSH"
+    has_slave: bool = False
+
+    def of_broker(self, directory: Path, name_server: str, port: int, *, is_slave: bool) -> dict[str, object]:
+        """The properties of one of its brokers."""
+        role = "SLAVE" if is_slave else "SYNC_MASTER" if self.has_slave else "ASYNC_MASTER"
+        return {
+            "namesrvAddr": name_server,
+            "brokerClusterName": BROKER_NAME,
+            "brokerName": BROKER_NAME,
+            "brokerId": int(is_slave),
+            "brokerRole": role,
+            "brokerIP1": HOST,
+            "brokerIP2": HOST,
+            "listenPort": port,
+            "haListenPort": port + 1,
+            "flushDiskType": self.flush,
+            "inSyncReplicas": 1 + self.has_slave,
+            "mappedFileSizeCommitLog": 1 << 30,
+            "storePathRootDir": directory / ("slave" if is_slave else "master"),
+            "storePathCommitLog": directory / ("slave" if is_slave else "master") / "commitlog",
+            "waitTimeMillsInSendQueue": 10_000,
+            "transientStorePoolEnable": "false",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One that runs. `pids`: by what a process is."""
+
+    side: str
+    name_server: str
+    master: str
+    pids: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class JavaTools:
+    """What is needed to run Java's side and the load. `class_path` has the load program, too."""
+
+    java: str
+    class_path: str
+
+
+def prepare_java(cache: Path) -> JavaTools:
+    """Jars fetched and the load program compiled, unless that was done before.
+
+    Raises:  TandemError that names the tool that is missing, or what failed; ConfigError without Java.
+    """
+    java = find_java()
+    jars = fetch_jars(cache, "rocketmq-java", ARTIFACTS, has_dependencies=True)
+    library = os.pathsep.join(map(str, jars))
+    digest = hashlib.sha256(_LOAD.read_bytes() + VERSION.encode()).hexdigest()[:16]
+    classes = cache / "rocketmq-java" / f"load-{digest}"
+    if not classes.exists():
+        compiler = shutil.which("javac", path=f"{java / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}")
+        if compiler is None:
+            raise TandemError("javac is missing: install a JDK, it compiles the load program")
+        built = classes.with_name(f"{classes.name}.{os.getpid()}")
+        done = subprocess.run(
+            [compiler, "-nowarn", "-d", str(built), "-cp", library, str(_LOAD)],
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_S_MAX,
+            check=False,
+        )
+        if done.returncode:
+            raise TandemError(f"the load program cannot be compiled: {done.stderr.strip()[:500]}")
+        built.rename(classes)
+    return JavaTools(str(java / "bin" / "java"), f"{classes}{os.pathsep}{library}")
+
+
+def make_home(home: Path) -> list[str]:
+    """A folder where a Java process may write, and the flags that keep it there and silent."""
+    home.mkdir(parents=True, exist_ok=True)
+    silent = home / "logback.xml"
+    silent.write_text(_SILENT, encoding="utf-8")
+    flags = [f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drmq.logback.configurationFile={silent}"]
+    return [*flags, f"-Dlogback.configurationFile={silent}"]
+
+
+@contextmanager
+def running_ours(directory: Path, setting: Setting) -> Iterator[Cluster]:
+    """Our name server, master and slave.
+
+    Raises:  ProcessFailed when one does not start.
+    """
+    directory.mkdir(parents=True)
+    command = ["namesrv", "--set", "listenPort=0", "--set", f"bindAddress={HOST}"]
+    name_server = Server("name server", command, directory / "namesrv.log")
+    with ExitStack() as stack:
+        servers = {"name server": name_server}
+        stack.enter_context(stopping([name_server]))
+        name_server.start()
+        for name in ("master", "slave")[: 1 + setting.has_slave]:
+            values = setting.of_broker(directory, name_server.address, _free_port(), is_slave=name == "slave")
+            conf = write_properties(directory / f"{name}.conf", {**values, "bindAddress": HOST})
+            servers[name] = Server(name, ["broker", "-c", str(conf)], directory / f"{name}.log")
+            stack.enter_context(stopping([servers[name]]))
+            servers[name].start()
+        pids = {name: server.pid for name, server in servers.items()}
+        yield Cluster(OURS, name_server.address, servers["master"].address, pids)
+
+
+@contextmanager
+def running_java(directory: Path, setting: Setting, tools: JavaTools) -> Iterator[Cluster]:
+    """RocketMQ's name server, master and slave.
+
+    Raises:  TandemError when one ends, or does not listen within READY_S_MAX.
+    """
+    directory.mkdir(parents=True)
+    port = _free_port()
+    pids: dict[str, int] = {}
+    with ExitStack() as stack:
+
+        def start(name: str, main: str, values: Mapping[str, object], port: int) -> None:
+            home = directory / f"{name.replace(' ', '-')}-home"
+            flags = make_home(home)
+            conf = write_properties(home / "server.conf", values)
+            log = home / "output.log"
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [tools.java, *SERVER_FLAGS, *flags, "-cp", tools.class_path, main, "-c", str(conf)],
+                    stdout=output,
+                    stderr=output,
+                    env={**os.environ, "ROCKETMQ_HOME": str(home)},
+                    cwd=home,
+                )
+            stack.callback(_stop, process)
+            pids[name] = process.pid
+            _wait_until_open(process, port, f"Java's {name}", log)
+
+        kv = {"listenPort": port, "kvConfigPath": directory / "kvConfig.json"}
+        start("name server", "org.apache.rocketmq.namesrv.NamesrvStartup", kv, port)
+        name_server, master = f"{HOST}:{port}", ""
+        for name in ("master", "slave")[: 1 + setting.has_slave]:
+            port = _free_port()
+            master = master or f"{HOST}:{port}"
+            values = setting.of_broker(directory, name_server, port, is_slave=name == "slave")
+            start(name, "org.apache.rocketmq.broker.BrokerStartup", values, port)
+        yield Cluster(JAVA, name_server, master, pids)
+
+
+def _free_port() -> int:
+    """A port that was free just now, and so were the two beside it that a broker opens."""
+    while True:
+        with ExitStack() as stack:
+            port = stack.enter_context(socket.create_server((HOST, 0))).getsockname()[1]
+            try:
+                for other in (port - 2, port + 1):
+                    stack.enter_context(socket.create_server((HOST, other)))
+            except (OSError, OverflowError):
+                continue
+            return int(port)
+
+
+def _wait_until_open(process: subprocess.Popen[bytes], port: int, name: str, log: Path) -> None:
+    deadline = time.monotonic() + READY_S_MAX
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            last = log.read_text(encoding="utf-8", errors="replace").strip()[-300:]
+            raise TandemError(f"{name} ended with exit code {process.returncode}: {last}")
+        try:
+            socket.create_connection((HOST, port), timeout=1.0).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    raise TandemError(f"{name} does not listen after {READY_S_MAX:.0f} s")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,260 @@
+"""Measures the cases on both sides, pair by pair: one case on ours, then on Java's, then the next.
+
+Both clusters of a setting stand side by side, and the one that is not measured has nothing to do. In every
+other round Java is first. Java is warmed up before its first case, and each load warms up its own client
+before it counts. Processor time is read from the kernel when the counted time begins and when it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+from tandemmq.bench.generator import run_load, send_frames
+from tandemmq.bench.java.clusters import (
+    Cluster,
+    JavaTools,
+    Setting,
+    make_home,
+    prepare_java,
+    running_java,
+    running_ours,
+)
+from tandemmq.bench.process_stats import private_bytes, processor_seconds, resident_bytes
+from tandemmq.errors import TandemError
+
+ASYNC: Final = Setting("ASYNC_FLUSH")
+SYNC: Final = Setting("SYNC_FLUSH", flush="SYNC_FLUSH")
+PAIR: Final = Setting("ASYNC_FLUSH, synchronous slave", has_slave=True)
+SAFE: Final = Setting("SYNC_FLUSH, synchronous slave", flush="SYNC_FLUSH", has_slave=True)
+
+WARM_UP_S: Final = 20.0
+CLIENT_WARM_UP_S: Final = 2.0
+LOAD_S_MAX: Final = 120.0
+"""Beyond its warm-up and its measured time: a load that takes longer is ended, and an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One load. `kind`: one of the load program's, or `light`, our generator of prepared frames."""
+
+    setting: Setting
+    kind: str
+    body_bytes: int = 1024
+    in_flight: int = 1
+    batch: int = 1
+    rate: int = 0
+
+    @property
+    def name(self) -> str:
+        """What it is called in tables, and chosen by."""
+        size = f"{self.body_bytes} B" if self.body_bytes < 1024 else f"{self.body_bytes // 1024} KiB"
+        match self.kind:
+            case "rate":
+                return f"{self.rate:,} sends/s of {size}"
+            case "light":
+                return f"light generator, {size}, {self.in_flight} in flight"
+            case "send" if self.batch > 1:
+                return f"batches of {self.batch} x {size}, {self.in_flight} in flight"
+            case "send":
+                return f"sends of {size}, {self.in_flight} in flight"
+            case "read" | "filter":
+                return f"backlog of {size}" + (", one tag of four" if self.kind == "filter" else "")
+            case _:
+                return f"{self.kind}s of {size}, {self.in_flight} in flight"
+
+
+def _all_cases() -> Iterator[Case]:
+    for in_flight in (1, 16, 64, 256):
+        yield Case(setting=ASYNC, kind="send", in_flight=in_flight)
+    yield Case(setting=ASYNC, kind="send", body_bytes=128, in_flight=64)
+    yield Case(setting=ASYNC, kind="send", body_bytes=64 << 10, in_flight=16)
+    for batch in (16, 256):
+        yield Case(setting=ASYNC, kind="send", in_flight=16 if batch < 100 else 4, batch=batch)
+    yield Case(setting=ASYNC, kind="light", in_flight=64)
+    for rate in (1_000, 5_000, 10_000):
+        yield Case(setting=ASYNC, kind="rate", rate=rate)
+    for kind in ("read", "filter"):
+        yield Case(setting=ASYNC, kind=kind)
+    yield Case(setting=ASYNC, kind="transaction", in_flight=16)
+    for setting in (SYNC, PAIR, SAFE):
+        for in_flight in (1, 64):
+            yield Case(setting=setting, kind="send", in_flight=in_flight)
+
+
+CASES: Final = tuple(_all_cases())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One case on one side, once. Latencies in microseconds; 0 where a case has none."""
+
+    case: Case
+    side: str
+    per_second: float
+    p50_us: float
+    p99_us: float
+    p999_us: float
+    failed: int
+    """Sends at a fixed rate that a broker could not take in time."""
+    processor_us: dict[str, float]
+    """Processor time per message, by process."""
+    private_bytes: dict[str, int]
+    resident_bytes: dict[str, int]
+
+
+def choose_cases(wanted: Sequence[str]) -> list[Case]:
+    """The cases in whose setting or name one of the texts is; all without a text.
+
+    Raises:  TandemError for a text that is in none, with the names that there are.
+    """
+    known = {case: f"{case.setting.name}: {case.name}" for case in CASES}
+    for text in wanted:
+        if not any(text in name for name in known.values()):
+            raise TandemError(f"no case has {text!r} in its name; there are: {'; '.join(known.values())}")
+    return [case for case, name in known.items() if not wanted or any(text in name for text in wanted)]
+
+
+def measure_pairs(
+    cases: Sequence[Case],
+    *,
+    rounds: int,
+    seconds: float,
+    warm_up_s: float,
+    cache: Path,
+    directory: Path | None,
+    tell: Callable[[str], None],
+) -> list[Reading]:
+    """All rounds of all cases on both sides. `tell` hears what is measured next.
+
+    Raises:  TandemError when a server or a load fails, or a send is not answered with SEND_OK.
+    """
+    tools = prepare_java(cache)
+    readings: list[Reading] = []
+    for setting, group in groupby(cases, key=lambda case: case.setting):
+        chosen = list(group)
+        with (
+            tempfile.TemporaryDirectory(prefix="tandemmq-bench-", dir=directory) as name,
+            ExitStack() as stack,
+        ):
+            root = Path(name)
+            tell(f"starting both clusters, {setting.name}")
+            clusters = [
+                stack.enter_context(running_ours(root / "ours", setting)),
+                stack.enter_context(running_java(root / "java", setting, tools)),
+            ]
+            loads = _Loads(tools, root / "load", seconds)
+            for cluster in clusters:
+                tell(f"warming up {cluster.side}, {setting.name}")
+                warming = Case(setting=setting, kind="send", in_flight=64)
+                loads.run(cluster, warming, warm_up_s=warm_up_s, seconds=0.5)
+            for number in range(rounds):
+                for case in chosen:
+                    for cluster in clusters[:: -1 if number % 2 else 1]:
+                        tell(f"round {number + 1} of {rounds}, {setting.name}: {case.name}, {cluster.side}")
+                        readings.append(loads.run(cluster, case))
+    return readings
+
+
+class _Loads:
+    """Runs loads on clusters."""
+
+    def __init__(self, tools: JavaTools, home: Path, seconds: float) -> None:
+        self._tools = tools
+        self._flags = ["-Xms512m", "-Xmx512m", "-XX:+UseSerialGC", *make_home(home)]
+        self._seconds = seconds
+        self._frames: dict[int, list[bytes]] = {}
+
+    def run(
+        self,
+        cluster: Cluster,
+        case: Case,
+        *,
+        warm_up_s: float = CLIENT_WARM_UP_S,
+        seconds: float | None = None,
+    ) -> Reading:
+        """Raises:  TandemError for a load that fails, or takes too long."""
+        seconds = self._seconds if seconds is None else seconds
+        if case.kind == "light":
+            return self._run_light(cluster, case, warm_up_s, seconds)
+        values = (case.body_bytes, case.in_flight, case.batch, case.rate, warm_up_s, seconds)
+        command = [self._tools.java, *self._flags, "-cp", self._tools.class_path, "Load"]
+        command += [cluster.name_server, _topic_of(case), case.kind, *map(str, values)]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            watchdog = threading.Timer(warm_up_s + seconds + LOAD_S_MAX, process.kill)
+            watchdog.start()
+            told: dict[str, Any] = {}
+            said: list[str] = []
+            before: dict[str, float] = {}
+            after: dict[str, float] = {}
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    if line.startswith("BEGIN"):
+                        before = _processor(cluster)
+                    elif line.startswith("END "):
+                        after = _processor(cluster)
+                        told = json.loads(line[4:])
+                    else:
+                        said.append(line.strip())
+            finally:
+                watchdog.cancel()
+        if not told:
+            raise TandemError(f"{case.name} on {cluster.side} ended without figures: {' '.join(said)[-500:]}")
+        if not told["count"] or (told["failed"] and case.kind != "rate"):
+            raise TandemError(
+                f"{case.name} on {cluster.side}: {told['failed']} failed, {told['count']} did not:"
+                f" {told['reason']}"
+            )
+        return _reading(cluster, case, told, before, after)
+
+    def _run_light(self, cluster: Cluster, case: Case, warm_up_s: float, seconds: float) -> Reading:
+        frames = self._frames.get(case.body_bytes)
+        if frames is None:
+            frames = self._frames[case.body_bytes] = send_frames(_topic_of(case), 4, case.body_bytes, 4096)
+        run_load(cluster.master, frames, in_flight=case.in_flight, seconds_max=warm_up_s)
+        before = _processor(cluster)
+        result = run_load(cluster.master, frames, in_flight=case.in_flight, seconds_max=seconds)
+        after = _processor(cluster)
+        if result.failed:
+            raise TandemError(f"{case.name} on {cluster.side}: {result.failed} sends were refused")
+        # Java's broker answers the sends of one connection in any order: there is no latency to tell.
+        told: dict[str, Any] = {"count": result.count, "seconds": result.seconds, "failed": 0}
+        told |= dict.fromkeys(("p50_us", "p99_us", "p999_us"), 0.0)
+        return _reading(cluster, case, told, before, after)
+
+
+def _topic_of(case: Case) -> str:
+    return f"Bench{case.body_bytes}"
+
+
+def _processor(cluster: Cluster) -> dict[str, float]:
+    return {name: processor_seconds(pid) for name, pid in cluster.pids.items()}
+
+
+def _reading(
+    cluster: Cluster, case: Case, told: dict[str, Any], before: dict[str, float], after: dict[str, float]
+) -> Reading:
+    count = told["count"]
+    return Reading(
+        case=case,
+        side=cluster.side,
+        per_second=count / told["seconds"],
+        p50_us=told["p50_us"],
+        p99_us=told["p99_us"],
+        p999_us=told["p999_us"],
+        failed=told["failed"],
+        processor_us={name: (after[name] - before[name]) * 1e6 / count for name in after},
+        private_bytes={name: private_bytes(pid) for name, pid in cluster.pids.items()},
+        resident_bytes={name: resident_bytes(pid) for name, pid in cluster.pids.items()},
+    )

@@ -1,0 +1,200 @@
+"""What the readings say: medians, spreads and ratios, as a page, as JSON and as a plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from tandemmq.bench.java.clusters import JAVA, OURS, VERSION
+from tandemmq.bench.java.measure import Case, Reading
+
+BROKERS: Final = ("master", "slave")
+_INTRODUCTION: Final = f"""# Benchmarks
+
+Our servers beside Java RocketMQ {VERSION}, under the same loads on one machine. `make bench`
+measures them again and writes this page; `make bench ARGS="--case '64 in flight' --rounds 1"`
+measures some of it. It needs a JDK and Maven, 40 GB of disk, and a machine that has nothing else to
+do.
+
+How it is measured:
+
+- Both clusters stand side by side with the same settings of flush, replication and log files, and
+  with the defaults of their side else. Java's servers have a heap of 1 GiB and G1.
+- The load is a program around RocketMQ's own Java client, but for the light generator, which
+  replays prepared frames over one connection and costs almost nothing itself. Client and servers
+  share the processors.
+- One case is measured on ours and then on Java's, then the next one; in every other round Java is
+  first. Java is warmed up for 20 s before, and each load warms up its own client for 2 s before it
+  counts.
+- Processor time is that of the master, and of the slave where there is one, per message.
+- Sends at a fixed rate are timed from the moment at which they were due, so that a stall counts for
+  all that it delayed.
+
+![ratios of all cases](images/benchmarks.png)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One quantity of one case over all rounds: the median of each side, and how far the rounds lie apart."""
+
+    ours: float
+    java: float
+    ratio: float
+    """The median of the ratios ours : Java, each of one pair."""
+    ratio_min: float
+    ratio_max: float
+
+
+def figure_of(pairs: Sequence[tuple[float, float]]) -> Figure:
+    """Of (ours, Java's), pair by pair; a ratio is 0 where Java's is 0."""
+    ratios = [ours / java if java else 0.0 for ours, java in pairs]
+    ours, java = (median(side) for side in zip(*pairs, strict=True))
+    return Figure(ours, java, median(ratios), min(ratios), max(ratios))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case. `processor_us`: of all brokers together, per message."""
+
+    case: Case
+    per_second: Figure
+    processor_us: Figure
+    p50_us: Figure
+    p99_us: Figure
+    p999_us: Figure
+    failed: Figure
+
+
+def rows_of(readings: Sequence[Reading]) -> list[Row]:
+    """The cases in the order in which they were measured first."""
+    rows = []
+    for case in dict.fromkeys(reading.case for reading in readings):
+        ours, java = (
+            [reading for reading in readings if reading.case == case and reading.side == side]
+            for side in (OURS, JAVA)
+        )
+        pairs = list(zip(ours, java, strict=True))
+
+        def figure(name: str, pairs: Sequence[tuple[Reading, Reading]] = pairs) -> Figure:
+            return figure_of([(getattr(a, name), getattr(b, name)) for a, b in pairs])
+
+        processor = figure_of([(_of_brokers(a), _of_brokers(b)) for a, b in pairs])
+        rows.append(
+            Row(
+                case=case,
+                per_second=figure("per_second"),
+                processor_us=processor,
+                p50_us=figure("p50_us"),
+                p99_us=figure("p99_us"),
+                p999_us=figure("p999_us"),
+                failed=figure("failed"),
+            )
+        )
+    return rows
+
+
+def _of_brokers(reading: Reading) -> float:
+    return sum(reading.processor_us.get(name, 0.0) for name in BROKERS)
+
+
+def render_page(readings: Sequence[Reading], machine: Sequence[str]) -> str:
+    """Tables in Markdown: throughput and processor time, latencies, memory."""
+    rows = rows_of(readings)
+    rounds = len(readings) // (2 * len(rows))
+    spread = f"Medians of {rounds} rounds; in brackets the least and the largest ratio of a pair."
+    lines = [*machine, spread]
+    setting = None
+    for row in rows:
+        if row.case.setting != setting:
+            setting = row.case.setting
+            lines += ["", f"### {setting.name}", ""]
+            lines += _header("messages/s", "processor us per message")
+        lines.append(f"| {row.case.name} | {_cells(row.per_second, 0)} | {_cells(row.processor_us, 1)} |")
+    lines += ["", "### Latency", "", *_latency_header()]
+    lines += [line for row in rows for line in _latency_lines(row)]
+    lines += ["", "### Memory", "", *_memory_lines(readings)]
+    return "\n".join(lines) + "\n"
+
+
+def _header(*quantities: str) -> list[str]:
+    titles = [f"{what}: ours | Java | ratio" for what in quantities]
+    return [f"| case | {' | '.join(titles)} |", "|---|" + "--:|" * 3 * len(quantities)]
+
+
+def _cells(figure: Figure, digits: int) -> str:
+    spread = f"{figure.ratio_min:.2f} to {figure.ratio_max:.2f}"
+    return f"{figure.ours:,.{digits}f} | {figure.java:,.{digits}f} | **{figure.ratio:.2f}** ({spread})"
+
+
+def _latency_header() -> list[str]:
+    return ["| case | ms | ours | Java | ratio |", "|---|---|--:|--:|--:|"]
+
+
+def _latency_lines(row: Row) -> Iterator[str]:
+    if not row.p50_us.java or row.case.kind in ("read", "filter"):
+        return
+    name = f"{row.case.name}, {row.case.setting.name}"
+    for what, figure in (("p50", row.p50_us), ("p99", row.p99_us), ("p99.9", row.p999_us)):
+        ours, java = figure.ours / 1000, figure.java / 1000
+        yield f"| {name} | {what} | {ours:,.2f} | {java:,.2f} | {figure.ratio:.2f} |"
+        name = ""
+    if row.failed.ours or row.failed.java:
+        yield f"| | sends that failed | {row.failed.ours:,.0f} | {row.failed.java:,.0f} | |"
+
+
+def _memory_lines(readings: Sequence[Reading]) -> Iterator[str]:
+    """The most that each process had after a case."""
+    yield "| process | private MiB: ours | Java | ratio | resident MiB: ours | Java |"
+    yield "|---|--:|--:|--:|--:|--:|"
+    for name in dict.fromkeys(name for reading in readings for name in reading.private_bytes):
+        most = [
+            max(getattr(reading, kind).get(name, 0) / 2**20 for reading in readings if reading.side == side)
+            for kind in ("private_bytes", "resident_bytes")
+            for side in (OURS, JAVA)
+        ]
+        yield (
+            f"| {name} | {most[0]:,.0f} | {most[1]:,.0f} | {most[0] / most[1]:.2f} |"
+            f" {most[2]:,.0f} | {most[3]:,.0f} |"
+        )
+
+
+def write_report(readings: Sequence[Reading], machine: Sequence[str], folder: Path) -> None:
+    """Three files of the folder: the page with its explanation, every reading, and the plot."""
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    draw(readings, folder / "images" / "benchmarks.png")
+    (folder / "benchmarks.json").write_text(render_json(readings, machine), encoding="utf-8")
+    page = f"{_INTRODUCTION}\n{render_page(readings, machine)}"
+    (folder / "benchmarks.md").write_text(page, encoding="utf-8")
+
+
+def render_json(readings: Sequence[Reading], machine: Sequence[str]) -> str:
+    """Every reading, for programs."""
+    told: list[dict[str, Any]] = [{"name": reading.case.name, **asdict(reading)} for reading in readings]
+    return json.dumps({"machine": list(machine), "readings": told}, indent=1)
+
+
+def draw(readings: Sequence[Reading], path: Path) -> None:
+    """Throughput and processor time of ours as a share of Java's, a bar for each case, as a picture."""
+    from matplotlib.figure import Figure as Picture
+
+    rows = rows_of(readings)[::-1]
+    picture = Picture(figsize=(11, 1.5 + 0.42 * len(rows)), layout="constrained")
+    left, right = picture.subplots(1, 2, sharey=True)
+    names = [f"{row.case.name}\n{row.case.setting.name}" for row in rows]
+    for axes, title, figures in (
+        (left, "throughput, ours : Java", [row.per_second for row in rows]),
+        (right, "processor time per message, ours : Java", [row.processor_us for row in rows]),
+    ):
+        ratios = [figure.ratio for figure in figures]
+        below = [figure.ratio - figure.ratio_min for figure in figures]
+        above = [figure.ratio_max - figure.ratio for figure in figures]
+        axes.barh(names, ratios, xerr=[below, above], color="#3b6ea5", ecolor="#999999", height=0.6)
+        axes.axvline(1.0, color="black", linewidth=1)
+        axes.set_title(title, fontsize=10)
+        axes.tick_params(axis="y", labelsize=7)
+    picture.savefig(path, dpi=120)

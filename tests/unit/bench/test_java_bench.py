@@ -1,0 +1,110 @@
+"""The comparison with Java RocketMQ: which cases there are, and what the report makes of readings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tandemmq.bench.java.clusters import JAVA, OURS, Setting
+from tandemmq.bench.java.measure import ASYNC, CASES, PAIR, Case, Reading, choose_cases
+from tandemmq.bench.java.report import figure_of, render_json, render_page, rows_of, write_report
+from tandemmq.errors import TandemError
+
+SEND = Case(setting=ASYNC, kind="send", in_flight=64)
+RATE = Case(setting=ASYNC, kind="rate", rate=5_000)
+TWO = Case(setting=PAIR, kind="send", in_flight=64)
+
+
+def reading(case: Case, side: str, per_second: float, failed: int = 0) -> Reading:
+    names = ("name server", "master", "slave")[: 2 + case.setting.has_slave]
+    us = 10.0 if side == OURS else 40.0
+    return Reading(
+        case=case,
+        side=side,
+        per_second=per_second,
+        p50_us=us,
+        p99_us=2 * us,
+        p999_us=3 * us,
+        failed=failed,
+        processor_us=dict.fromkeys(names, us),
+        private_bytes=dict.fromkeys(names, int(us) << 20),
+        resident_bytes=dict.fromkeys(names, int(us) << 21),
+    )
+
+
+def some_readings() -> list[Reading]:
+    rates = [(300.0, 100.0), (200.0, 100.0), (280.0, 70.0)]
+    return [
+        reading(case, side, rate, failed=3 if (case, side) == (RATE, JAVA) else 0)
+        for ours, java in rates
+        for case in (SEND, RATE, TWO)
+        for side, rate in ((OURS, ours), (JAVA, java))
+    ]
+
+
+def test_ratios_are_those_of_the_pairs() -> None:
+    figure = figure_of([(300.0, 100.0), (200.0, 100.0), (280.0, 70.0)])
+    assert (figure.ours, figure.java) == (280.0, 100.0)
+    assert (figure.ratio, figure.ratio_min, figure.ratio_max) == (3.0, 2.0, 4.0)
+    assert figure_of([(1.0, 0.0)]).ratio == 0.0
+
+
+def test_processor_time_is_that_of_all_brokers() -> None:
+    send, _, two = rows_of(some_readings())
+    assert (send.processor_us.ours, send.processor_us.java) == (10.0, 40.0)
+    assert (two.processor_us.ours, two.processor_us.java) == (20.0, 80.0)
+
+
+def test_page_has_a_table_for_each_setting_and_latencies_of_all() -> None:
+    page = render_page(some_readings(), ["A machine."])
+    assert page.startswith("A machine.\nMedians of 3 rounds")
+    assert [line for line in page.splitlines() if line.startswith("###")] == [
+        "### ASYNC_FLUSH",
+        "### ASYNC_FLUSH, synchronous slave",
+        "### Latency",
+        "### Memory",
+    ]
+    assert "| sends of 1 KiB, 64 in flight | 280 | 100 | **3.00** (2.00 to 4.00) | 10.0 | 40.0 |" in page
+    assert "|  | p99.9 | 0.03 | 0.12 | 0.25 |" in page
+    assert "| | sends that failed | 0 | 3 | |" in page
+    assert "| slave | 10 | 40 | 0.25 | 20 | 80 |" in page
+
+
+def test_report_is_a_page_a_plot_and_json(tmp_path: Path) -> None:
+    readings = some_readings()
+    write_report(readings, ["A machine."], tmp_path / "docs")
+    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert page.startswith("# Benchmarks\n")
+    assert render_page(readings, ["A machine."]) in page
+    assert (tmp_path / "docs" / "images" / "benchmarks.png").read_bytes().startswith(b"\x89PNG")
+    told = json.loads((tmp_path / "docs" / "benchmarks.json").read_text())
+    assert told == json.loads(render_json(readings, ["A machine."]))
+    assert len(told["readings"]) == len(readings)
+    assert told["readings"][0]["case"]["setting"]["name"] == "ASYNC_FLUSH"
+
+
+def test_cases_are_chosen_by_a_part_of_their_name() -> None:
+    names = [f"{case.setting.name}: {case.name}" for case in CASES]
+    assert len(set(names)) == len(names)
+    assert choose_cases([]) == list(CASES)
+    assert {case.in_flight for case in choose_cases(["64 in flight"])} == {64}
+    assert choose_cases(["backlog of 1 KiB, one tag"]) == [Case(setting=ASYNC, kind="filter")]
+    with pytest.raises(TandemError, match="no case has 'queues' in its name; there are: ASYNC_FLUSH: sends"):
+        choose_cases(["queues"])
+
+
+def test_both_brokers_are_told_the_same(tmp_path: Path) -> None:
+    setting = Setting("both", flush="SYNC_FLUSH", has_slave=True)
+    master, slave = (
+        setting.of_broker(tmp_path, "127.0.0.1:9876", 10_911, is_slave=is_slave) for is_slave in (False, True)
+    )
+    assert (master["brokerRole"], slave["brokerRole"]) == ("SYNC_MASTER", "SLAVE")
+    assert master["inSyncReplicas"] == slave["inSyncReplicas"] == 2
+    assert {name for name in master if master[name] != slave[name]} == {
+        "brokerId",
+        "brokerRole",
+        "storePathRootDir",
+        "storePathCommitLog",
+    }
