@@ -11,6 +11,7 @@ from pipeline_recorder import Recorder
 from spark_lakes import count_offsets, follow_topic, forget_last_commit, land
 
 from tandemmq.spark.lake.formats import LakeFormat, list_committed, list_live_files
+from tandemmq.spark.lake.home import find_files
 from tandemmq.spark.lake.upkeep import check_lake, compact_lake
 from tandemmq.spark.pipelines.audit import Audit, AuditOptions
 from tandemmq.spark.pipelines.history import FROM_COLUMN, history
@@ -19,20 +20,22 @@ from tandemmq.spark.pipelines.replay_state import load_state
 from tandemmq.spark.pipelines.runner import StopFlag
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize(("kind", "is_elsewhere"), [("delta", False), ("delta", True), ("iceberg", False)])
 def test_a_replayed_batch_is_in_the_table_once(
-    lake_spark: Any, cluster: Any, tmp_path: Path, kind: str
+    lake_spark: Any, cluster: Any, tmp_path: Path, kind: str, is_elsewhere: bool
 ) -> None:
     pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}[kind])
-    topic, out = f"Table_{kind}", tmp_path / "lake"
+    topic, out = f"Table_{kind}_{int(is_elsewhere)}", tmp_path / "lake"
+    options = {"format": kind, "data": f"file://{tmp_path}/store" if is_elsewhere else ""}
     sent = cluster.send(topic, 400)
 
     stream = follow_topic(lake_spark, cluster.namesrv, topic, maxOffsetsPerTrigger="200")
-    land(stream, out, format=kind)
+    land(stream, out, **options)
     forget_last_commit(out / "_checkpoint")
-    land(stream, out, format=kind)
+    land(stream, out, **options)
     check_rows(lake_spark, cluster, topic, LakeFormat(kind), out, sent)
     assert list_committed(out) == [0, 1]
+    assert (out / "data").exists() is not is_elsewhere
     compact_lake(out)
     check_rows(lake_spark, cluster, topic, LakeFormat(kind), out, sent)
     check_pipelines(lake_spark, cluster, topic, out, sent)
@@ -40,7 +43,7 @@ def test_a_replayed_batch_is_in_the_table_once(
 
 def check_rows(spark: Any, cluster: Any, topic: str, kind: LakeFormat, out: Path, sent: list[bytes]) -> None:
     """Spark, pyarrow and the brokers' offsets agree: each body once."""
-    paths = [str(out / name) for name in sorted(list_live_files(kind, out))]
+    paths = [find_files(out).locate(name) for name in sorted(list_live_files(kind, out))]
     bodies = [body for path in paths for body in pq.ParquetFile(path).read(["body"])["body"].to_pylist()]
     assert sorted(bodies) == sorted(sent)
     assert count_offsets(cluster.namesrv, topic) == len(sent)

@@ -67,6 +67,20 @@ def landing(
     lake_format: Annotated[
         str, typer.Option("--format", help="parquet, delta (a Delta table) or iceberg (an Iceberg table).")
     ] = "parquet",
+    data: Annotated[
+        str,
+        typer.Option(
+            help="With delta and iceberg: an address for the files of the table, as s3://bucket/orders; "
+            "OUT then holds the checkpoint and the bad records.",
+            metavar="ADDRESS",
+        ),
+    ] = "",
+    catalog: Annotated[
+        str, typer.Option(help="With iceberg: a catalog from the settings of pyiceberg.", metavar="NAME")
+    ] = "",
+    table: Annotated[
+        str, typer.Option(help="With --catalog: the table in it.", metavar="NAMESPACE.NAME")
+    ] = "",
     option: SourceOptions = None,
     json_schema: Annotated[
         str,
@@ -131,6 +145,9 @@ def landing(
             partition_by=split_list(partition_by),
             compression=compression,
             lake_format=lake_format,
+            data=data,
+            catalog=catalog,
+            table=table,
             columns=split_list(columns) or DEFAULT_COLUMNS,
             is_body_text=body_as_text,
             json_schema=read_text_option("--json-schema", json_schema),

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import CommitOutcome, StagedFile, Summary
 from tandemmq.spark.lake.formats import (
     LakeFormat,
+    check_table,
     commit_files,
     list_committed,
     list_live_files,
@@ -27,9 +28,11 @@ from tandemmq.spark.lake.formats import (
     plan_files,
     read_committed,
 )
+from tandemmq.spark.lake.home import DataFiles, TableHome, keep_home, make_home
 from tandemmq.spark.lake.parquet import ParquetStager
-from tandemmq.spark.lake.upkeep import compact_lake
+from tandemmq.spark.lake.upkeep import check_lake, compact_lake
 from tandemmq.spark.lake.view import view_lake
+from tandemmq.spark.pipelines.lake_job import hold_directory
 
 _PACKAGES = {LakeFormat.DELTA: "deltalake", LakeFormat.ICEBERG: "pyiceberg"}
 
@@ -70,8 +73,10 @@ def make_rows(first: int, count: int, *, more: bool = False, parsed: Any = None)
     return pa.record_batch(columns)
 
 
-def stage(kind: LakeFormat, root: Path, batch_id: int, rows: Any, task: int = 0) -> tuple[StagedFile, ...]:
-    options = plan_files(kind, rows.schema.names, (), "zstd")
+def stage(
+    kind: LakeFormat, root: Path, batch_id: int, rows: Any, task: int = 0, address: str = ""
+) -> tuple[StagedFile, ...]:
+    options = plan_files(kind, rows.schema.names, (), "zstd", address)
     stager = ParquetStager(root, batch_id=batch_id, partition_id=task, schema=rows.schema, options=options)
     stager.write(rows)
     return stager.finish()
@@ -242,6 +247,127 @@ def test_a_kind_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -
         parse_format("delta")
     with pytest.raises(ConfigError, match="parquet, delta, iceberg"):
         parse_format("orc")
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A catalog with the name `shop` in the settings of pyiceberg, and what others see in it."""
+    catalogs = pytest.importorskip("pyiceberg.catalog")
+    from pyiceberg.utils.config import Config
+
+    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__TYPE", "sql")
+    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__URI", f"sqlite:///{tmp_path}/shop.db")
+    # pyiceberg reads its settings once, when it is imported.
+    monkeypatch.setattr(catalogs, "_ENV_CONFIG", Config())
+    return catalogs.load_catalog("shop")
+
+
+def land(root: Path, home: TableHome, batch_id: int, rows: Any, query: str = "q") -> CommitOutcome:
+    """One batch, as the sink writes and commits it."""
+    kind = LakeFormat(home.kind)
+    files = stage(kind, root, batch_id, rows, address=home.address)
+    check_table(root, home)
+    keep_home(root, home)
+    return commit_files(kind, root, batch_id, query, files)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_table_may_lie_at_an_address(kind: LakeFormat, tmp_path: Path) -> None:
+    root, home = tmp_path / "lake", make_home(kind.value, f"file://{tmp_path}/store/orders/", "", "")
+    for batch_id in (0, 1):
+        rows = make_rows(10 * batch_id, 10)
+        assert land(root, home, batch_id, rows) is CommitOutcome.COMMITTED
+        assert land(root, home, batch_id, rows) is CommitOutcome.ALREADY_COMMITTED
+    check_place(kind, root, tmp_path / "store" / "orders", range(20))
+    assert [piece.name for piece in view_lake(root).pieces] == ["0", "1"]
+    before, after = compact_lake(root)
+    assert after < before
+    check_place(kind, root, tmp_path / "store" / "orders", range(20))
+    with pytest.raises(ConfigError, match=r"lies at file:///.*/orders, not at the directory"):
+        land(root, TableHome(kind.value), 2, make_rows(20, 1))
+    with pytest.raises(ConfigError, match=r"was written by another landing .* is new"):
+        land(tmp_path / "new", home, 0, make_rows(0, 10), "another")
+
+
+def check_place(kind: LakeFormat, root: Path, place: Path, wanted: range) -> None:
+    """The rows lie at the place, all of them once, and nothing of the table beside the lake's own files."""
+    assert not (root / "data").exists()
+    assert not (root / "_delta_log").exists()
+    files = [str(file) for piece in view_lake(root).pieces for file in piece.places]
+    assert all(file.startswith(f"{place}/") for file in files)
+    found = pa.concat_tables([pq.read_table(file, columns=["queueOffset"]) for file in files])
+    assert sorted(found["queueOffset"].to_pylist()) == list(wanted)
+    state = check_lake(root)
+    assert (state.kind, state.rows, state.faults) == (kind, len(wanted), ())
+
+
+def test_an_iceberg_table_may_belong_to_a_catalog(shop: Any, tmp_path: Path) -> None:
+    root, place = tmp_path / "lake", f"file://{tmp_path}/warehouse/orders"
+    with pytest.raises(ConfigError, match=r"no table eu.orders in the catalog shop: say with --data"):
+        make_home("iceberg", "", "shop", "eu.orders")
+    home = make_home("iceberg", place, "shop", "eu.orders")
+    assert land(root, home, 0, make_rows(0, 10)) is CommitOutcome.COMMITTED
+    # Now the catalog says where it lies.
+    assert make_home("iceberg", "", "shop", "eu.orders") == home
+    assert land(root, home, 1, make_rows(10, 5)) is CommitOutcome.COMMITTED
+    assert land(root, home, 1, make_rows(10, 5)) is CommitOutcome.ALREADY_COMMITTED
+    others = shop.load_table("eu.orders").scan().to_arrow()
+    assert sorted(others["queueOffset"].to_pylist()) == list(range(15))
+    check_place(LakeFormat.ICEBERG, root, tmp_path / "warehouse" / "orders", range(15))
+    with pytest.raises(ConfigError, match=r"eu.orders was written by another landing \(q\)"):
+        land(tmp_path / "new", home, 0, make_rows(0, 10), "another")
+    with pytest.raises(ConfigError, match=r"lies at file:///.*/orders, not at file:///elsewhere"):
+        make_home("iceberg", "file:///elsewhere", "shop", "eu.orders")
+    with pytest.raises(ConfigError, match=r"catalog nowhere: .*PYICEBERG_CATALOG__NOWHERE__URI"):
+        make_home("iceberg", place, "nowhere", "eu.orders")
+
+
+def test_tasks_write_to_a_store_without_directories(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    address = "memory://bucket/orders"
+    files = stage(LakeFormat.DELTA, tmp_path, 0, make_rows(0, 12), address=address)
+    data = DataFiles(address)
+    assert sorted(file.staged for file in files) == list(data.list_parquet())
+    table = pq.read_table(data.path(files[0].staged), filesystem=data.system)
+    assert (table.num_rows, data.size(files[0].staged)) == (files[0].rows, files[0].size_bytes)
+    assert data.locate(files[0].staged) == data.uri(files[0].staged) == f"{address}/{files[0].staged}"
+    for file in files:
+        data.delete(file.staged)
+        data.delete(file.staged)
+    assert list(data.list_parquet()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (("parquet", "s3://bucket/orders", "", ""), "renaming a directory, which object stores cannot do"),
+        (("delta", "bucket/orders", "", ""), "expected an address as s3://bucket/orders"),
+        (("delta", "s3://bucket/orders?secret=1", "", ""), "come from the environment"),
+        (("delta", "file://orders", "", ""), "needs the whole path"),
+        (("delta", "", "shop", "eu.orders"), "for iceberg lakes only"),
+        (("iceberg", "", "", "eu.orders"), "are given together"),
+        (("iceberg", "", "shop", "orders"), "expected NAMESPACE.NAME"),
+    ],
+)
+def test_a_home_that_cannot_be_is_refused(settings: tuple[str, str, str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make_home(*settings)
+
+
+@pytest.mark.parametrize("work", [view_lake, check_lake, compact_lake])
+def test_a_lake_is_no_address(
+    work: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="is an address, a lake is a directory"):
+        work(Path("s3://bucket/orders"))
+    with (
+        pytest.raises(ConfigError, match="is an address, a lake is a directory"),
+        hold_directory(Path("s3://bucket/orders")),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 WRITER = """

@@ -1,4 +1,4 @@
-"""A Delta table in a directory, through `deltalake`: a batch is one commit of its log.
+"""A Delta table in a directory or an object store, through `deltalake`: a batch is one commit of its log.
 
 The commit carries (query, batch) as an application transaction, which Delta keeps for ever: a batch that is
 replayed after a crash finds its number there. Columns that are new are added to the table first; older files
@@ -23,15 +23,16 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import CommitOutcome, StagedFile
+from tandemmq.spark.lake.home import DataFiles, find_files
 from tandemmq.spark.lake.parquet import NULL_PARTITION
 
 TEXT_CHARS_MAX = 64
 """Longer texts have no bounds: a cut upper bound would be wrong."""
 
 
-def read_statistics(path: Path) -> dict[str, Any]:
+def read_statistics(path: Path | str, system: Any = None) -> dict[str, Any]:
     """`numRecords`, and `minValues`, `maxValues`, `nullCount` of columns with bounds in every row group."""
-    footer = pq.read_metadata(path)
+    footer = pq.read_metadata(path, filesystem=system)
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -78,18 +79,19 @@ def commit_delta(root: Path, batch_id: int, query_id: str, files: Sequence[Stage
 
     Raises:  ConfigError for columns that do not fit the table's.
     """
+    data = find_files(root)
     partitions = [_partition_values(file) for file in files]
     names = list(partitions[0])
-    schema = _table_schema([root / file.staged for file in files], names)
+    schema = _table_schema(data, files[0], names)
     properties = CommitProperties(
         custom_metadata={"tandemmq.query": query_id, "tandemmq.batch": str(batch_id)},
         app_transactions=[Transaction(query_id, batch_id)],
     )
-    added = [_add(root, file, values) for file, values in zip(files, partitions, strict=True)]
+    added = [_add(data, file, values) for file, values in zip(files, partitions, strict=True)]
     table = open_delta(root)
     if table is None:
         create_table_with_add_actions(
-            str(root), Schema.from_arrow(schema), added, partition_by=names, commit_properties=properties
+            data.place, Schema.from_arrow(schema), added, partition_by=names, commit_properties=properties
         )
         return CommitOutcome.COMMITTED
     known = table.transaction_version(query_id)
@@ -107,15 +109,15 @@ def commit_delta(root: Path, batch_id: int, query_id: str, files: Sequence[Stage
 def open_delta(root: Path) -> DeltaTable | None:
     """The table; None when there is none yet."""
     try:
-        return DeltaTable(str(root))
+        return DeltaTable(find_files(root).place)
     except TableNotFoundError:
         return None
 
 
 def look_at_delta(
     root: Path, query_id: str
-) -> tuple[int | None, dict[str, dict[str, str | None]], list[Path]]:
-    """Of one version of the table: the query's last batch, the values that are not in the files, the files.
+) -> tuple[int | None, dict[str, dict[str, str | None]], list[str]]:
+    """Of one version of the table: the query's last batch, the values that are not in the files, their names.
 
     Raises:  ConfigError for a table with deleted rows inside of its files.
     """
@@ -127,19 +129,20 @@ def look_at_delta(
     names = table.metadata().partition_columns
     for file in pa.table(table.get_add_actions(flatten=True)).to_pylist():
         # Encoded like an address.
-        path = root / unquote(file["path"])
+        path = unquote(file["path"])
         values = {name: file[f"partition.{name}"] for name in names}
-        partitions[path.name] = {n: None if v is None else str(v) for n, v in values.items()}
+        partitions[path.rpartition("/")[2]] = {n: None if v is None else str(v) for n, v in values.items()}
         paths.append(path)
     return table.transaction_version(query_id), partitions, paths
 
 
 def list_delta_files(root: Path) -> set[str]:
-    """The files that the table consists of now, relative to the lake."""
+    """The files that the table consists of now, by their names."""
     table = open_delta(root)
     if table is None:
         return set()
-    return {str(Path(uri.removeprefix("file://")).relative_to(root)) for uri in table.file_uris()}
+    data = find_files(root)
+    return {data.name_of(uri) for uri in table.file_uris()}
 
 
 def _add_columns(table: DeltaTable, schema: pa.Schema) -> None:
@@ -168,8 +171,8 @@ def _is_within(known: Any, wanted: Any) -> bool:
     return bool(known == wanted)
 
 
-def _table_schema(paths: Sequence[Path], partitions: Sequence[str]) -> pa.Schema:
-    file_schema = pq.read_schema(paths[0]).remove_metadata()
+def _table_schema(data: DataFiles, first: StagedFile, partitions: Sequence[str]) -> pa.Schema:
+    file_schema = pq.read_schema(data.path(first.staged), filesystem=data.system).remove_metadata()
     fields = [pa.field(field.name, field.type, nullable=True) for field in file_schema]
     fields += [pa.field(name, _PARTITION_TYPES.get(name, pa.string())) for name in partitions]
     return pa.schema(fields)
@@ -183,14 +186,13 @@ def _partition_values(file: StagedFile) -> dict[str, str | None]:
     return values
 
 
-def _add(root: Path, file: StagedFile, partition: dict[str, str | None]) -> AddAction:
-    path = root / file.staged
-    statistics: dict[str, Any] = read_statistics(path)
+def _add(data: DataFiles, file: StagedFile, partition: dict[str, str | None]) -> AddAction:
+    statistics: dict[str, Any] = read_statistics(data.path(file.staged), data.system)
     return AddAction(
         path=file.staged,
         size=file.size_bytes,
         partition_values=partition,
-        modification_time=int(path.stat().st_mtime * 1000),
+        modification_time=data.modified_ns(file.staged) // 1_000_000,
         data_change=True,
         stats=json.dumps(statistics),
     )

@@ -29,14 +29,13 @@ from tandemmq.spark.lake.files import (
     commit_batch,
     list_batches,
     read_summary,
-    sync_dir,
     sync_file,
 )
+from tandemmq.spark.lake.home import DATA_DIR, TableHome, check_home, find_files, find_home, refuse_address
 
 if TYPE_CHECKING:
     from tandemmq.spark.lake.parquet import ParquetOptions
 
-DATA_DIR = "data"
 SUMMARIES_DIR = "batches"
 TABLE_PARTITIONS = ("topic", "dt")
 """How tables are partitioned when nothing else is said, if the columns are there."""
@@ -66,7 +65,11 @@ def parse_format(text: str) -> LakeFormat:
 
 
 def plan_files(
-    kind: LakeFormat, names: Sequence[str], partition_by: Sequence[str], compression: str
+    kind: LakeFormat,
+    names: Sequence[str],
+    partition_by: Sequence[str],
+    compression: str,
+    address: str = "",
 ) -> ParquetOptions:
     """How tasks write their files."""
     from tandemmq.spark.lake.parquet import TIME_COLUMN, ParquetOptions
@@ -81,6 +84,7 @@ def plan_files(
         partition_by=columns,
         compression=compression,
         data_dir=DATA_DIR,
+        address=address,
         keeps_partition_columns=kind is LakeFormat.ICEBERG,
     )
 
@@ -103,7 +107,9 @@ def commit_files(
     claim_lake(root, query_id)
     if not files:
         return CommitOutcome.EMPTY
-    _sync_data(root, files)
+    data = find_files(root)
+    for file in files:
+        data.sync_parents(file.staged)
     crash("before commit")
     if kind is LakeFormat.DELTA:
         from tandemmq.spark.lake.delta import commit_delta
@@ -119,13 +125,13 @@ def commit_files(
         live = list_live_files(kind, root)
         for file in files:
             if file.staged not in live:
-                (root / file.staged).unlink(missing_ok=True)
+                data.delete(file.staged)
     note_summary(root, batch_id, files)
     return outcome
 
 
 def list_live_files(kind: LakeFormat, root: Path) -> set[str]:
-    """The files under `data/` that a table consists of now, relative to the lake."""
+    """The files under `data/` that a table consists of now, by their names below its home."""
     if kind is LakeFormat.DELTA:
         from tandemmq.spark.lake.delta import list_delta_files
 
@@ -144,8 +150,36 @@ def check_kind(kind: LakeFormat, root: Path) -> None:
         )
 
 
+def check_table(root: Path, home: TableHome) -> None:
+    """Refuses a table that another lake has written: its rows would be there twice, in silence.
+
+    Raises:  ConfigError for that, and for a lake whose table lies elsewhere.
+    """
+    check_home(root, home, is_begun=find_kind(root) is not None)
+    if not home.is_elsewhere or find_home(root) is not None:
+        return
+    if home.catalog:
+        from tandemmq.spark.lake.iceberg import find_writers
+
+        writers = find_writers(home.catalog, home.table)
+    else:
+        writers = [name for name in ("_delta_log", "metadata") if home.files(root).has(name)]
+    if writers:
+        raise ConfigError(
+            f"{home.table or home.address} was written by another landing ({', '.join(writers)}), and {root}"
+            " is new: give the directory of that landing, or another table"
+        )
+
+
 def find_kind(root: Path) -> LakeFormat | None:
-    """The kind of lake in a directory; None before the first commit."""
+    """The kind of lake in a directory; None before the first commit.
+
+    Raises:  ConfigError for an address.
+    """
+    refuse_address(root)
+    home = find_home(root)
+    if home is not None:
+        return LakeFormat(home.kind)
     if (root / "_delta_log").is_dir():
         return LakeFormat.DELTA
     if (root / "catalog.db").exists():
@@ -184,11 +218,3 @@ def note_summary(root: Path, batch_id: int, files: Sequence[StagedFile]) -> None
     staged.write_text(json.dumps(document) + "\n")
     sync_file(staged)
     os.replace(staged, path)
-
-
-def _sync_data(root: Path, files: Sequence[StagedFile]) -> None:
-    directories = {
-        path for file in files for path in (root / file.staged).parents if path.is_relative_to(root)
-    }
-    for directory in directories:
-        sync_dir(directory)

@@ -1,4 +1,5 @@
-"""An Iceberg table through `pyiceberg`, its catalog a SQLite file in the lake's directory.
+"""An Iceberg table through `pyiceberg`. Its catalog is a SQLite file in the lake's directory, or one of any
+kind that the settings of `pyiceberg` name (`~/.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`).
 
 A batch is one commit. It names the files and sets the property `tandemmq.batch.QUERY` of the table, which a
 replayed batch finds; the catalog takes only one of two commits that began at the same state. Columns that are
@@ -8,6 +9,7 @@ new are added in that commit too. Must not know Spark.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,13 +17,15 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.transforms import DayTransform, IdentityTransform
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import CommitOutcome, StagedFile, sync_dir, sync_file
+from tandemmq.spark.lake.files import CommitOutcome, StagedFile
+from tandemmq.spark.lake.home import DataFiles, TableHome, find_files, find_home, s3_settings
 from tandemmq.spark.lake.merge import merge_files
 from tandemmq.spark.lake.parquet import TIME_COLUMN
 
@@ -44,7 +48,8 @@ def commit_iceberg(root: Path, batch_id: int, query_id: str, files: Sequence[Sta
 
     Raises:  ValueError for columns that do not fit the table's.
     """
-    schema = pq.read_schema(root / files[0].staged).remove_metadata()
+    data = find_files(root)
+    schema = pq.read_schema(data.path(files[0].staged), filesystem=data.system).remove_metadata()
     table = open_iceberg(root) or _create(root, schema)
     name = BATCH_PROPERTY + query_id
     if int(table.properties.get(name, -1)) >= batch_id:
@@ -54,7 +59,7 @@ def commit_iceberg(root: Path, batch_id: int, query_id: str, files: Sequence[Sta
             columns.union_by_name(schema)
         change.set_properties({name: str(batch_id)})
         change.add_files(
-            [_uri(root / file.staged) for file in files],
+            [data.uri(file.staged) for file in files],
             snapshot_properties={"tandemmq.query": query_id, "tandemmq.batch": str(batch_id)},
         )
     return CommitOutcome.COMMITTED
@@ -62,16 +67,17 @@ def commit_iceberg(root: Path, batch_id: int, query_id: str, files: Sequence[Sta
 
 def open_iceberg(root: Path) -> Table | None:
     """The table; None when there is none yet."""
-    if not (root / CATALOG_FILE).exists():
+    home = find_home(root)
+    if not (root / CATALOG_FILE).exists() and (home is None or not home.catalog):
         return None
     try:
-        return _catalog(root).load_table(TABLE)
+        return _catalog(root).load_table(_name(home))
     except NoSuchTableError:
         return None
 
 
-def look_at_iceberg(root: Path, query_id: str) -> tuple[int | None, list[Path]]:
-    """Of one version of the table: the query's last batch, and the files.
+def look_at_iceberg(root: Path, query_id: str) -> tuple[int | None, list[str]]:
+    """Of one version of the table: the query's last batch, and the names of the files.
 
     Raises:  ConfigError for a table with deleted rows inside of its files.
     """
@@ -80,29 +86,71 @@ def look_at_iceberg(root: Path, query_id: str) -> tuple[int | None, list[Path]]:
         raise ConfigError(f"{root} has rows that were deleted inside of its files")
     last = table.properties.get(BATCH_PROPERTY + query_id)
     paths = table.inspect.data_files()["file_path"].to_pylist()
-    return None if last is None else int(last), [Path(path.removeprefix("file://")) for path in paths]
+    data = find_files(root)
+    return None if last is None else int(last), [data.name_of(path) for path in paths]
 
 
 def list_iceberg_files(root: Path) -> set[str]:
-    """The files that the table consists of now, relative to the lake."""
+    """The files that the table consists of now, by their names."""
     table = open_iceberg(root)
     if table is None:
         return set()
-    paths = table.inspect.data_files()["file_path"].to_pylist()
-    return {str(Path(path.removeprefix("file://")).relative_to(root.absolute())) for path in paths}
+    data = find_files(root)
+    return {data.name_of(path) for path in table.inspect.data_files()["file_path"].to_pylist()}
 
 
-def _catalog(root: Path) -> SqlCatalog:
-    return SqlCatalog(NAMESPACE, uri=f"sqlite:///{root.absolute() / CATALOG_FILE}", warehouse=_uri(root))
+def find_location(catalog: str, table: str) -> str | None:
+    """Where the files of a table of a catalog lie; None when there is no such table.
+
+    Raises:  ConfigError for a catalog that is not in the settings, or cannot be used.
+    """
+    found = _look_up(catalog, table)
+    return None if found is None else re.sub("^file:/(?!/)", "file:///", found.location())
+
+
+def find_writers(catalog: str, table: str) -> list[str]:
+    """The queries that have landed in a table of a catalog."""
+    found = _look_up(catalog, table)
+    names = () if found is None else found.properties
+    return [name.removeprefix(BATCH_PROPERTY) for name in names if name.startswith(BATCH_PROPERTY)]
+
+
+def _look_up(catalog: str, table: str) -> Table | None:
+    try:
+        return load_catalog(catalog).load_table(table)
+    except NoSuchTableError:
+        return None
+    except Exception as error:  # (each kind of catalog has failures of its own)
+        raise ConfigError(
+            f"catalog {catalog}: {error}. It is described in ~/.pyiceberg.yaml, or by variables like"
+            f" PYICEBERG_CATALOG__{catalog.upper()}__URI"
+        ) from error
+
+
+def _catalog(root: Path) -> Catalog:
+    home = find_home(root)
+    if home is not None and home.catalog:
+        return load_catalog(home.catalog)
+    place = f"sqlite:///{root.absolute() / CATALOG_FILE}"
+    return SqlCatalog(NAMESPACE, uri=place, warehouse=_location(root), **s3_settings())
+
+
+def _name(home: TableHome | None) -> str:
+    return TABLE if home is None or not home.table else home.table
+
+
+def _location(root: Path) -> str:
+    return find_files(root).uri("").rstrip("/")
 
 
 def _create(root: Path, schema: pa.Schema) -> Table:
     root.mkdir(parents=True, exist_ok=True)
     catalog = _catalog(root)
-    catalog.create_namespace_if_not_exists(NAMESPACE)
+    name = _name(find_home(root))
+    catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
     with (
         catalog.create_table_transaction(
-            TABLE, schema, location=_uri(root), properties=_PROPERTIES
+            name, schema, location=_location(root), properties=_PROPERTIES
         ) as change,
         change.update_spec() as spec,
     ):
@@ -110,11 +158,7 @@ def _create(root: Path, schema: pa.Schema) -> Table:
             spec.add_field("topic", IdentityTransform(), "topic_part")
         if TIME_COLUMN in schema.names:
             spec.add_field(TIME_COLUMN, DayTransform(), "dt")
-    return catalog.load_table(TABLE)
-
-
-def _uri(path: Path) -> str:
-    return f"file://{path.absolute()}"
+    return catalog.load_table(name)
 
 
 def compact_iceberg(root: Path, target_bytes: int) -> None:
@@ -122,52 +166,52 @@ def compact_iceberg(root: Path, target_bytes: int) -> None:
 
     Files of at least half of `target_bytes` stay as they are.
     """
-    table = require_iceberg(root)
-    for (topic, day), files in sorted(_list_partitions(table).items()):
-        small = [path for path, size in files if size < target_bytes // 2]
+    table, data = require_iceberg(root), find_files(root)
+    for (topic, day), files in sorted(_list_partitions(table, data).items()):
+        small = [name for name, size in files if size < target_bytes // 2]
         if len(small) < 2:
             continue
-        merged = [_merge(paths) for paths in _group_by_columns(small)]
+        merged = [_merge(data, names) for names in _group_by_columns(data, small)]
         if len(merged) == len(small):
             continue
-        kept = [path for path, size in files if size >= target_bytes // 2]
+        kept = [name for name, size in files if size >= target_bytes // 2]
         table.refresh()
         with table.transaction() as change:
             change.delete(f"topic = '{topic}' and {_since(day)} and {_until(day + timedelta(days=1))}")
-            change.add_files([_uri(path) for path in (*kept, *merged)], check_duplicate_files=False)
+            change.add_files([data.uri(name) for name in (*kept, *merged)], check_duplicate_files=False)
 
 
-def _list_partitions(table: Table) -> dict[tuple[str, datetime], list[tuple[Path, int]]]:
+def _list_partitions(table: Table, data: DataFiles) -> dict[tuple[str, datetime], list[tuple[str, int]]]:
     """The files and their sizes by topic and day; rows that have neither are left alone."""
-    partitions: dict[tuple[str, datetime], list[tuple[Path, int]]] = {}
+    partitions: dict[tuple[str, datetime], list[tuple[str, int]]] = {}
     columns = ["partition", "file_path", "file_size_in_bytes"]
     for file in table.inspect.data_files().select(columns).to_pylist():
         topic, date = file["partition"].get("topic_part"), file["partition"].get("dt")
         if topic is None or date is None:
             continue
         day = datetime.combine(date, datetime.min.time(), UTC)
-        path = Path(file["file_path"].removeprefix("file://"))
-        partitions.setdefault((topic, day), []).append((path, file["file_size_in_bytes"]))
+        name = data.name_of(file["file_path"])
+        partitions.setdefault((topic, day), []).append((name, file["file_size_in_bytes"]))
     return {key: sorted(files) for key, files in partitions.items()}
 
 
-def _group_by_columns(paths: Sequence[Path]) -> list[list[Path]]:
-    groups: list[tuple[pa.Schema, list[Path]]] = []
-    for path in paths:
-        schema = pq.read_schema(path).remove_metadata()
+def _group_by_columns(data: DataFiles, names: Sequence[str]) -> list[list[str]]:
+    groups: list[tuple[pa.Schema, list[str]]] = []
+    for name in names:
+        schema = pq.read_schema(data.path(name), filesystem=data.system).remove_metadata()
         found = next((group for known, group in groups if known == schema), None)
         if found is None:
-            groups.append((schema, [path]))
+            groups.append((schema, [name]))
         else:
-            found.append(path)
+            found.append(name)
     return [group for _, group in groups]
 
 
-def _merge(paths: Sequence[Path]) -> Path:
-    target = paths[0].with_name(f"merged-{uuid4().hex[:12]}.parquet")
-    merge_files(paths, target)
-    sync_file(target)
-    sync_dir(target.parent)
+def _merge(data: DataFiles, names: Sequence[str]) -> str:
+    target = f"{names[0].rpartition('/')[0]}/merged-{uuid4().hex[:12]}.parquet"
+    merge_files([data.path(name) for name in names], data.path(target), data.system)
+    data.sync(target)
+    data.sync_parents(target)
     return target
 
 
@@ -179,9 +223,10 @@ def expire_iceberg(root: Path, before: datetime) -> None:
 
 
 def list_all_files(root: Path) -> set[str]:
-    """The files that any snapshot needs, relative to the lake."""
+    """The files that any snapshot needs, by their names."""
+    data = find_files(root)
     paths = require_iceberg(root).inspect.all_data_files()["file_path"].to_pylist()
-    return {str(Path(path.removeprefix("file://")).relative_to(root.absolute())) for path in paths}
+    return {data.name_of(path) for path in paths}
 
 
 def require_iceberg(root: Path) -> Table:

@@ -131,27 +131,35 @@ def _merge_group(root: Path, beside: Path, group: Sequence[int]) -> None:
         (target / EXPIRED_MARK).touch()
 
 
-def merge_files(paths: Sequence[Path], target: Path) -> None:
-    """One file with the rows of all, in their order; a row group is in memory at a time."""
+def merge_files(paths: Sequence[Path | str], target: Path | str, system: Any = None) -> None:
+    """One file with the rows of all, in their order; a row group is in memory at a time.
+
+    `system`: the file system of Arrow where they lie, of this machine by default.
+    """
     if len(paths) == 1:
-        os.link(paths[0], target)
+        if system is None:
+            os.link(paths[0], target)
+        else:
+            system.copy_file(paths[0], target)
         return
-    with pq.ParquetFile(paths[0]) as first:
+    with pq.ParquetFile(paths[0], filesystem=system) as first:
         schema, metadata = first.schema_arrow, first.metadata
         compression = metadata.row_group(0).column(0).compression if metadata.num_row_groups else "ZSTD"
         bounds = _columns_with_statistics(metadata)
-    with pq.ParquetWriter(target, schema, compression=compression, write_statistics=bounds) as writer:
-        for table in _read_in_groups(paths):
+    with pq.ParquetWriter(
+        target, schema, compression=compression, write_statistics=bounds, filesystem=system
+    ) as writer:
+        for table in _read_in_groups(paths, system):
             writer.write_table(table)
 
 
-def _read_in_groups(paths: Sequence[Path]) -> Iterator[Any]:
+def _read_in_groups(paths: Sequence[Path | str], system: Any) -> Iterator[Any]:
     import pyarrow as pa
 
     waiting: list[Any] = []
     count = 0
     for path in paths:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, filesystem=system) as file:
             for batch in file.iter_batches(batch_size=ROW_GROUP_ROWS // 8):
                 waiting.append(batch)
                 count += batch.num_rows

@@ -24,7 +24,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import StagedFile, new_staged_path, sync_file
+from tandemmq.spark.lake.files import StagedFile, new_staged_path
+from tandemmq.spark.lake.home import DataFiles
 from tandemmq.units import MIB
 
 FILES_OPEN_MAX = 64
@@ -59,6 +60,8 @@ class ParquetOptions:
     compression: str = "zstd"
     data_dir: str = ""
     """Where the files of a table with a log of its own are written at once; empty: the staging directory."""
+    address: str = ""
+    """Where those files lie when it is not the lake's directory."""
     keeps_partition_columns: bool = False
 
     def __post_init__(self) -> None:
@@ -70,7 +73,7 @@ class ParquetOptions:
 
 @dataclass(slots=True)
 class _OpenFile:
-    path: Path
+    name: str
     target: str
     writer: Any
     pending: list[Any] = field(default_factory=list)
@@ -86,6 +89,7 @@ class ParquetStager:
         self, root: Path, *, batch_id: int, partition_id: int, schema: Any, options: ParquetOptions
     ) -> None:
         self._root = root
+        self._files = DataFiles(options.address or str(root.absolute()))
         self._batch_id = batch_id
         self._partition_id = partition_id
         self._options = options
@@ -116,9 +120,9 @@ class ParquetStager:
         """Removes whatever was written."""
         for file in self._open.values():
             file.writer.close()
-            file.path.unlink(missing_ok=True)
+            self._files.delete(file.name)
         for staged in self._finished:
-            (self._root / staged.staged).unlink(missing_ok=True)
+            self._files.delete(staged.staged)
         self._open.clear()
         self._finished.clear()
 
@@ -128,28 +132,31 @@ class ParquetStager:
         part = self._parts.get(directory, 0)
         self._parts[directory] = part + 1
         suffix = f"-{part}" if part else ""
-        path = self._new_path(directory)
+        name = self._new_name(directory)
         names = self._file_schema.names
         writer = pq.ParquetWriter(
-            path,
+            self._files.path(name),
             self._file_schema,
+            filesystem=self._files.system,
             compression=self._options.compression,
             use_dictionary=[name for name in _DICTIONARY_COLUMNS if name in names],
             write_statistics=[name for name in _STATISTICS_COLUMNS if name in names],
         )
         file = _OpenFile(
-            path=path, target=f"{directory}part-{self._partition_id:05d}{suffix}.parquet", writer=writer
+            name=name, target=f"{directory}part-{self._partition_id:05d}{suffix}.parquet", writer=writer
         )
         self._open[directory] = file
         return file
 
-    def _new_path(self, directory: str) -> Path:
+    def _new_name(self, directory: str) -> str:
         """A name that no other attempt uses."""
         if not self._options.data_dir:
-            return new_staged_path(self._root, self._batch_id, self._partition_id)
-        place = self._root / self._options.data_dir / directory
-        place.mkdir(parents=True, exist_ok=True)
-        return place / f"{self._batch_id:08d}-{self._partition_id:05d}-{uuid4().hex[:12]}.parquet"
+            staged = new_staged_path(self._root, self._batch_id, self._partition_id)
+            return str(staged.relative_to(self._root))
+        attempt = f"{self._batch_id:08d}-{self._partition_id:05d}-{uuid4().hex[:12]}.parquet"
+        name = f"{self._options.data_dir}/{directory}{attempt}"
+        self._files.make_room(name)
+        return name
 
     def _write_row_group(self, file: _OpenFile) -> None:
         if not file.pending_rows:
@@ -164,13 +171,13 @@ class ParquetStager:
         file = self._open.pop(directory)
         self._write_row_group(file)
         file.writer.close()
-        sync_file(file.path)
+        self._files.sync(file.name)
         self._finished.append(
             StagedFile(
-                staged=str(file.path.relative_to(self._root)),
+                staged=file.name,
                 target=file.target,
                 rows=file.rows,
-                size_bytes=file.path.stat().st_size,
+                size_bytes=self._files.size(file.name),
             )
         )
 

@@ -19,7 +19,15 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, StagedFile, commit_batch, discard_files
-from tandemmq.spark.lake.formats import LakeFormat, commit_files, note_summary, parse_format, plan_files
+from tandemmq.spark.lake.formats import (
+    LakeFormat,
+    check_table,
+    commit_files,
+    note_summary,
+    parse_format,
+    plan_files,
+)
+from tandemmq.spark.lake.home import TableHome, keep_home, make_home, refuse_address
 from tandemmq.spark.option_table import SECURITY_ROWS
 from tandemmq.spark.option_text import parse_list
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
@@ -37,7 +45,18 @@ _SENDING = frozenset(name.lower() for row in SECURITY_ROWS for name in (row.name
     "nameserver"
 }
 _OPTIONS = _SENDING | frozenset(
-    ("badtopic", "path", "partitionby", "compression", "badcolumn", "badonly", "format")
+    (
+        "badtopic",
+        "path",
+        "partitionby",
+        "compression",
+        "badcolumn",
+        "badonly",
+        "format",
+        "data",
+        "catalog",
+        "table",
+    )
 )
 _SPARK_OPTIONS = frozenset(("queryname", "checkpointlocation"))
 """What Spark itself hands over among the options."""
@@ -55,7 +74,8 @@ class TaskFiles(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untype
 class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
     """Options: `path`; `partitionBy` (columns, `dt`, `hour`); `compression` zstd, snappy or none.
 
-    `format`: parquet (default), delta or iceberg (`formats`).
+    `format`: parquet (default), delta or iceberg (`formats`). `data`: an address for the files of a table;
+    `catalog`, `table`: an Iceberg table of a catalog, whose files lie at `data` (`home`).
     `badColumn`: rows in which it is not null go to the lake `_bad_records` in this one, in the same batch.
     `badOnly`: columns that only those rows keep. `badTopic`: a message for each of them goes there, too;
     needs `nameServer`, and takes the options for credentials and TLS of the sink `tandemmq`.
@@ -78,15 +98,21 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
         path = self.options.get("path")
         if not path:
             raise ConfigError(f"{SINK_NAME} needs a directory: start('/path/of/the/lake')")
+        local = path.removeprefix("file:")
+        refuse_address(local)
         columns = self.options.get("partitionBy", "").split(",")
+        kind = parse_format(self.options.get("format", "parquet"))
+        data, *named = (self.options.get(name, "") for name in ("data", "catalog", "table"))
         return LakeWriter(
-            Path(path.removeprefix("file:")).absolute(),
+            Path(local).absolute(),
             partition_by=tuple(name.strip() for name in columns if name.strip()),
             compression=self.options.get("compression", "zstd"),
             bad_column=self.options.get("badColumn", ""),
             bad_only=parse_list(self.options.get("badOnly", "")),
             bad_sink=_parse_bad_sink(dict(self.options)),
-            kind=parse_format(self.options.get("format", "parquet")),
+            kind=kind,
+            # A catalog is not asked again for every step of every batch.
+            home=TableHome(kind.value, data, *named) if data else make_home(kind.value, data, *named),
         )
 
 
@@ -105,6 +131,7 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         bad_only: tuple[str, ...] = (),
         bad_sink: SinkOptions | None = None,
         kind: LakeFormat = LakeFormat.PARQUET,
+        home: TableHome | None = None,
     ) -> None:
         self._root = root
         self._partition_by = partition_by
@@ -113,6 +140,7 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         self._bad_only = bad_only
         self._bad_sink = bad_sink
         self._kind = kind
+        self._home = home or TableHome(kind=kind.value)
 
     def write(self, iterator: Iterator[Any]) -> TaskFiles:
         context = TaskContext.get()
@@ -146,7 +174,8 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         partition_by = self._partition_by if root == self._root else ()
 
         def plan(names: Sequence[str]) -> ParquetOptions:
-            return plan_files(self._kind_of(root), names, partition_by, self._compression)
+            address = self._home.address if root == self._root else ""
+            return plan_files(self._kind_of(root), names, partition_by, self._compression, address)
 
         return LazyStager(root, batch_id, partition_id, plan)
 
@@ -169,6 +198,8 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         files = [file for message in done for file in message.files]
         bad_files = [file for message in done for file in message.bad_files]
         try:
+            check_table(self._root, self._home)
+            keep_home(self._root, self._home)
             # The lake goes last: a batch that it has is whole, and a replay of it changes neither.
             if bad_files:
                 commit_batch(self._bad_root, batchId, done[0].query_id, bad_files)

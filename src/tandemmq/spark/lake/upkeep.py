@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import batch_dir, list_batches, read_owner, read_summary, staging_dir
-from tandemmq.spark.lake.formats import DATA_DIR, LakeFormat, find_kind, list_live_files
+from tandemmq.spark.lake.formats import LakeFormat, find_kind, list_live_files
+from tandemmq.spark.lake.home import DataFiles, find_files
 from tandemmq.spark.lake.merge import EXPIRED_MARK, TARGET_BYTES, data_files, merge_batches
 from tandemmq.spark.lake.parquet import TIME_COLUMN
 from tandemmq.spark.pipelines.lake_job import hold_directory
@@ -91,14 +92,15 @@ def check_lake(root: Path) -> LakeState:
     """Reads the footers of all files and compares them with what was committed."""
     kind = require_kind(root)
     faults: list[str] = []
-    live = _live_paths(kind, root)
+    data = find_files(root)
+    live = _live_names(kind, root)
     rows = size = small = 0
-    for path in live:
+    for name in live:
         try:
-            rows += pq.read_metadata(path).num_rows
-            bytes_there = path.stat().st_size
+            rows += pq.read_metadata(data.path(name), filesystem=data.system).num_rows
+            bytes_there = data.size(name)
         except (OSError, ValueError) as error:
-            faults.append(f"{path.relative_to(root)}: {error}")
+            faults.append(f"{name}: {error}")
             continue
         size += bytes_there
         small += bytes_there < SMALL_BYTES
@@ -111,15 +113,15 @@ def check_lake(root: Path) -> LakeState:
         files=len(live),
         size_bytes=size,
         small_files=small,
-        orphans=len(_find_orphans(kind, root)),
+        orphans=len(_find_orphans(kind, root, data)),
         faults=tuple(faults),
     )
 
 
-def _live_paths(kind: LakeFormat, root: Path) -> list[Path]:
+def _live_names(kind: LakeFormat, root: Path) -> list[str]:
     if kind is LakeFormat.PARQUET:
-        return data_files(root)
-    return sorted(root / name for name in list_live_files(kind, root))
+        return [str(path.relative_to(root)) for path in data_files(root)]
+    return sorted(list_live_files(kind, root))
 
 
 def _compare_summaries(root: Path) -> list[str]:
@@ -169,24 +171,25 @@ def _newest_row(path: Path) -> datetime | None:
     return max(newest)
 
 
-def _find_orphans(kind: LakeFormat, root: Path) -> list[Path]:
+def _find_orphans(kind: LakeFormat, root: Path, data: DataFiles) -> list[str]:
     """Files that no snapshot names."""
     if kind is LakeFormat.PARQUET:
-        return sorted(staging_dir(root).glob("*.staged")) if staging_dir(root).is_dir() else []
+        return [str(path.relative_to(root)) for path in sorted(staging_dir(root).glob("*.staged"))]
     if kind is LakeFormat.DELTA:
         live = list_live_files(kind, root)
     else:
         from tandemmq.spark.lake.iceberg import list_all_files
 
         live = list_all_files(root)
-    return [path for path in (root / DATA_DIR).rglob("*.parquet") if str(path.relative_to(root)) not in live]
+    return [name for name in data.list_parquet() if name not in live]
 
 
 def _remove_orphans(kind: LakeFormat, root: Path) -> int:
     if kind is LakeFormat.DELTA:
         return 0  # its vacuum did that, and knows which files older versions still need
-    limit = time.time() - ORPHAN_AGE_S
-    old = [path for path in _find_orphans(kind, root) if path.stat().st_mtime < limit]
-    for path in old:
-        path.unlink()
+    data = find_files(root)
+    limit_ns = (time.time() - ORPHAN_AGE_S) * 1e9
+    old = [name for name in _find_orphans(kind, root, data) if data.modified_ns(name) < limit_ns]
+    for name in old:
+        data.delete(name)
     return len(old)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from tandemmq.spark.lake.files import (
     read_owner,
 )
 from tandemmq.spark.lake.formats import LakeFormat, find_kind, list_committed
+from tandemmq.spark.lake.home import DataFiles, find_files, refuse_address
 
 _BATCH_FILE = re.compile(r"(\d{8,})-\d{5}-[0-9a-f]{12}\.parquet")
 
@@ -31,11 +32,11 @@ class Piece:
     """Files of a lake that belong together: a batch, or a file of a table that was made of several.
 
     `name` says which it is, to a replay that remembers what it has sent. `places`: what Spark is to read,
-    files or the directory of a batch; `bad_places`: the same of `_bad_records`.
+    files (paths or addresses) or the directory of a batch; `bad_places`: the same of `_bad_records`.
     """
 
     name: str
-    places: tuple[Path, ...] = ()
+    places: tuple[Path | str, ...] = ()
     bad_places: tuple[Path, ...] = ()
 
     @property
@@ -62,6 +63,7 @@ def view_lake(root: Path) -> LakeView:
 
     Raises:  ConfigError for a lake that cannot be read as files.
     """
+    refuse_address(root)
     root = root.absolute()
     kind = find_kind(root) or LakeFormat.PARQUET
     # Asked first: what is committed meanwhile is looked at below, or comes later than `last_batch`.
@@ -79,13 +81,13 @@ def view_lake(root: Path) -> LakeView:
     if kind is LakeFormat.DELTA:
         from tandemmq.spark.lake.delta import look_at_delta
 
-        in_log, partitions, paths = look_at_delta(root, owner)
+        in_log, partitions, names = look_at_delta(root, owner)
     else:
         from tandemmq.spark.lake.iceberg import look_at_iceberg
 
-        in_log, paths = look_at_iceberg(root, owner)
+        in_log, names = look_at_iceberg(root, owner)
     last = max([*known, *([] if in_log is None else [in_log])], default=None)
-    files, merged = _sort_files(paths)
+    files, merged = _sort_files(find_files(root), names)
     pieces = (*merged, *_add_bad_records(root, files, {}, last))
     return LakeView(root=root, kind=kind, pieces=pieces, last_batch=last, partitions=partitions)
 
@@ -95,23 +97,25 @@ def _has_files(directory: Path) -> bool:
     return next(directory.rglob("*.parquet"), None) is not None
 
 
-def _sort_files(paths: Iterable[Path]) -> tuple[dict[int, tuple[Path, ...]], tuple[Piece, ...]]:
+def _sort_files(
+    data: DataFiles, names: Iterable[str]
+) -> tuple[dict[int, tuple[str, ...]], tuple[Piece, ...]]:
     """The files of each batch, and pieces of one file each for those that upkeep has made of several."""
-    batches: dict[int, tuple[Path, ...]] = {}
+    batches: dict[int, tuple[str, ...]] = {}
     merged = []
-    for path in sorted(paths):
-        match = _BATCH_FILE.fullmatch(path.name)
+    for name in sorted(names):
+        match = _BATCH_FILE.fullmatch(name.rpartition("/")[2])
         if match is None:
-            merged.append(path)
+            merged.append(name)
         else:
             number = int(match[1])
-            batches[number] = (*batches.get(number, ()), path)
-    merged.sort(key=lambda path: (path.stat().st_mtime_ns, path))
-    return batches, tuple(Piece(name=path.name, places=(path,)) for path in merged)
+            batches[number] = (*batches.get(number, ()), data.locate(name))
+    merged.sort(key=lambda name: (data.modified_ns(name), name))
+    return batches, tuple(Piece(name=name.rpartition("/")[2], places=(data.locate(name),)) for name in merged)
 
 
 def _add_bad_records(
-    root: Path, good: Mapping[int, tuple[Path, ...]], ranges: Mapping[int, range], last: int | None
+    root: Path, good: Mapping[int, Sequence[Path | str]], ranges: Mapping[int, range], last: int | None
 ) -> tuple[Piece, ...]:
     """The pieces of the batches, with what was kept apart of them."""
     bad: dict[int, list[Path]] = {}
@@ -121,7 +125,7 @@ def _add_bad_records(
             home = next((other for other, covered in ranges.items() if batch in covered), batch)
             bad.setdefault(home, []).append(batch_dir(bad_root, batch))
     return tuple(
-        Piece(name=str(batch), places=good.get(batch, ()), bad_places=tuple(bad.get(batch, ())))
+        Piece(name=str(batch), places=tuple(good.get(batch, ())), bad_places=tuple(bad.get(batch, ())))
         for batch in sorted({*good, *bad})
     )
 

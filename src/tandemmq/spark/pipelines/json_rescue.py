@@ -10,9 +10,9 @@ that is repeated after a kill is split into good and bad rows as it was before.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tandemmq.spark.lake.files import batch_dir
-from tandemmq.spark.lake.formats import DATA_DIR
+from tandemmq.spark.lake.home import DataFiles, find_files
 from tandemmq.spark.pipelines.json_bodies import choose_spellings, find_misfits, list_parts
 
 if TYPE_CHECKING:
@@ -106,14 +106,16 @@ def _types(value: dict[str, Any], wanted: Any) -> dict[str, Any]:
 
 def read_rescued(out: Path, batch_id: int) -> list[str]:
     """What a batch rescued, in a lake of any kind."""
-    tables = (out / DATA_DIR).rglob(f"{batch_id:08d}-*.parquet")
-    paths = [*batch_dir(out, batch_id).rglob("*.parquet"), *tables]
-    return list(islice(_read_texts(sorted(paths)), GROW_SAMPLE))
+    home, lake = find_files(out), DataFiles(str(out.absolute()))
+    prefix = f"{batch_id:08d}-"
+    tables = [name for name in home.list_parquet() if name.rpartition("/")[2].startswith(prefix)]
+    plain = lake.list_parquet(batch_dir(out, batch_id).name)
+    return list(islice(chain(_read_texts(lake, plain), _read_texts(home, tables)), GROW_SAMPLE))
 
 
-def _read_texts(paths: Sequence[Path]) -> Iterator[str]:
-    for path in paths:
-        with pq.ParquetFile(path) as file:
+def _read_texts(files: DataFiles, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        with pq.ParquetFile(files.path(name), filesystem=files.system) as file:
             if RESCUE_COLUMN in file.schema_arrow.names:
                 for batch in file.iter_batches(columns=[RESCUE_COLUMN]):
                     yield from batch.column(0).drop_null().to_pylist()

@@ -27,6 +27,7 @@ from tandemmq.spark.lake.files import (
     read_summary,
 )
 from tandemmq.spark.lake.formats import list_committed, read_committed
+from tandemmq.spark.lake.home import refuse_address
 from tandemmq.spark.pipelines.events import Reporter, Totals
 from tandemmq.spark.pipelines.runner import Job, Runner
 from tandemmq.spark.pipelines.sessions import open_session
@@ -190,8 +191,9 @@ class LakeMeter:
 def hold_directory(out: Path) -> Iterator[None]:
     """Holds the directory for this process; the lock goes with the process, however it ends.
 
-    Raises:  ConfigError when another pipeline holds it.
+    Raises:  ConfigError when another pipeline holds it, or it is no directory.
     """
+    refuse_address(out)
     control = out / CONTROL_DIR
     control.mkdir(parents=True, exist_ok=True)
     with (control / LOCK_FILE).open("w") as file:

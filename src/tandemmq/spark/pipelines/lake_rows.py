@@ -6,6 +6,7 @@ Columns that are directories (`dt`, `tags`) are text, as they were written.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -50,7 +51,9 @@ def _unite(one: DataFrame, other: DataFrame) -> DataFrame:
     return one.unionByName(other, allowMissingColumns=True)
 
 
-def _read(spark: SparkSession, root: Path, view: LakeView | None, places: Sequence[Path]) -> DataFrame | None:
+def _read(
+    spark: SparkSession, root: Path, view: LakeView | None, places: Sequence[Path | str]
+) -> DataFrame | None:
     """What the places hold. `view`: of the lake itself, None for plain files."""
     if not places:
         return None
@@ -59,7 +62,8 @@ def _read(spark: SparkSession, root: Path, view: LakeView | None, places: Sequen
     if kind is LakeFormat.PARQUET:
         reader = reader.option("basePath", str(root))
     with _texts_in_directories(spark):
-        frame = reader.parquet(*map(str, places))
+        # Hadoop knows S3 by this scheme only.
+        frame = reader.parquet(*(re.sub("^s3://", "s3a://", str(place)) for place in places))
     if view is None or not view.partitions:
         return frame
     return _add_partitions(spark, frame, view)

@@ -16,7 +16,8 @@ from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import topic_fault
 from tandemmq.spark.columns import find_column, select_columns
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CONTROL_DIR
-from tandemmq.spark.lake.formats import check_kind, parse_format, plan_files
+from tandemmq.spark.lake.formats import check_kind, check_table, parse_format, plan_files
+from tandemmq.spark.lake.home import TableHome, make_home
 from tandemmq.spark.lake.parquet import check_partition_columns
 from tandemmq.spark.option_table import SECURITY_ROWS
 from tandemmq.spark.options import PropertiesAs, parse_options
@@ -70,6 +71,10 @@ class LandingOptions:
     partition_by: tuple[str, ...] = ()
     compression: str = "zstd"
     lake_format: str = "parquet"
+    data: str = ""
+    """An address for the files of a Delta or Iceberg table."""
+    catalog: str = ""
+    table: str = ""
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     is_body_text: bool = False
     json_schema: str = ""
@@ -110,12 +115,17 @@ class LandingOptions:
         types = {"body": "string"} if self.is_body_text else {}
         return ", ".join(f"`{column.label}` {types.get(column.name, column.type)}" for column in chosen)
 
+    def home(self) -> TableHome:
+        return make_home(parse_format(self.lake_format).value, self.data, self.catalog, self.table)
+
     def target(self) -> LakeTarget:
         sink = {
             "partitionBy": ",".join(self.partition_by),
             "compression": self.compression,
             "format": self.lake_format,
         }
+        home = self.home()
+        sink |= {"data": home.address, "catalog": home.catalog, "table": home.table}
         if self.is_parsed:
             sink["badColumn"] = BAD_COLUMN
             # What cannot be read is kept as it came, also where nobody wants the bodies of the others.
@@ -175,6 +185,7 @@ def check_landing(options: LandingOptions) -> None:
         names = [name for name in names if name != "properties"]
     kind = parse_format(options.lake_format)
     check_kind(kind, options.out)
+    check_table(options.out, options.home())
     files = plan_files(kind, names, options.partition_by, options.compression)
     check_partition_columns(names, files.partition_by)
 

@@ -1,0 +1,274 @@
+"""Where the files and the log of a table lie: in the lake's directory, or in an object store.
+
+A lake is always a directory that the driver can write to: it holds the owner, the lock, the checkpoint and
+the rows that were kept apart. What a table consists of may lie elsewhere, because a table becomes visible by
+its log alone: at `s3://`, `gs://`, `abfss://` or `hdfs://` addresses, or in another directory (`file://`). An
+Iceberg table may belong to a catalog that others read, too. The file `_tandemmq/table.json` says so, without
+any credentials: these come from the environment of driver and executors, or from the settings of `pyiceberg`.
+
+A Parquet lake becomes visible by a rename of a directory, which object stores have not got. Must not know
+Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.files import CONTROL_DIR, sync_dir, sync_file
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+HOME_FILE = "table.json"
+DATA_DIR = "data"
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_FORBIDDEN = re.compile(r"[?#%\s]|//")
+_S3_SCHEMES = ("s3", "s3a")
+
+
+def refuse_address(root: Path | str) -> None:
+    """Raises ConfigError for an address where a lake's directory is wanted."""
+    if _ADDRESS.match(str(root)):
+        raise ConfigError(
+            f"{root} is an address, a lake is a directory: it holds the checkpoint and the lock, and object"
+            " stores can do neither. Give a local or shared directory, and the address of the table's files"
+            " with --data (of the sink: the option data); delta and iceberg lakes take one, parquet lakes"
+            " do not"
+        )
+
+
+def check_address(address: str) -> str:
+    """The address without a slash at its end.
+
+    Raises:  ConfigError for one that not all libraries understand in the same way.
+    """
+    scheme, found, place = address.partition("://")
+    if not found or not scheme or not place.strip("/") or _FORBIDDEN.search(place.rstrip("/")):
+        raise ConfigError(
+            f"data: expected an address as s3://bucket/orders or file:///data/orders, got {address!r};"
+            " credentials and endpoints come from the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, ...)"
+        )
+    if scheme == "file" and not place.startswith("/"):
+        raise ConfigError(
+            f"data: a file address needs the whole path, as file:///data/orders, got {address!r}"
+        )
+    return address.rstrip("/")
+
+
+class DataFiles:
+    """Files below a directory or an address, by their names relative to it."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place.removeprefix("file://")
+        self.system, self._base = _open_system(self.place)
+
+    @property
+    def is_local(self) -> bool:
+        return self.place.startswith("/")
+
+    def path(self, name: str) -> str:
+        """What the file system calls the file."""
+        return f"{self._base}/{name}"
+
+    def locate(self, name: str) -> str:
+        """What other programs call the file: a path, or an address. A file that lies elsewhere has no name
+        here, so its whole address is taken.
+        """
+        return name if "://" in name else f"{self.place}/{name}"
+
+    def uri(self, name: str) -> str:
+        located = self.locate(name)
+        return f"file://{located}" if located.startswith("/") else located
+
+    def name_of(self, uri: str) -> str:
+        """The name of a file from its path or address; one that lies elsewhere keeps its address."""
+        return uri.removeprefix("file://").removeprefix(f"{self.place}/")
+
+    def make_room(self, name: str) -> None:
+        """Makes the directories of a file; object stores have none."""
+        if self.is_local:
+            Path(self.path(name)).parent.mkdir(parents=True, exist_ok=True)
+
+    def sync(self, name: str) -> None:
+        """Returns when the bytes of the file are on disk; an object is, as soon as it is written."""
+        if self.is_local:
+            sync_file(Path(self.path(name)))
+
+    def sync_parents(self, name: str) -> None:
+        """Returns when the names of the file and of its directories are on disk."""
+        if self.is_local:
+            for directory in Path(self.path(name)).parents:
+                if directory.is_relative_to(self._base):
+                    sync_dir(directory)
+
+    def size(self, name: str) -> int:
+        return int(self.system.get_file_info(self.path(name)).size)
+
+    def modified_ns(self, name: str) -> int:
+        return int(self.system.get_file_info(self.path(name)).mtime_ns or 0)
+
+    def delete(self, name: str) -> None:
+        """Removes a file that may be gone."""
+        try:
+            self.system.delete_file(self.path(name))
+        except FileNotFoundError:
+            return
+
+    def list_parquet(self, under: str = DATA_DIR) -> Iterator[str]:
+        """The names of all Parquet files below a directory, sorted."""
+        from pyarrow.fs import FileSelector
+
+        chosen = FileSelector(self.path(under), recursive=True, allow_not_found=True)
+        found = [info.path for info in self.system.get_file_info(chosen) if info.path.endswith(".parquet")]
+        yield from sorted(path.removeprefix(f"{self._base}/") for path in found)
+
+    def has(self, directory: str) -> bool:
+        """Whether there is a file in the directory."""
+        from pyarrow.fs import FileSelector
+
+        chosen = FileSelector(self.path(directory), allow_not_found=True)
+        return bool(self.system.get_file_info(chosen))
+
+
+@lru_cache(maxsize=16)
+def _open_system(place: str) -> tuple[FileSystem, str]:
+    from pyarrow import ArrowInvalid
+    from pyarrow.fs import FileSystem, FSSpecHandler, LocalFileSystem, PyFileSystem, S3FileSystem
+
+    if place.startswith("/"):
+        return LocalFileSystem(), place.rstrip("/")
+    scheme, _, rest = place.partition("://")
+    if scheme in _S3_SCHEMES:
+        settings = s3_settings()
+        return S3FileSystem(
+            endpoint_override=settings.get("s3.endpoint"), region=settings.get("s3.region")
+        ), rest
+    try:
+        system, base = FileSystem.from_uri(place)
+    except (ArrowInvalid, NotImplementedError):
+        # What Arrow does not know itself, fsspec may: `pip install` of the package for the scheme.
+        try:
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+            other, base = url_to_fs(place)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"no file system for {place}: {error}") from error
+        system = PyFileSystem(FSSpecHandler(other))
+    return system, str(base).rstrip("/")
+
+
+def s3_settings() -> dict[str, str]:
+    """Endpoint and region of S3 from the environment, by the names that `pyiceberg` gives them."""
+    named = {
+        "s3.endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+        "s3.region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+    }
+    found = {
+        setting: next((os.environ[name] for name in names if os.environ.get(name)), "")
+        for setting, names in named.items()
+    }
+    return {setting: value for setting, value in found.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class TableHome:
+    """Where a table lies. `address`: of its files, empty for the lake's directory; `catalog`: the name of an
+    Iceberg catalog in the settings of `pyiceberg`, empty for the lake's own; `table`: its name there.
+    """
+
+    kind: str
+    address: str = ""
+    catalog: str = ""
+    table: str = ""
+
+    def __post_init__(self) -> None:
+        if self.address:
+            check_address(self.address)
+        if self.kind == "parquet" and self.address:
+            raise ConfigError(
+                "data: a parquet lake becomes visible by renaming a directory, which object stores cannot do;"
+                " delta and iceberg lakes may have their files at an address"
+            )
+        if bool(self.catalog) != bool(self.table) or (self.catalog and self.kind != "iceberg"):
+            raise ConfigError("catalog and table are given together, and for iceberg lakes only")
+        if self.table and "." not in self.table:
+            raise ConfigError(f"table: expected NAMESPACE.NAME, got {self.table!r}")
+
+    @property
+    def is_elsewhere(self) -> bool:
+        return bool(self.address or self.catalog)
+
+    def files(self, root: Path) -> DataFiles:
+        """The files of the table of the lake in `root`."""
+        return DataFiles(self.address.rstrip("/") or str(root.absolute()))
+
+
+def make_home(kind: str, data: str, catalog: str, table: str) -> TableHome:
+    """Where the table shall lie: at `data`, or where the catalog has it.
+
+    Raises:  ConfigError for what cannot be.
+    """
+    home = TableHome(kind=kind, address=check_address(data) if data else "", catalog=catalog, table=table)
+    if not catalog:
+        return home
+    from tandemmq.spark.lake.iceberg import find_location
+
+    location = find_location(catalog, table)
+    if location is None and not home.address:
+        raise ConfigError(
+            f"there is no table {table} in the catalog {catalog}: say with --data where its files shall lie"
+        )
+    address = home.address if location is None else check_address(location)
+    if home.address and address != home.address:
+        raise ConfigError(f"{table} of the catalog {catalog} lies at {address}, not at {home.address}")
+    return replace(home, address=address)
+
+
+def find_home(root: Path) -> TableHome | None:
+    """Where the table of a lake lies; None when it lies in the lake's directory, or is not begun."""
+    try:
+        document: dict[str, Any] = json.loads((root / CONTROL_DIR / HOME_FILE).read_text())
+    except FileNotFoundError:
+        return None
+    return TableHome(**document)
+
+
+def find_files(root: Path) -> DataFiles:
+    """The files of a lake's table, wherever they lie."""
+    home = find_home(root)
+    return DataFiles(str(root.absolute())) if home is None else home.files(root)
+
+
+def check_home(root: Path, home: TableHome, *, is_begun: bool) -> None:
+    """Raises ConfigError when the lake's table lies elsewhere already."""
+    known = find_home(root)
+    if known == home or (known is None and not (is_begun and home.is_elsewhere)):
+        return
+    found = "in that directory" if known is None else f"at {known.address or known.table}"
+    raise ConfigError(
+        f"the table of {root} lies {found}, not at {home.address or home.table or 'the directory'}: give the"
+        " same --data, --catalog and --table as before, or another directory"
+    )
+
+
+def keep_home(root: Path, home: TableHome) -> None:
+    """Writes down where the table lies, before anything of it is committed; the directory needs no note."""
+    if not home.is_elsewhere or find_home(root) == home:
+        return
+    path = root / CONTROL_DIR / HOME_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f"{HOME_FILE}.{uuid4().hex[:12]}")
+    staged.write_text(json.dumps(asdict(home)) + "\n")
+    sync_file(staged)
+    os.replace(staged, path)
+    sync_dir(path.parent)
