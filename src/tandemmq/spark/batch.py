@@ -19,7 +19,7 @@ from tandemmq.spark.offsets import QueueKey, QueueRange
 from tandemmq.spark.options import SourceOptions
 from tandemmq.spark.pushdown import CLOCK_SLACK_MS, Pushed, plan_pushdown
 from tandemmq.spark.resolve import describe_all, resolve_range
-from tandemmq.spark.task import TaskRanges, make_tasks
+from tandemmq.spark.task import TaskRanges, make_tasks, tell_plan
 from tandemmq.telemetry.log_lines import show_warnings
 
 
@@ -112,11 +112,17 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
         topology, bounds = describe_all(cluster, options)
         begin, end = resolve_range(cluster, topology, bounds, options)
         ranges = [QueueRange(queue, at, end[queue]) for queue, at in sorted(begin.items()) if at < end[queue]]
+        asked = sum(item.end - item.begin for item in ranges)
         if self._pushed is not None:
             ranges = narrow_ranges(ranges, self._pushed, cluster, topology)
             # Tasks get a copy of this reader after its ranges were made.
             self._options = narrow_options(options, self._pushed, [item.queue for item in ranges])
-        return make_tasks(ranges, cluster.leave_out_slow(topology).replicas, options)
+        used = cluster.leave_out_slow(topology)
+        tasks = make_tasks(ranges, used.replicas, options)
+        spared = asked - sum(item.end - item.begin for item in ranges)
+        pushed = "-" if self._pushed is None else self._pushed.render()
+        tell_plan(tasks, self._options, topology, used, pushed=pushed, spared_messages=spared)
+        return tasks
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         # numpy and pyarrow come with it, which only executors need.

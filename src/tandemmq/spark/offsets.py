@@ -17,6 +17,7 @@ Pure: no Spark, no network, no clock.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -253,3 +254,14 @@ def render_queues(queues: Iterable[QueueKey]) -> str:
     names = [f"{queue.topic}@{queue.broker}:{queue.queue_id}" for queue in sorted(queues)]
     shown = ", ".join(names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+def measure_lag(end: str | None, latest: str | None) -> int | None:
+    """Messages between two offsets as Spark shows them in its progress.
+
+    None when it does not know the latest: a batch that is replayed after a restart is not planned anew.
+    """
+    read, known = (json.loads(text) if text else None for text in (end, latest))
+    if read is None or known is None:
+        return None
+    return count_behind(decode_offset(read).positions, decode_offset(known).positions)

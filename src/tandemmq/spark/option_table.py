@@ -223,6 +223,13 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "check the CRC of every body",
     ),
     OptionRow(
+        "explain",
+        "false",
+        "SB",
+        "a line `read.planned` in the driver's log for each batch: what is read, what conditions spared, the"
+        " lag, slaves that were passed over",
+    ),
+    OptionRow(
         "arrowRows",
         "5000",
         "SB",

@@ -116,6 +116,7 @@ class SourceOptions:
     properties_as: PropertiesAs = PropertiesAs.MAP
     decompress: bool = True
     verify_crc: bool = False
+    is_explained: bool = False
     arrow_rows: int = 5_000
     arrow_bytes: int = 2 * MIB
     pull_batch_size: int = 32_768
@@ -210,6 +211,7 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool | None) -> Sourc
         properties_as=parse_enum(values, "propertiesAs", PropertiesAs, PropertiesAs.MAP),
         decompress=parse_bool(values, "decompress", True),
         verify_crc=parse_bool(values, "verifyCrc", False),
+        is_explained=parse_bool(values, "explain", False),
         arrow_rows=require(parse_int(values, "arrowRows", 5_000, least=1)),
         arrow_bytes=require(parse_size(values, "arrowBytes", 2 * MIB)),
         pull_batch_size=require(parse_int(values, "pullBatchSize", 32_768, least=1)),

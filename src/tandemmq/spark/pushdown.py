@@ -67,6 +67,23 @@ class Pushed:
     def wants(self, queue: QueueKey) -> bool:
         return all(rule.holds(queue) for rule in self.queue_rules)
 
+    def render(self) -> str:
+        """What was understood, for people; `-` for nothing."""
+        parts = [
+            f"{'not ' if rule.is_negated else ''}{rule.column} {rule.kind} {_show(rule.value)}"
+            for rule in self.queue_rules
+        ]
+        if self.begin or self.end is not None:
+            parts.append(f"queueOffset {self.begin}..{'' if self.end is None else self.end}")
+        if self.stored_from_ms is not None or self.stored_until_ms is not None:
+            until = "" if self.stored_until_ms is None else self.stored_until_ms
+            parts.append(f"storeTimestamp {self.stored_from_ms or 0}..{until}")
+        if self.tags is not None:
+            parts.append(f"tags {' || '.join(self.tags) or '(none)'}")
+        if self.key is not None:
+            parts.append(f"key {self.key}")
+        return "; ".join(parts) or "-"
+
 
 @dataclass(slots=True)
 class PushdownPlan:
@@ -138,6 +155,12 @@ def _judge(kind: str, actual: Any, value: Any) -> bool | None:
     if kind == "StringContains":
         return value in actual
     return None
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_show, value))
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _sortable(value: Any) -> Any:

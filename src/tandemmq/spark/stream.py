@@ -50,7 +50,7 @@ from tandemmq.spark.resolve import (
     resolve_start,
 )
 from tandemmq.spark.slave_ends import SlaveEnds
-from tandemmq.spark.task import TaskRanges, make_tasks
+from tandemmq.spark.task import TaskRanges, make_tasks, tell_plan
 from tandemmq.spark.wire import UNREACHABLE
 from tandemmq.telemetry import events
 from tandemmq.telemetry.log_lines import show_warnings
@@ -86,6 +86,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         self._projection = projection
         self._target: Positions | None = None
         self._topology = Topology()
+        self._whole_topology = Topology()
         self._described_at = float("-inf")
         self._latest: Positions = {}
         self._committed: Positions = {}
@@ -154,11 +155,15 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         if time.monotonic() - self._described_at > TOPOLOGY_FRESH_S:
             try:
                 cluster = Cluster(self._options)
-                self._describe(cluster.leave_out_slow(cluster.describe()))
+                self._describe(cluster, cluster.describe())
             except UNREACHABLE as error:
                 # The tasks ask for themselves, and with more patience.
                 log.debug(events.ROUTE_UNREACHABLE, extra={"error": str(error)})
-        return make_tasks(ranges, self._topology.replicas, self._options)
+        tasks = make_tasks(ranges, self._topology.replicas, self._options)
+        # A batch that is replayed is not planned anew, so nobody has asked for the ends.
+        lag = count_behind(decode_offset(end).positions, self._latest) if self._latest else "-"
+        tell_plan(tasks, self._options, self._whole_topology, self._topology, lag_messages=lag)
+        return tasks
 
     def read(self, partition: TaskRanges) -> Iterator[Any]:
         # numpy and pyarrow come with it, which only executors need.
@@ -194,8 +199,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             is_first = not self._has_compared
             losses = find_losses(cluster, topology, bounds, offset, options, looks_everywhere=is_first)
             self._tell_missing(set(offset.positions) - set(bounds) - losses.gone)
-        topology = cluster.leave_out_slow(topology)
-        self._describe(topology)
+        topology = self._describe(cluster, topology)
         self._latest = {queue: limits.end for queue, limits in bounds.items()}
         if self._target is not None:
             begin = {queue: at for queue, at in begin.items() if queue in self._target}
@@ -264,9 +268,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             log.warning(events.ROUTE_UNREACHABLE, extra={"error": str(error)})
             return self._topology
 
-    def _describe(self, topology: Topology) -> None:
-        self._topology = topology
+    def _describe(self, cluster: Cluster, topology: Topology) -> Topology:
+        """Remembers who is there; what is left without the slaves that are too far behind."""
+        self._whole_topology, self._topology = topology, cluster.leave_out_slow(topology)
         self._described_at = time.monotonic()
+        return self._topology
 
     def _plan_ends(self, cluster: Cluster, topology: Topology, bounds: dict[QueueKey, Bounds]) -> Positions:
         """The ends of the queues, or of their slaves when these are read and keep up."""

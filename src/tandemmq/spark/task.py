@@ -6,15 +6,19 @@ Planners import this to plan and read nothing, so numpy and pyarrow are not impo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
 
-from tandemmq.spark.metadata import Replicas
+from tandemmq.spark.metadata import Replicas, Topology
 from tandemmq.spark.offsets import QueueRange
 from tandemmq.spark.options import SourceOptions
 from tandemmq.spark.packing import plan_tasks
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -34,3 +38,32 @@ def make_tasks(ranges: Sequence[QueueRange], replicas: Replicas, options: Source
         TaskRanges(task, {name: known.get(name, {}) for name in sorted({item.queue.broker for item in task})})
         for task in tasks
     ]
+
+
+def tell_plan(
+    tasks: Sequence[TaskRanges], options: SourceOptions, known: Topology, used: Topology, **facts: object
+) -> None:
+    """With the option `explain`: a line in the log of the driver that says what is read, and from where.
+
+    `used`: what is left of `known` without the slaves that are too far behind.
+    """
+    if not options.is_explained:
+        return
+    if not log.isEnabledFor(logging.INFO):
+        # Whoever asks wants to see it, in a process that shows warnings only.
+        log.setLevel(logging.INFO)
+    ranges = [item for task in tasks for item in task.ranges]
+    slow = sorted(
+        f"{broker}:{broker_id}"
+        for broker, addresses in known.replicas.items()
+        for broker_id in set(addresses) - set(used.replicas.get(broker, addresses))
+    )
+    plan = {
+        "messages": sum(item.end - item.begin for item in ranges),
+        "queues": len({item.queue for item in ranges}),
+        "tasks": len(tasks),
+        "filter": options.subscription,
+        "read_from": options.read_from.value if options.replica is None else f"replica {options.replica}",
+        "slow_slaves": ",".join(slow) or "-",
+    }
+    log.info(events.READ_PLANNED, extra={**plan, **facts})

@@ -150,6 +150,7 @@ LAKE_COMMIT_FAILED: Final = "lake_commit.failed"
 MESSAGES_LOST: Final = "messages.found_lost"
 PROGRESS_REFUSED: Final = "progress.refused"
 QUEUES_MISSED: Final = "queues.went_missing"
+READ_PLANNED: Final = "read.planned"
 REPLICA_UNREACHABLE: Final = "replica.became_unreachable"
 ROUTE_UNREACHABLE: Final = "route.became_unreachable"
 

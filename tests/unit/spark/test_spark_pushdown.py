@@ -33,6 +33,7 @@ from tandemmq.spark.columns import select_columns
 from tandemmq.spark.options import PropertiesAs, parse_options
 from tandemmq.spark.pushdown import plan_pushdown
 from tandemmq.spark.source import PUSHDOWN_WORKER
+from tandemmq.telemetry import events
 
 NAMES = ("topic", "brokerName", "queueId", "queueOffset", "storeTimestamp", "tags", "keys")
 COLUMNS = select_columns(NAMES, PropertiesAs.MAP)
@@ -204,3 +205,13 @@ def test_parts_of_milliseconds_are_kept() -> None:
     at = _time(10) + timedelta(microseconds=1)
     pushed = plan_pushdown([LessThanOrEqual(("storeTimestamp",), at)], COLUMNS).pushed
     assert pushed.stored_until_ms == 10 * STEP_S * 1000 + 2 + 60_000
+
+
+def test_a_batch_tells_what_was_pushed_down(net: FakeNet, caplog: pytest.LogCaptureFixture) -> None:
+    _fill(net)
+    filters = [EqualTo(("queueId",), 1), GreaterThan(("queueOffset",), 5), In(("tags",), ("a", "b"))]
+    _rows(filters, explain="true")
+    (plan,) = [record for record in caplog.records if record.message == events.READ_PLANNED]
+    assert plan.pushed == "queueId EqualTo 1; queueOffset 6..; tags a || b"
+    assert (plan.messages, plan.queues, plan.filter) == (COUNT - 6, 1, "a || b")
+    assert plan.messages + plan.spared_messages == 4 * (COUNT - 3)

@@ -15,6 +15,7 @@ from rich.console import Console
 
 import tandemmq.spark.pipelines.events
 import tandemmq.spark.pipelines.runner
+from tandemmq.spark.offsets import measure_lag
 from tandemmq.spark.pipelines.events import (
     BatchDone,
     Event,
@@ -34,7 +35,6 @@ from tandemmq.spark.pipelines.runner import (
     Totals,
     explain_failure,
     is_passing,
-    measure_lag,
 )
 
 PASSING = "pages of Java\ntandemmq.errors.BrokerUnreachable: no replica gives T@b:0\n more"

@@ -17,6 +17,7 @@ from tandemmq.spark.batch import TopicReader
 from tandemmq.spark.columns import select_columns
 from tandemmq.spark.options import PropertiesAs, parse_options
 from tandemmq.spark.stream import TopicStreamReader
+from tandemmq.telemetry import events
 
 COLUMNS = select_columns(("queueId", "queueOffset", "brokerName"), PropertiesAs.MAP)
 ALL = ReadAllAvailable()
@@ -540,3 +541,21 @@ def test_a_slave_too_far_behind_is_left_out(net: FakeNet, lag: int, replicas: se
     net.add_slave(T_0=FakeQueue(0, 50)).log_end = 5000 - lag
     (task,) = _batch(readFrom="prefer-slave", maxSlaveLag="1000").partitions()
     assert set(task.replicas["b"]) == replicas
+
+
+def test_a_batch_of_a_stream_tells_its_plan_if_asked(net: FakeNet, caplog: pytest.LogCaptureFixture) -> None:
+    net.add_master(T_0=FakeQueue(0, 50), T_1=FakeQueue(0, 5)).log_end = 5000
+    net.add_slave(T_0=FakeQueue(0, 50), T_1=FakeQueue(0, 5)).log_end = 3000
+    asked = {
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": "11",
+        "readFrom": "prefer-slave",
+        "maxSlaveLag": "1000",
+    }
+    for explain, told in (("false", []), ("true", [(11, 44, "b:1", "prefer-slave", 2)])):
+        stream = _stream(**asked, explain=explain)
+        start = stream.initialOffset()
+        stream.partitions(start, stream.latestOffset(start, stream.getDefaultReadLimit()))
+        plans = [record for record in caplog.records if record.message == events.READ_PLANNED]
+        found = [(p.messages, p.lag_messages, p.slow_slaves, p.read_from, p.queues) for p in plans]
+        assert found == told

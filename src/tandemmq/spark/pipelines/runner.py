@@ -7,7 +7,6 @@ but a planned stop should not throw work away: so the runner waits for the gap b
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import threading
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from tandemmq.spark.offsets import count_behind, decode_offset
+from tandemmq.spark.offsets import measure_lag
 from tandemmq.spark.pipelines.events import Reporter, Restarted, Started, Stopped, Totals, make_batch_done
 
 POLL_S = 0.1
@@ -194,17 +193,6 @@ class Runner:
                 bad_total=totals.bad,
             )
         )
-
-
-def measure_lag(end: str | None, latest: str | None) -> int | None:
-    """Messages between two offsets as Spark shows them in its progress.
-
-    None when it does not know the latest: a batch that is replayed after a restart is not planned anew.
-    """
-    read, known = (json.loads(text) if text else None for text in (end, latest))
-    if read is None or known is None:
-        return None
-    return count_behind(decode_offset(read).positions, decode_offset(known).positions)
 
 
 def explain_failure(text: str) -> str:
