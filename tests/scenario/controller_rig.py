@@ -107,6 +107,8 @@ class FakeBroker:
         self.max_offset = max_offset
         self.is_ours = is_ours
         self.timeout_ms = 10_000
+        self.takes_office = True
+        """Whether its heartbeats tell of its term once it was elected."""
         self.notices: list[tuple[headers.MasterResponse, SyncStateSet]] = []
         self.address = f"127.0.0.1:1{broker_id}911"
         self._client = RemotingClient(network=rig.network, clock=rig.clock)
@@ -146,16 +148,18 @@ class FakeBroker:
 
     async def beat(self) -> Command:
         """To all controllers; the answer of the leader."""
+        leader = await self.rig.leader()
+        group = self.rig.controllers[leader].groups.get(GROUP)
+        is_master = group is not None and group.master_id == self.broker_id
         header = BrokerHeartbeatRequest(
             cluster_name=CLUSTER,
             broker_address=self.address,
             broker_name=GROUP,
             broker_id=self.broker_id,
-            epoch=0,
+            epoch=group.master_epoch if group is not None and is_master and self.takes_office else 0,
             max_log_offset=self.max_offset,
             heartbeat_timeout_ms=self.timeout_ms,
         )
-        leader = await self.rig.leader()
         answers = {}
         for name in self.rig.controllers:
             command = Command.request(

@@ -11,6 +11,7 @@ from controller_rig import CLUSTER, GROUP, Rig, master_of
 
 from tandemmq.api import controller
 from tandemmq.consensus.core.messages import TakeOver, encode_message
+from tandemmq.controller import elections
 from tandemmq.errors import FlushFailed, RequestRejected
 from tandemmq.protocol.bodies.controller import decode_sync_state_set
 from tandemmq.protocol.catalogue import CATALOGUE, Role
@@ -86,6 +87,32 @@ async def test_the_set_decides_who_may_follow_a_dead_master(rig: Rig) -> None:
     assert master_of(await one.register()) == (2, 2)
     stale = await one.alter_set(1, 2, set_epoch=3, master_epoch=1)
     assert stale.code == ResponseCode.CONTROLLER_INVALID_MASTER
+
+
+async def test_who_does_not_take_office_is_passed_over(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elections, "PROMOTION_S", 0.3)
+    one, two, three = [await rig.broker(number, is_ours=True) for number in (1, 2, 3)]
+    await one.elect()
+    await one.alter_set(1, 2, 3, set_epoch=1, master_epoch=1)
+    two.max_offset, two.takes_office = 200, False
+    one.timeout_ms = 500
+    await one.beat()  # its last one
+
+    async def are(*wanted: object) -> bool:
+        await two.beat()
+        await three.beat()
+        return epochs(rig)[:3] == wanted
+
+    await until(lambda: are(2, 2, (2, 3)))
+    await until(lambda: are(3, 3, (3,)))
+    # Nobody else is in the set: whoever is elected stays, however long it takes.
+    three.takes_office = False
+    assert master_of(await three.register()) == (3, 4)
+    begun = rig.clock.monotonic()
+    while rig.clock.monotonic() < begun + 1.5:
+        await two.beat()
+        await three.beat()
+    assert epochs(rig)[:3] == (3, 4, (3,))
 
 
 async def test_a_restarted_master_never_goes_on_under_its_epoch(rig: Rig) -> None:

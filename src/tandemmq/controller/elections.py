@@ -40,6 +40,10 @@ LEASE_END_S = 1.33
 UNHEARD_S = 3.0
 """How long a new leader waits for a master that it has never heard itself."""
 PROBE_TIMEOUT_S = 0.3
+PROMOTION_S = 2.0
+"""So soon after its election a master of ours has begun its term, or another member of the set is elected.
+Each that does not doubles the time for the next one: they may all be slow."""
+PROMOTION_S_MAX = 32.0
 CLOSED_S = 0.05
 """How soon after a closed connection its group is looked at."""
 
@@ -67,6 +71,7 @@ class Elections:
         self._scope = scope
         self._open: dict[str, int] = {}
         self._granted_s: dict[str, float] = {}
+        self._promotion_s: dict[str, float] = {}
         self._leader_since_s = 0.0
         self._raft: RaftServer | None = None
 
@@ -82,6 +87,8 @@ class Elections:
         if change.role is Role.LEADER:
             self._leader_since_s = self._clock.monotonic()
             self._granted_s.clear()
+            for group in self._groups.all():
+                self._await_promotion(group)
 
     # Who lives.
 
@@ -166,13 +173,37 @@ class Elections:
             self._open[name] = self._open.get(name, 0) + 1
             self._scope.start(f"elect-{name}", self._elect_for(group))
 
-    async def _elect_for(self, group: Group) -> None:
+    async def _elect_for(self, group: Group, *, is_passed_over: bool = False) -> None:
         try:
-            await self.elect(group, master_epoch=group.master_epoch)
+            await self.elect(group, master_epoch=group.master_epoch, is_passed_over=is_passed_over)
         except RequestRejected as error:
             log.info(events.BROKER_MASTER_UNDECIDED, extra={"broker": group.name, "reason": str(error)})
         finally:
             self._close(group.name)
+
+    def _await_promotion(self, group: Group) -> None:
+        if group.master_id is not None:
+            after_s = self._promotion_s.get(group.name, PROMOTION_S)
+            self._clock.call_later(after_s, self._look_at_promotion, group.name, group.master_epoch)
+
+    def _look_at_promotion(self, name: str, epoch: int) -> None:
+        """The heartbeats of a master of ours tell whether it has begun its term. One that is silent is
+        gone sooner or later, and a master of RocketMQ tells nothing.
+        """
+        group = self._groups.get(name)
+        if group is None or group.master_id is None or group.master_epoch != epoch or not self.raft.is_leader:
+            return
+        heard = self._live.get(name, group.master_id)
+        if heard is None or not heard.facts.is_ours or heard.facts.epoch >= epoch:
+            self._promotion_s.pop(name, None)
+            return
+        alive = {one.facts.broker_id for one in self.alive(group)}
+        if name in self._open or not alive & set(group.sync_set) - {group.master_id}:
+            self._await_promotion(group)
+            return
+        self._promotion_s[name] = min(2 * self._promotion_s.get(name, PROMOTION_S), PROMOTION_S_MAX)
+        self._open[name] = self._open.get(name, 0) + 1
+        self._scope.start(f"elect-{name}", self._elect_for(group, is_passed_over=True))
 
     async def elect(
         self,
@@ -182,6 +213,7 @@ class Elections:
         is_designated: bool = False,
         is_restart: bool = False,
         is_handed_over: bool = False,
+        is_passed_over: bool = False,
         master_epoch: int | None = None,
     ) -> Outcome:
         """How the group decided; its brokers are told. `is_handed_over`: the master itself has stopped
@@ -198,6 +230,7 @@ class Elections:
                 caller=caller,
                 is_designated=is_designated,
                 is_restart=is_restart,
+                is_passed_over=is_passed_over,
                 is_unclean_allowed=self._options().elects_unclean_master,
                 master_epoch=master_epoch,
                 live=tuple(heard.facts for heard in self.alive(group)),
@@ -207,6 +240,8 @@ class Elections:
             self._close(group.name)
         if is_handed_over:
             cause = "handed over"
+        elif is_passed_over:
+            cause = "does not take office"
         else:
             cause = "restart" if is_restart else "asked" if caller != NO_ID else "gone"
         self._tell_outcome(group, outcome, cause)
@@ -232,6 +267,7 @@ class Elections:
         group = outcome.group
         if group is None or group.master_epoch == before.master_epoch:
             return
+        self._await_promotion(group)
         facts = {
             "broker": group.name,
             "master_epoch": group.master_epoch,

@@ -87,12 +87,14 @@ class AlterSet(msgspec.Struct, frozen=True, tag="alter set"):
 class Elect(msgspec.Struct, frozen=True, tag="elect", kw_only=True):
     """`caller`: the broker that asks, or is wanted; NO_ID when a controller noticed that the master is gone.
     `master_epoch`: only if it still is this one. `is_restart`: the caller is the recorded master, in a new
-    life."""
+    life. `is_passed_over`: the recorded master lives and does not take office: another member, if one lives.
+    """
 
     name: str
     caller: int = NO_ID
     is_designated: bool = False
     is_restart: bool = False
+    is_passed_over: bool = False
     is_unclean_allowed: bool = False
     master_epoch: int | None = None
     live: tuple[Live, ...] = ()
@@ -292,6 +294,9 @@ def choose_master(group: Group, command: Elect) -> int | None:
     if command.is_restart:
         others = [one for key, one in pool.items() if key != command.caller]
         return _best(others) if others else command.caller
+    if command.is_passed_over:
+        others = [one for key, one in pool.items() if key != group.master_id]
+        return _best(others) if others else group.master_id
     choice = _choose_from(pool, group, command)
     if choice is None and command.is_unclean_allowed:
         choice = _choose_from(live, group, command)

@@ -140,6 +140,8 @@ ELECTIONS = [
         0,
         2,
     ),
+    ("passed over", Elect(name=NAME, is_passed_over=True, live=live((1, 1, 9), (3, 1, 1))), 0, 3),
+    ("passed over, alone", Elect(name=NAME, is_passed_over=True, live=live((1, 1, 9), (4, 1, 9))), 2011, 1),
     ("restart, alone", Elect(name=NAME, caller=1, is_restart=True, live=live((4, 1, 9))), 0, 1),
 ]
 
