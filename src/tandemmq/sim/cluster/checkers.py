@@ -205,8 +205,14 @@ def check_tables_equal(master: BrokerNode, slave: BrokerNode) -> str:
     """
     assert master.broker is not None
     assert slave.broker is not None
+    assert master.store is not None
     assert slave.store is not None
     ours, theirs = master.broker._tables, slave.broker._tables
+    deleted = master.store.deleted_topics
+    for place in slave.store.queue_keys():
+        first = slave.store.queue_entries(*place, slave.store.queue_min(*place), 1)
+        if first and first[0][0] < deleted.get(place[0], 0):
+            return f"the deletion of {place[0]}: it holds what lies at {first[0][0]}"
     if ours.topics.snapshot() != theirs.topics.snapshot():
         return "topics"
     if ours.groups.snapshot() != theirs.groups.snapshot():

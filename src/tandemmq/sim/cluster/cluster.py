@@ -166,6 +166,7 @@ class Cluster:
         assert node.store is not None
         self._flushed[node] = node.store.flushed.value
         if node is self.master:
+            self.world.master_opened_s = self.world.loop.time()
             self.watch.on_master_open(node)
             if node not in self._emptied_at:
                 checkers.check_stored(self.world, self.ledger, self.promises, node)

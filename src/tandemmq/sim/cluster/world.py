@@ -51,6 +51,8 @@ class World:
         """A wall clock was stepped: times that different moments gave cannot be compared any more."""
         self.broker_losses: list[float] = []
         """When a broker's process or machine was lost."""
+        self.master_opened_s = 0.0
+        """When a master last opened its log."""
         self.discards: list[tuple[float, float]] = []
         """When slaves took a master's place, and since when their master's work is thrown away with it."""
         self.moved_s: dict[str, float] = {}

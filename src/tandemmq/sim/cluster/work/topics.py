@@ -21,6 +21,8 @@ from tandemmq.sim.cluster.work.node import Item, WorkNode
 
 TABLES_S = 15.0
 """So long before its loss a master may have changed tables without a slave or its own disk knowing it."""
+HEARD_S = 3.0
+"""So long after a master is back its slaves have its tables."""
 
 
 class OperatedWork(WorkNode):
@@ -208,9 +210,12 @@ class RenewedWork(OperatedWork):
             )
 
     def _is_unheard(self, at_s: float) -> bool:
-        """The master went before its slaves could hear what it did then, and is not back: they are read."""
+        """The master went before its slaves could hear of it, and is away or hardly back: they are read."""
+        world = self.world
         is_away = all(node.store is None for node in self._watch.brokers if node.broker_id == 0)
-        return is_away and any(at_s <= loss_s <= at_s + TABLES_S for loss_s in self.world.broker_losses)
+        is_new = world.loop.time() < world.master_opened_s + HEARD_S
+        is_lost = any(at_s <= loss_s <= at_s + TABLES_S for loss_s in world.broker_losses)
+        return is_lost and (is_away or is_new)
 
     def missing(self, master: BrokerNode) -> list[str]:
         # Progress in a topic whose deletion was lost is still there.
