@@ -106,7 +106,7 @@ class FakeBroker:
         self.broker_id = broker_id
         self.max_offset = max_offset
         self.is_ours = is_ours
-        self.timeout_ms = 10_000
+        self.timeout_ms = 60_000  # a busy machine stops everybody for seconds
         self.takes_office = True
         """Whether its heartbeats tell of its term once it was elected."""
         self.notices: list[tuple[headers.MasterResponse, SyncStateSet]] = []
