@@ -10,7 +10,6 @@ import typer
 from tandemmq.errors import TandemError
 from tandemmq.spark.command_lake import app as lake_app
 from tandemmq.spark.command_lake import audit, history, rollup
-from tandemmq.spark.command_progress import ProgressKind, read_text_option, split_list, split_pairs
 from tandemmq.spark.command_topics import deadletters, rebuild, replay
 from tandemmq.spark.command_watch import (
     EXIT_REFUSED,
@@ -19,12 +18,16 @@ from tandemmq.spark.command_watch import (
     MetricsPort,
     NameServers,
     Progress,
+    ProgressKind,
     Replica,
     ReportFile,
     SourceOptions,
     TriggerSeconds,
     Watch,
+    read_text_option,
     run_pipeline,
+    split_list,
+    split_pairs,
 )
 from tandemmq.spark.option_text import parse_enum
 from tandemmq.spark.options import ReadFrom
@@ -180,9 +183,9 @@ def prepare() -> None:
     Writes an archive of Java's classes (some 180 MB) to the cache directory of this user, in half a minute.
     """
     try:
+        from tandemmq.spark.java import make_archive
         from tandemmq.spark.pipelines.sessions import NO_LOG
         from tandemmq.spark.session import build_session
-        from tandemmq.spark.shared_classes import make_archive
 
         path = make_archive(
             lambda options: build_session("prepare", "local[2]", log_file=NO_LOG, java_options=options)

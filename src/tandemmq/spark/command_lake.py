@@ -9,7 +9,6 @@ from typing import Annotated, TypeVar
 import typer
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.command_progress import ProgressKind, split_list, split_pairs
 from tandemmq.spark.command_watch import (
     BatchRows,
     EverySeconds,
@@ -17,12 +16,15 @@ from tandemmq.spark.command_watch import (
     MetricsPort,
     NameServers,
     Progress,
+    ProgressKind,
     Replica,
     ReportFile,
     SourceOptions,
     TriggerSeconds,
     Watch,
     run_pipeline,
+    split_list,
+    split_pairs,
 )
 from tandemmq.spark.options import ReadFrom
 from tandemmq.spark.pipelines.events import Reporter

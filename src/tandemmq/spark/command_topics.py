@@ -9,17 +9,19 @@ from typing import Annotated
 
 import typer
 
-from tandemmq.spark.command_progress import ProgressKind, parse_time, split_pairs
 from tandemmq.spark.command_watch import (
     EverySeconds,
     Master,
     MetricsPort,
     NameServers,
     Progress,
+    ProgressKind,
     ReportFile,
     SinkOptions,
     Watch,
+    parse_time,
     run_pipeline,
+    split_pairs,
 )
 from tandemmq.spark.pipelines.events import Reporter
 

@@ -17,8 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tandemmq.spark.java import find_java
-from tandemmq.spark.shared_classes import archive_options
+from tandemmq.spark.java import archive_options, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,7 +50,6 @@ from tandemmq.spark.resolve import (
     report_replaced,
     resolve_start,
 )
-from tandemmq.spark.slave_ends import SlaveEnds
 from tandemmq.spark.task import TaskRanges, make_tasks, tell_plan
 from tandemmq.spark.wire import UNREACHABLE
 from tandemmq.telemetry import events
@@ -326,3 +326,37 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             return
         Cluster(self._options).commit(self._topology, offset.positions)
         self._committed = dict(offset.positions)
+
+
+PATIENCE_S = 5.0
+SNAPSHOTS_MAX = 512
+
+
+class SlaveEnds:
+    """How far a stream that reads from slaves plans its next batch; one per running query.
+
+    A batch that ends where the slave ends needs the master for nothing, so the stream goes on while the
+    master is down. But a slave that stopped replicating would then stop the stream too, in silence. So the
+    slave's end counts only while it keeps up: it must have reached, after `PATIENCE_S`, what its master had
+    then. Otherwise the batch ends where the master does, and the readers take from the master what the slave
+    has not got. Pure: the caller gives the time.
+    """
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self._seen: deque[tuple[float, Positions]] = deque(maxlen=SNAPSHOTS_MAX)
+        self._due: Positions = {}
+
+    def choose(self, now_s: float, *, master: Positions, slave: Positions) -> dict[QueueKey, int]:
+        """The end to plan for each queue that either replica answered for."""
+        while self._seen and self._seen[0][0] <= now_s - self._patience_s:
+            self._due = self._seen.popleft()[1]
+        self._seen.append((now_s, dict(master)))
+        ends = dict(slave)
+        for queue, end in master.items():
+            reached = slave.get(queue)
+            if reached is None or reached < self._due.get(queue, 0):
+                ends[queue] = end
+            else:
+                ends[queue] = min(reached, end)
+        return ends

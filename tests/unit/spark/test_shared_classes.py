@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.spark.shared_classes import archive_options, archive_path
+from tandemmq.spark.java import archive_options, archive_path
 
 
 def _java(directory: Path, release: str) -> Path:

@@ -12,9 +12,14 @@ from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, encode_blank, encode_record
 from tandemmq.spark.columns import select_columns
-from tandemmq.spark.commitlog.options import LOG_COLUMNS, LOG_OPTION_TABLE, parse_log_options
-from tandemmq.spark.commitlog.pieces import cut_pieces, find_files
-from tandemmq.spark.commitlog.source import read_piece
+from tandemmq.spark.commitlog.source import (
+    LOG_COLUMNS,
+    LOG_OPTION_TABLE,
+    cut_pieces,
+    find_files,
+    parse_log_options,
+    read_piece,
+)
 from tandemmq.spark.option_table import render_option_table
 from tandemmq.spark.options import PropertiesAs
 

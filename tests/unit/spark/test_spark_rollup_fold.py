@@ -11,8 +11,14 @@ import pyarrow as pa
 import pytest
 
 import tandemmq.spark.pipelines.rollup_fold
-from tandemmq.spark.pipelines.latency_buckets import BUCKETS, find_buckets, find_percentile
-from tandemmq.spark.pipelines.rollup_fold import OTHER_TAGS, PARTIAL_SCHEMA, fold_messages
+from tandemmq.spark.pipelines.rollup_fold import (
+    BUCKETS,
+    OTHER_TAGS,
+    PARTIAL_SCHEMA,
+    find_buckets,
+    find_percentile,
+    fold_messages,
+)
 from tandemmq.spark.pipelines.rollup_table import read_rollup, read_sums, show_rollup
 
 NOON_MS = 1_700_000_000_000

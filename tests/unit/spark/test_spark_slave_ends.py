@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandemmq.spark.offsets import QueueKey
-from tandemmq.spark.slave_ends import SlaveEnds
+from tandemmq.spark.stream import SlaveEnds
 
 A, B = QueueKey("t", "b", 0), QueueKey("t", "b", 1)
 

@@ -1,9 +1,10 @@
 """The data source `commitlog`: CommitLog files as a table, batch only.
 
-A piece of a file is walked in runs of whole records and damages, which become Arrow batches with the column
-`damage`. A record says at which offset of the log it lies, so any byte range can be read alone: the first
-record of a piece is the first one that says that it lies where it lies. Each record and each damage belongs
-to the piece in which it begins. Foreign bytes never raise.
+A piece of a file, a range of bytes, is walked in runs of whole records and damages, which become Arrow
+batches with the column `damage`. A record says at which offset of the log it lies, so any byte range can be
+read alone: the first record of a piece is the first one that says that it lies where it lies. Each record and
+each damage belongs to the piece in which it begins, so pieces need not end between two records. Foreign bytes
+never raise.
 
 The files must be reachable from every executor. A running broker may be read too; what it is writing at that
 moment then looks like damage at the end of the last file.
@@ -12,8 +13,10 @@ Source: spec store 3, 3.2, 3.3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,18 +24,156 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from tandemmq.errors import RemoteProtocolError
+from tandemmq.errors import ConfigError, RemoteProtocolError
 from tandemmq.protocol.record_check import check_record
 from tandemmq.protocol.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RecordOutcome
 from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
-from tandemmq.spark.columns import Projection, arrow_schema, project_schema, render_ddl, select_columns
-from tandemmq.spark.commitlog.options import LOG_COLUMNS, Damaged, LogOptions, parse_log_options
-from tandemmq.spark.commitlog.pieces import Piece, cut_pieces, find_files
+from tandemmq.spark.columns import (
+    COLUMNS,
+    Column,
+    Projection,
+    arrow_schema,
+    project_schema,
+    render_ddl,
+    select_columns,
+)
 from tandemmq.spark.decode import DecodePlan, decode_records
+from tandemmq.spark.option_table import OptionRow
+from tandemmq.spark.option_text import (
+    name_options,
+    parse_bool,
+    parse_enum,
+    parse_int,
+    parse_list,
+    parse_size,
+    require,
+)
+from tandemmq.spark.options import PropertiesAs
 from tandemmq.store.column_rows import take_rows
 from tandemmq.store.damage import data_end, find_bytes
 from tandemmq.store.inspect.damage import Damage, describe_damage
-from tandemmq.store.inspect.files import map_file
+from tandemmq.store.inspect.files import OffsetFile, list_offset_files, map_file
+from tandemmq.store.inspect.log_walk import used_count
+from tandemmq.store.paths import parse_offset_file_name
+from tandemmq.units import MIB
+
+LOG_COLUMNS = (*COLUMNS, Column("damage", ("string",)))
+
+
+class Damaged(Enum):
+    """What becomes of damaged records."""
+
+    REPORT = "report"
+    SKIP = "skip"
+    FAIL = "fail"
+
+
+LOG_OPTION_TABLE: tuple[OptionRow, ...] = (
+    OptionRow("path", "required", "B", "a store, its `commitlog` directory, or one file of it"),
+    OptionRow("topic", "all", "B", "topics, separated by commas; the system's own are topics too"),
+    OptionRow("brokerName", "", "B", "what the column `brokerName` says; no file knows it"),
+    OptionRow(
+        "damaged",
+        "report",
+        "B",
+        "`report`: a row with the column `damage` filled; `skip`: no row; `fail`: the query fails",
+    ),
+    OptionRow("verifyCrc", "true", "B", "compare every body with its checksum"),
+    OptionRow("pieceBytes", "128m", "B", "about so many bytes of a file per task"),
+    OptionRow("columns", "all", "B", "columns to build, separated by commas"),
+    OptionRow("propertiesAs", "map", "B", "`map`, `string` (as stored) or `none`"),
+    OptionRow("decompress", "true", "B", "deliver bodies inflated; damaged ones stay as they are"),
+    OptionRow("arrowRows", "5000", "B", "at most so many rows per Arrow batch"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions:
+    """Made by `parse_log_options`."""
+
+    path: Path
+    topics: tuple[str, ...] = ()
+    broker: str = ""
+    damaged: Damaged = Damaged.REPORT
+    verify_crc: bool = True
+    piece_bytes: int = 128 * MIB
+    columns: tuple[str, ...] = ()
+    properties_as: PropertiesAs = PropertiesAs.MAP
+    decompress: bool = True
+    arrow_rows: int = 5_000
+
+
+def parse_log_options(raw: Mapping[str, str]) -> LogOptions:
+    """The options of a query.
+
+    Raises:  ConfigError naming the option, what was wrong and what is allowed.
+    """
+    values = name_options(raw, LOG_OPTION_TABLE)
+    path = values.get("path", "")
+    if not path:
+        raise ConfigError("a path is required: load('/path/of/a/store')")
+    return LogOptions(
+        path=Path(path.removeprefix("file:")),
+        topics=parse_list(values.get("topic", "")),
+        broker=values.get("brokerName", ""),
+        damaged=parse_enum(values, "damaged", Damaged, Damaged.REPORT),
+        verify_crc=parse_bool(values, "verifyCrc", True),
+        piece_bytes=require(parse_size(values, "pieceBytes", 128 * MIB)),
+        columns=parse_list(values.get("columns", "")),
+        properties_as=parse_enum(values, "propertiesAs", PropertiesAs, PropertiesAs.MAP),
+        decompress=parse_bool(values, "decompress", True),
+        arrow_rows=require(parse_int(values, "arrowRows", 5_000, least=1)),
+    )
+
+
+LOG_DIR = "commitlog"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes `begin` to `end` of the file; `is_last`: no file of the log follows.
+
+    `lost` instead names bytes of the log that lie in no file, in front of `file`.
+    """
+
+    file: OffsetFile
+    begin: int
+    end: int
+    is_last: bool
+    lost: tuple[int, int] | None = None
+
+
+def find_files(path: Path) -> tuple[OffsetFile, ...]:
+    """The CommitLog files of a store, of its `commitlog` directory, or the one file that `path` is.
+
+    Raises:  ConfigError when there are none.
+    """
+    base = parse_offset_file_name(path.name)
+    if path.is_file():
+        if base is None:
+            raise ConfigError(f"{path}: the name of a CommitLog file is its first offset in 20 digits")
+        return (OffsetFile(path=path, base=base, size=path.stat().st_size),)
+    for directory in (path / LOG_DIR, path):
+        files = list_offset_files(directory).files
+        if files:
+            return files
+    raise ConfigError(f"{path} is neither a CommitLog file nor a directory of them nor a store")
+
+
+def cut_pieces(files: Sequence[OffsetFile], piece_bytes: int) -> list[Piece]:
+    """The pieces of all files, in the order of the log; files at the end that are all zero are left out."""
+    used = files[: used_count(files)]
+    pieces: list[Piece] = []
+    for index, file in enumerate(used):
+        expected = used[index - 1].end if index else file.base
+        if file.base > expected:
+            pieces.append(Piece(file, 0, 0, is_last=False, lost=(expected, file.base)))
+        pieces += [
+            Piece(file, begin, min(begin + piece_bytes, file.size), is_last=file is used[-1])
+            for begin in range(0, file.size, piece_bytes)
+        ]
+    return pieces
+
 
 _MAGICS = tuple((magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2, MAGIC_BLANK))
 

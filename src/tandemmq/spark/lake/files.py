@@ -23,7 +23,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -228,3 +228,10 @@ def _discard_staged_before(root: Path, batch_id: int) -> None:
             shutil.rmtree(entry.path, ignore_errors=True)
         else:
             Path(entry.path).unlink(missing_ok=True)
+
+
+Crash = Callable[[str], None]
+"""Called with the name of each step; tests end the process, or raise, there."""
+
+
+def no_crash(step: str) -> None: ...

@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.crash_points import Crash, no_crash
 from tandemmq.spark.lake.files import (
     CONTROL_DIR,
     CommitOutcome,
+    Crash,
     StagedFile,
     Summary,
     claim_lake,
     commit_batch,
     list_batches,
+    no_crash,
     read_summary,
     sync_file,
 )

@@ -24,8 +24,16 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.crash_points import Crash, no_crash
-from tandemmq.spark.lake.files import SUMMARY_FILE, batch_dir, list_batches, read_summary, sync_dir, sync_file
+from tandemmq.spark.lake.files import (
+    SUMMARY_FILE,
+    Crash,
+    batch_dir,
+    list_batches,
+    no_crash,
+    read_summary,
+    sync_dir,
+    sync_file,
+)
 from tandemmq.spark.lake.parquet import ROW_GROUP_ROWS
 from tandemmq.units import MIB
 

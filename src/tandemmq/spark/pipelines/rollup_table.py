@@ -16,8 +16,7 @@ import numpy as np
 
 from tandemmq.spark.lake.files import Summary, batch_dir, list_batches
 from tandemmq.spark.pipelines.exhibits import BarChart, Exhibit, Line, LineChart, Table
-from tandemmq.spark.pipelines.latency_buckets import Counts, find_percentile
-from tandemmq.spark.pipelines.rollup_fold import MINUTE_MS, Key, Sums
+from tandemmq.spark.pipelines.rollup_fold import MINUTE_MS, Counts, Key, Sums, find_percentile
 
 TOPICS_SHOWN_MAX = 6
 
