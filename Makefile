@@ -85,9 +85,11 @@ fuzz: setup-dev ## Send a million mutated frames to a name server, a broker and 
 
 check: lint types contracts test ## All of the above
 
-bench: setup-dev ## Measure ours and Java RocketMQ in turns and write docs/benchmarks.md (40 minutes, a quiet machine, a JDK and Maven)
+bench: ROUNDS ?= 3
+bench: CASES ?=
+bench: setup-dev ## Measure ours and Java RocketMQ in turns, write docs/benchmarks.md (an hour on a quiet machine; ROUNDS=n; CASES=text prints some)
 	@scripts/setup jdk
-	@$(TANDEMMQ) bench java --out docs $(ARGS)
+	@$(TANDEMMQ) bench java --rounds $(ROUNDS) $(if $(CASES),--case "$(CASES)",--out docs) $(ARGS)
 
 bench-quick: setup-demo ## Print messages per second, latency and processor time per message (under 2 minutes)
 	@$(TANDEMMQ) bench $(ARGS)

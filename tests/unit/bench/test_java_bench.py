@@ -9,7 +9,14 @@ import pytest
 
 from tandemmq.bench.java.clusters import JAVA, OURS, Setting
 from tandemmq.bench.java.measure import ASYNC, CASES, PAIR, Case, Reading, choose_cases
-from tandemmq.bench.java.report import figure_of, render_json, render_page, rows_of, write_report
+from tandemmq.bench.java.report import (
+    INTRODUCTION,
+    figure_of,
+    render_json,
+    render_page,
+    rows_of,
+    write_report,
+)
 from tandemmq.errors import TandemError
 
 SEND = Case(setting=ASYNC, kind="send", in_flight=64)
@@ -83,6 +90,11 @@ def test_report_is_a_page_a_plot_and_json(tmp_path: Path) -> None:
     assert told == json.loads(render_json(readings, ["A machine."]))
     assert len(told["readings"]) == len(readings)
     assert told["readings"][0]["case"]["setting"]["name"] == "ASYNC_FLUSH"
+
+
+def test_page_of_the_repository_begins_as_a_measured_one() -> None:
+    page = Path(__file__).parents[3] / "docs" / "benchmarks.md"
+    assert page.read_text().startswith(INTRODUCTION)
 
 
 def test_cases_are_chosen_by_a_part_of_their_name() -> None:

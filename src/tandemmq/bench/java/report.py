@@ -13,12 +13,12 @@ from tandemmq.bench.java.clusters import JAVA, OURS, VERSION
 from tandemmq.bench.java.measure import Case, Reading
 
 BROKERS: Final = ("master", "slave")
-_INTRODUCTION: Final = f"""# Benchmarks
+INTRODUCTION: Final = f"""# Benchmarks
 
 Our servers beside Java RocketMQ {VERSION}, under the same loads on one machine. `make bench`
-measures them again and writes this page; `make bench ARGS="--case '64 in flight' --rounds 1"`
-measures some of it. It needs a JDK and Maven, 40 GB of disk, and a machine that has nothing else to
-do.
+measures all cases and writes this page. `make bench ROUNDS=1 CASES="64 in flight"` measures the
+cases with this text in their name, and prints them. Both need a JDK and Maven, up to 40 GB of disk,
+and a machine that has nothing else to do.
 
 How it is measured:
 
@@ -33,8 +33,6 @@ How it is measured:
 - Processor time is that of the master, and of the slave where there is one, per message.
 - Sends at a fixed rate are timed from the moment at which they were due, so that a stall counts for
   all that it delayed.
-
-![ratios of all cases](images/benchmarks.png)
 """
 
 
@@ -168,7 +166,8 @@ def write_report(readings: Sequence[Reading], machine: Sequence[str], folder: Pa
     (folder / "images").mkdir(parents=True, exist_ok=True)
     draw(readings, folder / "images" / "benchmarks.png")
     (folder / "benchmarks.json").write_text(render_json(readings, machine), encoding="utf-8")
-    page = f"{_INTRODUCTION}\n{render_page(readings, machine)}"
+    plot = "![ratios of all cases](images/benchmarks.png)"
+    page = f"{INTRODUCTION}\n## Figures\n\n{plot}\n\n{render_page(readings, machine)}"
     (folder / "benchmarks.md").write_text(page, encoding="utf-8")
 
 
