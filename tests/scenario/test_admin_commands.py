@@ -17,6 +17,7 @@ from tandemmq.admin import audit_command
 from tandemmq.admin.audit_command import Outcome, compare_logs
 from tandemmq.admin.render import Answer
 from tandemmq.admin.targets import open_tools
+from tandemmq.api import nameserver
 from tandemmq.broker.broker import Broker
 from tandemmq.cli import app
 from tandemmq.client import Message, Producer
@@ -209,6 +210,64 @@ async def test_progress_is_shown_and_reset(rig: Rig) -> None:
     assert await lag() == 10
     summary = (await rows(rig, "consumerProgress"))["groups"]
     assert {"group": "G", "members": 0, "lag": 10} in summary
+
+
+async def test_a_group_skips_what_waits_and_another_goes_on_there(rig: Rig) -> None:
+    await rig.start_broker()
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "T", "-r", "1", "-w", "1")
+    await send(rig, "T", 10)
+    for group in ("G", "H"):
+        await rows(rig, "updateSubGroup", "-c", "DefaultCluster", "-g", group)
+        await rows(rig, "resetOffsetByTime", "-g", group, "-t", "T", "-s", "0")
+
+    async def lag(group: str) -> int:
+        shown = await rows(rig, "consumerProgress", "-g", group, "-t", "T")
+        return sum(row["lag"] for row in shown["queues"])
+
+    skipped = await rows(rig, "skipAccumulatedMessage", "-g", "G", "-t", "T", "-f", "true")
+    assert [row["offset"] for row in skipped["queues"]] == [10]
+    assert (await lag("G"), await lag("H")) == (0, 10)
+    cloned = await rows(rig, "cloneGroupOffset", "-s", "G", "-d", "H", "-t", "T", "-o", "false")
+    assert [(row["source"], row["target"]) for row in cloned["cloned"]] == [("G", "H")]
+    assert (await lag("G"), await lag("H")) == (0, 0)
+
+
+async def test_producers_are_led_away_by_permissions(rig: Rig) -> None:
+    await rig.start_broker()
+    place = ("-c", "DefaultCluster", "-t", "T")
+    await rows(rig, "updateTopic", *place, "-r", "3", "-w", "3")
+    changed = await rows(rig, "updateTopicPerm", *place, "-p", "4")
+    assert [(row["old_permission"], row["permission"]) for row in changed["changed"]] == [(6, 4)]
+
+    async def route() -> list[tuple[int, int]]:
+        shown = await rows(rig, "topicRoute", "-t", "T")
+        return [(row["write_queues"], row["permission"]) for row in shown["queues"]]
+
+    assert await route() == [(3, 4)]
+    await rows(rig, "updateTopicPerm", *place, "-p", "6")
+    (wiped,) = (await rows(rig, "wipeWritePerm", "-b", "broker-a"))["changed"]
+    assert wiped["topics"] > 0
+    assert await route() == [(3, 4)]
+    (added,) = (await rows(rig, "addWritePerm", "-b", "broker-a"))["changed"]
+    assert added["topics"] == wiped["topics"]
+    assert await route() == [(3, 6)]
+    unknown = ("admin", "updateTopicPerm", "-t", "None", "-c", "DefaultCluster", "-p", "4", "-n", rig.namesrv)
+    assert "has the topic 'None'" in (await invoke(*unknown)).output
+
+
+async def test_name_servers_are_shown_and_changed(rig: Rig) -> None:
+    shown = await rows(rig, "getNamesrvConfig")
+    assert {"orderMessageEnable": "false"}.items() <= {
+        row["key"]: row["value"] for row in shown["settings"]
+    }.items()
+    await rows(rig, "updateNamesrvConfig", "-k", "orderMessageEnable", "-v", "true")
+    shown = await rows(rig, "getNamesrvConfig")
+    assert {row["key"]: row["value"] for row in shown["settings"]}["orderMessageEnable"] == "true"
+    await rows(rig, "updateKvConfig", "-s", "space", "-k", "k", "-v", "v")
+    async with open_tools(rig.namesrv) as tools:
+        assert await nameserver.get_kv(tools.remoting, rig.namesrv, "space", "k") == "v"
+        await rows(rig, "deleteKvConfig", "-s", "space", "-k", "k")
+        assert await nameserver.get_kv(tools.remoting, rig.namesrv, "space", "k") is None
 
 
 async def test_mistakes_are_sentences(rig: Rig) -> None:

@@ -158,6 +158,16 @@ def test_an_elected_master_that_dies_is_replaced_and_readers_go_on(folder: Path)
     assert set(before) == {"name server", "master", "slave"}
     healthy = run(folder, "doctor")
     assert "0 problems, 0 warnings" in healthy.stdout, healthy.stdout
+    host, _, port = before["name server"]["address"].partition(":")
+    controller = f"{host}:{int(port) + local.CONTROLLER_DISTANCE}"
+    group = json.loads(
+        run(folder, "admin", "getSyncStateSet", "-a", controller, "-b", "broker-a", "--json").stdout
+    )
+    told = {row["address"]: (row["in_sync"], row["alive"], row["master"]) for row in group["replicas"]}
+    assert told[before["master"]["address"]] == (True, True, True)
+    assert len(told) == 2
+    known = run(folder, "admin", "getControllerMetaData", "-a", controller)
+    assert controller in known.stdout
     run_with_input(folder, "first", "produce", "T")
     environment = {**os.environ, local.FOLDER_VARIABLE: str(folder)}
     tail = command("tail", "T", "--last", "10")

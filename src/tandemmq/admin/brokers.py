@@ -1,4 +1,6 @@
-"""Commands about clusters, brokers and controllers: clusterList, haStatus, getBrokerConfig, handover."""
+"""Commands about clusters, brokers, controllers and name servers: clusterList, haStatus, getBrokerConfig,
+handover, getSyncStateSet, wipeWritePerm, updateKvConfig.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from typing import Final
 
 from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import Target, Tools, find_targets
-from tandemmq.api import broker_admin, controller, replica
+from tandemmq.api import broker_admin, controller, nameserver, replica
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.ha import HaClient, HaStatus
 from tandemmq.protocol.bodies.kv import REFUSALS_KEY
@@ -229,3 +231,76 @@ def _first_rate(text: str | None) -> float | None:
         return round(float((text or "").split()[0]), 1)
     except (IndexError, ValueError):
         return None
+
+
+# Controllers: what they decided
+
+
+async def show_controller(tools: Tools, address: str) -> Answer:
+    """What one controller knows of its group."""
+    found = await controller.query_metadata(tools.remoting, address)
+    facts = [("group", found.group), ("leader", found.leader_id), ("leader address", found.leader_address)]
+    facts += [("peer", peer) for peer in (found.peers or "").split(";") if peer]
+    return Answer([Table("controller", ("fact", "value"), [*facts])])
+
+
+async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) -> Answer:
+    """Who of a group of brokers, or of those of a cluster, is in the SyncStateSet; exit code 1 when the
+    controllers know none of them.
+    """
+    leader = await controller.find_leader(tools.remoting, address)
+    names = (
+        [name] if name else sorted({one.broker_name for one in await find_targets(tools, cluster=cluster)})
+    )
+    groups = await controller.read_sync_states(tools.remoting, leader, names)
+    table = Table("replicas", ("broker", "id", "address", "in_sync", "alive", "master", "master_epoch"))
+    for group_name, group in sorted(groups.items()):
+        for is_in_sync, members in ((True, group.in_sync), (False, group.not_in_sync)):
+            for one in members:
+                is_master = one.broker_id == group.master_id
+                row = (group_name, one.broker_id, one.address, is_in_sync, one.is_alive, is_master)
+                table.rows.append((*row, group.master_epoch))
+    notes = [] if table.rows else [f"the controllers know none of {', '.join(names)}"]
+    return Answer([table], notes, exit_code=0 if table.rows else 1)
+
+
+# Name servers: each of them is told, because they know nothing of each other
+
+
+async def show_names_config(tools: Tools) -> Answer:
+    """The settings of every name server."""
+    table = Table("settings", ("name_server", "key", "value"))
+    for address in tools.cluster_admin.name_servers:
+        settings = await nameserver.query_config(tools.remoting, address)
+        table.rows += [(address, key, text) for key, text in sorted(settings.items())]
+    return Answer([table])
+
+
+async def change_names_config(tools: Tools, key: str, value: str) -> Answer:
+    """Change a setting of every name server."""
+    table = Table("changed", ("name_server", "key", "value"))
+    for address in tools.cluster_admin.name_servers:
+        await nameserver.change_config(tools.remoting, address, key, value)
+        table.rows.append((address, key, value))
+    return Answer([table])
+
+
+async def change_kv(tools: Tools, namespace: str, key: str, value: str | None) -> Answer:
+    """Store a value in the key-value configuration, or delete it (None)."""
+    table = Table("changed", ("name_server", "namespace", "key", "value"))
+    for address in tools.cluster_admin.name_servers:
+        if value is None:
+            await nameserver.delete_kv(tools.remoting, address, namespace, key)
+        else:
+            await nameserver.put_kv(tools.remoting, address, namespace, key, value)
+        table.rows.append((address, namespace, key, value))
+    return Answer([table])
+
+
+async def change_write_permission(tools: Tools, broker_name: str, *, allows: bool) -> Answer:
+    """Whether routes offer the queues of a broker to producers."""
+    change = nameserver.add_write_permission if allows else nameserver.wipe_write_permission
+    table = Table("changed", ("name_server", "broker", "topics"))
+    for address in tools.cluster_admin.name_servers:
+        table.rows.append((address, broker_name, await change(tools.remoting, address, broker_name)))
+    return Answer([table])

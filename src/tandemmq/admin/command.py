@@ -38,6 +38,9 @@ NameServers = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Address = Annotated[str, typer.Option("-b", "--brokerAddr", help="One broker.", metavar="HOST:PORT")]
+ControllerAddress = Annotated[
+    str, typer.Option("-a", "--controllerAddress", help="Any controller.", metavar="HOST:PORT")
+]
 Cluster = Annotated[str, typer.Option("-c", "--clusterName", help="The brokers of this cluster.")]
 Topic = Annotated[str, typer.Option("-t", "--topic", help="The topic.")]
 Group = Annotated[str, typer.Option("-g", "--groupName", help="The consumer group.")]
@@ -100,9 +103,7 @@ def accept_log(broker: Address, as_json: AsJson = False) -> None:
 
 @app.command("controllers")
 def controllers(
-    address: Annotated[
-        str, typer.Option("-a", "--controllerAddress", help="Any controller.", metavar="HOST:PORT")
-    ],
+    address: ControllerAddress,
     add: Annotated[
         str, typer.Option("--add", help="One that runs with controllerJoin=true.", metavar="ID-HOST:PORT")
     ] = "",
@@ -128,9 +129,7 @@ def controllers(
 
 @app.command("handover")
 def handover(
-    address: Annotated[
-        str, typer.Option("-a", "--controllerAddress", help="Any controller.", metavar="HOST:PORT")
-    ],
+    address: ControllerAddress,
     name: Annotated[str, typer.Option("-b", "--brokerName", help="The group of brokers.", metavar="NAME")],
     target: Annotated[
         int | None,
@@ -140,6 +139,30 @@ def handover(
 ) -> None:
     """Another broker of an elected group becomes its master; no send fails."""
     run("", lambda tools: brokers.hand_over(tools, address, name, target), as_json=as_json, needs_names=False)
+
+
+@app.command("getControllerMetaData")
+def get_controller_metadata(address: ControllerAddress, as_json: AsJson = False) -> None:
+    """The group of a controller and its leader."""
+    run("", lambda tools: brokers.show_controller(tools, address), as_json=as_json, needs_names=False)
+
+
+@app.command("getSyncStateSet")
+def get_sync_state_set(
+    address: ControllerAddress,
+    name: Annotated[str, typer.Option("-b", "--brokerName", help="The group of brokers.")] = "",
+    cluster: Cluster = "",
+    namesrv: NameServers = "",
+    as_json: AsJson = False,
+) -> None:
+    """Which replicas of a group of brokers are in sync; exit code 1 when the controllers know none."""
+    _demand_place(name, cluster)
+    run(
+        namesrv,
+        lambda tools: brokers.show_sync_sets(tools, address, name, cluster),
+        as_json=as_json,
+        needs_names=not name,
+    )
 
 
 @app.command("getBrokerConfig")
@@ -207,6 +230,73 @@ def _clean(namesrv: str, broker: str, cluster: str, what: RequestCode, *, as_jso
     )
 
 
+# Name servers
+
+
+@app.command("getNamesrvConfig")
+def get_namesrv_config(namesrv: NameServers = "", as_json: AsJson = False) -> None:
+    """The settings of every name server that is named."""
+    run(namesrv, brokers.show_names_config, as_json=as_json)
+
+
+@app.command("updateNamesrvConfig")
+def update_namesrv_config(
+    key: Annotated[str, typer.Option("-k", "--key", help="The setting.")],
+    value: Annotated[str, typer.Option("-v", "--value", help="Its new value.")],
+    namesrv: NameServers = "",
+    as_json: AsJson = False,
+) -> None:
+    """Change a setting of every name server that is named."""
+    run(namesrv, lambda tools: brokers.change_names_config(tools, key, value), as_json=as_json)
+
+
+Space = Annotated[str, typer.Option("-s", "--namespace", help="The namespace of the key.")]
+KvKey = Annotated[str, typer.Option("-k", "--key", help="The key.")]
+
+
+@app.command("updateKvConfig")
+def update_kv_config(
+    namespace: Space,
+    key: KvKey,
+    value: Annotated[str, typer.Option("-v", "--value", help="Its new value.")],
+    namesrv: NameServers = "",
+    as_json: AsJson = False,
+) -> None:
+    """Store a value in the key-value configuration of the name servers."""
+    run(namesrv, lambda tools: brokers.change_kv(tools, namespace, key, value), as_json=as_json)
+
+
+@app.command("deleteKvConfig")
+def delete_kv_config(
+    namespace: Space, key: KvKey, namesrv: NameServers = "", as_json: AsJson = False
+) -> None:
+    """Delete a value of the key-value configuration of the name servers."""
+    run(namesrv, lambda tools: brokers.change_kv(tools, namespace, key, None), as_json=as_json)
+
+
+BrokerName = Annotated[str, typer.Option("-b", "--brokerName", help="The broker's name.")]
+
+
+@app.command("wipeWritePerm")
+def wipe_write_permission(name: BrokerName, namesrv: NameServers = "", as_json: AsJson = False) -> None:
+    """Lead producers away from a broker: routes offer its queues to consumers only."""
+    run(
+        namesrv,
+        lambda tools: brokers.change_write_permission(tools, name, allows=False),
+        as_json=as_json,
+    )
+
+
+@app.command("addWritePerm")
+def add_write_permission(name: BrokerName, namesrv: NameServers = "", as_json: AsJson = False) -> None:
+    """Undo wipeWritePerm."""
+    run(
+        namesrv,
+        lambda tools: brokers.change_write_permission(tools, name, allows=True),
+        as_json=as_json,
+    )
+
+
 # Topics
 
 
@@ -260,6 +350,25 @@ def update_topic(
     run(
         namesrv,
         lambda tools: topics.change_topic(tools, config, broker, cluster),
+        as_json=as_json,
+        needs_names=not broker,
+    )
+
+
+@app.command("updateTopicPerm")
+def update_topic_permission(
+    topic: Topic,
+    permission: Annotated[int, typer.Option("-p", "--perm", min=0, max=7, help="2 write, 4 read, 6 both.")],
+    namesrv: NameServers = "",
+    broker: Address = "",
+    cluster: Cluster = "",
+    as_json: AsJson = False,
+) -> None:
+    """Change what a topic permits, at one broker or every master of a cluster."""
+    _demand_place(broker, cluster)
+    run(
+        namesrv,
+        lambda tools: topics.change_permission(tools, topic, permission, broker, cluster),
         as_json=as_json,
         needs_names=not broker,
     )
@@ -361,6 +470,33 @@ def reset_offset_by_time(
     _flag(force, "-f")
     time_ms = parse_time(timestamp, LoopClock().now_ms())
     run(namesrv, lambda tools: groups.reset_by_time(tools, group, topic, time_ms), as_json=as_json)
+
+
+@app.command("skipAccumulatedMessage")
+def skip_accumulated(
+    group: Annotated[str, typer.Option("-g", "--group", help="The consumer group.")],
+    topic: Topic,
+    namesrv: NameServers = "",
+    force: Annotated[str, typer.Option("-f", "--force", help="Taken for granted, as by mqadmin.")] = "true",
+    as_json: AsJson = False,
+) -> None:
+    """Let a group, running or not, go on from the end of a topic: what waits is never handled."""
+    _flag(force, "-f")
+    run(namesrv, lambda tools: groups.reset_by_time(tools, group, topic, END_OF_QUEUE_MS), as_json=as_json)
+
+
+@app.command("cloneGroupOffset")
+def clone_group_offset(
+    source: Annotated[str, typer.Option("-s", "--srcGroup", help="The group whose place is taken.")],
+    target: Annotated[str, typer.Option("-d", "--destGroup", help="The group that goes on there.")],
+    topic: Topic,
+    offline: Annotated[str, typer.Option("-o", "--offline", help="Means nothing, as by mqadmin.")] = "false",
+    namesrv: NameServers = "",
+    as_json: AsJson = False,
+) -> None:
+    """Let a group that is not running go on in a topic where another one is."""
+    _flag(offline, "-o")
+    run(namesrv, lambda tools: groups.clone_offsets(tools, source, target, topic), as_json=as_json)
 
 
 @app.command("updateSubGroup")

@@ -1,5 +1,5 @@
 """Commands about groups: consumerProgress, consumerConnection, producerConnection, resetOffsetByTime,
-getConsumerConfig, updateSubGroup, deleteSubGroup.
+skipAccumulatedMessage, cloneGroupOffset, getConsumerConfig, updateSubGroup, deleteSubGroup.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from tandemmq.admin.render import Answer, Row, Table
-from tandemmq.admin.targets import Target, Tools, find_targets
-from tandemmq.api import broker_admin, broker_topic
-from tandemmq.errors import GroupNotFound, RequestRejected
+from tandemmq.admin.targets import MASTER_ID, Target, Tools, find_targets
+from tandemmq.api import broker_admin, broker_offset, broker_topic
+from tandemmq.errors import GroupNotFound, NoRoute, RequestRejected
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
 from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.topic_names import RETRY_PREFIX
@@ -105,6 +105,19 @@ async def reset_by_time(tools: Tools, group: str, topic: str, time_ms: int) -> A
     offsets = await tools.cluster_admin.reset_offsets(group, topic, time_ms)
     table = Table("queues", ("broker", "queue", "offset"))
     table.rows += [(queue.broker_name, queue.queue_id, offset) for queue, offset in sorted(offsets.items())]
+    return Answer([table])
+
+
+async def clone_offsets(tools: Tools, source: str, target: str, topic: str) -> Answer:
+    """The target group goes on in a topic where the source group is."""
+    table = Table("cloned", ("broker", "source", "target", "topic"))
+    route = await tools.cluster_admin.topic_route(topic)
+    for broker in sorted(route.brokers, key=lambda one: one.broker_name):
+        address = broker.addresses.get(MASTER_ID)
+        if address is None:
+            raise NoRoute(f"broker {broker.broker_name!r} has no master: offsets cannot be cloned there")
+        await broker_offset.clone_offsets(tools.remoting, address, source, target, topic)
+        table.rows.append((address, source, target, topic))
     return Answer([table])
 
 

@@ -1,13 +1,17 @@
-"""Commands about topics: topicList, topicRoute, topicClusterList, topicStatus, updateTopic, deleteTopic."""
+"""Commands about topics: topicList, topicRoute, topicClusterList, topicStatus, updateTopic,
+updateTopicPerm, deleteTopic.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from tandemmq.admin.render import Answer, Table
 from tandemmq.admin.targets import MASTER_ID, Tools, find_targets
 from tandemmq.api import broker_topic
-from tandemmq.errors import NoRoute
+from tandemmq.errors import NoRoute, TopicNotFound
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.topic_names import check_topic
 
@@ -61,6 +65,21 @@ async def change_topic(tools: Tools, config: TopicConfig, address: str, cluster:
         await broker_topic.create_topic(tools.remoting, target.address, config)
         counts = config.read_queue_count, config.write_queue_count
         table.rows.append((target.address, config.name, *counts, config.permission))
+    return Answer([table])
+
+
+async def change_permission(tools: Tools, topic: str, permission: int, address: str, cluster: str) -> Answer:
+    """Change only the permission of a topic where it exists. Raises TopicNotFound when that is nowhere."""
+    table = Table("changed", ("broker", "topic", "old_permission", "permission"))
+    for target in await find_targets(tools, address=address, cluster=cluster, masters_only=True):
+        held = await broker_topic.query_topic_config(tools.remoting, target.address, topic)
+        if held is None:
+            continue
+        config = msgspec.structs.replace(held, permission=permission)
+        await broker_topic.create_topic(tools.remoting, target.address, config)
+        table.rows.append((target.address, topic, held.permission, permission))
+    if not table.rows:
+        raise TopicNotFound(f"no broker that was asked has the topic {topic!r}")
     return Answer([table])
 
 

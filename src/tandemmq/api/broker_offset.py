@@ -7,6 +7,7 @@ from typing import NamedTuple
 from tandemmq.api.calls import CALL_TIMEOUT_S, ask, call, tell
 from tandemmq.protocol import rejections
 from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.requests.admin import CloneGroupOffsetRequest
 from tandemmq.protocol.requests.offset import (
     EarliestStoreTimeRequest,
     EarliestStoreTimeResponse,
@@ -160,3 +161,17 @@ async def query_earliest_store_time(
     answer = await call(client, address, RequestCode.GET_EARLIEST_MSG_STORETIME, header, timeout_s=timeout_s)
     time_ms = answer.decode(EarliestStoreTimeResponse).timestamp_ms
     return None if time_ms < 0 else EpochMs(time_ms)
+
+
+async def clone_offsets(
+    client: RemotingClient,
+    address: str,
+    source: str,
+    target: str,
+    topic: str,
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> None:
+    """The target group goes on in the topic where the source group is, on this broker."""
+    header = CloneGroupOffsetRequest(source_group=source, target_group=target, topic=topic)
+    await call(client, address, RequestCode.CLONE_GROUP_OFFSET, header, timeout_s=timeout_s)

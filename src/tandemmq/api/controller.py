@@ -76,13 +76,20 @@ class HeartbeatAnswer:
     lease_ms: int | None
 
 
+async def query_metadata(
+    client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> ControllerMetadataResponse:
+    """The group of the controller at `address`, as it knows it. Raises what `call` raises."""
+    answer = await call(client, address, RequestCode.CONTROLLER_GET_METADATA_INFO, timeout_s=timeout_s)
+    return answer.decode(ControllerMetadataResponse)
+
+
 async def find_leader(client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S) -> str:
     """The address of the leading controller, as the one at `address` knows it.
 
     Raises:  NotLeader when it knows none; what `call` raises.
     """
-    answer = await call(client, address, RequestCode.CONTROLLER_GET_METADATA_INFO, timeout_s=timeout_s)
-    leader = answer.decode(ControllerMetadataResponse).leader_address
+    leader = (await query_metadata(client, address, timeout_s=timeout_s)).leader_address
     if not leader:
         raise NotLeader(f"the controller at {address} knows no leader")
     return leader

@@ -1,4 +1,4 @@
-"""Calls to a name server: registration of brokers, routes, cluster and topic lists.
+"""Calls to a name server: registration of brokers, routes, cluster and topic lists, its settings.
 
 Source:  spec nameserver 3, 4, 6; spec remoting 8.1, 8.2, 8.7.
 """
@@ -17,7 +17,11 @@ from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, en
 from tandemmq.protocol.bodies.route import TopicRoute, decode_topic_route
 from tandemmq.protocol.bodies.topic import decode_topic_list
 from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.properties_file import edit_properties, parse_properties
 from tandemmq.protocol.requests.route import (
+    AddWritePermissionRequest,
+    AddWritePermissionResponse,
+    DeleteKvRequest,
     DeleteTopicInNameServerRequest,
     GetKvRequest,
     GetKvResponse,
@@ -29,6 +33,8 @@ from tandemmq.protocol.requests.route import (
     RouteRequest,
     TopicsByClusterRequest,
     UnregisterBrokerRequest,
+    WipeWritePermissionRequest,
+    WipeWritePermissionResponse,
 )
 from tandemmq.remoting.client import RemotingClient
 
@@ -197,3 +203,46 @@ async def get_kv(
     if answer.code != ResponseCode.SUCCESS:
         raise rejections.to_error(answer)
     return answer.decode(GetKvResponse).value
+
+
+async def delete_kv(
+    client: RemotingClient, address: str, namespace: str, key: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> None:
+    """Take a value out of the key-value configuration; none there is no error."""
+    header = DeleteKvRequest(namespace=namespace, key=key)
+    await call(client, address, RequestCode.DELETE_KV_CONFIG, header, timeout_s=timeout_s)
+
+
+async def wipe_write_permission(
+    client: RemotingClient, address: str, broker_name: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> int:
+    """Routes of this name server offer the broker's queues to no producer; how many topics that concerns."""
+    header = WipeWritePermissionRequest(broker_name=broker_name)
+    answer = await call(client, address, RequestCode.WIPE_WRITE_PERM_OF_BROKER, header, timeout_s=timeout_s)
+    return answer.decode(WipeWritePermissionResponse).topic_count
+
+
+async def add_write_permission(
+    client: RemotingClient, address: str, broker_name: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> int:
+    """The opposite of `wipe_write_permission`."""
+    header = AddWritePermissionRequest(broker_name=broker_name)
+    answer = await call(client, address, RequestCode.ADD_WRITE_PERM_OF_BROKER, header, timeout_s=timeout_s)
+    return answer.decode(AddWritePermissionResponse).topic_count
+
+
+async def query_config(
+    client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> dict[str, str]:
+    """The name server's settings."""
+    answer = await call(client, address, RequestCode.GET_NAMESRV_CONFIG, timeout_s=timeout_s)
+    settings = parse_properties(bytes(answer.body), address)
+    return {key: setting.text for key, setting in settings.items()}
+
+
+async def change_config(
+    client: RemotingClient, address: str, key: str, value: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> None:
+    """Change one setting of a running name server; which ones may be changed is its own matter."""
+    body = edit_properties(b"", {key: value})
+    await call(client, address, RequestCode.UPDATE_NAMESRV_CONFIG, body=body, timeout_s=timeout_s)

@@ -81,6 +81,11 @@ class Admin:
 
     # The cluster
 
+    @property
+    def name_servers(self) -> tuple[str, ...]:
+        """All that were given."""
+        return self._instance.name_servers.addresses
+
     async def cluster_info(self) -> ClusterInfo:
         """All registered brokers, by cluster and name."""
         return await self._instance.name_servers.ask(nameserver.query_cluster_info)
