@@ -79,6 +79,15 @@ def test_page_has_a_table_for_each_setting_and_latencies_of_all() -> None:
     assert "| slave | 10 | 40 | 0.25 | 20 | 80 |" in page
 
 
+def test_reading_a_backlog_has_no_latency_of_its_own() -> None:
+    backlogs = [Case(setting=ASYNC, kind=kind) for kind in ("read", "filter", "sql")]
+    readings = [reading(case, side, 1.0) for case in (*backlogs, SEND) for side in (OURS, JAVA)]
+    latencies = render_page(readings, []).split("### Latency")[1].split("### Memory")[0]
+    assert [line.split(" | ")[0] for line in latencies.splitlines() if "p50" in line] == [
+        f"| {SEND.name}, ASYNC_FLUSH"
+    ]
+
+
 def test_report_is_a_page_a_plot_and_json(tmp_path: Path) -> None:
     readings = some_readings()
     write_report(readings, ["A machine."], tmp_path / "docs")
@@ -103,6 +112,11 @@ def test_cases_are_chosen_by_a_part_of_their_name() -> None:
     assert choose_cases([]) == list(CASES)
     assert {case.in_flight for case in choose_cases(["64 in flight"])} == {64}
     assert choose_cases(["backlog of 1 KiB, one tag"]) == [Case(setting=ASYNC, kind="filter")]
+    assert [case.kind for case in choose_cases(["acknowledged", "SQL92", "delayed"])] == [
+        "sql",
+        "pop",
+        "delay",
+    ]
     with pytest.raises(TandemError, match="no case has 'queues' in its name; there are: ASYNC_FLUSH: sends"):
         choose_cases(["queues"])
 

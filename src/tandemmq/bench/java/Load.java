@@ -6,7 +6,17 @@ import java.util.concurrent.Semaphore;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.locks.LockSupport;
 
+import org.apache.rocketmq.client.consumer.AckCallback;
+import org.apache.rocketmq.client.consumer.AckResult;
+import org.apache.rocketmq.client.consumer.AckStatus;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
+import org.apache.rocketmq.client.consumer.PopCallback;
+import org.apache.rocketmq.client.consumer.PopResult;
+import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.client.consumer.PullStatus;
+import org.apache.rocketmq.client.impl.factory.MQClientInstance;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendCallback;
@@ -15,8 +25,11 @@ import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.client.producer.TransactionListener;
 import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageConst;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.protocol.header.AckMessageRequestHeader;
+import org.apache.rocketmq.remoting.protocol.header.PopMessageRequestHeader;
 
 /**
  * One load on one broker group, by RocketMQ's own client: nameServer topic kind bodyBytes inFlight batch rate
@@ -28,6 +41,8 @@ import org.apache.rocketmq.common.message.MessageQueue;
 public final class Load {
     private static final int SAMPLES_MAX = 1 << 22;
     private static final long TIMEOUT_MS = 10_000;
+    private static final int READ_AT_ONCE = 32;
+    private static final long INVISIBLE_MS = 60_000;
 
     private final String nameServer;
     private final String topic;
@@ -35,6 +50,7 @@ public final class Load {
     private final int inFlight;
     private final int batch;
     private final int rate;
+    private final int delayLevel;
     private final long warmUpNs;
     private final long measuredNs;
 
@@ -53,6 +69,7 @@ public final class Load {
         inFlight = Integer.parseInt(arguments[4]);
         batch = Integer.parseInt(arguments[5]);
         rate = Integer.parseInt(arguments[6]);
+        delayLevel = arguments[2].equals("delay") ? 1 : 0;
         warmUpNs = (long) (Double.parseDouble(arguments[7]) * 1e9);
         measuredNs = (long) (Double.parseDouble(arguments[8]) * 1e9);
     }
@@ -60,12 +77,15 @@ public final class Load {
     public static void main(String[] arguments) throws Exception {
         Load load = new Load(arguments);
         switch (arguments[2]) {
-            case "send": load.send(); break;
+            case "send":
+            case "delay": load.send(); break;
             case "rate": load.sendAtRate(); break;
             case "transaction": load.sendTransactions(); break;
             case "read": load.read("*"); break;
             case "filter": load.read("T1"); break;
-            default: throw new IllegalArgumentException("a load is send, rate, transaction, read or filter");
+            case "sql": load.readBySql("TAGS = 'T1'"); break;
+            case "pop": load.popAndAck(); break;
+            default: throw new IllegalArgumentException("no load is called " + arguments[2]);
         }
         // The client's threads are not worth waiting for.
         System.exit(0);
@@ -124,27 +144,10 @@ public final class Load {
         });
         start(producer);
         Clock clock = new Clock();
-        List<Thread> threads = new ArrayList<>();
-        for (int worker = 0; worker < inFlight; worker++) {
-            Thread thread = new Thread(() -> {
-                while (clock.isOpen()) {
-                    long begun = System.nanoTime();
-                    try {
-                        noteResult(producer.sendMessageInTransaction(message(0), null), begun, 1);
-                    } catch (Exception error) {
-                        noteFailure(error, 1);
-                    }
-                }
-            });
-            thread.start();
-            threads.add(thread);
-        }
-        while (clock.goesOn()) {
-            Thread.sleep(5);
-        }
-        for (Thread thread : threads) {
-            thread.join();
-        }
+        runInThreads(clock, inFlight, worker -> {
+            long begun = System.nanoTime();
+            noteResult(producer.sendMessageInTransaction(message(0), null), begun, 1);
+        });
         clock.tell();
     }
 
@@ -153,7 +156,7 @@ public final class Load {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("bench_read");
         consumer.setNamesrvAddr(nameServer);
         consumer.setAutoCommit(false);
-        consumer.setPullBatchSize(32);
+        consumer.setPullBatchSize(READ_AT_ONCE);
         consumer.setPullThreadNums(4);
         consumer.start();
         consumer.setSubExpressionForAssign(topic, tags);
@@ -182,6 +185,156 @@ public final class Load {
         clock.tell();
     }
 
+    /** The same, a thread for each queue, of the messages that an expression selects. */
+    private void readBySql(String expression) throws Exception {
+        DefaultMQPullConsumer consumer = start(new DefaultMQPullConsumer("bench_sql"));
+        // The answer to a heartbeat has the broker's version, without which no client asks for SQL92.
+        clientOf(consumer).sendHeartbeatToAllBrokerWithLock();
+        List<MessageQueue> queues = new ArrayList<>(consumer.fetchSubscribeMessageQueues(topic));
+        MessageSelector selector = MessageSelector.bySql(expression);
+        long[] offsets = new long[queues.size()];
+        Clock clock = new Clock();
+        runInThreads(clock, queues.size(), worker -> {
+            long begun = System.nanoTime();
+            PullResult result = consumer.pull(queues.get(worker), selector, offsets[worker], READ_AT_ONCE);
+            boolean isOver = result.getPullStatus() == PullStatus.NO_NEW_MSG;
+            offsets[worker] = isOver ? 0 : result.getNextBeginOffset();
+            if (isMeasuring && result.getPullStatus() == PullStatus.FOUND) {
+                answers.addAndGet(result.getMsgFoundList().size());
+                sample(System.nanoTime() - begun);
+            }
+        });
+        clock.tell();
+    }
+
+    /** As many pops at a time as asked for, by a group of this run; each is over when all of it is acknowledged. */
+    private void popAndAck() throws Exception {
+        DefaultMQPullConsumer consumer = start(new DefaultMQPullConsumer("bench_pop_" + System.nanoTime()));
+        MQClientInstance client = clientOf(consumer);
+        List<MessageQueue> queues = new ArrayList<>(consumer.fetchSubscribeMessageQueues(topic));
+        Semaphore room = new Semaphore(inFlight);
+        Clock clock = new Clock();
+        for (int number = 0; clock.goesOn(); number++) {
+            room.acquire();
+            MessageQueue queue = queues.get(number % queues.size());
+            String address = client.findBrokerAddressInPublish(queue.getBrokerName());
+            PopMessageRequestHeader header = new PopMessageRequestHeader();
+            header.setConsumerGroup(consumer.getConsumerGroup());
+            header.setTopic(topic);
+            header.setQueueId(queue.getQueueId());
+            header.setMaxMsgNums(READ_AT_ONCE);
+            header.setInvisibleTime(INVISIBLE_MS);
+            header.setBornTime(System.currentTimeMillis());
+            header.setInitMode(0);
+            header.setOrder(false);
+            long begun = System.nanoTime();
+            PopCallback done = new PopCallback() {
+                @Override
+                public void onSuccess(PopResult result) {
+                    acknowledge(client, address, header.getConsumerGroup(), result.getMsgFoundList(), begun, room);
+                }
+
+                @Override
+                public void onException(Throwable error) {
+                    noteFailure(error, 1);
+                    room.release();
+                }
+            };
+            client.getMQClientAPIImpl().popMessageAsync(queue.getBrokerName(), address, header, TIMEOUT_MS, done);
+        }
+        room.acquire(inFlight);
+        clock.tell();
+    }
+
+    private void acknowledge(
+        MQClientInstance client, String address, String group, List<MessageExt> found, long begun, Semaphore room) {
+        if (found == null || found.isEmpty()) {
+            room.release();
+            return;
+        }
+        AtomicInteger open = new AtomicInteger(found.size());
+        for (MessageExt message : found) {
+            AckMessageRequestHeader header = new AckMessageRequestHeader();
+            header.setConsumerGroup(group);
+            header.setTopic(message.getTopic());
+            header.setQueueId(message.getQueueId());
+            header.setOffset(message.getQueueOffset());
+            header.setExtraInfo(message.getProperty(MessageConst.PROPERTY_POP_CK));
+            AckCallback done = new AckCallback() {
+                @Override
+                public void onSuccess(AckResult result) {
+                    if (result.getStatus() != AckStatus.OK) {
+                        noteFailure(new IllegalStateException("an acknowledgement was refused"), 1);
+                    } else if (isMeasuring) {
+                        answers.incrementAndGet();
+                    }
+                    finish();
+                }
+
+                @Override
+                public void onException(Throwable error) {
+                    noteFailure(error, 1);
+                    finish();
+                }
+
+                private void finish() {
+                    if (open.decrementAndGet() == 0) {
+                        if (isMeasuring) {
+                            sample(System.nanoTime() - begun);
+                        }
+                        room.release();
+                    }
+                }
+            };
+            try {
+                client.getMQClientAPIImpl().ackMessageAsync(address, TIMEOUT_MS, done, header);
+            } catch (Exception error) {
+                done.onException(error);
+            }
+        }
+    }
+
+    /** What one thread does again and again. */
+    private interface Step {
+        void run(int worker) throws Exception;
+    }
+
+    private void runInThreads(Clock clock, int count, Step step) throws Exception {
+        List<Thread> threads = new ArrayList<>();
+        for (int number = 0; number < count; number++) {
+            int worker = number;
+            Thread thread = new Thread(() -> {
+                while (clock.isOpen()) {
+                    try {
+                        step.run(worker);
+                    } catch (Exception error) {
+                        noteFailure(error, 1);
+                    }
+                }
+            });
+            thread.start();
+            threads.add(thread);
+        }
+        while (clock.goesOn()) {
+            Thread.sleep(5);
+        }
+        for (Thread thread : threads) {
+            thread.join();
+        }
+    }
+
+    private DefaultMQPullConsumer start(DefaultMQPullConsumer consumer) throws Exception {
+        consumer.setNamesrvAddr(nameServer);
+        consumer.start();
+        return consumer;
+    }
+
+    private MQClientInstance clientOf(DefaultMQPullConsumer consumer) {
+        MQClientInstance client = consumer.getDefaultMQPullConsumerImpl().getRebalanceImpl().getmQClientFactory();
+        client.updateTopicRouteInfoFromNameServer(topic);
+        return client;
+    }
+
     private <T extends DefaultMQProducer> T start(T producer) throws Exception {
         producer.setNamesrvAddr(nameServer);
         producer.setSendMsgTimeout((int) TIMEOUT_MS);
@@ -203,7 +356,11 @@ public final class Load {
     }
 
     private Message message(int number) {
-        return new Message(topic, "T" + (number & 3), body);
+        Message message = new Message(topic, "T" + (number & 3), body);
+        if (delayLevel > 0) {
+            message.setDelayTimeLevel(delayLevel);
+        }
+        return message;
     }
 
     private List<Message> messages(int number) {
@@ -258,7 +415,7 @@ public final class Load {
     private final class Clock {
         private final long warm = System.nanoTime() + warmUpNs;
         private long begun;
-        private long ended;
+        private volatile long ended;
 
         boolean isOpen() {
             return ended == 0;

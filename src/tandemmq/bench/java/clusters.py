@@ -77,6 +77,7 @@ class Setting:
             "storePathCommitLog": directory / ("slave" if is_slave else "master") / "commitlog",
             "waitTimeMillsInSendQueue": 10_000,
             "transientStorePoolEnable": "false",
+            "enablePropertyFilter": "true",
         }
 
 

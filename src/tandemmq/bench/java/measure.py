@@ -66,8 +66,13 @@ class Case:
                 return f"batches of {self.batch} x {size}, {self.in_flight} in flight"
             case "send":
                 return f"sends of {size}, {self.in_flight} in flight"
-            case "read" | "filter":
-                return f"backlog of {size}" + (", one tag of four" if self.kind == "filter" else "")
+            case "read" | "filter" | "sql":
+                chosen = {"read": "", "filter": ", one tag of four", "sql": ", SQL92 for one of four"}
+                return f"backlog of {size}{chosen[self.kind]}"
+            case "pop":
+                return f"pops of up to 32 of {size}, each acknowledged, {self.in_flight} in flight"
+            case "delay":
+                return f"sends of {size} delayed by a second, {self.in_flight} in flight"
             case _:
                 return f"{self.kind}s of {size}, {self.in_flight} in flight"
 
@@ -82,9 +87,11 @@ def _all_cases() -> Iterator[Case]:
     yield Case(setting=ASYNC, kind="light", in_flight=64)
     for rate in (1_000, 5_000, 10_000):
         yield Case(setting=ASYNC, kind="rate", rate=rate)
-    for kind in ("read", "filter"):
+    for kind in ("read", "filter", "sql"):
         yield Case(setting=ASYNC, kind=kind)
+    yield Case(setting=ASYNC, kind="pop", in_flight=4)
     yield Case(setting=ASYNC, kind="transaction", in_flight=16)
+    yield Case(setting=ASYNC, kind="delay", in_flight=16)
     for setting in (SYNC, PAIR, SAFE):
         for in_flight in (1, 64):
             yield Case(setting=setting, kind="send", in_flight=in_flight)

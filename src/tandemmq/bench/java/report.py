@@ -134,7 +134,7 @@ def _latency_header() -> list[str]:
 
 
 def _latency_lines(row: Row) -> Iterator[str]:
-    if not row.p50_us.java or row.case.kind in ("read", "filter"):
+    if not row.p50_us.java or row.case.kind in ("read", "filter", "sql"):
         return
     name = f"{row.case.name}, {row.case.setting.name}"
     for what, figure in (("p50", row.p50_us), ("p99", row.p99_us), ("p99.9", row.p999_us)):
