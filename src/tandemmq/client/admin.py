@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from tandemmq.api import broker_admin, broker_offset, broker_query, broker_topic, nameserver
 from tandemmq.client.consumer.replica_choice import MASTER_ID, choose_replica
-from tandemmq.client.instance import ClientInstance
+from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.options import ClientOptions
 from tandemmq.client.route_view import RouteView, build_view
 from tandemmq.errors import BadRequest, NoRoute, TopicNotFound
@@ -45,7 +44,7 @@ class QueueRange:
         return self.max_offset - self.min_offset
 
 
-class Admin:
+class Admin(Client):
     """Used from one event loop."""
 
     def __init__(
@@ -56,28 +55,18 @@ class Admin:
         instance: ClientInstance | None = None,
     ) -> None:
         """`instance`: share the connections of another client, which then is not closed by this one."""
-        self._owns_instance = instance is None
-        self._instance = instance or ClientInstance(namesrv, options or ClientOptions())
+        self._use = InstanceUse(namesrv, options or ClientOptions(), instance)
+        self._instance = self._use.instance
         self._remoting = self._instance.remoting
 
     async def start(self) -> Self:
         """Reach a name server. Raises BrokerUnreachable when none takes a connection."""
-        if self._owns_instance:
-            await self._instance.start()
+        await self._use.start()
         return self
 
     async def close(self) -> None:
         """End the connections."""
-        if self._owns_instance:
-            await self._instance.close()
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+        await self._use.close()
 
     # The cluster
 

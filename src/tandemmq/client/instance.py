@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from tandemmq.api import broker_client
 from tandemmq.client.name_servers import NameServers
@@ -61,6 +63,26 @@ class GroupMember(Protocol):
     def describe(self) -> ConsumerData: ...
 
     def handle_broker_request(self, command: Command) -> Command | Waiting | None: ...
+
+
+class Client(ABC):
+    """What applications make: `async with` starts and closes it."""
+
+    @abstractmethod
+    async def start(self) -> Self:
+        """Reach a name server and begin."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End everything that was started."""
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
 
 
 class ClientInstance:
@@ -237,3 +259,21 @@ class ClientInstance:
 async def _local_address(client: RemotingClient, address: str) -> str:
     channel = await client.channel(address)
     return channel.local[0]
+
+
+class InstanceUse:
+    """How one client uses an instance: its own lives as long as the client; a shared one is not touched."""
+
+    def __init__(self, namesrv: str, options: ClientOptions, shared: ClientInstance | None) -> None:
+        self.instance = shared or ClientInstance(namesrv, options)
+        self._is_own = shared is None
+
+    async def start(self) -> None:
+        """As `ClientInstance.start`, if it is the client's own."""
+        if self._is_own:
+            await self.instance.start()
+
+    async def close(self) -> None:
+        """As `ClientInstance.close`, if it is the client's own."""
+        if self._is_own:
+            await self.instance.close()

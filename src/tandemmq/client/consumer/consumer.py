@@ -20,14 +20,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from tandemmq.api import broker_send
 from tandemmq.client.consumer.inbox import Delivery
 from tandemmq.client.consumer.membership import Membership, queue_of
 from tandemmq.client.consumer.subscription import ALL
-from tandemmq.client.instance import ClientInstance
+from tandemmq.client.instance import Client, ClientInstance
 from tandemmq.client.options import ConsumerOptions, StartFrom
 from tandemmq.client.producer.results import send_reply
 from tandemmq.errors import ClientError
@@ -39,7 +38,7 @@ YIELD_EVERY = 256
 """Messages that an iteration hands out before it lets the loop turn: heartbeats and pulls must go on."""
 
 
-class Consumer:
+class Consumer(Client):
     """One member of a consumer group; used from one event loop."""
 
     def __init__(
@@ -91,14 +90,6 @@ class Consumer:
     async def close(self) -> None:
         """Stop reading, commit, leave the group. What was handed out and is not finished comes again."""
         await self._member.close()
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     # Reading
 

@@ -20,7 +20,7 @@ from tandemmq.client.consumer.queue_reader import QueueReader, ReaderSeams
 from tandemmq.client.consumer.start_offset import find_offset
 from tandemmq.client.consumer.subscription import ALL, check_filters, make_subscription, parse_subscription
 from tandemmq.client.faulty_peers import FaultyPeers
-from tandemmq.client.instance import ClientInstance
+from tandemmq.client.instance import ClientInstance, InstanceUse
 from tandemmq.client.options import ConsumerOptions, MessageModel, StartFrom
 from tandemmq.errors import ClientError, OffsetOutOfRange, TandemError
 from tandemmq.protocol.bodies import MessageQueue
@@ -55,8 +55,8 @@ class Membership:
         check_group(group)
         self.group = group
         self.options = options
-        self._owns_instance = instance is None
-        self.instance = instance or ClientInstance(namesrv, options.client)
+        self._use = InstanceUse(namesrv, options.client, instance)
+        self.instance = self._use.instance
         self._disk = disk
         self.tasks = TaskScope(f"consumer-{group}", self._on_failure)
         self.inbox = Inbox(options.cached_bytes_max)
@@ -119,8 +119,7 @@ class Membership:
 
     async def start(self) -> None:
         """As `Consumer.start`."""
-        if self._owns_instance:
-            await self.instance.start()
+        await self._use.start()
         if self.options.model is MessageModel.CLUSTERING:
             version = self.instance.clock.now_ms()
             self.assignment.subscribe(parse_subscription(retry_topic(self.group), ALL, version))
@@ -158,8 +157,7 @@ class Membership:
         await self.assignment.close()
         await self.instance.leave(consumer_group=self.group)
         self.instance.on_failure.remove(self._on_client_failure)
-        if self._owns_instance:
-            await self.instance.close()
+        await self._use.close()
 
     def check_alive(self) -> None:
         """Raises ClientError when a background task has died, or the consumer is not started."""

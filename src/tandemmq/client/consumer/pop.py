@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from tandemmq.api import broker_pop
 from tandemmq.client.consumer.subscription import ALL, Subscription, check_filters, make_subscription
-from tandemmq.client.instance import ClientInstance
+from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.options import PopOptions, StartFrom
 from tandemmq.errors import ClientError, NoRoute, TandemError
 from tandemmq.protocol.bodies.heartbeat import ConsumeFromWhere, ConsumerData, ConsumeType
@@ -48,7 +47,7 @@ class _Target(NamedTuple):
     broker_name: str
 
 
-class PopConsumer:
+class PopConsumer(Client):
     """One member of a consumer group; used from one event loop."""
 
     def __init__(
@@ -63,8 +62,8 @@ class PopConsumer:
         check_group(group)
         self.group = group
         self.options = options or PopOptions()
-        self._owns_instance = instance is None
-        self._instance = instance or ClientInstance(namesrv, self.options.client)
+        self._use = InstanceUse(namesrv, self.options.client, instance)
+        self._instance = self._use.instance
         self._tasks = TaskScope(f"pop-consumer-{group}", self._on_failure)
         self._subscriptions: dict[str, Subscription] = {}
         self._turn = 0
@@ -88,8 +87,7 @@ class PopConsumer:
 
     async def start(self) -> Self:
         """Join the group. Raises as `Consumer.start`."""
-        if self._owns_instance:
-            await self._instance.start()
+        await self._use.start()
         self._instance.add_consumer(self)
         self._is_started = True
         try:
@@ -109,16 +107,7 @@ class PopConsumer:
         self._is_started = False
         await self._tasks.close()
         await self._instance.leave(consumer_group=self.group)
-        if self._owns_instance:
-            await self._instance.close()
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+        await self._use.close()
 
     # Messages
 

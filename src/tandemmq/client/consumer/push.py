@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
 from tandemmq.api import broker_send
 from tandemmq.client.consumer.membership import Membership
 from tandemmq.client.consumer.subscription import ALL
 from tandemmq.client.consumer.workers import Handler, Workers
-from tandemmq.client.instance import ClientInstance
+from tandemmq.client.instance import Client, ClientInstance
 from tandemmq.client.options import PushOptions
 from tandemmq.client.producer.results import send_reply
 from tandemmq.errors import ClientError
@@ -33,7 +32,7 @@ from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.runtime.ports import Disk
 
 
-class PushConsumer:
+class PushConsumer(Client):
     """One member of a consumer group; used from one event loop."""
 
     def __init__(
@@ -84,14 +83,6 @@ class PushConsumer:
         await self._member.close()
         self._workers.close()
         self._closed.set()
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def wait_closed(self) -> None:
         """Returns when another task has closed the consumer.

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from tandemmq.api import broker_transaction
-from tandemmq.client.instance import ClientInstance
+from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.options import ProducerOptions
 from tandemmq.client.producer.bulk import OnResult, SendSummary, cut_messages, send_chunks
 from tandemmq.client.producer.outbox import Outbox
@@ -78,7 +77,7 @@ class Requests:
             self._introduced |= addresses
 
 
-class Producer:
+class Producer(Client):
     """One producer of a group; used from one event loop."""
 
     def __init__(
@@ -93,8 +92,8 @@ class Producer:
         check_group(group)
         self.group = group
         self.options = options or ProducerOptions()
-        self._owns_instance = instance is None
-        self._instance = instance or ClientInstance(namesrv, self.options.client)
+        self._use = InstanceUse(namesrv, self.options.client, instance)
+        self._instance = self._use.instance
         self._outbox = Outbox(self._instance, group, self.options)
         self._window = self._outbox.window
         self._requests = Requests(self._instance, self._outbox)
@@ -105,8 +104,7 @@ class Producer:
 
     async def start(self) -> Self:
         """Reach a name server. Raises BrokerUnreachable when none takes a connection."""
-        if self._owns_instance:
-            await self._instance.start()
+        await self._use.start()
         self._instance.add_producer(self.group)
         self._instance.on_failure.append(self._on_failure)
         self._outbox.open()
@@ -128,16 +126,7 @@ class Producer:
             await self._tracer.close()
         self._instance.on_failure.remove(self._on_failure)
         await self._instance.leave(producer_group=self.group)
-        if self._owns_instance:
-            await self._instance.close()
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+        await self._use.close()
 
     # Sending
 

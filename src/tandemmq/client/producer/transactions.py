@@ -15,11 +15,10 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from tandemmq.api import broker_transaction
-from tandemmq.client.instance import ClientInstance
+from tandemmq.client.instance import Client, ClientInstance
 from tandemmq.client.options import ProducerOptions
 from tandemmq.client.producer.producer import Producer
 from tandemmq.client.producer.results import SendResult
@@ -65,7 +64,7 @@ class TransactionResult(NamedTuple):
     state: TransactionState
 
 
-class TransactionProducer:
+class TransactionProducer(Client):
     """One producer of a group whose members all answer checks for each other."""
 
     def __init__(
@@ -105,14 +104,6 @@ class TransactionProducer:
         if self._instance.questions.checks.get(self.group) == self._on_check:
             del self._instance.questions.checks[self.group]
         await self.producer.close()
-
-    async def __aenter__(self) -> Self:
-        return await self.start()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def send(
         self, message: Message, work: Work, *, timeout_s: float | None = None
