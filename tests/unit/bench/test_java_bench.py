@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandemmq.bench.java.clusters import JAVA, OURS, Setting
-from tandemmq.bench.java.measure import ASYNC, CASES, PAIR, Case, Reading, choose_cases
+from tandemmq.bench.java.measure import ASYNC, CASES, ELECTED, PAIR, Case, Reading, choose_cases
 from tandemmq.bench.java.report import (
     INTRODUCTION,
     figure_of,
@@ -131,6 +131,22 @@ def test_both_brokers_are_told_the_same(tmp_path: Path) -> None:
     assert {name for name in master if master[name] != slave[name]} == {
         "brokerId",
         "brokerRole",
+        "storePathRootDir",
+        "storePathCommitLog",
+    }
+
+
+def test_elected_brokers_have_the_same_role_and_take_nothing_alone(tmp_path: Path) -> None:
+    first, second = (
+        ELECTED.of_broker(tmp_path, "127.0.0.1:9876", port, is_slave=is_slave, controller="127.0.0.1:9878")
+        for is_slave, port in ((False, 10_911), (True, 10_921))
+    )
+    assert first["controllerAddr"] == "127.0.0.1:9878"
+    assert first["minInSyncReplicas"] == 2
+    assert not first.keys() & {"brokerRole", "brokerId", "inSyncReplicas"}
+    assert {name for name in first if first[name] != second[name]} == {
+        "listenPort",
+        "haListenPort",
         "storePathRootDir",
         "storePathCommitLog",
     }

@@ -41,6 +41,7 @@ import org.apache.rocketmq.remoting.protocol.header.PopMessageRequestHeader;
 public final class Load {
     private static final int SAMPLES_MAX = 1 << 22;
     private static final long TIMEOUT_MS = 10_000;
+    private static final int ATTEMPTS_MAX = 120;
     private static final int READ_AT_ONCE = 32;
     private static final long INVISIBLE_MS = 60_000;
 
@@ -347,7 +348,7 @@ public final class Load {
                 producer.send(message(0));
                 return producer;
             } catch (Exception error) {
-                if (attempt == 20) {
+                if (attempt == ATTEMPTS_MAX) {
                     throw error;
                 }
                 Thread.sleep(500);

@@ -51,33 +51,58 @@ _LOAD: Final = Path(__file__).parent / "Load.java"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What both brokers are told. `has_slave`: a send is answered when the slave has it, too."""
+    """What both brokers are told.
+
+    `has_slave`: a send is answered when the slave has it, too. `is_elected`: a controller says who of the two
+    is master, and no send is taken before the other one is in the set of those that hold everything.
+    """
 
     name: str
     flush: str = "ASYNC_FLUSH"
     has_slave: bool = False
+    is_elected: bool = False
 
-    def of_broker(self, directory: Path, name_server: str, port: int, *, is_slave: bool) -> dict[str, object]:
-        """The properties of one of its brokers."""
+    def of_broker(
+        self, directory: Path, name_server: str, port: int, *, is_slave: bool, controller: str = ""
+    ) -> dict[str, object]:
+        """The properties of one of its brokers. `controller`: of elected ones."""
         role = "SLAVE" if is_slave else "SYNC_MASTER" if self.has_slave else "ASYNC_MASTER"
+        of_role: dict[str, object] = {
+            "brokerId": int(is_slave),
+            "brokerRole": role,
+            "inSyncReplicas": 1 + self.has_slave,
+        }
+        of_elected: dict[str, object] = {
+            "enableControllerMode": "true",
+            "controllerAddr": controller,
+            "allAckInSyncStateSet": "true",
+            "minInSyncReplicas": 2,
+        }
         return {
+            **(of_elected if self.is_elected else of_role),
             "namesrvAddr": name_server,
             "brokerClusterName": BROKER_NAME,
             "brokerName": BROKER_NAME,
-            "brokerId": int(is_slave),
-            "brokerRole": role,
             "brokerIP1": HOST,
             "brokerIP2": HOST,
             "listenPort": port,
             "haListenPort": port + 1,
             "flushDiskType": self.flush,
-            "inSyncReplicas": 1 + self.has_slave,
             "mappedFileSizeCommitLog": 1 << 30,
             "storePathRootDir": directory / ("slave" if is_slave else "master"),
             "storePathCommitLog": directory / ("slave" if is_slave else "master") / "commitlog",
             "waitTimeMillsInSendQueue": 10_000,
             "transientStorePoolEnable": "false",
             "enablePropertyFilter": "true",
+        }
+
+    def of_controller(self, directory: Path, address: str) -> dict[str, object]:
+        """The properties of the only controller."""
+        return {
+            "controllerDLegerGroup": BROKER_NAME,
+            "controllerDLegerPeers": f"n0-{address}",
+            "controllerDLegerSelfId": "n0",
+            "controllerStorePath": directory / "controller",
         }
 
 
@@ -149,12 +174,26 @@ def running_ours(directory: Path, setting: Setting) -> Iterator[Cluster]:
         servers = {"name server": name_server}
         stack.enter_context(stopping([name_server]))
         name_server.start()
-        for name in ("master", "slave")[: 1 + setting.has_slave]:
-            values = setting.of_broker(directory, name_server.address, _free_port(), is_slave=name == "slave")
+
+        def start(name: str, command: str, values: Mapping[str, object]) -> None:
             conf = write_properties(directory / f"{name}.conf", {**values, "bindAddress": HOST})
-            servers[name] = Server(name, ["broker", "-c", str(conf)], directory / f"{name}.log")
+            servers[name] = Server(name, [command, "-c", str(conf)], directory / f"{name}.log")
             stack.enter_context(stopping([servers[name]]))
             servers[name].start()
+
+        controller = ""
+        if setting.is_elected:
+            controller = f"{HOST}:{_free_port()}"
+            start("controller", "controller", setting.of_controller(directory, controller))
+        for name in ("master", "slave")[: 1 + setting.has_slave]:
+            values = setting.of_broker(
+                directory,
+                name_server.address,
+                _free_port(),
+                is_slave=name == "slave",
+                controller=controller,
+            )
+            start(name, "broker", values)
         pids = {name: server.pid for name, server in servers.items()}
         yield Cluster(OURS, name_server.address, servers["master"].address, pids)
 
@@ -189,11 +228,18 @@ def running_java(directory: Path, setting: Setting, tools: JavaTools) -> Iterato
 
         kv = {"listenPort": port, "kvConfigPath": directory / "kvConfig.json"}
         start("name server", "org.apache.rocketmq.namesrv.NamesrvStartup", kv, port)
-        name_server, master = f"{HOST}:{port}", ""
+        name_server, master, controller = f"{HOST}:{port}", "", ""
+        if setting.is_elected:
+            port = _free_port()
+            controller = f"{HOST}:{port}"
+            values = setting.of_controller(directory, controller)
+            start("controller", "org.apache.rocketmq.controller.ControllerStartup", values, port)
         for name in ("master", "slave")[: 1 + setting.has_slave]:
             port = _free_port()
             master = master or f"{HOST}:{port}"
-            values = setting.of_broker(directory, name_server, port, is_slave=name == "slave")
+            values = setting.of_broker(
+                directory, name_server, port, is_slave=name == "slave", controller=controller
+            )
             start(name, "org.apache.rocketmq.broker.BrokerStartup", values, port)
         yield Cluster(JAVA, name_server, master, pids)
 

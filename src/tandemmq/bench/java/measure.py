@@ -35,6 +35,7 @@ ASYNC: Final = Setting("ASYNC_FLUSH")
 SYNC: Final = Setting("SYNC_FLUSH", flush="SYNC_FLUSH")
 PAIR: Final = Setting("ASYNC_FLUSH, synchronous slave", has_slave=True)
 SAFE: Final = Setting("SYNC_FLUSH, synchronous slave", flush="SYNC_FLUSH", has_slave=True)
+ELECTED: Final = Setting("ASYNC_FLUSH, elected master and slave", has_slave=True, is_elected=True)
 
 WARM_UP_S: Final = 20.0
 CLIENT_WARM_UP_S: Final = 2.0
@@ -92,7 +93,7 @@ def _all_cases() -> Iterator[Case]:
     yield Case(setting=ASYNC, kind="pop", in_flight=4)
     yield Case(setting=ASYNC, kind="transaction", in_flight=16)
     yield Case(setting=ASYNC, kind="delay", in_flight=16)
-    for setting in (SYNC, PAIR, SAFE):
+    for setting in (SYNC, PAIR, SAFE, ELECTED):
         for in_flight in (1, 64):
             yield Case(setting=setting, kind="send", in_flight=in_flight)
 
