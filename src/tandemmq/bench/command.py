@@ -4,6 +4,8 @@
 
 `tandemmq bench catchup`: how fast an empty slave copies its master.
 
+`tandemmq bench client`: what the Python client sends and reads, with our broker or any other.
+
 `tandemmq bench spark`, `tandemmq bench kafka`: what reading with Spark costs, alone and beside Kafka.
 
 `tandemmq bench java`: our servers beside Java RocketMQ's under the same loads.
@@ -25,6 +27,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 
 from tandemmq.bench.catchup import CatchUp, measure_catchup
+from tandemmq.bench.client_bench import Reading, measure_client
 from tandemmq.bench.generator import LoadResult, run_load, send_frames
 from tandemmq.bench.process_stats import describe_machine, processor_seconds, resident_bytes
 from tandemmq.bench.reopen import measure_reopening
@@ -240,6 +243,44 @@ def _print_catchup(found: CatchUp) -> None:
         f" at most resident: master {found.master_peak_bytes / 2**20:.0f} MiB,"
         f" slave {found.dispatched.peak_bytes / 2**20:.0f} MiB"
     )
+
+
+@app.command(name="client")
+def client_rates(
+    namesrv: Annotated[
+        str,
+        typer.Option(
+            "-n", "--namesrv", help="Name servers of a cluster that runs, of either maker; else one of ours."
+        ),
+    ] = "",
+    seconds: Annotated[float, typer.Option(help="Length of each measured run.", min=0.1, max=60)] = 5.0,
+    body: Annotated[int, typer.Option(help="Body of each message, in bytes.", min=1)] = BODY_BYTES,
+) -> None:
+    """Send and read with the Python client and print how many messages per second that makes."""
+    if namesrv:
+        readings = asyncio.run(_collect(namesrv, body, seconds))
+    else:
+        with (
+            tempfile.TemporaryDirectory(prefix="tandemmq-bench-") as name,
+            _cluster(Path(name), has_slave=False) as servers,
+        ):
+            readings = asyncio.run(_collect(servers["name server"].address, body, seconds))
+    table = Table(title=f"Python client, {body} B bodies", title_justify="left")
+    for heading in ("case", "messages/s", "p50 us", "p99 us"):
+        table.add_column(heading, justify="left" if heading == "case" else "right")
+    for one in readings:
+        times = ("-" if took is None else f"{took:,.0f}" for took in (one.p50_us, one.p99_us))
+        table.add_row(one.case, one.error or f"{one.rate:,.0f}", *times)
+    console = Console()
+    if not console.is_terminal:
+        console.width = TABLE_WIDTH
+    console.print(table)
+    if any(one.error or not one.message_count for one in readings):
+        raise typer.Exit(1)
+
+
+async def _collect(namesrv: str, body_bytes: int, seconds: float) -> list[Reading]:
+    return [one async for one in measure_client(namesrv, body_bytes=body_bytes, seconds=seconds)]
 
 
 @app.command(name="spark")
