@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dead_letter_maker import make_dead_letters
 from pipeline_recorder import Recorder
 
+from dead_letter_maker import make_dead_letters
 from tandemmq.spark.pipelines.dead_letters import DeadLetter, DeadLetterOptions, DeadLetters, DeadLettersSeen
 from tandemmq.spark.pipelines.events import Stopped
 from tandemmq.spark.pipelines.exhibits import Table
@@ -28,7 +28,7 @@ def _run(lake_spark: Any, options: DeadLetterOptions) -> Recorder:
 
 
 def test_dead_letters_are_grouped_chosen_and_sent_once(lake_spark: Any, cluster: Any, tmp_path: Path) -> None:
-    make_dead_letters(cluster, GROUP, TOPIC, 8)
+    make_dead_letters(cluster.namesrv, GROUP, TOPIC, 8)
     told = _run(lake_spark, DeadLetterOptions(name_servers=cluster.namesrv, group=GROUP, shown=3))
     assert told.of(DeadLettersSeen)[0].messages == 8
     oldest = told.of(DeadLetter)

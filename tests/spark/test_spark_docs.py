@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dead_letter_maker import make_dead_letters
 from spark_cluster import Cluster
 
+from dead_letter_maker import make_dead_letters
 from tandemmq.client import BlockingAdmin, BlockingProducer
 from tandemmq.protocol.message import Message
 from tandemmq.units import MIB
@@ -78,7 +78,7 @@ def test_the_examples_run(
     cluster.send("Orders", 400)
     (tmp_path / "store").symlink_to(cluster.directory / "master")
     text = _here(DOCUMENT.read_text(), cluster, tmp_path)
-    make_dead_letters(cluster, "billing", "Orders2Pay", 20, key="order-{}")
+    make_dead_letters(cluster.namesrv, "billing", "Orders2Pay", 20, key="order-{}")
     # As after a loss of all queues: what the slave has acknowledged is in its log, the rest comes later.
     shutil.copytree(cluster.directory / "slave" / "commitlog", tmp_path / "stopped" / "commitlog")
     for command, told in _commands(text):

@@ -3,7 +3,8 @@
 An outside client publishes all the time and keeps the list of what was acknowledged. Meanwhile the landing
 is killed again and again, first on its own (`local[2]`), then on a standalone cluster that loses an executor,
 a worker and the driver. In the end Spark, pyarrow and the brokers' offsets count the same rows, the audit
-finds all copies equal, and it finds each fault that is planted then. Besides, topics of another cluster are
+finds all copies equal, and it finds each fault that is planted then. A rollup, a history and a resending of
+dead letters are killed, too, and the master under the rollup. Besides, topics of another cluster are
 deleted, made again, cut and aged under queries, which must tell of each message that they cannot get. Prints
 
     SPARK OK landed=N distinct=N lost=0 duplicated=0 skipped_in_silence=0 audit=clean
@@ -28,6 +29,7 @@ from pathlib import Path
 from proof_brokers import BROKER, Brokers, running_brokers
 from proof_counts import Counts, count_lake, read_numbers
 from proof_formats import Declarative, FormatFailed, run_connect
+from proof_pipelines import PipelineProof
 from proof_plants import Plant, copy_lake, cut_record, double_file, flip_bit
 from proof_processes import Event, Pipeline, Standalone, kill, standalone
 from proof_publisher import Publisher
@@ -81,6 +83,8 @@ class Proof:
                 self._run_elsewhere()
             except FormatFailed as error:
                 self._fail(str(error))
+        if self._has("pipelines"):
+            self._harm_pipelines()
         if self._has("silence"):
             self._harm_topics()
         if self._has("audit"):
@@ -213,6 +217,19 @@ class Proof:
                 self._say(f"declarative pipeline: {len(numbers):,} rows")
                 if sorted(numbers) != list(range(wanted)):
                     self._fail(f"a declarative pipeline has {len(numbers)} rows of {wanted} messages")
+
+    def _harm_pipelines(self) -> None:
+        """A rollup, a history and a resending of dead letters, each killed while it works."""
+        proof = PipelineProof(self._brokers, self._start, self._directory)
+        for check in (
+            proof.roll_up(),
+            proof.write_history(self.lake, TOPIC, self._publisher.acknowledged),
+            proof.resend(),
+        ):
+            for text, reasons in check:
+                self._say(text)
+                for reason in reasons:
+                    self._fail(reason)
 
     def _harm_topics(self) -> None:
         self.skipped_in_silence = 0
@@ -378,7 +395,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="of the landing on its own")
     parser.add_argument("--batch-rows", type=int, default=5_000)
     parser.add_argument("--audit-rows", type=int, default=0, help="of a further topic; 0: none")
-    stages = ["cluster", "elsewhere", "silence", "audit"]
+    stages = ["cluster", "elsewhere", "pipelines", "silence", "audit"]
     parser.add_argument("--skip", nargs="*", choices=stages, default=[], help="while something is sought")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

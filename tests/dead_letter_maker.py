@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from spark_cluster import Cluster
-
 from tandemmq.client import BlockingConsumer, BlockingProducer, ConsumerOptions, ReceivedMessage, StartFrom
 from tandemmq.protocol.message import Message
 from waits import until_blocking
@@ -11,9 +9,9 @@ from waits import until_blocking
 WAIT_S = 300.0
 
 
-def make_dead_letters(cluster: Cluster, group: str, topic: str, count: int, *, key: str = "k{}") -> None:
+def make_dead_letters(namesrv: str, group: str, topic: str, count: int, *, key: str = "k{}") -> None:
     """So many messages of a new topic become dead letters of the group, every second one with an error."""
-    with BlockingProducer("spark-tests", cluster.namesrv) as producer:
+    with BlockingProducer("spark-tests", namesrv) as producer:
         for n in range(count):
             properties = {"error": "out of stock"} if n % 2 else {}
             body = b"order %d" % n
@@ -21,7 +19,7 @@ def make_dead_letters(cluster: Cluster, group: str, topic: str, count: int, *, k
                 Message(topic=topic, body=body, keys=(key.format(n),), tags="t", properties=properties)
             )
     options = ConsumerOptions(start_from=StartFrom.FIRST, auto_ack=False)
-    with BlockingConsumer(group, cluster.namesrv, options=options) as consumer:
+    with BlockingConsumer(group, namesrv, options=options) as consumer:
         consumer.subscribe(topic)
         given_up: list[ReceivedMessage] = []
 

@@ -1,0 +1,149 @@
+"""The pipelines beside the landing are killed, and the broker under one of them: a rollup, a history, and a
+resending of dead letters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+from proof_brokers import Brokers
+from proof_counts import PLACES_PER_QUEUE, read_numbers
+from proof_processes import Event, Pipeline
+from proof_publisher import Publisher
+
+from dead_letter_maker import make_dead_letters
+from tandemmq.client import BlockingConsumer, ConsumerOptions, StartFrom
+from tandemmq.spark.pipelines.rollup_table import read_rollup
+from waits import until_blocking
+
+ROLLED, RESENT, GROUP = "ProofRolled", "ProofResent", "proof-billing"
+ROLLED_PER_SECOND = 1000.0
+BATCH_ROWS = 1000
+DEAD_LETTERS = 1200
+"""More than one round of sending."""
+WAIT_S = 240.0
+
+
+class PipelineProof:
+    """`start` begins a pipeline that nothing else ends; each check yields what it did, and what is wrong."""
+
+    def __init__(self, brokers: Brokers, start: Callable[..., Pipeline], directory: Path) -> None:
+        self._brokers = brokers
+        self._start = start
+        self._directory = directory
+        self._common = ("--namesrv", brokers.namesrv, "--master", "local[2]")
+
+    def roll_up(self) -> Iterator[tuple[str, list[str]]]:
+        """Java dies, the master dies and comes again, everything dies; each message is counted once."""
+        out = self._directory / "rollup"
+        self._brokers.create_topic(ROLLED)
+        options = ("--topic", ROLLED, "--out", str(out), *self._common)
+        small = ("--batch-rows", str(BATCH_ROWS), "--trigger-seconds", "0.5")
+        reached = -1
+        with Publisher(self._brokers.namesrv, ROLLED, rows_per_second=ROLLED_PER_SECOND, seed=3) as publisher:
+            with publisher.publishing():
+                for what in ("java", "broker", "everything"):
+                    rollup = self._start("rollup", *options, *small)
+                    reached, reasons = self._go_on(rollup, reached)
+                    if what == "java":
+                        rollup.kill_java()
+                    elif what == "broker":
+                        self._brokers.master.kill()
+                        self._brokers.master.start()
+                        # The rollup waits for the master, and goes on by itself.
+                        reached, more = self._go_on(rollup, reached)
+                        reasons += more
+                    rollup.kill_all()
+                    yield f"rollup: killed {what} after batch {reached}", reasons
+            total, acknowledged = self._brokers.message_count(ROLLED), sum(publisher.acknowledged)
+        rest = self._start("rollup", *options, "--once")
+        code = rest.end(seconds=WAIT_S)
+        counted = sum(row.messages for row in read_rollup(out, topic=ROLLED))
+        text = f"rollup: counted {counted:,} of {total:,} messages, acknowledged {acknowledged:,}"
+        is_good = code == 0 and counted == total >= acknowledged > 0
+        yield text, [] if is_good else [f"{text}; exit code {code}: {rest.events[-2:]}"]
+
+    def write_history(
+        self, lake: Path, topic: str, acknowledged: bytearray
+    ) -> Iterator[tuple[str, list[str]]]:
+        """A history that is killed while it writes leaves nothing; the next one has each message once."""
+        out = self._directory / "export"
+        options = ("--lake", str(lake), "--out", str(out), *self._common)
+        killed = self._start("history", *options)
+        unfinished = out.with_name(f"{out.name}.unfinished")
+        until_blocking(lambda: unfinished.exists() or out.exists(), "the first files of a history", WAIT_S)
+        was_writing = not out.exists()
+        killed.kill_all()
+        if was_writing:
+            yield "history: killed while it wrote", [f"{out} is there"] if out.exists() else []
+        else:
+            yield "history: it was done before it could be killed", []
+            out = self._directory / "export-again"
+            options = ("--lake", str(lake), "--out", str(out), *self._common)
+        history = self._start("history", *options)
+        code = history.end(seconds=WAIT_S)
+        if code != 0:
+            yield "history: failed", [f"the history ended with {code}: {history.events[-2:]}"]
+            return
+        table = pq.read_table(out, columns=["queueId", "queueOffset", "body"])
+        queues = table["queueId"].to_numpy().astype(np.int64)
+        distinct = len(np.unique(queues * PLACES_PER_QUEUE + table["queueOffset"].to_numpy()))
+        promised = np.flatnonzero(np.frombuffer(bytes(acknowledged), dtype=np.uint8))
+        lost = len(np.setdiff1d(promised, read_numbers(table)))
+        total = self._brokers.message_count(topic)
+        text = f"history: {table.num_rows:,} rows, {distinct:,} places, {total:,} messages, {lost} lost"
+        yield text, [] if table.num_rows == distinct == total and not lost else [text]
+
+    def resend(self) -> Iterator[tuple[str, list[str]]]:
+        """A resending that is killed between its rounds goes on: each dead letter comes, with one key."""
+        make_dead_letters(self._brokers.namesrv, GROUP, "ProofOrders", DEAD_LETTERS)
+        self._brokers.create_topic(RESENT)
+        state = self._directory / "resent.json"
+        options = ("--group", GROUP, "--resend", "--to", RESENT, "--state", str(state), *self._common)
+        killed = self._start("deadletters", *options)
+        found = killed.wait_for(_is_batch)
+        killed.kill_all()
+        yield "dead letters: killed after a round", [] if found else [f"no round: {killed.events[-2:]}"]
+        again = self._start("deadletters", *options)
+        code = again.end(seconds=WAIT_S)
+        stored = self._brokers.message_count(RESENT)
+        bodies, keys = self._consume(RESENT, stored)
+        text = f"dead letters: {stored} sent, {len(bodies)} bodies, {len(keys)} keys of {DEAD_LETTERS}"
+        is_good = code == 0 and len(bodies) == len(keys) == DEAD_LETTERS
+        yield text, [] if is_good else [f"{text}; exit code {code}: {again.events[-2:]}"]
+
+    def _consume(self, topic: str, count: int) -> tuple[set[bytes], set[str]]:
+        """The different bodies and unique keys of so many messages."""
+        bodies: set[bytes] = set()
+        keys: set[str] = set()
+        seen = 0
+        options = ConsumerOptions(start_from=StartFrom.FIRST)
+        with BlockingConsumer("proof-counts", self._brokers.namesrv, options=options) as consumer:
+            consumer.subscribe(topic)
+
+            def are_all_there() -> bool:
+                nonlocal seen
+                for message in consumer.poll():
+                    seen += 1
+                    bodies.add(message.body)
+                    keys.add(message.message_id)
+                return seen >= count
+
+            until_blocking(are_all_there, f"{count} messages of {topic}", WAIT_S)
+        return bodies, keys
+
+    def _go_on(self, rollup: Pipeline, after: int) -> tuple[int, list[str]]:
+        """The number of a later batch, and what is wrong if none comes."""
+        begun = [after, *(event["batch"] for event in rollup.events if _is_batch(event))]
+        wanted = max(begun) + 1
+        found = rollup.wait_for(lambda event: _is_batch(event) and event["batch"] >= wanted)
+        if found is None:
+            return wanted, [f"the rollup did not get to batch {wanted}: {rollup.events[-3:]}"]
+        return int(found["batch"]), []
+
+
+def _is_batch(event: Event) -> bool:
+    return bool(event["event"] == "batch")
