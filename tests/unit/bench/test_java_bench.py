@@ -88,6 +88,17 @@ def test_reading_a_backlog_has_no_latency_of_its_own() -> None:
     ]
 
 
+def test_starts_have_a_table_of_their_own() -> None:
+    start = Case(setting=ASYNC, kind="start")
+    page = render_page([reading(start, side, 1.0) for side in (OURS, JAVA)], [])
+    assert [line for line in page.splitlines() if line.startswith("###")] == [
+        "### Latency",
+        "### Start",
+        "### Memory",
+    ]
+    assert f"| {start.name} | 0.00 | 0.00 | **0.25** (0.25 to 0.25) | 0.00 | 0.00 | **0.25**" in page
+
+
 def test_report_is_a_page_a_plot_and_json(tmp_path: Path) -> None:
     readings = some_readings()
     write_report(readings, ["A machine."], tmp_path / "docs")
@@ -112,7 +123,7 @@ def test_cases_are_chosen_by_a_part_of_their_name() -> None:
     assert choose_cases([]) == list(CASES)
     assert {case.in_flight for case in choose_cases(["64 in flight"])} == {64}
     assert choose_cases(["backlog of 1 KiB, one tag"]) == [Case(setting=ASYNC, kind="filter")]
-    assert [case.kind for case in choose_cases(["acknowledged", "SQL92", "delayed"])] == [
+    assert [case.kind for case in choose_cases(["each acknowledged", "SQL92", "delayed"])] == [
         "sql",
         "pop",
         "delay",

@@ -266,7 +266,7 @@ def _wait_until_open(process: subprocess.Popen[bytes], port: int, name: str, log
         try:
             socket.create_connection((HOST, port), timeout=1.0).close()
         except OSError:
-            time.sleep(0.1)
+            time.sleep(0.02)
         else:
             return
     raise TandemError(f"{name} does not listen after {READY_S_MAX:.0f} s")

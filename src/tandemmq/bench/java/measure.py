@@ -11,15 +11,19 @@ import json
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 from tandemmq.bench.generator import run_load, send_frames
 from tandemmq.bench.java.clusters import (
+    JAVA,
+    OURS,
     Cluster,
     JavaTools,
     Setting,
@@ -39,13 +43,14 @@ ELECTED: Final = Setting("ASYNC_FLUSH, elected master and slave", has_slave=True
 
 WARM_UP_S: Final = 20.0
 CLIENT_WARM_UP_S: Final = 2.0
+_Runner = Callable[[Path], AbstractContextManager[Cluster]]
 LOAD_S_MAX: Final = 120.0
 """Beyond its warm-up and its measured time: a load that takes longer is ended, and an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One load. `kind`: one of the load program's, or `light`, our generator of prepared frames."""
+    """One load. `kind`: one of the load program's, `light`, our generator of prepared frames, or `start`."""
 
     setting: Setting
     kind: str
@@ -70,6 +75,8 @@ class Case:
             case "read" | "filter" | "sql":
                 chosen = {"read": "", "filter": ", one tag of four", "sql": ", SQL92 for one of four"}
                 return f"backlog of {size}{chosen[self.kind]}"
+            case "start":
+                return "start of all servers to the first acknowledged send"
             case "pop":
                 return f"pops of up to 32 of {size}, each acknowledged, {self.in_flight} in flight"
             case "delay":
@@ -93,6 +100,7 @@ def _all_cases() -> Iterator[Case]:
     yield Case(setting=ASYNC, kind="pop", in_flight=4)
     yield Case(setting=ASYNC, kind="transaction", in_flight=16)
     yield Case(setting=ASYNC, kind="delay", in_flight=16)
+    yield Case(setting=ASYNC, kind="start")
     for setting in (SYNC, PAIR, SAFE, ELECTED):
         for in_flight in (1, 64):
             yield Case(setting=setting, kind="send", in_flight=in_flight)
@@ -155,10 +163,11 @@ def measure_pairs(
         ):
             root = Path(name)
             tell(f"starting both clusters, {setting.name}")
-            clusters = [
-                stack.enter_context(running_ours(root / "ours", setting)),
-                stack.enter_context(running_java(root / "java", setting, tools)),
-            ]
+            runners: dict[str, _Runner] = {
+                OURS: partial(running_ours, setting=setting),
+                JAVA: partial(running_java, setting=setting, tools=tools),
+            }
+            clusters = [stack.enter_context(run(root / side)) for side, run in runners.items()]
             loads = _Loads(tools, root / "load", seconds)
             for cluster in clusters:
                 tell(f"warming up {cluster.side}, {setting.name}")
@@ -168,8 +177,30 @@ def measure_pairs(
                 for case in chosen:
                     for cluster in clusters[:: -1 if number % 2 else 1]:
                         tell(f"round {number + 1} of {rounds}, {setting.name}: {case.name}, {cluster.side}")
-                        readings.append(loads.run(cluster, case))
+                        if case.kind == "start":
+                            folder = root / f"{cluster.side}-start-{number}"
+                            readings.append(_time_start(runners[cluster.side], case, folder))
+                        else:
+                            readings.append(loads.run(cluster, case))
     return readings
+
+
+def _time_start(run: _Runner, case: Case, folder: Path) -> Reading:
+    """Of a cluster of its own, from the first process on. Its processor time is that of the whole start.
+
+    Raises:  TandemError when no send is taken within LOAD_S_MAX.
+    """
+    frames = send_frames(_topic_of(case), 1, case.body_bytes, 1)
+    begun = time.monotonic()
+    with run(folder) as cluster:
+        while run_load(cluster.master, frames, in_flight=1, seconds_max=0.001).failed:
+            if time.monotonic() > begun + LOAD_S_MAX:
+                raise TandemError(f"{cluster.side} takes no send {LOAD_S_MAX:.0f} s after its start")
+            time.sleep(0.01)
+        seconds = time.monotonic() - begun
+        told: dict[str, Any] = {"count": 1, "seconds": seconds, "failed": 0}
+        told |= dict.fromkeys(("p50_us", "p99_us", "p999_us"), seconds * 1e6)
+        return _reading(cluster, case, told, dict.fromkeys(cluster.pids, 0.0), _processor(cluster))
 
 
 class _Loads:

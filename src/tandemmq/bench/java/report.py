@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -107,7 +107,7 @@ def render_page(readings: Sequence[Reading], machine: Sequence[str]) -> str:
     spread = f"Medians of {rounds} rounds; in brackets the least and the largest ratio of a pair."
     lines = [*machine, spread]
     setting = None
-    for row in rows:
+    for row in (row for row in rows if row.case.kind != "start"):
         if row.case.setting != setting:
             setting = row.case.setting
             lines += ["", f"### {setting.name}", ""]
@@ -115,8 +115,18 @@ def render_page(readings: Sequence[Reading], machine: Sequence[str]) -> str:
         lines.append(f"| {row.case.name} | {_cells(row.per_second, 0)} | {_cells(row.processor_us, 1)} |")
     lines += ["", "### Latency", "", *_latency_header()]
     lines += [line for row in rows for line in _latency_lines(row)]
+    starts = [row for row in rows if row.case.kind == "start"]
+    if starts:
+        lines += ["", "### Start", "", *_header("seconds", "processor seconds")]
+    for row in starts:
+        elapsed, spent = _in_seconds(row.p50_us), _in_seconds(row.processor_us)
+        lines.append(f"| {row.case.name} | {_cells(elapsed, 2)} | {_cells(spent, 2)} |")
     lines += ["", "### Memory", "", *_memory_lines(readings)]
     return "\n".join(lines) + "\n"
+
+
+def _in_seconds(us: Figure) -> Figure:
+    return replace(us, ours=us.ours / 1e6, java=us.java / 1e6)
 
 
 def _header(*quantities: str) -> list[str]:
@@ -134,7 +144,7 @@ def _latency_header() -> list[str]:
 
 
 def _latency_lines(row: Row) -> Iterator[str]:
-    if not row.p50_us.java or row.case.kind in ("read", "filter", "sql"):
+    if not row.p50_us.java or row.case.kind in ("read", "filter", "sql", "start"):
         return
     name = f"{row.case.name}, {row.case.setting.name}"
     for what, figure in (("p50", row.p50_us), ("p99", row.p99_us), ("p99.9", row.p999_us)):
