@@ -364,6 +364,35 @@ async def test_a_slave_whose_copy_begins_behind_the_safe_offset_leads_nobody_the
             assert (await pull_shown(peer, "c1", lost)).code == ResponseCode.SLAVE_NOT_AVAILABLE
 
 
+async def test_a_slave_refuses_who_may_have_to_go_on_before_its_copy(tmp_path: Path) -> None:
+    """Its first record is younger than the lost one, and so may others be that it has not got."""
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        await send(peer, 20)
+        record = records_of(await pull(peer, CLAIM - 1, sys_flag=0x4))[0]
+        broker._tables.offsets.commit("CG", "T", 0, CLAIM, 0)
+    lost = SeenRecord(CLAIM - 1, record.log_offset - 8, record.stored_at_ms - 60_000)
+    async with (
+        running_broker(tmp_path, broker_id=1, slave_read_enable=True) as broker,
+        Peer(broker) as peer,
+    ):
+        assert broker.store is not None
+        broker.store._queues.table["T", 0].min_offset = 8
+        assert (await pull_shown(peer, "c1", lost)).code == ResponseCode.SLAVE_NOT_AVAILABLE
+
+
+async def test_a_slave_keeps_no_progress_whose_record_it_has_not_got(tmp_path: Path) -> None:
+    """It was emptied, or is behind: others would be told of a place of another log, without a proof."""
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        await send(peer, 20)
+        broker._tables.offsets.commit("CG", "T", 0, 5, 0)
+        assert broker.store is not None
+        end = broker.store.max_log_offset
+    beyond = SeenRecord(29, end + 4_096, int(time.time() * 1000))
+    async with running_broker(tmp_path, broker_id=1) as broker, Peer(broker) as peer:
+        await commit_shown(peer, beyond)
+        assert committed(broker) == 5
+
+
 async def test_a_slave_that_is_behind_refuses_who_has_read_on_in_a_topic_made_again(tmp_path: Path) -> None:
     """It still has the messages of the deleted one, and would deliver them from the beginning."""
     async with running_broker(tmp_path) as broker, Peer(broker) as peer:

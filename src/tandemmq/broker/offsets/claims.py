@@ -10,7 +10,7 @@ Invariants: each queue remembers where it ended when this life of the broker beg
             client that is not believed and claims more than the group's safe offset is moved there, once over
             each connection, because the answer may be lost with it.
             What the master keeps as committed is never a claim that was not believed, and what a slave keeps
-            is never progress whose record lies before the beginning of its copy.
+            is never progress whose record is shown and is not in its copy.
             A client that shows a record in whose place this log has another is nowhere believed before it
             has followed, also when it was: it may have read at a slave meanwhile whose log had parted from
             this one. On a slave neither, when its copy reaches as far as that record: one that is behind has
@@ -131,9 +131,12 @@ class Claims:
         has_seen = self._has(queue, seen)
         if seen is not None and has_seen is False:
             return min(offset, self._safe_offset_without(group, queue, seen))
-        if self._is_slave and seen is not None and seen.queue_offset < self._store.queue_min(*queue):
+        if self._is_slave and seen is not None and not has_seen:
             # Nobody could say later what this progress rests on: whoever is told of it has no record to show.
-            return min(offset, self._offsets.committed(group, *queue) or 0)
+            committed = self._offsets.committed(group, *queue)
+            if committed is None:
+                committed = self._beginning_of(self._consumers.get(group), queue)
+            return min(offset, committed)
         if not self._is_believed(channel, group, who, queue):
             if is_old:
                 return offset
@@ -210,11 +213,11 @@ class Claims:
                 code=ResponseCode.SLAVE_NOT_AVAILABLE,
             )
         safe = self._safe_offset_without(group, queue, seen)
-        begin = self._store.queue_min(*queue)
-        if safe < begin:
+        if self._may_be_before_copy(queue, safe):
             raise RequestRejected(
-                f"this slave's copy of queue {header.queue_id} of {header.topic} begins at {begin}, behind"
-                f" {safe}, where the reader has to go on: ask the master",
+                f"this slave's copy of queue {header.queue_id} of {header.topic} begins at"
+                f" {self._store.queue_min(*queue)}, and the reader may have to go on before that: ask the"
+                " master",
                 code=ResponseCode.SLAVE_NOT_AVAILABLE,
             )
         is_again = self._moved.get(key) == channel.peer
@@ -275,6 +278,13 @@ class Claims:
         safe = min(committed, younger, seen.queue_offset)
         return safe if self._is_slave else max(self._store.queue_min(*queue), safe)
 
+    def _may_be_before_copy(self, queue: QueueName, safe: int) -> bool:
+        """Whether the logs of a slave and of who reads there may have parted below what the copy holds: its
+        first record may be no older than the lost one, and so may others be that it has not got.
+        """
+        begin = self._store.queue_min(*queue)
+        return begin > 0 and safe <= begin
+
     def _beginning_of(self, online: ConsumerGroup | None, queue: QueueName) -> int:
         """Where a group that has committed nothing wants to begin, no higher than the life start: it may have
         read in the log of a master that had lost its disk, and none of what is here.
@@ -285,7 +295,7 @@ class Claims:
         if online is None or online.consumption.message_model == BROADCASTING:
             return life_start
         if online.consumption.consume_from_where != FROM_LAST:
-            return self._store.queue_min(*queue)
+            return 0 if self._is_slave else self._store.queue_min(*queue)
         subscription = online.subscriptions.get(queue[0])
         if subscription is None:
             return life_start
