@@ -180,7 +180,8 @@ class Watch:
             # A slave may have got more after its master's death, and have given it out.
             self._note_high(broker)
         for queue_id, high in self.queue_high.items():
-            low = node.store.queue_max(TOPIC, queue_id)
+            # Not where it ends: sends may have been taken since.
+            low = node.store.queue_life_start(TOPIC, queue_id)
             if low >= high:
                 continue
             self._world.note(f"queue {queue_id} goes back from {high} to {low}")
