@@ -54,6 +54,7 @@ def start_cluster(directory: Path) -> Iterator[Cluster]:
                 "slaveReadEnable": "true",
                 "enablePropertyFilter": "true",
                 "mappedFileSizeCommitLog": 16 * MIB,
+                "scrubBytesPerSecond": 0,  # the slave would heal bits that tests flip
                 "storePathRootDir": directory / name,
             }
             conf = write_properties(directory / f"{name}.conf", {**common, **settings})

@@ -52,6 +52,7 @@ class Brokers:
             "listenPort": 0,
             "slaveReadEnable": "true",
             "mappedFileSizeCommitLog": 64 * MIB,
+            "scrubBytesPerSecond": 0,  # the slave would heal the bits that are planted
             "storePathRootDir": self.store(store or name),
         }
         conf = write_properties(self._directory / f"{name}.conf", {**common, **settings})
