@@ -63,6 +63,8 @@ def _send(cluster: Cluster, begin: int, end: int) -> None:
     with BlockingProducer("spark-interop", cluster.name_server) as producer:
         producer.send(messages[0])
         assert producer.send_many(messages[1:]).failed_count == 0
+    with BlockingAdmin(cluster.name_server) as admin:  # Java answers a send before it can be read
+        until_blocking(lambda: admin.message_count(TOPIC) == end, "all that was sent can be read")
 
 
 def _read(spark: Any, cluster: Cluster, **options: str) -> Any:
