@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from broker_rig import Peer, consumer, make_broker, records_of, running_broker, running_name_server
 
@@ -28,7 +29,11 @@ from tandemmq.protocol.bodies.message_queue import MessageQueue
 from tandemmq.protocol.bodies.register import decode_register_broker_body
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.stats import decode_consume_stats, decode_topic_stats
-from tandemmq.protocol.bodies.topic import decode_topic_config, decode_topic_config_table
+from tandemmq.protocol.bodies.topic import (
+    decode_topic_config,
+    decode_topic_config_table,
+    encode_topic_config_table,
+)
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.admin import ConsumeStatsRequest, TopicConsumersRequest
@@ -304,6 +309,35 @@ async def test_unreadable_topic_file_falls_back_to_its_backup(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"topics\.json"):
         await broken.start()
     await broken.stop()
+
+
+@pytest.mark.parametrize("has_backup", [False, True])
+async def test_a_lost_topic_file_hides_no_message(tmp_path: Path, has_backup: bool) -> None:
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        for topic in ("Gone", "Old", "New"):
+            four = topic_request(topic, read_queue_count=4, write_queue_count=4)
+            await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, four)
+        await peer.send_ok("Gone")
+        await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(topic="Gone"))
+        for topic in ("Old", "New"):
+            await peer.send_ok(topic, b"kept", queue_id=3)
+    path = tmp_path / "config" / "topics.json"
+    table = decode_topic_config_table(path.read_bytes())
+    path.unlink()
+    backup = path.with_name("topics.json.bak")
+    backup.unlink()
+    if has_backup:
+        old = msgspec.structs.replace(table.topics["Old"], read_queue_count=2, write_queue_count=2)
+        kept = {name: one for name, one in table.topics.items() if name != "New"} | {"Old": old}
+        backup.write_bytes(encode_topic_config_table(msgspec.structs.replace(table, topics=kept)))
+    for _ in range(2):  # as restored, and as saved after that
+        async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+            for topic in ("Old", "New"):
+                answer = await peer.pull(topic, queue_id=3)
+                assert records_of(answer)[0].body == b"kept"
+                await peer.send_ok(topic, queue_id=1)
+            answer = await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicConfigRequest(topic="Gone"))
+            assert answer.code == ResponseCode.TOPIC_NOT_EXIST
 
 
 async def test_fast_listener_serves_all_but_pulls(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,14 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 RETRY_DELAY_MS_MIN = 1_000
+
+
+class Loaded(Enum):
+    """Where a table came from."""
+
+    FILE = "file"
+    BACKUP = "backup"
+    NOTHING = "nothing"
 
 
 OnSaved = Callable[[OSError | None], None]
@@ -147,8 +156,8 @@ async def save_or_reject(saver: TableSaver, file: TableFile) -> None:
         ) from error
 
 
-def load_table(path: Path, apply: Callable[[bytes], None], *, disk: Disk) -> bool:
-    """True when the file or its `.bak` was read; False when neither exists.
+def load_table(path: Path, apply: Callable[[bytes], None], *, disk: Disk) -> Loaded:
+    """What was read: the file, its `.bak`, or nothing, when neither exists or both are empty.
 
     Strategy: the main file first; when that is missing, empty or unreadable, `.bak`, with a warning.
     Raises:  ConfigError when there is content but none of it can be read: to start with empty tables would
@@ -173,7 +182,8 @@ def load_table(path: Path, apply: Callable[[bytes], None], *, disk: Disk) -> boo
             continue
         if candidate is backup:
             log.warning(events.TABLE_LOADED_FROM_BACKUP, extra={"path": str(candidate)})
-        return True
+            return Loaded.BACKUP
+        return Loaded.FILE
     if error is not None:
         raise ConfigError(f"{path}: neither the file nor its .bak can be read: {error}") from error
-    return False
+    return Loaded.NOTHING

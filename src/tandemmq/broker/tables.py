@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from tandemmq.broker.assignment.mode_table import ModeTable
 from tandemmq.broker.delay.timer_check import TimerProgress
 from tandemmq.broker.delay.timer_rule import TIMER_TOPIC
@@ -15,10 +17,11 @@ from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.order_table import OrderTable
 from tandemmq.broker.replica import ReplicaTables
-from tandemmq.broker.table_file import TableFile, TableSaver, load_table
+from tandemmq.broker.table_file import Loaded, TableFile, TableSaver, load_table
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.system_topics import SYSTEM_GROUPS_AT_START, system_topics
 from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.store.message_store import MessageStore
@@ -31,6 +34,9 @@ SAVE_SOON_MS = 100
 
 TIMER_SAVE_MS = 1_000
 """RocketMQ's timerFlushIntervalMs; after a kill, timer messages of about this time are delivered again."""
+
+TOLD_MAX = 20
+"""So many restored topics are named in the log."""
 
 
 class Tables:
@@ -69,6 +75,7 @@ class Tables:
             "consumerOrderInfo.json", self.orders.encode, options.order_info_flush_ms
         )
         self._timer_file = self._add("timercheck", self.timer_progress.encode, TIMER_SAVE_MS)
+        self._lacks_topics = False
 
     def load(self, *, delay_level_count: int) -> None:
         """Read the files, then add what every broker has from its first start.
@@ -85,7 +92,9 @@ class Tables:
             (self.mode_file, self.request_modes.load),
             (self._order_file, self.orders.load),
         ):
-            load_table(file.path, load, disk=self._disk)
+            loaded = load_table(file.path, load, disk=self._disk)
+            if file is self.topic_file:
+                self._lacks_topics = loaded is not Loaded.FILE
         self.topics.on_change.append(lambda _names: self.saver.mark(self.topic_file))
         self.groups.on_change.append(partial(self.saver.mark, self.group_file))
         self.offsets.on_change.append(partial(self.saver.mark, self._offset_file))
@@ -108,9 +117,41 @@ class Tables:
     def begin_life(self, store: MessageStore) -> None:
         """A master takes up its log: no progress may lie behind the ends of the queues, because what comes
         there next was consumed by nobody. A log that lost its end, or a slave's that was shorter, is such.
+        A topic that the log has and a lost topics.json had is made again.
         """
         store.begin_life()
+        if self._lacks_topics:
+            self._restore_topics(store)
         self.clamp(store)
+
+    def _restore_topics(self, store: MessageStore) -> None:
+        """topics.json was lost, or its backup is older: the queues tell which topics there were. Otherwise
+        messages that were acknowledged lie in the log and nobody can ask for them.
+
+        A topic of the backup keeps what it says, and lets all its queues be read. What was deleted has no
+        queues, so it does not come back.
+        """
+        counts: dict[str, int] = {}
+        for topic, queue_id in store.queue_keys():
+            if store.queue_max(topic, queue_id) > store.queue_min(topic, queue_id):
+                counts[topic] = max(counts.get(topic, 0), queue_id + 1)
+        restored = []
+        for topic, count in counts.items():
+            config = self.topics.get(topic)
+            if config is None:
+                config = TopicConfig(name=topic, read_queue_count=count, write_queue_count=count)
+            elif config.read_queue_count < count:
+                config = msgspec.structs.replace(config, read_queue_count=count)
+            else:
+                continue
+            restored.append(config)
+        for config in restored:
+            self.topics.put(config, self._clock.now_ms())
+        if restored:
+            log.warning(
+                events.TOPIC_RESTORED,
+                extra={"count": len(restored), "topics": [config.name for config in restored[:TOLD_MAX]]},
+            )
 
     def clamp(self, store: MessageStore) -> None:
         """The queues end where they end now: progress behind that is of records that were cut."""

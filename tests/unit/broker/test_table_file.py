@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.broker.table_file import TableSaver, load_table, save_or_reject
+from tandemmq.broker.table_file import Loaded, TableSaver, load_table, save_or_reject
 from tandemmq.errors import ConfigError, RequestRejected
 from tandemmq.runtime.memory import ManualClock, MemoryDisk
 from tandemmq.runtime.tasks import TaskScope
@@ -22,23 +22,23 @@ def accept(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("main", "backup", "is_loaded"),
+    ("main", "backup", "loaded"),
     [
-        (b"good", None, True),
-        (b"bad", b"good", True),
-        (b"", b"good", True),
-        (b"\x00\x00", b"good", True),
-        (None, b"good", True),
-        (None, None, False),
-        (b"", None, False),
+        (b"good", None, Loaded.FILE),
+        (b"bad", b"good", Loaded.BACKUP),
+        (b"", b"good", Loaded.BACKUP),
+        (b"\x00\x00", b"good", Loaded.BACKUP),
+        (None, b"good", Loaded.BACKUP),
+        (None, None, Loaded.NOTHING),
+        (b"", None, Loaded.NOTHING),
     ],
 )
-def test_backup_stands_in(main: bytes | None, backup: bytes | None, is_loaded: bool) -> None:
+def test_backup_stands_in(main: bytes | None, backup: bytes | None, loaded: Loaded) -> None:
     disk = MemoryDisk()
     for path, data in ((PATH, main), (BACKUP, backup)):
         if data is not None:
             disk.write_atomically(path, data)
-    assert load_table(PATH, accept, disk=disk) == is_loaded
+    assert load_table(PATH, accept, disk=disk) is loaded
 
 
 def test_content_that_cannot_be_read_is_not_forgotten() -> None:
