@@ -64,19 +64,12 @@ class Cluster:
         self.world = world
         self.ledger = Ledger()
         self.promises = Promises(settings)
-        self.watch = Watch(world, self.ledger, self.promises)
+        self.watch = self.make_watch()
         self.name_servers = [NameServerNode(f"ns{n}", world) for n in range(settings.name_server_count)]
         addresses = tuple(node.address for node in self.name_servers)
-        self.master = BrokerNode("master", world, broker_id=0, name_servers=addresses)
-        self.slaves: list[BrokerNode] = []
-        for n in range(1, settings.slave_count + 1):
-            beside = self.slaves[0] if self.slaves and settings.is_host_shared else None
-            slave = BrokerNode(f"slave{n}", world, broker_id=n, name_servers=addresses, beside=beside)
-            self.slaves.append(slave)
+        self.master, *self.slaves = self.make_brokers(addresses)
         self.watch.brokers += [self.master, *self.slaves]
-        wire = ReplicationWire(world, self.watch.brokers)
         for broker in self.watch.brokers:
-            world.fabric.watchers[broker.ha_port] = wire.watch
             broker.on_lost = self._on_broker_lost
             broker.on_open = self._on_broker_open
         shared = (world, ";".join(addresses), self.ledger, self.watch)
@@ -96,6 +89,23 @@ class Cluster:
         """Since when a node's log is another one than before."""
         self._tables = TableHistory()
         self._read: dict[Place, tuple[int, list[Record]]] = {}
+
+    def make_watch(self) -> Watch:
+        """What looks at everything."""
+        return Watch(self.world, self.ledger, self.promises)
+
+    def make_brokers(self, name_servers: tuple[str, ...]) -> list[BrokerNode]:
+        """The master first."""
+        world, settings = self.world, self.world.settings
+        brokers = [BrokerNode("master", world, broker_id=0, name_servers=name_servers)]
+        for n in range(1, settings.slave_count + 1):
+            beside = brokers[1] if len(brokers) > 1 and settings.is_host_shared else None
+            slave = BrokerNode(f"slave{n}", world, broker_id=n, name_servers=name_servers, beside=beside)
+            brokers.append(slave)
+        wire = ReplicationWire(world, brokers)
+        for broker in brokers:
+            world.fabric.watchers[broker.ha_port] = wire.watch
+        return brokers
 
     @property
     def brokers(self) -> list[BrokerNode]:

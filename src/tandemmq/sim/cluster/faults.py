@@ -7,9 +7,10 @@ Strategy: a fault has a kind. Two may come at once when their kinds differ, so t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from tandemmq.protocol.record import decode_record
 from tandemmq.protocol.record_layout import HEAD_V4_BYTES
@@ -49,6 +50,8 @@ class Fault:
 class Trouble:
     """Random faults for as long as `run` runs; then what lasts is taken back."""
 
+    weights: ClassVar[Mapping[str, int]] = FAULTS
+
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._world = cluster.world
@@ -57,7 +60,15 @@ class Trouble:
         self._blocked: list[Way] = []
         self._lead_ms: int | None = None
         """How far ahead a clock ever was, once one was set."""
-        faults = (
+        faults = self.faults()
+        weights = self.weights
+        assert {fault.name for fault in faults} == set(weights)
+        wanted = cluster.world.settings.fault_names or tuple(name for name in weights if weights[name])
+        self._faults = [(weights[fault.name] or 1, fault) for fault in faults if fault.name in wanted]
+
+    def faults(self) -> tuple[Fault, ...]:
+        """Everything that can be made to go wrong."""
+        return (
             Fault("lose master", Kind.COPY, self._lose_master),
             Fault("lose slave", Kind.COPY, self._lose_slave),
             Fault("lose master for good", Kind.COPY, self._lose_master_for_good),
@@ -76,10 +87,6 @@ class Trouble:
             Fault("stall", Kind.PROCESS, self._stall),
             Fault("step a clock", Kind.CLOCK, self._step_clock),
         )
-        assert {fault.name for fault in faults} == set(FAULTS)
-        wanted = cluster.world.settings.fault_names or tuple(name for name in FAULTS if FAULTS[name])
-        self._faults = [(FAULTS[fault.name] or 1, fault) for fault in faults if fault.name in wanted]
-
     async def run(self, seconds: float) -> None:
         """Throw faults; between them there is time to get into the next one's way."""
         end = self._world.loop.time() + seconds

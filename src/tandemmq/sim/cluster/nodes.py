@@ -171,7 +171,87 @@ class NameServerNode(Node):
             await self.server.stop()
 
 
-class BrokerNode(Node):
+class DiskNode(Node):
+    """A process with a disk, which is lost with it or stays."""
+
+    is_host_shared = False
+    """Another process with a disk of its own runs there: its power stays."""
+
+    def __init__(self, name: str, world: World, *, beside: DiskNode | None = None) -> None:
+        """`beside`: it runs on the same host as that one."""
+        super().__init__(name, world, beside=beside)
+        self._image = Image()
+        self._disk: NodeDisk | None = None
+        self._failed_paths: set[Path] = set()
+
+    @property
+    def image(self) -> Image:
+        """What its files hold now, or held when it was lost."""
+        if self._disk is None:
+            return self._image
+        return self._disk.image if self._disk.left is None else self._disk.left
+
+    @property
+    def disk(self) -> NodeDisk:
+        """Of its present or last life."""
+        assert self._disk is not None
+        return self._disk
+
+    def wipe(self) -> None:
+        """An operator deletes its files."""
+        assert not self.is_running
+        self.world.note(f"{self.name} is wiped")
+        self._image, self._disk, self._failed_paths = Image(), None, set()
+
+    def begin_disk(self) -> NodeDisk:
+        """The disk of a new life, with what the one before left."""
+        disk = self._disk = NodeDisk(
+            self._image,
+            dice=self.world.dice,
+            clock=self.clock,
+            note=self.world.note,
+            on_lost=self.on_disk_lost,
+        )
+        disk.failed_paths = self._failed_paths = set()
+        disk.faults = DiskFaults(slow_sync_percent=self.world.settings.slow_sync_percent)
+        self._image = disk.image
+        return disk
+
+    def kill(self) -> None:
+        """SIGKILL: what was written to files stays."""
+        self.world.note(f"{self.life} is killed")
+        self._lose(is_power_cut=False)
+
+    def cut_power(self, tear: Tear | None = None) -> None:
+        """What was not flushed may be gone; without `tear` chance says what of it."""
+        self.world.note(f"{self.life} loses power")
+        self._lose(is_power_cut=True, tear=tear)
+
+    def arm_crash(self, operations: int, *, is_power_cut: bool) -> None:
+        """Lose it in the middle of one of its next operations on files."""
+        assert self._disk is not None
+        is_power_cut = is_power_cut and not self.is_host_shared
+        self.world.note(f"{self.life} will be lost in {operations} disk operations")
+        self._disk.crash = Crash(operations, is_power_cut, self.world.dice.pick_weighted(TEARS))
+
+    def disarm_crash(self) -> None:
+        if self._disk is not None and not self._disk.is_lost:
+            self._disk.crash = None
+
+    def _lose(self, *, is_power_cut: bool, tear: Tear | None = None) -> None:
+        # The power of a host that is shared stays: no more than one copy may go at a time.
+        is_power_cut = is_power_cut and not self.is_host_shared
+        if self.is_running and self._disk is not None:
+            self._disk.lose(Crash(0, is_power_cut, tear or self.world.dice.pick_weighted(TEARS)))
+
+    def on_disk_lost(self) -> None:
+        """The process is gone, or its machine is."""
+        assert self._disk is not None
+        assert self._disk.lost_by is not None
+        self.end_life(is_power_cut=self._disk.lost_by.is_power_cut)
+
+
+class BrokerNode(DiskNode):
     """A broker and its disk. `broker_id` 0 is the master."""
 
     def __init__(
@@ -189,31 +269,20 @@ class BrokerNode(Node):
         self.role = BrokerRole.SLAVE if broker_id else world.settings.role
         self.port: int = BROKER_PORT if beside is None else beside.port + PORTS_BETWEEN
         self.ha_port: int = HA_PORT if beside is None else beside.ha_port + PORTS_BETWEEN
-        self.is_host_shared = beside is not None
         if beside is not None:
-            beside.is_host_shared = True
+            self.is_host_shared = beside.is_host_shared = True
         self._ending: asyncio.Task[None] | None = None
         self.gave_up = False
         """Its disk refused what a start writes; whoever made the disk do so starts it again."""
         self._name_servers = name_servers
-        self._image = Image()
-        self._disk: NodeDisk | None = None
-        self._failed_paths: set[Path] = set()
         self._rotten: list[tuple[Path, int, int]] = []
-        self.broker: Broker | None = None
+        self._broker: Broker | None = None
         self.is_open = False
         """It serves: its start is through."""
         self.on_lost: Callable[[BrokerNode, bool], None] = lambda _node, _is_power_cut: None
         self.on_open: Callable[[BrokerNode], None] = lambda _node: None
 
     # What is on its disk.
-
-    @property
-    def image(self) -> Image:
-        """What its files hold now, or held when it was lost."""
-        if self._disk is None:
-            return self._image
-        return self._disk.image if self._disk.left is None else self._disk.left
 
     @property
     def has_all_keys(self) -> bool:
@@ -251,13 +320,15 @@ class BrokerNode(Node):
         return any(path in files and files[path].data[at] != sound for path, at, sound in self._rotten)
 
     def wipe(self) -> None:
-        """An operator deletes its files."""
-        assert not self.is_running
-        self.world.note(f"{self.name} is wiped")
-        self._image, self._disk, self._failed_paths = Image(), None, set()
+        super().wipe()
         self._rotten.clear()
 
     # Life.
+
+    @property
+    def broker(self) -> Broker | None:
+        """Of its present or last life."""
+        return self._broker
 
     @property
     def store(self) -> MessageStore | None:
@@ -268,24 +339,15 @@ class BrokerNode(Node):
         self._image = self.image
         life = self.begin_life()
         self.is_open = self.gave_up = False
-        self.broker = None
+        self._broker = None
         self.world.note(f"{life} starts")
-        self._disk = NodeDisk(
-            self._image,
-            dice=self.world.dice,
-            clock=self.clock,
-            note=self.world.note,
-            on_lost=self._on_lost,
-        )
-        self._disk.failed_paths = self._failed_paths = set()
-        self._disk.faults = DiskFaults(slow_sync_percent=self.world.settings.slow_sync_percent)
-        self._image = self._disk.image
+        self.begin_disk()
         self.world.spawn(life, self._boot(life), "boot")
 
     async def _boot(self, life: Life) -> None:
         assert self._disk is not None
         try:
-            broker = self.broker = Broker(
+            broker = self._broker = Broker(
                 self._broker_options(),
                 self._store_options(),
                 self._replication_options(),
@@ -363,12 +425,6 @@ class BrokerNode(Node):
             first_transfer=settings.first_transfer,
         )
 
-    @property
-    def disk(self) -> NodeDisk:
-        """Of its present or last life."""
-        assert self._disk is not None
-        return self._disk
-
     def on_fatal(self, error: BaseException) -> None:
         """After a failed fsync, or a start that could not write, it must not go on; its owner ends it."""
         assert self._disk is not None
@@ -393,41 +449,14 @@ class BrokerNode(Node):
         await self.end_in_order()
         self._ending = None
 
-    def kill(self) -> None:
-        """SIGKILL: what was written to files stays."""
-        self.world.note(f"{self.life} is killed")
-        self._lose(is_power_cut=False)
-
-    def cut_power(self, tear: Tear | None = None) -> None:
-        """What was not flushed may be gone; without `tear` chance says what of it."""
-        self.world.note(f"{self.life} loses power")
-        self._lose(is_power_cut=True, tear=tear)
-
-    def arm_crash(self, operations: int, *, is_power_cut: bool) -> None:
-        """Lose it in the middle of one of its next operations on files."""
-        assert self._disk is not None
-        is_power_cut = is_power_cut and not self.is_host_shared
-        self.world.note(f"{self.life} will be lost in {operations} disk operations")
-        self._disk.crash = Crash(operations, is_power_cut, self.world.dice.pick_weighted(TEARS))
-
-    def disarm_crash(self) -> None:
-        if self._disk is not None and not self._disk.is_lost:
-            self._disk.crash = None
-
-    def _lose(self, *, is_power_cut: bool, tear: Tear | None = None) -> None:
-        # The power of a host that is shared stays: no more than one copy may go at a time.
-        is_power_cut = is_power_cut and not self.is_host_shared
-        if self.is_running and self._disk is not None:
-            self._disk.lose(Crash(0, is_power_cut, tear or self.world.dice.pick_weighted(TEARS)))
-
-    def _on_lost(self) -> None:
+    def on_disk_lost(self) -> None:
         assert self._disk is not None
         assert self._disk.lost_by is not None
         is_power_cut = self._disk.lost_by.is_power_cut
         self.world.broker_losses.append(self.world.loop.time())
         self.on_lost(self, is_power_cut)
         self.is_open = False
-        self.end_life(is_power_cut=is_power_cut)
+        super().on_disk_lost()
 
     async def stop_server(self) -> None:
         self.is_open = False

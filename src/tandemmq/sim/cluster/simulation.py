@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.sim.cluster.cluster import Cluster
@@ -58,11 +59,26 @@ class _Alarms(logging.Handler):
             self._findings.broken.append(f"{life} logged {record.msg}: {text}")
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What sort of cluster is run: what is drawn for it, what it is made of, what goes wrong."""
+
+    draw_settings: Callable[[Dice], Settings]
+    make_cluster: Callable[[World], Cluster]
+    make_trouble: Callable[[Any], Trouble]
+    """Gets what `make_cluster` made."""
+
+
+CLASSIC = Kind(draw_settings, Cluster, Trouble)
+"""A master that a person chose, and its slaves."""
+
+
 class Simulation:
     """A run of one seed."""
 
-    def __init__(self, seed: int, adjust: Adjust, script: Script | None) -> None:
+    def __init__(self, seed: int, adjust: Adjust, script: Script | None, kind: Kind) -> None:
         self.result = SeedResult(seed)
+        self._kind = kind
         self._seed = seed
         self._adjust = adjust
         self._script = script
@@ -92,13 +108,13 @@ class Simulation:
 
     async def _main(self, loop: SimLoop) -> None:
         dice = Dice(self._seed)
-        settings = self._adjust(draw_settings(dice))
+        settings = self._adjust(self._kind.draw_settings(dice))
         world = World(loop, self._seed, settings, dice)
         world.findings = self.result.findings
         world.trace = self.result.trace
         loop.set_exception_handler(self._on_loop_error)
         world.note(f"seed {self._seed}: {settings.describe()}")
-        cluster = Cluster(world)
+        cluster = self._kind.make_cluster(world)
         scope = TaskScope("simulation", lambda _name, error: self._note_error(error))
         try:
             async with asyncio.timeout(RUN_S_MAX):
@@ -120,7 +136,7 @@ class Simulation:
         """The phases; a finding ends them, so that the first one is what is seen."""
         await cluster.start()
         tending = scope.start("tend", cluster.tend())
-        trouble = partial(Trouble(cluster).run, world.settings.load_s)
+        trouble = partial(self._kind.make_trouble(cluster).run, world.settings.load_s)
         phases: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
             ("trouble", trouble if self._script is None else partial(self._script, cluster)),
             ("settle", cluster.settle),
@@ -148,7 +164,10 @@ class Simulation:
 
 
 def run_seed(
-    seed: int, adjust: Adjust = lambda settings: settings, script: Script | None = None
+    seed: int,
+    adjust: Adjust = lambda settings: settings,
+    script: Script | None = None,
+    kind: Kind = CLASSIC,
 ) -> SeedResult:
     """One run of one seed; `adjust` may change what was drawn for it, `script` says what goes wrong."""
-    return Simulation(seed, adjust, script).run()
+    return Simulation(seed, adjust, script, kind).run()
