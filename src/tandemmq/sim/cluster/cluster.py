@@ -63,7 +63,7 @@ class Cluster:
         settings = world.settings
         self.world = world
         self.ledger = Ledger()
-        self.promises = Promises(settings)
+        self.promises = self.make_promises()
         self.watch = self.make_watch()
         self.name_servers = [NameServerNode(f"ns{n}", world) for n in range(settings.name_server_count)]
         addresses = tuple(node.address for node in self.name_servers)
@@ -89,6 +89,10 @@ class Cluster:
         """Since when a node's log is another one than before."""
         self._tables = TableHistory()
         self._read: dict[Place, tuple[int, list[Record]]] = {}
+
+    def make_promises(self) -> Promises:
+        """What clients may count on."""
+        return Promises(self.world.settings)
 
     def make_watch(self) -> Watch:
         """What looks at everything."""

@@ -12,24 +12,27 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from rich.console import Console
 
-from tandemmq.sim.cluster.simulation import SeedResult, run_seed
+from tandemmq.sim.cluster.simulation import CLASSIC, Kind, SeedResult, run_seed
 from tandemmq.sim.cluster.world import Findings
 from tandemmq.sim.seeds import Life, new_processes, progress_on, run_command, say
 
 FAILED_SEEDS_SHOWN = 10
 FINDINGS_SHOWN = 3
 TRACE_LINES_SHOWN = 30
+MODULE = "tandemmq.sim.cluster.run"
 LINE_EVERY = 50
 """Seeds, when the output is no terminal."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """What all seeds did together."""
+    """What all seeds did together. `module`: what replays one."""
 
+    module: str = MODULE
     seed_count: int = 0
     acknowledged_count: int = 0
     virtual_s: float = 0.0
@@ -69,7 +72,7 @@ class Summary:
         for seed, findings in list(self.failed.items())[:FAILED_SEEDS_SHOWN]:
             for text in findings.lines()[:FINDINGS_SHOWN]:
                 yield f"seed {seed}: {text}"
-            yield f"  replay: python -m tandemmq.sim.cluster.run --seed {seed} --trace"
+            yield f"  replay: python -m {self.module} --seed {seed} --trace"
         verdict = (
             f"seeds={self.seed_count} acknowledged={self.acknowledged_count} lost={self.kinds['lost']} "
             f"order={self.kinds['order']} skipped={self.kinds['skipped']}"
@@ -81,18 +84,18 @@ class Summary:
             yield f"SIM FAILED {verdict} broken={self.kinds['broken']} seeds: {seeds}"
 
 
-def _run_without_trace(seed: int) -> SeedResult:
-    result = run_seed(seed)
+def _run_without_trace(seed: int, kind: Kind) -> SeedResult:
+    result = run_seed(seed, kind=kind)
     del result.trace[: -TRACE_LINES_SHOWN if result.findings else None]
     return result
 
 
-def run_many(seeds: range, console: Console) -> Summary:
+def run_many(seeds: range, console: Console, *, kind: Kind = CLASSIC, module: str = MODULE) -> Summary:
     """All seeds."""
-    summary = Summary()
+    summary = Summary(module)
     with progress_on(console) as progress, new_processes() as processes:
         bar = progress.add_task("running clusters", total=len(seeds))
-        for result in processes.map(_run_without_trace, seeds):
+        for result in processes.map(partial(_run_without_trace, kind=kind), seeds):
             summary.add(result)
             progress.update(bar, advance=1, description=_describe(summary))
             if not console.is_terminal and summary.seed_count % LINE_EVERY == 0:
@@ -114,10 +117,10 @@ def _some(seeds: Iterable[int]) -> str:
     return ",".join(map(str, first[:FAILED_SEEDS_SHOWN])) + rest
 
 
-def run_one(seed: int) -> Life:
+def run_one(seed: int, *, kind: Kind = CLASSIC, module: str = MODULE) -> Life:
     """One seed."""
-    result = run_seed(seed)
-    summary = Summary()
+    result = run_seed(seed, kind=kind)
+    summary = Summary(module)
     summary.add(result)
     return Life(trace=result.trace, findings=result.findings.lines(), report=summary)
 
@@ -126,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The exit code."""
     return run_command(
         arguments,
-        module="tandemmq.sim.cluster.run",
+        module=MODULE,
         description=__doc__,
         seed_count=1000,
         run_many=run_many,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tandemmq.replication.core.options import FirstTransfer
@@ -86,6 +87,8 @@ class Settings:
     """Only these go wrong; empty: everything may."""
     work: tuple[str, ...] = ()
     """What applications do besides sending and pulling."""
+    controller_count: int = 0
+    """Controllers that elect the master; none: a person chose it."""
     pair_percent: int = 0
     """How often a second fault of another kind comes while the first one lasts."""
 
@@ -105,11 +108,12 @@ class Settings:
 
     def describe(self) -> str:
         """In one line."""
+        controllers = f"{self.controller_count} controllers, " if self.controller_count else ""
         members = ", ".join(f"{group.name} x{group.member_count} {group.tags}" for group in self.groups)
         return (
             f"{self.role.value} {self.flush_mode.value}{' with pool' if self.has_pool else ''}, "
             f"{self.copy_count} copies, "
-            f"{self.name_server_count} name servers, "
+            f"{controllers}{self.name_server_count} name servers, "
             f"{self.slave_count} slaves{' on one host' if self.is_host_shared else ''} "
             f"({self.first_transfer.value}), files of "
             f"{self.commit_log_file_bytes} bytes, {self.queue_count} queues, {self.producer_count} producers "
@@ -119,14 +123,14 @@ class Settings:
         )
 
 
-def draw_faults(dice: Dice) -> tuple[str, ...]:
+def draw_faults(dice: Dice, weights: Mapping[str, int] = FAULTS) -> tuple[str, ...]:
     """Mostly some kinds of faults only: what is left comes often, and comes together. Empty: everything."""
     if dice.happens(20):
         return ()
     names = ["lose master"] if dice.happens(50) else []
     for _ in range(dice.between(1, 4)):
-        names.append(dice.pick_weighted([(weight, name) for name, weight in FAULTS.items()]))
-    return tuple(name for name in FAULTS if name in names)
+        names.append(dice.pick_weighted([(weight, name) for name, weight in weights.items()]))
+    return tuple(name for name in weights if name in names)
 
 
 def draw_settings(dice: Dice) -> Settings:

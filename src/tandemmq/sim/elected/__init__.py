@@ -1,0 +1,1 @@
+"""The simulated cluster whose brokers are elected: controllers, brokers that change their role, and their clients."""
