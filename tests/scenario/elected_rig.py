@@ -40,7 +40,6 @@ class Copier:
         self.members: frozenset[int] = frozenset()
         self.set_epoch = -1
         self.epoch: int | None = None
-        self.is_mute = False
         self.calls: list[str] = []
         self.halt_reason = ""
         self._proposed = -1
@@ -93,8 +92,9 @@ class Copier:
     def set_refused(self, set_epoch: int) -> None:
         self._proposed = -1
 
-    def reports_since(self, time_s: float) -> bool:
-        return self.members == {self.broker_id} or not self.is_mute
+    @property
+    def required(self) -> frozenset[int] | None:
+        return None if self.epoch is None else self.members - {self.broker_id}
 
     def master_status(self) -> None:
         return None

@@ -193,17 +193,20 @@ async def test_only_the_newest_term_counts(group: Elected, rig: Rig) -> None:
     assert [entry["epoch"] for entry in body["epochList"]] == [1, epoch]
 
 
-async def test_a_master_without_lease_and_reports_is_fenced_until_it_has_either(
+async def test_a_master_without_lease_and_promises_is_fenced_until_it_has_either(
     group: Elected, rig: Rig
 ) -> None:
     await group.start(1)
     await group.master()
     await group.start(2)
     await group.in_set(1, 2)
-    await rig.stop()  # no lease any more, but the slave reports
+    await rig.stop()  # no lease any more, but the slave promises to stay one
     await until(lambda: not group.brokers[1]._lease.is_valid(rig.clock.monotonic()), "no lease")
-    assert (await group.send(1, b"with reports")).code == ResponseCode.SUCCESS
-    copier(group, 1).is_mute = True
+    assert (await group.send(1, b"with a promise")).code == ResponseCode.SUCCESS
+    following = group.brokers[2]._following
+    assert following is not None
+    following.cancel()
+    await until(lambda: not group.brokers[1].may_write(), "what was promised is over")
     refused = await group.send(1, b"alone")
     assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
     with pytest.raises(ServiceNotAvailable):
@@ -322,6 +325,7 @@ async def test_a_master_whose_controllers_are_gone_hands_nothing_over(group: Ele
     with pytest.raises(RequestRejected, match="nothing was handed over"):
         await hand_over(rig.client, group.address(1), 2)
     assert group.masters() == [1]
+    await until(group.brokers[1].may_write, "the slave promises to stay one")
     assert (await group.send(1, b"it goes on")).code == ResponseCode.SUCCESS
     with pytest.raises(RequestRejected, match="no master"):
         await hand_over(rig.client, group.address(2), 1)

@@ -32,6 +32,8 @@ from tandemmq.protocol.requests.controller import (
     NextBrokerIdResponse,
     RegisterBrokerRequest,
     ReplicaInfoRequest,
+    VouchRequest,
+    VouchResponse,
 )
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 from tandemmq.remoting.client import RemotingClient
@@ -167,6 +169,14 @@ async def hand_over(client: RemotingClient, master: str, target: int) -> MasterF
     """
     header = HandOverRequest(broker_id=target)
     return _read_master(await call(client, master, RequestCode.TANDEM_HAND_OVER, header))
+
+
+async def vouch(
+    client: RemotingClient, master: str, header: VouchRequest, *, timeout_s: float
+) -> VouchResponse:
+    """A slave tells its master that it is one. Raises what `call` raises."""
+    answer = await call(client, master, RequestCode.TANDEM_VOUCH, header, timeout_s=timeout_s)
+    return answer.decode(VouchResponse)
 
 
 async def hand_over_group(

@@ -129,6 +129,7 @@ _REPLICAS = _entries(
     (Code.TANDEM_READ_LOG, replica.ReadLogRequest, replica.ReadLogResponse),
     (Code.TANDEM_ACCEPT_LOG, None, None),
     (Code.TANDEM_HAND_OVER, controller.HandOverRequest, controller.MasterResponse),
+    (Code.TANDEM_VOUCH, controller.VouchRequest, controller.VouchResponse),
 )
 
 _ADMIN = _entries(
@@ -291,7 +292,14 @@ CATALOGUE: dict[int, Entry] = {
 RELAYED = frozenset((Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY))
 """Questions to a client that tools send to a broker, which passes them on (spec remoting 9.11)."""
 
-ELECTED = frozenset((Code.NOTIFY_BROKER_ROLE_CHANGED, Code.GET_BROKER_EPOCH_CACHE, Code.TANDEM_HAND_OVER))
+ELECTED = frozenset(
+    (
+        Code.NOTIFY_BROKER_ROLE_CHANGED,
+        Code.GET_BROKER_EPOCH_CACHE,
+        Code.TANDEM_HAND_OVER,
+        Code.TANDEM_VOUCH,
+    )
+)
 """What only brokers serve whose role is decided by controllers (enableControllerMode)."""
 
 UNSUPPORTED: dict[int, str] = {}

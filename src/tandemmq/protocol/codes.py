@@ -210,6 +210,7 @@ class RequestCode(IntEnum):
     TANDEM_READ_LOG = 30104
     TANDEM_ACCEPT_LOG = 30105
     TANDEM_HAND_OVER = 30106
+    TANDEM_VOUCH = 30107
 
 
 class ResponseCode(IntEnum):

@@ -4,8 +4,8 @@ Owns:       the store, the id, the copy of the log, the talk with the controller
             composed for the role of the present term.
 Invariants: a term is taken only if its masterEpoch is above the one that is known, so that late, repeated and
             reordered news do no harm; news from the network only make the broker ask the controllers.
-            A master writes only while it has a lease, or while all other members of its set report to it;
-            both are of the present term, and judged at each request.
+            A master writes only while it has a lease, or while all other members of its set promise to stay
+            slaves; both are of the present term, and judged at each request.
 Strategy:   before its first role a broker is a slave without a master. A change of the role stops the one
             composition and starts the other over the same open store; ports, log and heartbeats stay.
 Bounds:     one change of the role at a time; one open proposal for the set.
@@ -27,13 +27,19 @@ from tandemmq.broker.autoswitch.controllers import Controllers, Heartbeats, Leas
 from tandemmq.broker.autoswitch.identity import IDENTITY_FILE, IdentityFiles, obtain_id
 from tandemmq.broker.autoswitch.options import ElectionOptions
 from tandemmq.broker.autoswitch.term import Term
+from tandemmq.broker.autoswitch.vouches import Promise, Vouches
 from tandemmq.broker.broker import Broker, ha_port_of
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.errors import Busy, ClientError, ConfigError, NotLeader, RequestRejected, StaleTerm, TandemError
 from tandemmq.protocol.bodies.controller import BrokerEpochs, EpochRange, encode_broker_epochs
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.controller import HandOverRequest, MasterResponse
+from tandemmq.protocol.requests.controller import (
+    HandOverRequest,
+    MasterResponse,
+    VouchRequest,
+    VouchResponse,
+)
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
@@ -56,8 +62,8 @@ FIND_MASTER_PAUSE_S: Final = 0.1
 FIND_MASTER_TIMEOUT_S: Final = 0.5
 GATE_PERIOD_S: Final = 0.1
 """How late duties may notice that their master is fenced; requests notice it at once."""
-REPORTS_WITHIN_S: Final = 1.2
-"""As long as a lease: reports of all others that are younger stand for one."""
+LEASE_SHORT_S: Final = 0.7
+"""A lease that ends sooner may not be renewed in time: the slaves are asked to stand in for it."""
 PROPOSAL_PAUSE_S: Final = 0.2
 COPY_S_MAX: Final = 1.0
 """How long a master that hands over waits, accepting nothing, until the others hold all that it has."""
@@ -156,6 +162,8 @@ class ElectedBroker:
             scope=self._scope,
         )
         self._lease = Lease()
+        self._vouches = Vouches()
+        self._promise = Promise(client=self._client, clock=clock, period_s=election.heartbeat_ms / 1000)
         self.store: MessageStore | None = None
         self._replication: AutoSwitch | None = None
         self._broker: Broker | None = None
@@ -292,6 +300,7 @@ class ElectedBroker:
             RequestCode.GET_BROKER_EPOCH_CACHE: self.handle_epochs,
             RequestCode.NOTIFY_BROKER_ROLE_CHANGED: self.handle_notice,
             RequestCode.TANDEM_HAND_OVER: self.handle_hand_over,
+            RequestCode.TANDEM_VOUCH: self.handle_vouch,
         }
 
     # Who may write.
@@ -303,12 +312,25 @@ class ElectedBroker:
         if not self._lease.is_needed:
             return True
         now_s = self._clock.monotonic()
-        return self._lease.is_valid(now_s) or self.replication.reports_since(now_s - REPORTS_WITHIN_S)
+        if self._lease.is_valid(now_s):
+            return True
+        others = self.replication.required
+        return others is not None and self._vouches.have_all(others, now_s)
+
+    def handle_vouch(self, channel: Channel, command: Command) -> Command:
+        """TANDEM_VOUCH (30107): a slave of this term tells that it is one."""
+        header, now_s = command.decode(VouchRequest), self._clock.monotonic()
+        if not self._is_master or header.master_epoch != self._epoch:
+            raise RequestRejected(f"this broker is no master in term {header.master_epoch}")
+        if header.token is not None:
+            self._vouches.hear(header.broker_id, header.token, channel, now_s)
+        is_wanted = self._lease.is_needed and not self._lease.is_valid(now_s + LEASE_SHORT_S)
+        return command.reply(header=VouchResponse(token=self._vouches.new_token(now_s), is_wanted=is_wanted))
 
     async def handle_hand_over(self, channel: Channel, command: Command) -> Command:
         """TANDEM_HAND_OVER (30106): this master stops accepting, waits until its set holds all that it has,
         and has the wanted one elected. Sends are refused meanwhile, as by a fenced master: they may be
-        repeated elsewhere. If anything fails it goes on as before.
+        repeated elsewhere. If anything fails it goes on, as soon as it has a lease or the slaves' promise.
         """
         target = command.decode(HandOverRequest).broker_id
         epoch, begun_s = self._epoch, self._clock.monotonic()
@@ -536,11 +558,15 @@ class ElectedBroker:
         assert self.store is not None
         if self.broker.options.is_slave:
             self.broker.set_master(None)
+        await self._promise.wait()
+        if self._is_replaced(facts.master_epoch):
+            return
         await self.replication.begin_term(facts.master_epoch, frozenset(facts.sync_set), facts.set_epoch)
         await self.broker.stop(leaves=False)
         self.store.begin_role(BrokerRole.SYNC_MASTER)
         await self._compose(is_master=True, epoch=facts.master_epoch)
         self._is_rested = False
+        self._vouches.begin_term(self._clock.monotonic())
         self._is_master = True
         self.broker.take_office()
 
@@ -569,8 +595,14 @@ class ElectedBroker:
             else:
                 if place.ha_address and place.epoch in (None, facts.master_epoch):
                     await self.replication.follow(place.ha_address, facts.master_epoch, facts.master_id)
-                    return
+                    break
             await self._clock.sleep(FIND_MASTER_PAUSE_S)
+        await self._promise.keep(
+            facts.master_address,
+            lambda token: VouchRequest(
+                broker_id=self.broker_id, master_epoch=facts.master_epoch, token=token
+            ),
+        )
 
     # The set.
 

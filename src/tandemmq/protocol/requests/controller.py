@@ -112,6 +112,23 @@ class HandOverRequest(Header, frozen=True, kw_only=True):
     broker_id: Int64 = field(name="brokerId")
 
 
+class VouchRequest(Header, frozen=True, kw_only=True):
+    """TANDEM_VOUCH: this broker is a slave in `master_epoch`. With the token of the answer before it promises
+    to stay one for a while.
+    """
+
+    broker_id: Int64 = field(name="brokerId")
+    master_epoch: Int32 = field(name="masterEpoch")
+    token: Int64 | None = None
+
+
+class VouchResponse(Header, frozen=True, kw_only=True):
+    """Answer to TANDEM_VOUCH. `is_wanted`: the master has hardly a lease, and asks for promises."""
+
+    token: Int64
+    is_wanted: bool = field(name="isWanted")
+
+
 class ChangeControllersRequest(Header, frozen=True, kw_only=True):
     """TANDEM_CHANGE_CONTROLLERS: `action` is list, add, remove or handOver; `name` is whom it concerns, the
     address is for one that is added."""

@@ -76,10 +76,9 @@ class AutoSwitch(Protocol):
     def set_refused(self, set_epoch: int) -> None:
         """The proposal against `set_epoch` was refused for certain; a time-out is no refusal."""
 
-    def reports_since(self, time_s: float) -> bool:
-        """Whether every other member of the set (of the union while a proposal is open) has reported over its
-        connection of this term since then, by the monotonic clock. True when there is no other member.
-        """
+    @property
+    def required(self) -> frozenset[int] | None:
+        """The other members of the set, or of the union with an open proposal; None when we do not lead."""
 
     def master_status(self) -> MasterStatus | None:
         """What a master tells of its slaves; None without a term of ours."""
@@ -143,7 +142,6 @@ class AutoSwitchReplication:
         self._set: SyncStateSet | None = None
         self._slave: ReplicationSlave | None = None
         self._followed: tuple[str, int, int] | None = None
-        self._heard_at_s: dict[int, float] = {}
         self._timer: TimerHandle | None = None
         self._is_pump_due = False
         self._is_stopped = False
@@ -228,7 +226,6 @@ class AutoSwitchReplication:
         if self._set is not None:
             self._set = None
             self._store.refuse_for_copies("")
-            self._heard_at_s.clear()
             # Whom a send waits for stays: to ask for fewer would answer what members of this term lack.
         # What they still bring belongs to no term: it must not count in the next one.
         connections, self._connections = self._connections, []
@@ -251,10 +248,9 @@ class AutoSwitchReplication:
             self._set.on_refused(set_epoch)
             self._on_set_changed()
 
-    def reports_since(self, time_s: float) -> bool:
-        if self._set is None:
-            return False
-        return all(self._heard_at_s.get(one, -1.0) >= time_s for one in self._set.required)
+    @property
+    def required(self) -> frozenset[int] | None:
+        return None if self._set is None else self._set.required
 
     def master_status(self) -> MasterStatus | None:
         if self._set is None:
@@ -359,7 +355,6 @@ class AutoSwitchReplication:
         one = _slave_of(connection)
         if self._set is None or one is None or connection not in self._connections:
             return
-        self._heard_at_s[one] = self._clock.monotonic()
         before = self._set.required
         self._set.on_acknowledged(one, log_offset, self._store.confirmed.value, self._now_ms())
         self._store.raise_confirm_offset(self._set.confirm_offset)
@@ -396,7 +391,6 @@ class AutoSwitchReplication:
     def _discount(self, one: int) -> None:
         """The slave counts for nothing until it has come again."""
         self._store.acks.forget(_replica(one))
-        self._heard_at_s.pop(one, None)
         if self._set is not None:
             self._set.on_closed(one)
             self._on_set_changed()

@@ -87,6 +87,7 @@ class Trouble:
             Fault("stall", Kind.PROCESS, self._stall),
             Fault("step a clock", Kind.CLOCK, self._step_clock),
         )
+
     async def run(self, seconds: float) -> None:
         """Throw faults; between them there is time to get into the next one's way."""
         end = self._world.loop.time() + seconds

@@ -1,1 +1,1 @@
-"""The simulated cluster whose brokers are elected: controllers, brokers that change their role, and their clients."""
+"""The simulated cluster whose brokers are elected by controllers, and change their role."""

@@ -88,9 +88,7 @@ class ElectedCluster(Cluster):
             controller.peers = tuple(self.controllers)
         addresses = tuple(controller.address for controller in self.controllers)
         self.brokers_made = [
-            ElectedNode(
-                f"broker{n}", world, number=n, name_servers=name_servers, controllers=addresses
-            )
+            ElectedNode(f"broker{n}", world, number=n, name_servers=name_servers, controllers=addresses)
             for n in range(1, settings.slave_count + 2)
         ]
         self._term = 0
@@ -209,10 +207,11 @@ class ElectedCluster(Cluster):
         if store is None or not self.leader.leads:
             return
         for node in self.brokers_made:
-            status = None if node.server is None or node.store is None else node.server.replication.slave_status()
-            if status is None or status.state is not SlaveState.TRANSFERRING or node.epoch != self.leader.epoch:
+            if node.server is None or node.store is None or node.epoch != self.leader.epoch:
                 continue
-            assert node.store is not None
+            status = node.server.replication.slave_status()
+            if status is None or status.state is not SlaveState.TRANSFERRING:
+                continue
             begin = max(store.min_log_offset, node.store.min_log_offset)
             end = min(store.max_log_offset, node.store.max_log_offset)
             difference = checkers.first_difference(store, node.store, begin, end)

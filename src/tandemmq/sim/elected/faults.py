@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from tandemmq.api.controller import hand_over
-from tandemmq.errors import TandemError
+from tandemmq.errors import RequestRejected, TandemError
 from tandemmq.sim.cluster.clients import ClientNode
 from tandemmq.sim.cluster.faults import Fault, Kind, Trouble
 from tandemmq.sim.elected.cluster import ElectedCluster
@@ -26,9 +26,13 @@ class OperatorNode(ClientNode):
         instance = await self.connect()
         try:
             facts = await hand_over(instance.remoting, self.address, self.target)
-        except TandemError as error:
+        except RequestRejected as error:
             self.world.note(f"{self.life}: nothing is handed over to {self.target}: {error}")
             self._ledger.counts["hand-overs refused"] += 1
+        except TandemError as error:
+            # The old master closes its connections when it takes the other role.
+            self.world.note(f"{self.life}: no answer about {self.target}: {error}")
+            self._ledger.counts["hand-overs without an answer"] += 1
         else:
             self.world.note(f"{self.life}: handed over to {facts.master_id} in term {facts.master_epoch}")
             self._ledger.counts["hand-overs"] += 1
@@ -47,8 +51,8 @@ class ElectedTrouble(Trouble):
 
     def __init__(self, cluster: ElectedCluster) -> None:
         super().__init__(cluster)
-        admin = cluster.admin
-        self._operator = OperatorNode("operator", cluster.world, admin._namesrv, cluster.ledger, cluster.watch)
+        namesrv = cluster.admin._namesrv
+        self._operator = OperatorNode("operator", cluster.world, namesrv, cluster.ledger, cluster.watch)
 
     def faults(self) -> tuple[Fault, ...]:
         common = tuple(fault for fault in super().faults() if fault.name in FAULTS)

@@ -151,5 +151,3 @@ class ElectedNode(BrokerNode):
         self.is_open = False
         if self.server is not None:
             await self.server.stop()
-
-
