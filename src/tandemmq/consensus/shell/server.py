@@ -110,8 +110,8 @@ class RaftServer:
 
     @property
     def is_leader(self) -> bool:
-        """Whether it leads and knows all that was ever confirmed."""
-        return self._node is not None and self._node.is_settled
+        """Whether it leads and knows all that was ever confirmed; not from when it begins to stop."""
+        return self._node is not None and not self._is_stopping and self._node.is_settled
 
     @property
     def leader(self) -> str | None:
