@@ -99,6 +99,10 @@ _REPLACED: Final = frozenset(
 """Another broker is master: perhaps one that an attempt before brought into the set."""
 
 
+class _TermNotKept(Exception):
+    """The beginning of a term could not be written to the disk."""
+
+
 class ElectedBroker:
     """One broker of an elected group. `on_fatal` as in `Broker`."""
 
@@ -518,7 +522,7 @@ class ElectedBroker:
                 await self._take(facts)
 
     async def _take(self, facts: MasterFacts) -> None:
-        begun_s = self._clock.monotonic()
+        begun_s, epoch_before = self._clock.monotonic(), self._epoch
         self._is_master = False  # nothing is accepted any more under the term that ends
         self._is_handing_over = False
         self._epoch = facts.master_epoch
@@ -540,6 +544,14 @@ class ElectedBroker:
             self._is_known = False
             self._look_due.set()
             return
+        except _TermNotKept as error:
+            # Its disk is full or sick: it tries again, unless another one is elected before.
+            log.error(
+                events.BROKER_ROLE_REFUSED, extra={"master_epoch": facts.master_epoch, "reason": str(error)}
+            )
+            self._epoch = epoch_before
+            self._clock.call_later(RETRY_S, self._term_due.set)
+            return
         log.warning(
             events.BROKER_ROLE_CHANGED,
             extra={
@@ -554,14 +566,17 @@ class ElectedBroker:
         )
 
     async def _become_master(self, facts: MasterFacts) -> None:
-        """Raises StaleTerm: then it stays a slave, without a master."""
+        """Raises StaleTerm, _TermNotKept: then it stays what it is composed of, without a master."""
         assert self.store is not None
         if self.broker.options.is_slave:
             self.broker.set_master(None)
         await self._promise.wait()
         if self._is_replaced(facts.master_epoch):
             return
-        await self.replication.begin_term(facts.master_epoch, frozenset(facts.sync_set), facts.set_epoch)
+        try:
+            await self.replication.begin_term(facts.master_epoch, frozenset(facts.sync_set), facts.set_epoch)
+        except OSError as error:
+            raise _TermNotKept(str(error)) from error
         await self.broker.stop(leaves=False)
         self.store.begin_role(BrokerRole.SYNC_MASTER)
         await self._compose(is_master=True, epoch=facts.master_epoch)

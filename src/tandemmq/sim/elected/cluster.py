@@ -15,6 +15,7 @@ from tandemmq.replication.core.states import SlaveState
 from tandemmq.sim.cluster import checkers
 from tandemmq.sim.cluster.cluster import START_TIMEOUT_S, Cluster
 from tandemmq.sim.cluster.ledger import Sent
+from tandemmq.sim.cluster.loop import Life
 from tandemmq.sim.cluster.nodes import BrokerNode, Node
 from tandemmq.sim.cluster.promises import Loss, Promises
 from tandemmq.sim.cluster.settings import TOPIC
@@ -45,6 +46,11 @@ class ElectedWatch(Watch):
 
     cluster: ElectedCluster
 
+    def __init__(self, cluster: ElectedCluster) -> None:
+        super().__init__(cluster.world, cluster.ledger, cluster.promises)
+        self.cluster = cluster
+        self._with_topic: set[Life] = set()
+
     def _check_copies(self, sent: Sent) -> None:
         """While nothing goes wrong every member of the set has it."""
         holders = [node.name for node in self.brokers if holds(node, sent)]
@@ -55,6 +61,18 @@ class ElectedWatch(Watch):
                 f"{sent} was acknowledged with {wanted} copies wanted and {holders} holding one"
             )
         self.cluster.note_acknowledged()
+
+    def _check_topics(self, node: BrokerNode) -> None:
+        """What was created and answered stays. What a lost master made by itself, such as the topic of a group's
+        retries, may have reached this slave and not the next master: it is made again there.
+        """
+        assert node.life is not None
+        assert node.broker is not None
+        has_ours = node.broker._tables.topics.get(TOPIC) is not None
+        if node.life in self._with_topic and not has_ours:
+            self._world.findings.broken.append(f"{node.life} has no topic {TOPIC} any more")
+        if has_ours:
+            self._with_topic.add(node.life)
 
     def _after_delivery(self, host_name: str) -> None:
         self.cluster.note_roles()
@@ -77,9 +95,7 @@ class ElectedCluster(Cluster):
         return ElectedPromises(self.world.settings)
 
     def make_watch(self) -> Watch:
-        watch = ElectedWatch(self.world, self.ledger, self.promises)
-        watch.cluster = self
-        return watch
+        return ElectedWatch(self)
 
     def make_brokers(self, name_servers: tuple[str, ...]) -> list[BrokerNode]:
         world, settings = self.world, self.world.settings
