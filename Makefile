@@ -4,7 +4,7 @@ PY := .venv/bin/python
 TANDEMMQ := .venv/bin/tandemmq
 ARGS ?=
 .DEFAULT_GOAL := help
-.PHONY: help demo test interop client-both lint types contracts check crash power sim raft plants fuzz soak failover spark bench bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: help demo test interop client-both lint types contracts check crash power sim elected raft plants fuzz soak failover spark bench bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ power: setup-dev ## Take the power from real brokers under load 100 times in eac
 sim: SEEDS ?= 1000
 sim: setup-dev ## Run 1000 simulated clusters through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
 	@$(PY) -m tandemmq.sim.cluster.run --seeds $(SEEDS) $(ARGS)
+
+elected: SEEDS ?= 500
+elected: setup-dev ## Run 500 simulated clusters whose brokers are elected through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
+	@$(PY) -m tandemmq.sim.elected.run --seeds $(SEEDS) $(ARGS)
 
 raft: SEEDS ?= 2000
 raft: setup-dev ## Run 2000 simulated Raft groups through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")

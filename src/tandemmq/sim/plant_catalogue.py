@@ -1,8 +1,8 @@
 """The bugs that `sim.plants` plants: slips of one line that a good engineer makes, and what must find them.
 
 A row names the file, a text that stands in it once, and what stands there instead. `proofs` are simulations
-(crash, flips, sim, raft) or paths below tests/, the most telling one first; the first that fails ends the
-search.
+(crash, flips, sim, elected, raft) or paths below tests/, the most telling one first; the first that fails
+ends the search.
 """
 
 from __future__ import annotations
@@ -786,6 +786,93 @@ _CONSENSUS: Final = (
     ),
 )
 
+_ELECTED: Final = (
+    Plant(
+        name="an acknowledgement of an earlier term counts in the next one",
+        path="replication/shell/autoswitch.py",
+        sound='self._store.acks.forget(_replica(one))\n            connection.close("the term has ended")',
+        bug='pass\n            connection.close("the term has ended")',
+        proofs=("elected", "scenario/test_autoswitch_channel.py"),
+    ),
+    Plant(
+        name="a proposal without an answer no longer counts",
+        path="replication/core/sync_state_set.py",
+        sound="return self.members.union(*self._proposed, joining) - {self._own_id}",
+        bug="return self.members.union(*self._proposed[-1:], joining) - {self._own_id}",
+        proofs=("unit/replication/test_sync_state_set.py",),
+    ),
+    Plant(
+        name="a send does not wait for who is about to join",
+        path="replication/core/sync_state_set.py",
+        sound="return self.members.union(*self._proposed, joining) - {self._own_id}",
+        bug="return self.members - {self._own_id}",
+        proofs=("elected",),
+    ),
+    Plant(
+        name="a lease is counted from the answer",
+        path="broker/autoswitch/controllers.py",
+        sound="self._on_answer(answer, sent_s)",
+        bug="self._on_answer(answer, self._clock.monotonic())",
+        proofs=("elected",),
+    ),
+    Plant(
+        name="a promise is counted from when it arrives",
+        path="broker/autoswitch/vouches.py",
+        sound="self._heard[broker_id] = since_s, channel",
+        bug="self._heard[broker_id] = now_s, channel",
+        proofs=("simulation/test_elected_simulation.py", "elected"),
+    ),
+    Plant(
+        name="a slave that has promised takes office at once",
+        path="broker/autoswitch/elected.py",
+        sound="        await self._promise.wait()\n",
+        bug="",
+        proofs=("simulation/test_elected_simulation.py", "elected"),
+    ),
+    Plant(
+        name="a fenced master takes offsets",
+        path="broker/autoswitch/term.py",
+        sound="        Code.UPDATE_CONSUMER_OFFSET,\n",
+        bug="",
+        proofs=("scenario/test_elected_brokers.py",),
+    ),
+    Plant(
+        name="the same term begins again",
+        path="replication/shell/autoswitch.py",
+        sound="if epoch <= known:",
+        bug="if epoch < known:",
+        proofs=("scenario/test_autoswitch_channel.py", "elected"),
+    ),
+    Plant(
+        name="nothing is compared below the end of the shorter log",
+        path="replication/core/term_sessions.py",
+        sound="point = consistent_point(self.epochs, end, answer.epochs, answer.log_end)",
+        bug="point = min(end, answer.log_end)",
+        proofs=("elected",),
+    ),
+    Plant(
+        name="a slave reports before what it cut is on disk",
+        path="replication/core/term_sessions.py",
+        sound="return [Align(point, self.epochs.cut",
+        bug="return [Send(self._report()), Align(point, self.epochs.cut",
+        proofs=("elected", "unit/replication/test_term_sessions.py"),
+    ),
+    Plant(
+        name="a new leader of the controllers waits for no lease of the one before",
+        path="controller/elections.py",
+        sound="return is_ended or not heard.facts.is_ours or now_s >= self._leader_since_s + LEASE_END_S",
+        bug="return True",
+        proofs=("scenario/test_controller.py", "elected"),
+    ),
+    Plant(
+        name="the winner need not be of the set",
+        path="controller/groups.py",
+        sound="pool = {key: one for key, one in live.items() if key in group.sync_set}",
+        bug="pool = dict(live)",
+        proofs=("elected",),
+    ),
+)
+
 PLANTS: Final[tuple[Plant, ...]] = (
     *_STORE,
     *_DELETIONS,
@@ -799,4 +886,5 @@ PLANTS: Final[tuple[Plant, ...]] = (
     *_ACCESS,
     *_CLIENT,
     *_CONSENSUS,
+    *_ELECTED,
 )

@@ -29,6 +29,7 @@ from rich.console import Console
 import tandemmq
 from tandemmq.sim.bit_flips import run_flips
 from tandemmq.sim.cluster.simulation import run_seed as run_cluster
+from tandemmq.sim.elected.run import ELECTED
 from tandemmq.sim.plant_catalogue import PLANTS, Plant
 from tandemmq.sim.raft.simulation import run_seed as run_raft
 from tandemmq.sim.run import run_seed as run_store
@@ -36,7 +37,7 @@ from tandemmq.sim.seeds import PROCESSES, progress_on, say, without_logging
 
 SOURCES = Path(tandemmq.__file__).parent
 CHECKOUT = SOURCES.parent.parent
-SEEDS = {"crash": 1000, "flips": 100, "sim": 1000, "raft": 2000}
+SEEDS = {"crash": 1000, "flips": 100, "sim": 1000, "elected": 500, "raft": 2000}
 """How many seeds the default commands run; `make crash` flips bits with every tenth of its seeds."""
 EXCUSED_SEEDS = 100
 """As many for a bug that nothing can find, as its row tells: a look whether that is still so."""
@@ -81,7 +82,17 @@ def _raft(seed: int) -> bool:
     return bool(run_raft(seed).findings)
 
 
-HUNTS: dict[str, Callable[[int], bool]] = {"crash": _crash, "flips": _flips, "sim": _sim, "raft": _raft}
+def _elected(seed: int) -> bool:
+    return bool(run_cluster(seed, kind=ELECTED).findings)
+
+
+HUNTS: dict[str, Callable[[int], bool]] = {
+    "crash": _crash,
+    "flips": _flips,
+    "sim": _sim,
+    "elected": _elected,
+    "raft": _raft,
+}
 
 
 def _raise_hangs(*_: object) -> None:

@@ -63,8 +63,8 @@ class ElectedWatch(Watch):
         self.cluster.note_acknowledged()
 
     def _check_topics(self, node: BrokerNode) -> None:
-        """What was created and answered stays. What a lost master made by itself, such as the topic of a group's
-        retries, may have reached this slave and not the next master: it is made again there.
+        """What was created and answered stays. What a lost master made by itself, such as the topic of a
+        group's retries, may have reached this slave and not the next master: it is made again there.
         """
         assert node.life is not None
         assert node.broker is not None

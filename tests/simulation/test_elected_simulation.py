@@ -1,0 +1,207 @@
+"""The simulation of elected brokers: some seeds pass, a seed repeats exactly, scripted faults end well."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from tandemmq.api.controller import vouch
+from tandemmq.protocol.requests.controller import VouchRequest, VouchResponse
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.sim.cluster.cluster import Cluster
+from tandemmq.sim.cluster.settings import Settings
+from tandemmq.sim.cluster.simulation import SeedResult, run_seed
+from tandemmq.sim.dice import Dice
+from tandemmq.sim.elected.cluster import ElectedCluster
+from tandemmq.sim.elected.nodes import ElectedNode
+from tandemmq.sim.elected.run import ELECTED
+from tandemmq.sim.elected.settings import FAULTS, draw_elected
+
+SMOKE_SEEDS = range(901, 905)
+SCRIPT_SEED = 17
+SOON_S = 12.0
+
+
+def calm(settings: Settings) -> Settings:
+    """Three brokers and three controllers, and nothing that goes wrong by chance."""
+    return replace(
+        settings,
+        slave_count=2,
+        controller_count=3,
+        name_server_count=1,
+        latency_ms=(0.2, 5.0),
+        slow_sync_percent=0,
+        commit_log_file_bytes=65_536,
+        body_bytes_max=200,
+        work=(),
+    )
+
+
+def play(script: Callable[[ElectedCluster], Awaitable[None]]) -> SeedResult:
+    """A calm cluster in which only `script` makes trouble; nothing may be found."""
+
+    async def run(cluster: Cluster) -> None:
+        assert isinstance(cluster, ElectedCluster)
+        await script(cluster)
+
+    result = run_seed(SCRIPT_SEED, calm, run, ELECTED)
+    assert not result.findings.lines(), "\n".join([*result.trace[-40:], *result.findings.lines()])
+    return result
+
+
+async def until(cluster: ElectedCluster, is_met: Callable[[], object], what: str) -> None:
+    assert await cluster.world.until(is_met, SOON_S, 0.01), f"not within {SOON_S:g} s: {what}"
+
+
+async def is_taken(cluster: ElectedCluster) -> None:
+    """A message is acknowledged from now on."""
+    count = len(cluster.ledger.acknowledged)
+    await until(cluster, lambda: len(cluster.ledger.acknowledged) > count, "a message is acknowledged")
+
+
+def test_seeds_break_no_promise() -> None:
+    count = 0
+    for seed in SMOKE_SEEDS:
+        result = run_seed(seed, lambda settings: replace(settings, load_s=10.0), kind=ELECTED)
+        assert not result.findings.lines()
+        count += result.acknowledged_count
+    assert count > 500
+
+
+def test_a_seed_repeats_exactly() -> None:
+    one, other = (run_seed(903, lambda settings: replace(settings, load_s=5.0), kind=ELECTED) for _ in "12")
+    assert one.trace == other.trace
+    assert one.digest == other.digest
+
+
+def test_every_fault_is_drawn() -> None:
+    drawn = {name for seed in range(200) for name in draw_elected(Dice(seed)).fault_names}
+    assert drawn == set(FAULTS)
+
+
+def test_a_killed_master_is_replaced_within_a_second() -> None:
+    async def script(cluster: ElectedCluster) -> None:
+        await until(cluster, cluster.is_level, "all are in the set")
+        cluster.master.kill()
+        await is_taken(cluster)
+
+    assert play(script).counts["replaced within 1 s"] == 1
+
+
+def test_a_silent_master_is_replaced_within_three_seconds_and_takes_nothing_when_it_wakes() -> None:
+    async def script(cluster: ElectedCluster) -> None:
+        await until(cluster, cluster.is_level, "all are in the set")
+        old = cluster.leader
+        assert old.life is not None
+        cluster.world.loop.stall(old.life)
+        begun_s = cluster.world.loop.time()
+        await until(cluster, lambda: cluster.leader is not old, "another one leads")
+        await is_taken(cluster)
+        assert cluster.world.loop.time() - begun_s < 3.0
+        cluster.world.loop.resume(old.life)
+        await until(cluster, lambda: old.epoch == cluster.leader.epoch, "it knows its successor")
+        await until(cluster, cluster.is_level, "it copies from its successor")
+
+    play(script)
+
+
+def test_without_controllers_nothing_fails_and_nobody_is_elected() -> None:
+    async def script(cluster: ElectedCluster) -> None:
+        await until(cluster, cluster.is_level, "all are in the set")
+        epoch = cluster.leader.epoch
+        for controller in cluster.controllers:
+            controller.kill()
+        for _ in range(60):
+            await cluster.world.clock.sleep(1.0)
+            assert cluster.leader.may_write
+        for controller in cluster.controllers:
+            controller.start()
+        await until(cluster, lambda: any(one.is_leader for one in cluster.controllers), "one leads")
+        await is_taken(cluster)
+        assert cluster.leader.epoch == epoch
+
+    result = play(script)
+    failed = {name: count for name, count in result.counts.items() if name.startswith("send failed")}
+    assert not failed.keys() - {"send failed: MessageIllegal"}
+
+
+def test_what_slaves_promised_before_a_stall_lets_a_master_take_nothing_after_it() -> None:
+    """The controllers are cut off from the master only; its slaves stand in, and are elected as soon as their
+    promises are over.
+    """
+
+    async def script(cluster: ElectedCluster) -> None:
+        await until(cluster, cluster.is_level, "all are in the set")
+        old, fabric = cluster.leader, cluster.world.fabric
+        assert old.life is not None
+        for controller in cluster.controllers:
+            fabric.block(old.host.ip, controller.host.ip)
+            fabric.block(controller.host.ip, old.host.ip)
+        await until(cluster, lambda: cluster.leader is not old, "another one leads")
+        cluster.world.loop.stall(old.life)
+        await cluster.world.clock.sleep(2.0)
+        cluster.world.loop.resume(old.life)
+        await cluster.world.clock.sleep(1.0)
+        for controller in cluster.controllers:
+            fabric.unblock(old.host.ip, controller.host.ip)
+            fabric.unblock(controller.host.ip, old.host.ip)
+        await until(cluster, cluster.is_level, "it copies from its successor")
+
+    play(script)
+
+
+def test_a_full_disk_keeps_a_broker_from_office_and_alive() -> None:
+    async def script(cluster: ElectedCluster) -> None:
+        await until(cluster, cluster.is_level, "all are in the set")
+        slaves = [node for node in cluster.brokers_made if node is not cluster.leader]
+        lives = [slave.life for slave in slaves]
+        for slave in slaves:
+            slave.disk.is_full = True
+        cluster.master.kill()
+        await cluster.world.clock.sleep(3.0)
+        assert not any(slave.may_write for slave in slaves)
+        assert [slave.life for slave in slaves if slave.is_running] == lives
+        slaves[1].disk.is_full = False
+        await until(cluster, lambda: slaves[1].may_write, "the one with room leads")
+        slaves[0].disk.is_full = False
+
+    play(script)
+
+
+def test_only_a_token_of_this_term_is_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger that makes tokens up keeps no fenced master writing."""
+    answers: list[VouchResponse] = []
+
+    async def script(cluster: ElectedCluster) -> None:
+        await until(cluster, cluster.is_level, "all are in the set")
+        leader = cluster.leader
+        assert leader.server is not None
+        await until(cluster, lambda: answers, "a slave has asked")
+        now_s = cluster.world.loop.time()
+        vouches = leader.server._vouches
+        for token in (0, -1, answers[0].token * 0 + int((now_s + 60) * 1_000_000)):
+            vouches.hear(77, token, None, now_s)  # type: ignore[arg-type]  # no channel is looked at
+        assert not vouches.have_all([77], now_s)
+
+    async def note(
+        client: RemotingClient, master: str, header: VouchRequest, *, timeout_s: float
+    ) -> VouchResponse:
+        answer = await vouch(client, master, header, timeout_s=timeout_s)
+        answers.append(answer)
+        return answer
+
+    monkeypatch.setattr("tandemmq.broker.autoswitch.vouches.vouch", note)
+    play(script)
+
+
+def test_the_nodes_tell_who_leads() -> None:
+    async def script(cluster: ElectedCluster) -> None:
+        await until(cluster, cluster.is_level, "all are in the set")
+        leads = [node for node in cluster.brokers_made if node.leads]
+        assert leads == [cluster.leader]
+        assert isinstance(leads[0], ElectedNode)
+        assert leads[0].broker_id == 0
+
+    play(script)
