@@ -71,17 +71,19 @@ def popped_of(answer: Command, topic: str, group: str = "CG") -> list[Popped]:
         for item in _items(response.message_offset_info)
     }
     found = []
+    real = {"0": topic, "1": f"%RETRY%{group}_{topic}", "2": f"%RETRY%{group}+{topic}"}
+    flags = {name: flag for flag, name in real.items()}
     for record in decode_records(answer.body):
-        assert record.topic == topic
         handle = record.properties.get("POP_CK", "")
         if not handle:
-            key = ("0", str(record.queue_id))
+            key = (flags[record.topic], str(record.queue_id))
             assert record.queue_offset in offsets[key]
             handle = (
-                f"{starts[key]} {response.pop_time_ms} {response.invisible_ms} {response.revive_queue_id} 0"
-                f" broker-a {record.queue_id} {record.queue_offset}"
+                f"{starts[key]} {response.pop_time_ms} {response.invisible_ms} {response.revive_queue_id}"
+                f" {key[0]} broker-a {record.queue_id} {record.queue_offset}"
             )
-        real = {"0": topic, "1": f"%RETRY%{group}_{topic}", "2": f"%RETRY%{group}+{topic}"}
+        else:
+            assert record.topic == topic
         found.append(Popped(record, handle, real[handle.split(" ")[4]]))
     return found
 

@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, records_of, running_broker
+from broker_rig import Peer, consumer, records_of, running_broker
 from client_rig import running_cluster, take
+from pop_rig import pop, pop_all
+from transaction_rig import COMMIT, TransactionPeer
 
 from tandemmq.broker.broker import Broker
 from tandemmq.client import Message, Producer
 from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.pull import PullResponse
 from tandemmq.protocol.requests.send import RecallRequest, RecallResponse, SendBackRequest, SendResponse
@@ -222,3 +225,29 @@ async def test_a_slave_delivers_nothing_and_goes_on_when_it_is_master(tmp_path: 
         async with rig.consumer("CG2") as consumer:
             messages = await take(consumer, 2)
             assert sorted(message.body for message in messages) == [b"1", b"2"]
+
+
+async def test_a_lower_limit_for_bodies_loses_nothing_that_is_stored(tmp_path: Path) -> None:
+    """What waits for its time, for its commit or for the end of a lease is no new message."""
+    slow, body = {"delay_levels_ms": (100_000,)}, b"x" * 3_000
+    async with running_broker(tmp_path, store=slow) as broker, TransactionPeer(broker) as peer:
+        await peer.send_ok("Later", body, properties={"DELAY": "1"})
+        await peer.send_ok("Popped", body)
+        half = await peer.send_half("Paid", body)
+        assert len(await pop(peer, "Popped", invisible_ms=1_000)) == 1
+        await peer.send_ok("Back", body)
+        origin = await peer.send_ok("Back", body)
+    small = {"delay_levels_ms": (1,), "message_bytes_max": 100}
+    async with running_broker(tmp_path, store=small) as broker, TransactionPeer(broker) as peer:
+        assert (await peer.send("Later", body)).code == ResponseCode.MESSAGE_ILLEGAL
+        assert bodies(await wait_for_bodies(peer, "Later", 1)) == [body]
+        [again] = await pop_all(peer, "Popped", 1)
+        assert (again.body, again.record.retry_count) == (body, 1)
+        assert (await peer.end(half, COMMIT)).code == ResponseCode.SUCCESS
+        assert bodies(await wait_for_bodies(peer, "Paid", 1, queue_id=2)) == [body]
+        await peer.heartbeat("c1", consumer("CG", "Back"))
+        back = SendBackRequest(
+            log_offset=decode_message_id(origin.message_id).log_offset, group="CG", delay_level=1
+        )
+        assert (await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == ResponseCode.SUCCESS
+        assert bodies(await wait_for_bodies(peer, "%RETRY%CG", 1)) == [body]

@@ -16,6 +16,7 @@ from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.pop import BatchAck, BatchAckEntry, encode_batch_ack, encode_bits
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX
 from tandemmq.protocol.requests.pop import (
     AckRequest,
     ChangeInvisibleRequest,
@@ -82,6 +83,24 @@ async def test_an_unacknowledged_message_comes_again_from_the_retry_topic_with_i
     )
     assert [await ack(peer, message) for message in again] == [0, 0]
     assert await pop(peer, "T") == []
+
+
+@pytest.mark.parametrize("room", [0, 40])
+async def test_a_message_without_room_for_what_pops_add_comes_again(peer: Peer, room: int) -> None:
+    """`room`: for nothing; for the time of the first pop, and not for the handle."""
+    sizes = iter(range(PROPERTIES_BYTES_MAX, 0, -1))  # the broker adds some of its own
+    filling = "x" * next(sizes)
+    while (await peer.send("Full", properties={"a": filling})).code != ResponseCode.SUCCESS:
+        filling = "x" * next(sizes)
+    filling = filling[room:]
+    await peer.send_ok("T", b"full", properties={"a": filling})
+    await peer.send_ok("T", b"next")
+    assert bodies(await pop_all(peer, "T", 2, invisible_ms=500)) == [b"full", b"next"]
+    again = await pop_all(peer, "T", 2)
+    assert bodies(again) == [b"full", b"next"]
+    [full] = [message for message in again if message.body == b"full"]
+    assert (full.record.retry_count, full.record.properties["a"]) == (1, filling)
+    assert [await ack(peer, message) for message in again] == [0, 0]
 
 
 async def test_a_message_comes_again_whose_ack_the_store_refused(broker: Broker, peer: Peer) -> None:

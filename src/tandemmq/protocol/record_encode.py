@@ -43,7 +43,8 @@ class NewRecord(msgspec.Struct, gc=False, kw_only=True):
 
     `born_host` is packed (8 or 20 bytes); `properties` is the wire form; `keys` (space separated) and
     `unique_key` are what the key index hashes; `wait_stored` False: the sender does not wait for flush or
-    replicas.
+    replicas. `is_internal`: a record of the broker's own or a copy of a stored message. The limit for the
+    bodies of producers does not hold for it: it may have been lowered since.
     """
 
     topic: str
@@ -60,6 +61,7 @@ class NewRecord(msgspec.Struct, gc=False, kw_only=True):
     keys: str = ""
     unique_key: str = ""
     wait_stored: bool = True
+    is_internal: bool = False
 
 
 @lru_cache(maxsize=8192)

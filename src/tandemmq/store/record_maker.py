@@ -48,9 +48,9 @@ class RecordMaker:
         options = self._options
         body_max = options.message_bytes_max
         for record in records:
-            if len(record.body) > body_max:
+            if len(record.body) > body_max and not record.is_internal:
                 raise MessageIllegal(f"the message body has {len(record.body)} bytes, at most {body_max}")
-        if len(records) == 1 and total > options.record_bytes_max:
+        if len(records) == 1 and total > options.record_bytes_max and not records[0].is_internal:
             raise MessageIllegal(f"the message takes {total} bytes, at most {options.record_bytes_max}")
         if total > options.commit_log_file_bytes - BLANK_BYTES:
             raise MessageIllegal(

@@ -73,6 +73,7 @@ def _copy(record: Record, topic: str, queue_id: int, properties: bytes) -> NewRe
         keys=record.keys,
         unique_key=record.unique_key,
         wait_stored=False,
+        is_internal=True,
     )
 
 

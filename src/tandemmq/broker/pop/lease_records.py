@@ -124,6 +124,7 @@ class LeaseRecords:
             born_at_ms=now_ms,
             born_host=self.host,
             tag_hash=tag_hash_of(properties),
+            is_internal=True,
         )
 
 

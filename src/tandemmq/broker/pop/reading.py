@@ -24,7 +24,7 @@ from tandemmq.protocol.pop_receipts import (
     pop_retry_v2,
     render_handle,
 )
-from tandemmq.protocol.properties import CRC32, append_property, remove_property
+from tandemmq.protocol.properties import CRC32, PROPERTIES_BYTES_MAX, append_property, remove_property
 from tandemmq.protocol.record import NewRecord, decode_record, encode_record
 from tandemmq.protocol.requests.pop import INIT_MIN
 from tandemmq.protocol.sql92 import SqlFilter
@@ -263,16 +263,21 @@ def split_records(slices: Sequence[memoryview]) -> Iterator[memoryview]:
             position += size
 
 
-def with_handle(record: memoryview, topic: str, handle: Handle) -> bytes:
-    """A message of a pop retry topic as a client of `topic` gets it."""
+def with_handle(record: memoryview, topic: str, handle: Handle) -> memoryview | bytes:
+    """A message of a pop retry topic as a client of `topic` gets it. One whose properties have no room for
+    the handle goes out as it is stored: clients make the handle of the lists of the answer then.
+    """
     stored = decode_record(record, check_crc=False)
     properties = remove_property(stored.raw_properties, CRC32.encode())
     properties = remove_property(properties, b"POP_CK")
+    properties = append_property(properties, "POP_CK", render_handle(handle))
+    if len(properties) > PROPERTIES_BYTES_MAX:
+        return record
     new = NewRecord(
         topic=topic,
         queue_id=stored.queue_id,
         body=stored.body,
-        properties=append_property(properties, "POP_CK", render_handle(handle)),
+        properties=properties,
         born_at_ms=stored.born_at_ms,
         born_host=stored.born_host,
         flag=stored.flag,

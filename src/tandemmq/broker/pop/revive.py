@@ -24,7 +24,13 @@ from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.pop_receipts import pop_retry_v1, pop_retry_v2
-from tandemmq.protocol.properties import CRC32, append_property, find_property, remove_property
+from tandemmq.protocol.properties import (
+    CRC32,
+    PROPERTIES_BYTES_MAX,
+    append_property,
+    find_property,
+    remove_property,
+)
 from tandemmq.protocol.record import NewRecord, Record, tag_hash_of
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.ports import Clock
@@ -197,7 +203,9 @@ class Revive:
         properties = remove_property(message.raw_properties, POP_HANDLE.encode())
         properties = remove_property(properties, CRC32.encode())
         if find_property(properties, FIRST_POP_TIME.encode()) is None:
-            properties = append_property(properties, FIRST_POP_TIME, str(lease.key.pop_time_ms))
+            told = append_property(properties, FIRST_POP_TIME, str(lease.key.pop_time_ms))
+            if len(told) <= PROPERTIES_BYTES_MAX:  # a message without room for it comes again without
+                properties = told
         target = self._target(message, lease)
         return NewRecord(
             topic=target.name,
@@ -212,6 +220,7 @@ class Revive:
             retry_count=message.retry_count + 1,
             keys=message.keys,
             unique_key=message.unique_key,
+            is_internal=True,
         )
 
     def _target(self, message: Record, lease: Lease) -> TopicConfig:

@@ -129,6 +129,7 @@ class SendBackHandlers:
             # Whatever its property says: the consumer gives up the original for our answer, so the copy must
             # be as safe as that was (RocketMQ answers at once, and a power cut loses the message).
             wait_stored=True,
+            is_internal=True,
         )
 
     def _append(self, channel: Channel, command: Command, record: NewRecord) -> None:

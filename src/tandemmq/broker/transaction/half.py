@@ -92,6 +92,7 @@ def make_ops(offsets: Iterable[int], store_host: bytes, now_ms: int) -> list[New
             born_host=store_host,
             tag_hash=_OP_TAG_HASH,
             wait_stored=False,
+            is_internal=True,
         )
         for offset in offsets
     ]
@@ -165,4 +166,5 @@ def _copy(
         keys=half.keys,
         unique_key=half.unique_key,
         wait_stored=False,
+        is_internal=True,
     )

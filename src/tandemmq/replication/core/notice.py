@@ -47,5 +47,5 @@ class SlaveNotice:
     name: SlaveName
     ha_address: Endpoint
     log_end: int
-    is_copying: bool
+    is_internaling: bool
     halt: ToldHalt | None = None
