@@ -98,7 +98,7 @@ class StateTeller:
             broker_id=self._name.broker_id,
             ha_address=render_address(status.local_address),
             log_end=status.log_end,
-            is_internaling=status.state is SlaveState.TRANSFERRING,
+            is_copying=status.state is SlaveState.TRANSFERRING,
             halt_reason=None if halt is None else halt.reason.name,
             halt_offset=None if halt is None else halt.log_offset,
             halt_detail=detail,
@@ -162,7 +162,7 @@ def read_notice(told: TellSlaveStateRequest) -> SlaveNotice:
         name=SlaveName(told.broker_name, told.broker_id),
         ha_address=_read_address(told.ha_address),
         log_end=told.log_end,
-        is_internaling=told.is_internaling,
+        is_copying=told.is_copying,
         halt=_read_halt(told),
     )
 

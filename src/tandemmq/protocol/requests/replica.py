@@ -116,7 +116,7 @@ class TellSlaveStateRequest(Header, frozen=True, kw_only=True):
     broker_id: Int64 = field(name="brokerId")
     ha_address: str = field(name="haAddress")
     log_end: Int64 = field(name="maxOffset")
-    is_internaling: bool = field(name="copying")
+    is_copying: bool = field(name="copying")
     halt_reason: str | None = field(name="haltReason", default=None)
     halt_offset: Int64 | None = field(name="haltOffset", default=None)
     halt_detail: str | None = field(name="haltDetail", default=None)

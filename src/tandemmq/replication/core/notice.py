@@ -47,5 +47,5 @@ class SlaveNotice:
     name: SlaveName
     ha_address: Endpoint
     log_end: int
-    is_internaling: bool
+    is_copying: bool
     halt: ToldHalt | None = None

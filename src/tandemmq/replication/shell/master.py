@@ -128,7 +128,7 @@ class ReplicationMaster:
         self._departed.note_name(notice.ha_address, notice.name)
         if notice.halt is not None:
             self._departed.note_halt(notice, self._now_ms())
-        elif notice.is_internaling:
+        elif notice.is_copying:
             self._departed.end_halt(notice.name)
 
     def wake(self) -> None:
