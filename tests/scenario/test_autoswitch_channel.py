@@ -12,6 +12,7 @@ from replica_pair import FAST, SEGMENT, log_bytes
 
 from tandemmq.errors import RequestRejected, StaleTerm
 from tandemmq.protocol.record import NewRecord
+from tandemmq.replication.core.progress import LogRange
 from tandemmq.replication.core.term_frames import Handshake, encode_handshake, encode_term_report
 from tandemmq.replication.shell import AutoSwitchReplication
 from tandemmq.runtime.clock import LoopClock
@@ -150,6 +151,54 @@ async def test_a_slave_that_comes_again_with_less_counts_for_what_it_has(nodes: 
     assert one.proposals[-1] == {1}  # at once, before it could be elected
     for writer in (before, after):
         writer.close()
+
+
+async def test_a_slave_that_comes_again_too_old_leaves_the_set(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds ends before the master's log begins; elected as it was, it would lose all behind that."""
+    one, _ = nodes
+    await one.lead(1, 1)
+    await one.send(b"first" * 100, b"second")
+    end = one.store.max_log_offset
+    before = await come_as(2, one, end)
+    await until(lambda: frozenset({1, 2}) in one.proposals)
+    monkeypatch.setattr(one.channel, "log_range", lambda: LogRange(end - 1, end))
+    after = await come_as(2, one, 1)
+    await until(lambda: one.proposals[-1] == {1})
+    assert not one.store.acks.positions()
+    for writer in (before, after):
+        writer.close()
+
+
+async def test_a_term_does_not_begin_once_a_newer_one_is_known(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of a newer master was on its way to the disk when this broker was elected."""
+    one, _ = nodes
+    end_term = one.channel.end_term
+
+    async def end_with_news() -> None:
+        await end_term()
+        await one.store.save_epochs(one.store.epochs.append(9, 0))
+
+    monkeypatch.setattr(one.channel, "end_term", end_with_news)
+    with pytest.raises(StaleTerm):
+        await one.lead(5, 1)
+    assert one.store.epochs.last_epoch == 9
+    assert one.channel.required is None
+
+
+async def test_an_election_sees_no_term_of_which_a_copy_has_no_byte(nodes: tuple[Node, Node]) -> None:
+    """Else a copy that got the list and then lost its master would pass for newer than a longer one."""
+    one, _ = nodes
+    await one.lead(1, 1)
+    await one.send(b"first")
+    end = one.store.max_log_offset
+    await one.store.save_epochs(one.store.epochs.append(2, end + 1))
+    assert (one.store.epochs.last_epoch, one.channel.epochs.last_epoch) == (2, 1)
+    await one.store.save_epochs(one.store.epochs.append(3, end))
+    assert one.channel.epochs.last_epoch == 3  # a new master has no byte of its own yet
 
 
 async def test_each_side_tells_of_the_copy(nodes: tuple[Node, Node]) -> None:

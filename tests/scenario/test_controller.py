@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -144,6 +145,33 @@ async def test_a_master_of_ours_has_a_lease_and_hands_its_set_on(rig: Rig) -> No
     await three.beat()
     await three.close()
     await until(lambda: epochs(rig)[:2] == (2, 3))
+
+
+async def test_no_lease_is_granted_while_somebody_else_is_being_elected(rig: Rig) -> None:
+    one, two = [await rig.broker(number, is_ours=True) for number in (1, 2)]
+    await one.elect()
+    await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
+    assert "tmLease" in (await one.beat()).fields
+    electing = asyncio.ensure_future(two.elect(is_designated=True))
+    await until(lambda: GROUP in rig.controllers["n0"]._elections._open, "the lease is waited for")
+    assert "tmLease" not in (await one.beat()).fields
+    assert master_of(await electing) == (2, 2)
+
+
+async def test_the_next_leader_waits_for_what_the_one_before_may_have_granted(three: Rig) -> None:
+    one, two = [await three.broker(number, is_ours=True) for number in (1, 2)]
+    await one.elect()
+    await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
+    leader = await three.leader()
+    await until(lambda: all(epochs(three, name)[3] == 2 for name in three.names), "all know the set")
+    one.timeout_ms = 100  # the master falls silent
+    for broker in (one, two):
+        await broker.beat()
+    begun = three.clock.monotonic()
+    await three.stop(leader)
+    second = await three.leader()
+    await until(lambda: epochs(three, second)[:2] == (2, 2))
+    assert three.clock.monotonic() - begun > elections.LEASE_MS / 1000
 
 
 async def test_all_controllers_agree_and_the_next_one_goes_on(three: Rig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from elected_rig import Copier, Elected
 
 from tandemmq.api.broker_offset import commit_offset
 from tandemmq.api.broker_topic import create_topic
-from tandemmq.api.controller import hand_over, hand_over_group
+from tandemmq.api.controller import HeartbeatAnswer, hand_over, hand_over_group
 from tandemmq.api.nameserver import query_cluster_info
+from tandemmq.api.replica import MasterPlace
 from tandemmq.broker.autoswitch import elected
 from tandemmq.controller.elections import LEASE_MS
 from tandemmq.errors import RequestRejected, RequestTimeout, ServiceNotAvailable, TandemError
@@ -223,6 +225,50 @@ async def test_a_master_without_lease_and_promises_is_fenced_until_it_has_either
     found = rig.controllers["n0"].groups.get(GROUP)
     assert found is not None
     assert found.master_epoch == 1
+
+
+async def test_a_lease_is_of_one_term_and_counts_from_when_it_was_asked_for(group: Elected, rig: Rig) -> None:
+    broker = await group.start(1)
+    await group.master()
+    await rig.stop()  # nobody else grants anything
+    await until(lambda: not broker._lease.is_valid(rig.clock.monotonic()), "no lease")
+    now_s, epoch, own_id = rig.clock.monotonic(), broker._epoch, broker.broker_id
+    for answer in (
+        HeartbeatAnswer(epoch - 1, own_id, LEASE_MS),
+        HeartbeatAnswer(epoch, own_id + 1, LEASE_MS),
+    ):
+        broker._on_heartbeat_answer(answer, now_s)
+        assert not broker._lease.is_valid(now_s)
+    # The answer was under way for a second.
+    broker._on_heartbeat_answer(HeartbeatAnswer(epoch, own_id, LEASE_MS), now_s - 1)
+    assert broker._lease.is_valid(now_s + LEASE_MS / 1000 - 1.01)
+    assert not broker._lease.is_valid(now_s + LEASE_MS / 1000 - 0.99)
+    broker._on_heartbeat_answer(HeartbeatAnswer(epoch, own_id, 60_000), now_s)
+    assert broker._wanted is not None
+    broker._note_master(replace(broker._wanted, master_epoch=epoch + 1, set_epoch=99))
+    await until(lambda: copier(group, 1).epoch == epoch + 1, "its next term")
+    assert not broker._lease.is_valid(now_s)
+
+
+async def test_a_slave_follows_a_master_only_in_the_term_that_it_was_told(
+    group: Elected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was master before may stand at the same address, and answer until it knows better."""
+    await group.start(1)
+    await group.master()
+    find, asked = elected.find_master_place, 0
+
+    async def find_older(*args: Any, **more: Any) -> MasterPlace:
+        nonlocal asked
+        asked += 1
+        place = await find(*args, **more)
+        assert place.epoch is not None
+        return replace(place, epoch=place.epoch - 1) if asked < 3 else place
+
+    monkeypatch.setattr(elected, "find_master_place", find_older)
+    await group.start(2)
+    await until(lambda: copier(group, 2).calls == ["slave in 1"])
+    assert asked == 3
 
 
 async def test_a_proposal_whose_answer_was_lost_is_looked_up(group: Elected, rig: Rig) -> None:

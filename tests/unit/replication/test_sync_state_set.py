@@ -56,6 +56,17 @@ def test_an_unknown_outcome_keeps_the_union() -> None:
     assert not one.has_open_proposal
 
 
+def test_nothing_is_confirmed_that_a_proposed_member_lacks() -> None:
+    """It may have been elected meanwhile, whatever is known here of the proposal."""
+    one = new_set(1)
+    one.on_connected(2, 100, 0)
+    one.on_acknowledged(2, 100, 100, 0)
+    assert one.propose(100, 10) == {1, 2}
+    assert one.raise_confirm(200) == 100
+    one.on_closed(2)
+    assert one.raise_confirm(300) == 100
+
+
 def test_a_refusal_for_certain_ends_the_union() -> None:
     one = new_set(1)
     one.on_connected(2, 500, 0)

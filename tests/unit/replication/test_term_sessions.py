@@ -57,7 +57,8 @@ def sent(effects: Sequence[object]) -> bytes:
 def test_a_copy_begins_to_follow_and_stores_what_comes() -> None:
     log, ends = make_log([100] * 60, segment_bytes=SEGMENT_BYTES)
     end = len(log)
-    part = ends[20]
+    part = ends[10]
+    assert part % SEGMENT_BYTES  # else the end of a file would part the terms, too
     log_range = LogRange(0, end)
     master = new_master((1, 0), (3, part), confirm_offset=end)
     slave = new_slave()
@@ -114,13 +115,24 @@ def test_nothing_is_cut_for_a_master_of_an_older_term() -> None:
     assert slave.state is SlaveState.PAUSED
 
 
-def test_bytes_of_a_term_that_the_answer_did_not_tell_end_the_connection() -> None:
+@pytest.mark.parametrize("unknown", [EpochEntry(4, 2000), EpochEntry(3, 1999), EpochEntry(0, 0)], ids=str)
+def test_bytes_of_a_term_that_the_answer_did_not_tell_end_the_connection(unknown: EpochEntry) -> None:
     slave = new_slave((1, 0), (2, 1570))
     [effect] = align(slave, 2000, MASTER)
     assert isinstance(effect, Align)
     slave.on_aligned(2000, effect.epochs, 0)
-    frame = encode_term_head(TermHead(2000, 8, EpochEntry(4, 2000), 0))
+    frame = encode_term_head(TermHead(2000, 8, unknown, 0))
     assert isinstance(slave.on_data(frame, 0)[0], Disconnect)
+
+
+def test_a_copy_calls_nothing_confirmed_that_it_does_not_hold() -> None:
+    """It could never take back again what it gets next from a master that is replaced."""
+    slave = new_slave((1, 0), (2, 1570))
+    [effect] = align(slave, 2000, MASTER)
+    assert isinstance(effect, Align)
+    slave.on_aligned(2000, effect.epochs, 0)
+    slave.on_data(encode_term_head(TermHead(2000, 0, EpochEntry(3, 2000), 3000)), 0)
+    assert slave.confirm_offset == 2000
 
 
 def test_a_master_that_does_not_answer_is_left() -> None:
