@@ -43,6 +43,5 @@ def draw_elected(dice: Dice) -> Settings:
         is_host_shared=False,
         slave_count=dice.pick_weighted(((2, 1), (3, 2))),
         controller_count=dice.pick_weighted(((1, 1), (3, 3))),
-        work=(),
         fault_names=draw_faults(dice, FAULTS),
     )
