@@ -23,11 +23,13 @@ from tandemmq.protocol.record_layout import (
     HEAD_V4,
     HEAD_V4_BYTES,
     HEADS,
+    INT,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
     PREFIX,
     RECORD_BYTES_MIN,
+    SYS_FLAG_AT,
     TOPIC_BYTES_MAX,
     TOPIC_BYTES_MAX_V1,
     RecordOutcome,
@@ -149,6 +151,33 @@ def parse_record(view: Buffer, position: int) -> RecordCheck | tuple[Head, int, 
     if not topic:
         return RecordCheck(RecordOutcome.BAD_TOPIC)
     return head, body_at, topic, bytes(view[properties_at:end])
+
+
+def find_record_properties(view: Buffer) -> bytes | None:
+    """The properties of the record that `view` begins with, without the rest of it; None if it holds none.
+
+    Half the price of `parse_record`, for filters that look at every message of a queue.
+    """
+    if len(view) < RECORD_BYTES_MIN:
+        return None
+    size, magic = PREFIX.unpack_from(view)
+    if not RECORD_BYTES_MIN <= size <= len(view) or (magic != MAGIC_V1 and magic != MAGIC_V2):
+        return None
+    hosts = view[SYS_FLAG_AT + 3] & HOSTS_V6_MASK
+    head_bytes = HEADS[hosts].size if hosts else HEAD_V4_BYTES
+    if size < RECORD_BYTES_MIN + head_bytes - HEAD_V4_BYTES:
+        return None
+    body_size = INT.unpack_from(view, head_bytes - INT.size)[0]
+    topic_at = head_bytes + body_size
+    if not head_bytes <= topic_at <= size - 4:
+        return None
+    if magic == MAGIC_V1:
+        begin = topic_at + 3 + view[topic_at]
+    else:
+        begin = topic_at + 4 + (view[topic_at] << 8 | view[topic_at + 1])
+    if begin > size or begin + (view[begin - 2] << 8 | view[begin - 1]) != size:
+        return None
+    return bytes(view[begin:size])
 
 
 def _not_a_record(size: int, magic: int) -> RecordCheck:

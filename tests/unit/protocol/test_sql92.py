@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.properties import decode_properties, encode_properties, find_property
 from tandemmq.protocol.record import NewRecord, encode_record
+from tandemmq.protocol.record_check import RecordCheck, find_record_properties, parse_record
 from tandemmq.protocol.sql92 import SqlError, compile_filter
 
 
@@ -99,6 +102,45 @@ def test_message_matches_as_in_rocketmq(expression: str, properties: dict[str, s
 def test_expression_that_cannot_be_used_says_why(expression: str, reason: str) -> None:
     with pytest.raises(SqlError, match=reason):
         compile_filter(expression)
+
+
+@settings(deadline=None)
+@given(
+    st.binary(max_size=20),
+    st.lists(st.tuples(st.text("ab\x01", max_size=3), st.text("ab\x01é", max_size=3)), max_size=5),
+    st.sampled_from((0, 0x10, 0x20, 0x30)),
+    st.integers(0, 130),
+    st.data(),
+)
+def test_properties_are_found_where_the_whole_record_is_read(
+    body: bytes, pairs: list[tuple[str, str]], hosts: int, topic_size: int, data: st.DataObject
+) -> None:
+    """Also in records with a damaged byte, as long as both take them for a record."""
+    text = "\x02".join(f"{name}\x01{value}" for name, value in pairs).encode()
+    new = NewRecord(
+        topic="T" * (topic_size + 1),
+        queue_id=0,
+        body=body,
+        properties=text,
+        born_at_ms=1,
+        born_host=bytes(20 if hosts & 0x10 else 8),
+        sys_flag=hosts,
+    )
+    store_host = bytes(20 if hosts & 0x20 else 8)
+    raw = bytearray(encode_record(new, queue_offset=3, log_offset=100, stored_at_ms=2, store_host=store_host))
+    if data.draw(st.booleans()):
+        raw[data.draw(st.integers(0, len(raw) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    parsed = parse_record(raw, 0)
+    found = find_record_properties(raw)
+    if not isinstance(parsed, RecordCheck):
+        assert found == parsed[3]
+        pairs_found = decode_properties(parsed[3])
+        for name in {"a", "b", "ab", *pairs_found}:
+            value = find_property(parsed[3], name.encode())
+            told = None if value is None else str(value, "utf-8", "replace")
+            assert told == pairs_found.get(name)
+    for end in range(0, len(raw), 7):
+        assert find_record_properties(raw[:end]) is None
 
 
 def test_filter_reads_the_properties_of_a_stored_record() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tandemmq.protocol.properties import decode_properties
-from tandemmq.protocol.record_check import RecordCheck, parse_record
+from tandemmq.protocol.properties import find_property
+from tandemmq.protocol.record_check import find_record_properties
 from tandemmq.protocol.sql92.values import NotComparable, SqlError
 
 if TYPE_CHECKING:
@@ -35,10 +35,15 @@ class SqlFilter:
 
     def matches_record(self, record: Buffer) -> bool:
         """The same for a stored record; nothing but its properties is decoded. False for broken bytes."""
-        parsed = parse_record(record, 0)
-        if isinstance(parsed, RecordCheck):
+        raw = find_record_properties(record)
+        if raw is None:
             return False
-        return self.matches(decode_properties(parsed[3]).get)
+
+        def lookup(name: str) -> str | None:
+            found = find_property(raw, name.encode())
+            return None if found is None else str(found, "utf-8", "replace")
+
+        return self.matches(lookup)
 
 
 def compile_filter(expression: str) -> SqlFilter:
