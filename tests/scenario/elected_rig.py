@@ -103,6 +103,10 @@ class Copier:
         return None
 
     @property
+    def is_level(self) -> bool:
+        return True
+
+    @property
     def epochs(self) -> EpochList:
         return self.lists.get(self.broker_id, EpochList())
 

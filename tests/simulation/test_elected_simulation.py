@@ -12,12 +12,14 @@ from tandemmq.protocol.requests.controller import VouchRequest, VouchResponse
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.sim.cluster.cluster import Cluster
 from tandemmq.sim.cluster.settings import Settings
-from tandemmq.sim.cluster.simulation import SeedResult, run_seed
+from tandemmq.sim.cluster.simulation import Adjust, SeedResult, run_seed
 from tandemmq.sim.dice import Dice
 from tandemmq.sim.elected.cluster import ElectedCluster
 from tandemmq.sim.elected.nodes import ElectedNode
 from tandemmq.sim.elected.run import ELECTED
 from tandemmq.sim.elected.settings import FAULTS, draw_elected
+from tandemmq.sim.image import Tear
+from tandemmq.store import FlushMode
 
 SMOKE_SEEDS = range(901, 905)
 SCRIPT_SEED = 17
@@ -39,14 +41,14 @@ def calm(settings: Settings) -> Settings:
     )
 
 
-def play(script: Callable[[ElectedCluster], Awaitable[None]]) -> SeedResult:
+def play(script: Callable[[ElectedCluster], Awaitable[None]], adjust: Adjust = calm) -> SeedResult:
     """A calm cluster in which only `script` makes trouble; nothing may be found."""
 
     async def run(cluster: Cluster) -> None:
         assert isinstance(cluster, ElectedCluster)
         await script(cluster)
 
-    result = run_seed(SCRIPT_SEED, calm, run, ELECTED)
+    result = run_seed(SCRIPT_SEED, adjust, run, ELECTED)
     assert not result.findings.lines(), "\n".join([*result.trace[-40:], *result.findings.lines()])
     return result
 
@@ -168,6 +170,47 @@ def test_a_full_disk_keeps_a_broker_from_office_and_alive() -> None:
         slaves[0].disk.is_full = False
 
     play(script)
+
+
+def test_a_master_without_its_tail_does_not_lead_before_the_others_are_heard() -> None:
+    """The power of a host goes on which the master and the controllers run, with ASYNC_FLUSH."""
+
+    async def script(cluster: ElectedCluster) -> None:
+        await until(cluster, cluster.is_level, "all are in the set")
+        old = cluster.leader
+        for controller in cluster.controllers:
+            controller.cut_power()
+        old.cut_power(Tear.NOTHING)
+        for node in (old, *cluster.controllers):
+            node.start()
+        await until(cluster, cluster.is_level, "all are in the set again")
+        assert cluster.leader is not old
+
+    assert not play(
+        script, lambda settings: replace(calm(settings), flush_mode=FlushMode.ASYNC_FLUSH)
+    ).findings
+
+
+def test_after_a_power_cut_of_all_the_longest_log_leads() -> None:
+    async def script(cluster: ElectedCluster) -> None:
+        await until(cluster, cluster.is_level, "all are in the set")
+        for producer in cluster.producers:
+            await producer.end_in_order()
+        await cluster.world.clock.sleep(20.0)  # all is flushed
+        for node in (*cluster.brokers_made, *cluster.controllers):
+            node.cut_power()
+        for node in (*cluster.brokers_made, *cluster.controllers):
+            node.start()
+        await until(cluster, lambda: cluster.leader.may_write, "somebody leads")
+        for producer in cluster.producers:
+            producer.start()
+
+    play(script, lambda settings: replace(calm(settings), flush_mode=FlushMode.ASYNC_FLUSH))
+
+
+def test_deletions_are_told_again_to_a_slave_whose_log_is_cut() -> None:
+    result = run_seed(207, kind=ELECTED)
+    assert not result.findings.lines()
 
 
 def test_only_a_token_of_this_term_is_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:

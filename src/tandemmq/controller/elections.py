@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from tandemmq.consensus.core.effects import Role, RoleChanged
 from tandemmq.consensus.shell.server import RaftServer
-from tandemmq.controller.groups import NO_ID, Elect, Group, Groups, Outcome, encode_command
+from tandemmq.controller.groups import NO_ID, Elect, Group, Groups, Outcome, choose_master, encode_command
 from tandemmq.controller.live import Heard, LiveTable
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.errors import RequestRejected, TandemError
@@ -108,6 +108,11 @@ class Elections:
     def alive(self, group: Group) -> list[Heard]:
         return self._live.alive(group.name, group.replicas, self._clock.monotonic())
 
+    def _hears_all(self, group: Group) -> bool:
+        """Whether who is not heard would have been by now."""
+        now_s = self._clock.monotonic()
+        return now_s >= self._leader_since_s + UNHEARD_S or len(self.alive(group)) == len(group.replicas)
+
     def grant(self, group: Group, broker_id: int) -> bool:
         """Whether this broker may go on as master for LEASE_MS from when it asked."""
         if group.master_id != broker_id or group.name in self._open or not self.raft.is_leader:
@@ -164,11 +169,13 @@ class Elections:
         if group.master_id is not None:
             is_due = self.is_gone(group)
         else:
-            is_unclean = self._options().elects_unclean_master
-            candidates = (heard.facts.broker_id for heard in self.alive(group))
-            is_due = group.master_epoch > 0 and any(
-                is_unclean or broker_id in group.sync_set for broker_id in candidates
+            command = Elect(
+                name=group.name,
+                is_unclean_allowed=self._options().elects_unclean_master,
+                takes_incomplete=self._hears_all(group),
+                live=tuple(heard.facts for heard in self.alive(group)),
             )
+            is_due = group.master_epoch > 0 and choose_master(group, command) is not None
         if is_due:
             self._open[name] = self._open.get(name, 0) + 1
             self._scope.start(f"elect-{name}", self._elect_for(group))
@@ -230,6 +237,7 @@ class Elections:
                 caller=caller,
                 is_designated=is_designated,
                 is_restart=is_restart,
+                takes_incomplete=self._hears_all(group),
                 is_passed_over=is_passed_over,
                 is_unclean_allowed=self._options().elects_unclean_master,
                 master_epoch=master_epoch,

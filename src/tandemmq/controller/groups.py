@@ -57,6 +57,8 @@ class Live(msgspec.Struct, frozen=True, array_like=True):
     max_offset: int = -1
     priority: int = 2**31 - 1
     is_ours: bool = False
+    is_incomplete: bool = False
+    """It may have lost what it acknowledged."""
 
 
 class ApplyId(msgspec.Struct, frozen=True, tag="apply id"):
@@ -87,13 +89,15 @@ class AlterSet(msgspec.Struct, frozen=True, tag="alter set"):
 class Elect(msgspec.Struct, frozen=True, tag="elect", kw_only=True):
     """`caller`: the broker that asks, or is wanted; NO_ID when a controller noticed that the master is gone.
     `master_epoch`: only if it still is this one. `is_restart`: the caller is the recorded master, in a new
-    life. `is_passed_over`: the recorded master lives and does not take office: another member, if one lives.
+    life. `takes_incomplete`: who is not heard would have been by now. `is_passed_over`: the recorded master
+    lives and does not take office: another member, if one lives.
     """
 
     name: str
     caller: int = NO_ID
     is_designated: bool = False
     is_restart: bool = False
+    takes_incomplete: bool = False
     is_passed_over: bool = False
     is_unclean_allowed: bool = False
     master_epoch: int | None = None
@@ -229,7 +233,7 @@ class Groups:
             return Outcome(Code.CONTROLLER_FENCED_MASTER_EPOCH, "somebody was elected meanwhile", group)
         choice = choose_master(group, command)
         if choice is None:
-            if is_internal and group.master_id is not None:
+            if (is_internal or command.is_restart) and group.master_id is not None:
                 group = self._change(group, master_id=None, master_epoch=group.master_epoch + 1)
             if is_internal:
                 return Outcome(Code.CONTROLLER_MASTER_NOT_AVAILABLE, "no member of the set lives", group)
@@ -290,10 +294,14 @@ def choose_master(group: Group, command: Elect) -> int | None:
         # Nobody was ever master, so no log is complete: the best one that is there, or who is wanted.
         live.setdefault(command.caller, Live(command.caller))
         return command.caller if command.is_designated else _best(live.values())
-    pool = {key: one for key, one in live.items() if key in group.sync_set}
+    pool = _electable(group, live, takes_incomplete=command.takes_incomplete)
     if command.is_restart:
         others = [one for key, one in pool.items() if key != command.caller]
-        return _best(others) if others else command.caller
+        if others:
+            return _best(others)
+        caller = live.get(command.caller)
+        is_whole = caller is None or not caller.is_incomplete
+        return command.caller if is_whole or len(group.replicas) == 1 else None
     if command.is_passed_over:
         others = [one for key, one in pool.items() if key != group.master_id]
         return _best(others) if others else group.master_id
@@ -301,6 +309,18 @@ def choose_master(group: Group, command: Elect) -> int | None:
     if choice is None and command.is_unclean_allowed:
         choice = _choose_from(live, group, command)
     return choice
+
+
+def _electable(group: Group, live: dict[int, Live], *, takes_incomplete: bool) -> dict[int, Live]:
+    """The members of the set that may lead. Those that may have lost the end of their log wait for one that
+    has not. If all members are heard and all may have lost it, the longest log of the group is the best that
+    there is, a member's or not.
+    """
+    members = {key: one for key, one in live.items() if key in group.sync_set}
+    whole = {key: one for key, one in members.items() if not one.is_incomplete}
+    if whole or not takes_incomplete or len(members) < len(group.sync_set):
+        return whole
+    return {key: one for key, one in live.items() if one.is_ours} | members
 
 
 def _choose_from(pool: dict[int, Live], group: Group, command: Elect) -> int | None:
@@ -320,7 +340,7 @@ def _best(candidates: Iterable[Live]) -> int:
 def _set_after(group: Group, command: Elect, winner: int) -> tuple[int, ...]:
     """One of ours inherits those members that are ours and live: it needs their acknowledgements from its
     first message on, and each of them holds all that was acknowledged. A master of RocketMQ begins alone."""
-    ours = {one.broker_id for one in command.live if one.is_ours}
+    ours = {one.broker_id for one in command.live if one.is_ours and not one.is_incomplete}
     if winner not in ours or winner not in group.sync_set:
         return (winner,)
     inherited = (ours & set(group.sync_set)) - {group.master_id}

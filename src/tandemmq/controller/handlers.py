@@ -155,9 +155,14 @@ class ControllerHandlers:
         group = outcome.group
         if not succeeded(outcome) or group is None:
             return command.reply(outcome.code, _master_header(None), remark=outcome.remark)
+        if header.is_incomplete:
+            self._live.note_incomplete(header, self._clock.monotonic())
         if group.master_id == header.broker_id:
             elected = await self._elections.elect(
-                group, caller=header.broker_id, is_restart=True, master_epoch=group.master_epoch
+                group,
+                caller=header.broker_id,
+                is_restart=True,
+                master_epoch=group.master_epoch,
             )
             group = elected.group or group
         is_master_heard = group.master_id is not None and (

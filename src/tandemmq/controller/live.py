@@ -11,9 +11,11 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from tandemmq.controller.groups import Live
+from tandemmq.protocol.requests.controller import RegisterBrokerRequest
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 
 TIMEOUT_MS_DEFAULT = 10_000
+FIRST_HEARTBEAT_S = 3.0
 PRIORITY_DEFAULT = 2**31 - 1
 Key = tuple[str, int]
 
@@ -52,6 +54,7 @@ class LiveTable:
                 -1 if header.max_log_offset is None else header.max_log_offset,
                 priority,
                 is_ours,
+                bool(header.is_incomplete),
             ),
             address=header.broker_address,
             connection=connection,
@@ -60,6 +63,19 @@ class LiveTable:
             timeout_s=max(1, header.heartbeat_timeout_ms or TIMEOUT_MS_DEFAULT) / 1000,
         )
         return is_new
+
+    def note_incomplete(self, header: RegisterBrokerRequest, now_s: float) -> None:
+        """It has started again and may have lost the end of its log: what it told before does not count. Its
+        first heartbeat tells how long its log is.
+        """
+        self._heard[header.broker_name, header.broker_id] = Heard(
+            facts=Live(header.broker_id, is_ours=True, is_incomplete=True),
+            address=header.broker_address,
+            connection=None,
+            confirmed_offset=-1,
+            heard_s=now_s,
+            timeout_s=FIRST_HEARTBEAT_S,
+        )
 
     def get(self, name: str, broker_id: int) -> Heard | None:
         return self._heard.get((name, broker_id))

@@ -119,6 +119,8 @@ class MessageStore:
         self._admission = Admission()
         self._is_open = False
         self._has_writers = False
+        self.may_lack_tail = False
+        """In terms only: this copy may have lost what it acknowledged, until `trust_tail`."""
         self.tail_doubt = ""
         """Why the log may lack acknowledged messages. Then the store is a slave's until `accept_log`, so that
         what is missing can be appended as it is; empty when there is no doubt."""
@@ -287,10 +289,19 @@ class MessageStore:
         it.
         """
         options, marks = self.options, self._marks
+        is_lost = has_abort and not marks.same_boot and options.flush_mode is FlushMode.ASYNC_FLUSH
+        if self.has_terms and not options.accept_log:
+            # Its role is decided later, and by those who must know it.
+            if is_lost and not marks.doubt:
+                marks.write_doubt(
+                    "the last run did not end in order and the machine has been restarted since: what was"
+                    " acknowledged and not flushed (ASYNC_FLUSH) may be at other members only"
+                )
+            self.may_lack_tail = bool(marks.doubt)
+            return
         if options.role is BrokerRole.SLAVE or options.accept_log:
             marks.remove_doubt()  # a slave is compared with its master
             return
-        is_lost = has_abort and not marks.same_boot and options.flush_mode is FlushMode.ASYNC_FLUSH
         if is_lost and options.slave_ack_count(options.role) and not marks.doubt:
             marks.write_doubt(
                 "the last run did not end in order and the machine has been restarted since: acknowledged"
@@ -355,7 +366,11 @@ class MessageStore:
         """Set the watermarks and the checkpoint to what recovery found and synced."""
         confirmed = max(0, recovered.last_log_offset)
         if self.has_terms:
-            confirmed = self.confirm_offset = min(self._checkpoint.times.confirmed_log_offset, self._log.end)
+            told = self._checkpoint.times.confirmed_log_offset
+            if told > self._log.end and not self.may_lack_tail:
+                self._marks.write_doubt(f"the log ends at {self._log.end}, confirmed was {told}")
+                self.may_lack_tail = True
+            confirmed = self.confirm_offset = min(told, self._log.end)
         for mark in (self.appended, self.flushed, self.confirmed, self.dispatched):
             mark.raise_to(self._log.end)
         self._dispatcher.stored_at_ms = recovered.stored_at_ms
@@ -553,6 +568,15 @@ class MessageStore:
         self._queues.on_deleted = lambda _topic: None
         self.on_damaged = lambda: None
 
+    def trust_tail(self) -> None:
+        """Whatever this copy may have lost, it has again, or the group goes on without it."""
+        if self.may_lack_tail:
+            try:
+                self._marks.remove_doubt()
+            except OSError as error:
+                log.warning(events.STORE_TAIL_DOUBT_KEPT, extra={"reason": str(error)})
+            self.may_lack_tail = False
+
     def accept_log(self) -> None:
         """The log is served as it is now: the store takes the role that it was opened for.
 
@@ -657,7 +681,8 @@ class MessageStore:
         What is cut is kept beside the store, within a bound. Nothing of it comes back, whatever happens from
         now on; `epochs` are the terms when it returns, or after the next start. A caller that is cancelled
         waits for the end of the cut: what came into the log before would be cut, too.
-        Raises:  LogDiverged when no record ends at `point`, ServiceNotAvailable; then nothing is changed.
+        Raises:  LogDiverged when no record ends at `point`, ServiceNotAvailable, also for a full disk; then
+                 nothing is changed.
                  FlushFailed: the store has failed.
         """
         self._require_working()
@@ -697,7 +722,13 @@ class MessageStore:
             epoch=EPOCH_BEFORE_TERMS if entry is None else entry.epoch,
             reason=reason,
         )
-        await self._disk.offload(self._cut_mark.write, pending)
+        try:
+            await self._disk.offload(self._cut_mark.write, pending)
+        except OSError as error:
+            if self._cut_mark.is_there:
+                raise
+            # A full disk: nothing has begun, and the caller may try again.
+            raise ServiceNotAvailable(f"the log cannot be cut at {point} now: {error}") from error
         segments = self._log.dirty_segments(point, end)
         parts = [segment.view()[max(0, point - segment.base) : end - segment.base] for segment in segments]
         await self._disk.offload(self._keep_tail, parts, point, end, pending.epoch)

@@ -67,6 +67,11 @@ class CutMark:
         except msgspec.DecodeError as error:
             raise Corrupt(self._path, 0, f"the mark of a cut of the log cannot be read: {error}") from error
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the next start would find it."""
+        return self._disk.exists(self._path)
+
     def write(self, pending: PendingCut) -> None:
         """Blocks. Raises OSError."""
         self._disk.write_atomically(self._path, msgspec.json.encode(pending))

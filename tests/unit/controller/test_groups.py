@@ -176,6 +176,66 @@ def test_a_master_of_ours_inherits_the_members_that_are_ours_and_live() -> None:
     assert (present(groups).master_id, present(groups).sync_set) == (2, (2, 3))
 
 
+@pytest.mark.parametrize(
+    ("what", "live", "takes_incomplete", "master"),
+    [
+        ("another member is whole", (Live(1, 1, 90, is_incomplete=True), Live(2, 1, 80)), True, 2),
+        ("the whole one is away", (Live(1, 1, 90, is_ours=True, is_incomplete=True),), True, None),
+        (
+            "all are heard, and all may have lost something",
+            (
+                Live(1, 1, 90, is_ours=True, is_incomplete=True),
+                Live(2, 1, 95, is_ours=True, is_incomplete=True),
+            ),
+            True,
+            2,
+        ),
+        (
+            "somebody outside has more",
+            (
+                Live(1, 1, 90, is_ours=True, is_incomplete=True),
+                Live(2, 1, 95, is_ours=True, is_incomplete=True),
+                Live(3, 1, 99, is_ours=True),
+            ),
+            True,
+            3,
+        ),
+        (
+            "somebody else may still be heard",
+            (
+                Live(1, 1, 90, is_ours=True, is_incomplete=True),
+                Live(2, 1, 95, is_ours=True, is_incomplete=True),
+            ),
+            False,
+            None,
+        ),
+    ],
+)
+def test_who_may_have_lost_the_end_of_its_log_waits_for_who_has_not(
+    what: str, live: tuple[Live, ...], takes_incomplete: bool, master: int | None
+) -> None:
+    groups = made(1, 2, 3, master=1, members=(1, 2))
+    # The master has come back from a power cut: it is not elected at once.
+    run(
+        groups, Elect(name=NAME, caller=1, is_restart=True, live=(Live(1, is_ours=True, is_incomplete=True),))
+    )
+    assert present(groups).master_id is None
+    run(groups, Elect(name=NAME, live=live, takes_incomplete=takes_incomplete))
+    group = present(groups)
+    assert group.master_id == master, what
+    if master is not None:
+        assert group.sync_set == (master,)
+    else:
+        assert group.sync_set == (1, 2)
+
+
+def test_the_only_broker_of_a_group_leads_whatever_it_has_lost() -> None:
+    groups = made(1, master=1)
+    lost = Live(1, is_ours=True, is_incomplete=True)
+    assert run(groups, Elect(name=NAME, caller=1, is_restart=True, live=(lost,))).code == 0
+    assert present(groups).master_id == 1
+
+
 def test_cleaning() -> None:
     refused = Code.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
     groups = made(1, 2, 3, master=1, members=(1, 2))

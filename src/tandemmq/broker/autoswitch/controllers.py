@@ -75,13 +75,14 @@ class Controllers:
             )
         )
 
-    async def register(self, broker_id: int) -> MasterFacts:
-        """Tell that this broker has started, and where it is."""
+    async def register(self, broker_id: int, *, is_incomplete: bool) -> MasterFacts:
+        """Tell that this broker has started, and where; `is_incomplete`: its log may have lost its end."""
         header = RegisterBrokerRequest(
             cluster_name=self._cluster,
             broker_name=self._name,
             broker_id=broker_id,
             broker_address=self._address,
+            is_incomplete=is_incomplete or None,
         )
         return await self._ask(
             lambda leader: api.register_at_controller(self._client, leader, header, self._clock.now_ms())

@@ -410,6 +410,8 @@ class ElectedBroker:
     def _make_heartbeat(self) -> BrokerHeartbeatRequest:
         assert self.store is not None
         options, replication = self._options, self.replication
+        if self.store.may_lack_tail and replication.is_level:
+            self.store.trust_tail()
         return BrokerHeartbeatRequest(
             cluster_name=options.cluster_name,
             broker_address=render_address((options.advertised_host, options.listen_port)),
@@ -420,6 +422,7 @@ class ElectedBroker:
             confirmed_offset=replication.confirm_offset,
             heartbeat_timeout_ms=self._election.silence_ms_max,
             election_priority=self._election.priority,
+            is_incomplete=self.store.may_lack_tail or None,
         )
 
     def _on_heartbeat_answer(self, answer: HeartbeatAnswer, sent_s: float) -> None:
@@ -466,14 +469,15 @@ class ElectedBroker:
 
     async def _register(self) -> None:
         """Raises ClientError, RequestRejected."""
+        assert self.store is not None
         try:
-            facts = await self._controllers.register(self.broker_id)
+            facts = await self._controllers.register(self.broker_id, is_incomplete=self.store.may_lack_tail)
         except RequestRejected as error:
             if error.code not in _UNKNOWN_HERE or not self._election.reapplies_id:
                 raise
             address = render_address((self._options.advertised_host, self._options.listen_port))
             await self._controllers.apply_id(self.broker_id, f"{address};{self._clock.now_ms()}")
-            facts = await self._controllers.register(self.broker_id)
+            facts = await self._controllers.register(self.broker_id, is_incomplete=self.store.may_lack_tail)
         self._is_known = True
         self._note_master(facts)
 
@@ -577,6 +581,7 @@ class ElectedBroker:
             await self.replication.begin_term(facts.master_epoch, frozenset(facts.sync_set), facts.set_epoch)
         except OSError as error:
             raise _TermNotKept(str(error)) from error
+        self.store.trust_tail()
         await self.broker.stop(leaves=False)
         self.store.begin_role(BrokerRole.SYNC_MASTER)
         await self._compose(is_master=True, epoch=facts.master_epoch)

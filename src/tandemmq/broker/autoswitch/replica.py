@@ -79,6 +79,8 @@ class ElectedReplica:
         self._handlers = ReplicaHandlers(tables, self._status, lambda: store.deleted_topics)
         self._log_heal = LogHeal(store, client=client, clock=clock, sources=self._copies)
         store.on_topic_deleted(self._forget_progress)
+        # What was told of a log that is another one now is to be told again.
+        copying.on_following = self._config_sync.begin_copy
         store.on_damaged = self._heal
         self._is_healing = False
 

@@ -48,6 +48,7 @@ class RegisterBrokerRequest(Header, frozen=True, kw_only=True):
     broker_name: str = field(name="brokerName")
     broker_id: Int64 = field(name="brokerId")
     broker_address: str = field(name="brokerAddress")
+    is_incomplete: bool | None = field(name="tmIncomplete", default=None)  # ours
 
 
 class ReplicaInfoRequest(Header, frozen=True, kw_only=True):

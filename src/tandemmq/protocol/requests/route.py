@@ -76,6 +76,7 @@ class BrokerHeartbeatRequest(Header, frozen=True, kw_only=True):
     confirmed_offset: Int64 | None = field(name="confirmOffset", default=None)
     heartbeat_timeout_ms: Int64 | None = field(name="heartbeatTimeoutMills", default=None)
     election_priority: Int32 | None = field(name="electionPriority", default=None)
+    is_incomplete: bool | None = field(name="tmIncomplete", default=None)  # ours
 
 
 class RegisterTopicRequest(Header, frozen=True, kw_only=True):

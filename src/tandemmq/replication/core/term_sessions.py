@@ -170,6 +170,7 @@ class TermSlaveSession(SlaveSession):
         "_master_epoch",
         "confirm_offset",
         "epochs",
+        "master_end",
     )
 
     def __init__(
@@ -191,6 +192,8 @@ class TermSlaveSession(SlaveSession):
         self._answers = MasterFrameDecoder()
         self._answer_due_ms = NEVER_MS
         self._log_end = 0
+        self.master_end = 0
+        """Where the master's log ended when it answered the handshake."""
 
     def on_connected(self, log_end: int, now_ms: int) -> list[SlaveEffect]:
         self._log_end = log_end
@@ -236,7 +239,7 @@ class TermSlaveSession(SlaveSession):
         return self._answer_due_ms if self.state is SlaveState.CHECKING else super().next_tick_ms()
 
     def _align(self, answer: Answer, now_ms: int) -> list[SlaveEffect]:
-        end = self._log_end
+        end, self.master_end = self._log_end, answer.log_end
         point = consistent_point(self.epochs, end, answer.epochs, answer.log_end)
         if point is None:
             detail = f"no term of this log ({end} bytes) is one of the master's ({answer.log_end} bytes)"

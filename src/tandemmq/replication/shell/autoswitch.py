@@ -19,6 +19,7 @@ from tandemmq.replication.core.epochs import EpochList
 from tandemmq.replication.core.master import MasterSession
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, StartRule, TransferStart
+from tandemmq.replication.core.states import SlaveState
 from tandemmq.replication.core.sync_state_set import SyncStateSet
 from tandemmq.replication.core.term_frames import Handshake
 from tandemmq.replication.core.term_sessions import TermMasterSession, TermSlaveSession
@@ -49,6 +50,8 @@ class AutoSwitch(Protocol):
     on_propose: OnPropose
     on_halted: Callable[[], None]
     """A person must act; `halt_reason` says why."""
+    on_following: Callable[[], None]
+    """From the end of the log on a master's bytes follow: what was told of it may be of another log."""
 
     async def start(self, host: str, port: int) -> Address:
         """Listen for slaves: the HA address. Slaves are served during a term of ours only."""
@@ -98,6 +101,10 @@ class AutoSwitch(Protocol):
     def halt_reason(self) -> str:
         """Why the copy stands still until a person acts; empty when it does not."""
 
+    @property
+    def is_level(self) -> bool:
+        """Whether a slave holds all that its master held when the copy began."""
+
 
 class AutoSwitchReplication:
     """The AutoSwitch channel of one broker, over real connections and a real store.
@@ -141,6 +148,7 @@ class AutoSwitchReplication:
         self._connections: list[SlaveConnection] = []
         self._set: SyncStateSet | None = None
         self._slave: ReplicationSlave | None = None
+        self._session: TermSlaveSession | None = None
         self._followed: tuple[str, int, int] | None = None
         self._timer: TimerHandle | None = None
         self._is_pump_due = False
@@ -148,6 +156,7 @@ class AutoSwitchReplication:
         self._unfollow: Callable[[], None] | None = None
         self.on_propose: OnPropose = lambda _members, _set_epoch: None
         self.on_halted: Callable[[], None] = lambda: None
+        self.on_following: Callable[[], None] = lambda: None
 
     async def start(self, host: str, port: int) -> Address:
         self._unfollow = self._store.confirmed.follow(self._on_confirmed)
@@ -197,7 +206,7 @@ class AutoSwitchReplication:
             return
         await self.end_term()
         store = self._store
-        session = TermSlaveSession(
+        session = self._session = TermSlaveSession(
             options=self._options,
             segment_bytes=store.options.commit_log_file_bytes,
             handshake=self._hello,
@@ -215,9 +224,13 @@ class AutoSwitchReplication:
             session=session,
         )
         self._slave.on_halted = lambda: self.on_halted()
-        self._slave.on_following = store.begin_copy
+        self._slave.on_following = self._begin_copy
         self._slave.set_master(master_ha_address)
         await self._slave.start()
+
+    def _begin_copy(self) -> None:
+        self._store.begin_copy()
+        self.on_following()
 
     async def end_term(self) -> None:
         if self._timer is not None:
@@ -282,6 +295,16 @@ class AutoSwitchReplication:
     @property
     def confirm_offset(self) -> int:
         return self._store.confirm_offset
+
+    @property
+    def is_level(self) -> bool:
+        status = self.slave_status()
+        return (
+            status is not None
+            and self._session is not None
+            and status.state is SlaveState.TRANSFERRING
+            and self._store.max_log_offset >= self._session.master_end
+        )
 
     @property
     def halt_reason(self) -> str:
