@@ -867,8 +867,22 @@ _ELECTED: Final = (
     Plant(
         name="the winner need not be of the set",
         path="controller/groups.py",
-        sound="pool = {key: one for key, one in live.items() if key in group.sync_set}",
-        bug="pool = dict(live)",
+        sound="members = {key: one for key, one in live.items() if key in group.sync_set}",
+        bug="members = dict(live)",
+        proofs=("elected", "unit/controller/test_groups.py"),
+    ),
+    Plant(
+        name="a broker without its tail registers like any other",
+        path="broker/autoswitch/elected.py",
+        sound="            is_incomplete=self.store.may_lack_tail or None,\n",
+        bug="",
+        proofs=("simulation/test_elected_simulation.py", "elected"),
+    ),
+    Plant(
+        name="a copy that begins again is told no deletions",
+        path="broker/autoswitch/replica.py",
+        sound="        copying.on_following = self._config_sync.begin_copy\n",
+        bug="",
         proofs=("elected",),
     ),
 )
