@@ -181,9 +181,16 @@ async def fetch_ha_status(
 
 
 async def await_tables(
-    client: RemotingClient, address: str, topics: DataVersion, groups: DataVersion, *, wait_ms: int
+    client: RemotingClient,
+    address: str,
+    topics: DataVersion,
+    groups: DataVersion,
+    *,
+    wait_ms: int,
+    broker_id: int | None = None,
 ) -> None:
     """Returns when a table's version at a broker of ours is no longer that given, or the time is over.
+    `broker_id`: of the asker, where others count on what it holds.
 
     Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from any other broker; BrokerUnreachable,
              RequestTimeout.
@@ -192,6 +199,7 @@ async def await_tables(
         topics=encode_data_version(topics).decode(),
         groups=encode_data_version(groups).decode(),
         wait_ms=wait_ms,
+        broker_id=broker_id,
     )
     timeout_s = wait_ms / 1000 + CALL_TIMEOUT_S
     await call(client, address, RequestCode.TANDEM_AWAIT_TABLES, header, timeout_s=timeout_s)

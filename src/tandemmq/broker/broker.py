@@ -21,7 +21,7 @@ from tandemmq.broker.access.service import AccessService
 from tandemmq.broker.admin.ha_handlers import HaHandlers
 from tandemmq.broker.admin.stats_items import StatsItems
 from tandemmq.broker.autoswitch.replica import ElectedReplica
-from tandemmq.broker.autoswitch.term import Term, fenced_routes
+from tandemmq.broker.autoswitch.term import Term, copied_routes, fenced_routes
 from tandemmq.broker.master_duties import MasterDuties
 from tandemmq.broker.options import BrokerOptions, MetricsExporter
 from tandemmq.broker.parts import Parts
@@ -215,7 +215,7 @@ class Broker:
         self.ha_address = term.ha_address
         routes = own | elected.routes() | self._ha_handlers(store).routes()
         if not self.options.is_slave:
-            routes = fenced_routes(routes, term.may_write)
+            routes = fenced_routes(copied_routes(routes, elected.wait_copied), term.may_write)
             parts.pulls.may_commit = term.may_write
         await self._serve(store, parts, routes | term.routes, {})
         elected.start()
@@ -397,6 +397,7 @@ class Broker:
             disk=self._disk,
             clock=self._clock,
             chance=self._chance,
+            broker_id=self.options.broker_id,
             is_slave=self.options.is_slave,
             own_address=self._advertised_address,
             copying=copying,

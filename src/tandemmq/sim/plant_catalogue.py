@@ -879,6 +879,13 @@ _ELECTED: Final = (
         proofs=("simulation/test_elected_simulation.py", "elected"),
     ),
     Plant(
+        name="a deletion is answered before the next master knows of it",
+        path="broker/autoswitch/term.py",
+        sound="if told is not None and told.code == ResponseCode.SUCCESS:",
+        bug="if told is None:",
+        proofs=("elected",),
+    ),
+    Plant(
         name="a copy that begins again is told no deletions",
         path="broker/autoswitch/replica.py",
         sound="        copying.on_following = self._config_sync.begin_copy\n",

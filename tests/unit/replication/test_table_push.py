@@ -13,7 +13,7 @@ from tandemmq.broker.replica import ReplicaTables
 from tandemmq.broker.replica.handlers import ReplicaHandlers
 from tandemmq.broker.replica.table_waits import TableWaits
 from tandemmq.broker.replica.table_watch import TableWatch
-from tandemmq.errors import RequestRejected
+from tandemmq.errors import Busy, RequestRejected
 from tandemmq.protocol.bodies.data_version import DataVersion
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
 from tandemmq.protocol.bodies.ha import HaStatus
@@ -127,3 +127,38 @@ async def test_master_without_the_request_is_asked_once(client: RemotingClient) 
     assert not await watch._watch_once(f"{host}:{port}", versions(tables))
     assert watch._mute == f"{host}:{port}"
     await server.stop()
+
+
+async def test_a_change_waits_for_who_may_be_elected_and_has_asked(
+    master: Pusher, client: RemotingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, before = master.waits, versions(master.tables)
+    await waits.wait_held(lambda: [1, 2])  # nobody has asked
+    for broker_id in (1, 2):
+        await await_tables(client, master.address, *before, wait_ms=0, broker_id=broker_id)
+    await waits.wait_held(lambda: [1, 2])
+    master.tables.topics.put(TopicConfig(name="a"), 1)
+    waiting = asyncio.ensure_future(waits.wait_held(lambda: [1, 2]))
+    await await_tables(client, master.address, *versions(master.tables), wait_ms=0, broker_id=1)
+    master.tables.topics.put(TopicConfig(name="later"), 1)  # what comes later is not waited for
+    assert not waiting.done()
+    await await_tables(client, master.address, *before, wait_ms=0, broker_id=2)
+    assert not waiting.done()
+    await await_tables(client, master.address, *versions(master.tables), wait_ms=0, broker_id=2)
+    await waiting
+    monkeypatch.setattr("tandemmq.broker.replica.table_waits.HELD_S_MAX", 0.2)
+    with pytest.raises(Busy, match="not yet at the brokers 1 of the SyncStateSet"):
+        await waits.wait_held(lambda: [1, 2])
+    members = [1]
+    waiting = asyncio.ensure_future(waits.wait_held(lambda: members))
+    members.clear()  # it has left the set
+    await waiting
+
+
+async def test_who_is_gone_is_not_waited_for(master: Pusher, client: RemotingClient) -> None:
+    other = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+    await await_tables(other, master.address, *versions(master.tables), wait_ms=0, broker_id=1)
+    master.tables.topics.put(TopicConfig(name="a"), 1)
+    waiting = asyncio.ensure_future(master.waits.wait_held(lambda: [1]))
+    await other.close()
+    await waiting

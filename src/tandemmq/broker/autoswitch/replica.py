@@ -50,6 +50,7 @@ class ElectedReplica:
         disk: Disk,
         clock: Clock,
         chance: Random,
+        broker_id: int,
         is_slave: bool,
         own_address: Callable[[], str],
         copying: AutoSwitch,
@@ -75,7 +76,9 @@ class ElectedReplica:
             keeps_newer=True,
         )
         self._table_waits = TableWaits(tables, clock=clock)
-        self._table_watch = TableWatch(tables, self._config_sync, client=client, clock=clock)
+        self._table_watch = TableWatch(
+            tables, self._config_sync, client=client, clock=clock, broker_id=broker_id
+        )
         self._handlers = ReplicaHandlers(tables, self._status, lambda: store.deleted_topics)
         self._log_heal = LogHeal(store, client=client, clock=clock, sources=self._copies)
         store.on_topic_deleted(self._forget_progress)
@@ -104,6 +107,10 @@ class ElectedReplica:
         if address is not None:
             self._store.begin_copy()
             self._config_sync.begin_copy()
+
+    async def wait_copied(self) -> None:
+        """Returns when whoever may be elected has the tables as they are here. Raises Busy."""
+        await self._table_waits.wait_held(lambda: self._copying.required or ())
 
     @property
     def master(self) -> str | None:

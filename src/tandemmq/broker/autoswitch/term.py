@@ -6,12 +6,13 @@ one is composed over the same open store. What outlives it is in `Term`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from tandemmq.errors import ServiceNotAvailable
 from tandemmq.protocol.codes import RequestCode as Code
+from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
@@ -54,6 +55,20 @@ WRITES: Final = frozenset(
 """What two masters of one group must never both do. Pulls go on, and commit nothing."""
 
 
+TABLE_CHANGES: Final = frozenset(
+    (
+        Code.UPDATE_AND_CREATE_TOPIC,
+        Code.UPDATE_AND_CREATE_TOPIC_LIST,
+        Code.DELETE_TOPIC_IN_BROKER,
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        Code.DELETE_SUBSCRIPTIONGROUP,
+        Code.UPDATE_AND_GET_GROUP_FORBIDDEN,
+    )
+)
+"""What an operator changes in topics and groups: answered when the next master has it, too."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
     """`epoch`: of the master; 0 before the first one is known. `may_write`: whether a master may serve
@@ -67,6 +82,24 @@ class Term:
     may_write: Callable[[], bool]
     routes: dict[int, Handler]
     copying: AutoSwitch
+
+
+def copied_routes(
+    routes: Mapping[int, Handler], wait_copied: Callable[[], Awaitable[None]]
+) -> dict[int, Handler]:
+    """The same codes; those of `TABLE_CHANGES` are answered when `wait_copied` has returned."""
+
+    def copied(handler: Handler) -> Handler:
+        async def handle(channel: Channel, command: Command) -> Command | None:
+            answer = handler(channel, command)
+            told = answer if answer is None or isinstance(answer, Command) else await answer
+            if told is not None and told.code == ResponseCode.SUCCESS:
+                await wait_copied()
+            return told
+
+        return handle
+
+    return {code: copied(handler) if code in TABLE_CHANGES else handler for code, handler in routes.items()}
 
 
 def fenced_routes(routes: Mapping[int, Handler], may_write: Callable[[], bool]) -> dict[int, Handler]:

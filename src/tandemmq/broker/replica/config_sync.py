@@ -101,6 +101,11 @@ class ConfigSync:
         self._failing: set[str] = set()
         # Whether the master is known to answer an unchanged table with nothing.
         self._can_skip_topics = self._can_skip_groups = False
+        self._copy_count = 0
+        self.held: tuple[DataVersion, DataVersion] | None = None
+        """The versions of topics and groups that the last whole round brought, deletions included; None until
+        one has ended since a copy began.
+        """
         self.round_count = 0
         """Rounds in which every item arrived."""
         self.synced_at: float | None = None
@@ -116,12 +121,15 @@ class ConfigSync:
             address = None
         if address != self._master:
             self._master = address
+            self.held = None
             self._can_skip_topics = self._can_skip_groups = False
             self._is_changed.set()
 
     def begin_copy(self) -> None:
         """A log is copied from now on: everything is asked for, and at once."""
         self._can_skip_topics = self._can_skip_groups = False
+        self.held = None
+        self._copy_count += 1
         self.wake()
 
     def wake(self) -> None:
@@ -138,7 +146,7 @@ class ConfigSync:
 
     async def sync_once(self, master: str) -> bool:
         """One round; True when every item arrived and was taken over."""
-        life = self._followed()
+        life, copy = self._followed(), self._copy_count
         if life is None:
             return False
         items: tuple[tuple[str, Callable[[str], Awaitable[_TakeOver]]], ...] = (
@@ -165,6 +173,8 @@ class ConfigSync:
         await self._drop_deleted(master)
         if self._failing:
             return False
+        if copy == self._copy_count:
+            self.held = self._tables.topics.data_version, self._tables.groups.data_version
         self.round_count += 1
         self.synced_at = self._clock.monotonic()
         return True

@@ -21,6 +21,7 @@ from tandemmq.runtime.ports import Clock
 WAIT_MS: Final = 15_000
 PAUSE_S: Final = 0.05
 """Between an answer and the next request: the round that the answer woke is mostly over then."""
+LOOK_S: Final = 0.01
 RETRY_S: Final = 1.0
 
 Versions = tuple[DataVersion, DataVersion]
@@ -30,8 +31,16 @@ class TableWatch:
     """`run` is its task."""
 
     def __init__(
-        self, tables: ReplicaTables, sync: ConfigSync, *, client: RemotingClient, clock: Clock
+        self,
+        tables: ReplicaTables,
+        sync: ConfigSync,
+        *,
+        client: RemotingClient,
+        clock: Clock,
+        broker_id: int | None = None,
     ) -> None:
+        """`broker_id`: ours, where the master counts on what we hold."""
+        self._broker_id = broker_id
         self._tables = tables
         self._sync = sync
         self._client = client
@@ -51,17 +60,22 @@ class TableWatch:
                 await self._clock.sleep(RETRY_S)
                 continue
             held, begun_at = self._versions(), self._clock.monotonic()
+            if held is None:
+                await self._clock.sleep(PAUSE_S)
+                continue
             is_answered = await self._watch_once(master, held)
             is_early = self._clock.monotonic() - begun_at < RETRY_S
             # Told of the same change again: the rounds do not bring it, so asking faster is no use.
             is_useless = is_early and held == self._told
+            if is_answered and self._broker_id is not None:
+                await self._await_round()
             self._told = held if is_answered else None
             await self._clock.sleep(PAUSE_S if is_answered and not is_useless else RETRY_S)
 
     async def _watch_once(self, master: str, held: Versions) -> bool:
         """False when the master could not be asked."""
         try:
-            await await_tables(self._client, master, *held, wait_ms=WAIT_MS)
+            await await_tables(self._client, master, *held, wait_ms=WAIT_MS, broker_id=self._broker_id)
         except RequestRejected as error:
             if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 self._mute = master
@@ -72,5 +86,14 @@ class TableWatch:
             self._sync.wake()
         return True
 
-    def _versions(self) -> Versions:
+    async def _await_round(self) -> None:
+        """The round that the answer woke."""
+        before, ends_at_s = self._sync.round_count, self._clock.monotonic() + RETRY_S
+        while self._sync.round_count == before and self._clock.monotonic() < ends_at_s:
+            await self._clock.sleep(LOOK_S)
+
+    def _versions(self) -> Versions | None:
+        """What we have; where the master counts on it, only what a whole round has brought."""
+        if self._broker_id is not None:
+            return self._sync.held
         return self._tables.topics.data_version, self._tables.groups.data_version

@@ -97,12 +97,14 @@ class ReadLogResponse(Header, frozen=True, kw_only=True):
 class AwaitTablesRequest(Header, frozen=True, kw_only=True):
     """TANDEM_AWAIT_TABLES: answer when a table's version is no longer the caller's, or the time is over.
 
-    The versions are JSON text, as in the requests for the tables themselves.
+    The versions are JSON text, as in the requests for the tables themselves: of the last whole copy,
+    deletions included. `broker_id`: whose copy it is, if it may be elected.
     """
 
     topics: str = field(name="topicVersion")
     groups: str = field(name="groupVersion")
     wait_ms: Int64 = field(name="waitMillis")
+    broker_id: Int64 | None = field(name="brokerId", default=None)
 
 
 class TellSlaveStateRequest(Header, frozen=True, kw_only=True):
