@@ -167,3 +167,20 @@ def test_delay_offsets_survive_their_file_also_without_version() -> None:
 def test_garbage_is_a_protocol_error(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         OffsetTable().load(data)
+
+
+def test_offsets_that_are_lowered_are_saved() -> None:
+    """Else a kill brings back what is behind the queue, when the queue has perhaps grown past it."""
+    table, changes = OffsetTable(), 0
+
+    def note() -> None:
+        nonlocal changes
+        changes += 1
+
+    table.commit("G", "T", 0, 10, 0)
+    table.on_change.append(note)
+    version = table.data_version
+    assert table.clamp(lambda _topic, _queue_id: 10, 1) == changes == 0
+    assert table.clamp(lambda _topic, _queue_id: 4, 2) == changes == 1
+    assert table.committed("G", "T", 0) == 4
+    assert table.data_version != version

@@ -119,6 +119,14 @@ def test_the_most_specific_entries_decide(entries: list[Entry], is_allowed: bool
     assert decide((entries, ()), SEND, "10.1.2.3") is is_allowed
 
 
+def test_a_caller_without_a_numeric_address_is_in_no_network() -> None:
+    need = Need(TOPIC, "orders", PUB)
+    bound, free = entry("Topic:orders", "PUB", "Allow", "0.0.0.0/0"), entry("Topic:orders", "PUB")
+    assert decide([[bound]], need, "10.0.0.1")
+    assert not decide([[bound]], need, "broker.example")
+    assert decide([[free]], need, "broker.example")
+
+
 def test_custom_policies_decide_before_default_ones() -> None:
     default = (entry("Topic:*", "Pub"),)
     assert decide(((), default), SEND, "10.1.2.3")
