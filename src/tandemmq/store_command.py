@@ -1,13 +1,16 @@
-"""`tandemmq store`: checks a store directory that no broker runs on, or builds its derived files anew.
+"""`tandemmq store`: checks a store directory that no broker runs on, builds its derived files anew, or shows
+what an election cut of it.
 
 Exit codes: 0 clean or repaired, 1 damaged (repair: refused because of it), 2 the directory cannot be read.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
@@ -22,6 +25,8 @@ from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 
 if TYPE_CHECKING:
+    from tandemmq.protocol.record import Record
+    from tandemmq.store.divergent import KeptTail
     from tandemmq.store.inspect import Finding, InspectOptions, RepairReport, StoreReport
     from tandemmq.store.options import StoreOptions
 
@@ -122,6 +127,133 @@ def repair(
     else:
         _print_repair(report, directory)
     raise typer.Exit(EXIT_DAMAGED if report.is_refused else 0)
+
+
+@app.command()
+def divergent(
+    directory: Root,
+    resend: Annotated[
+        str,
+        typer.Option(
+            "--resend",
+            help="Send the messages again to their topics, through these name servers.",
+            metavar="HOST:PORT",
+        ),
+    ] = "",
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", "-t", help="Only messages of this topic.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was cut of the log when another broker was elected: nobody was told that it is stored.
+
+    Its senders may have sent it again themselves: look before you --resend.
+    """
+    from tandemmq.store.divergent import list_kept, read_kept
+
+    disk = RealDisk()
+    kept = directory / "divergent"
+    if not directory.is_dir():
+        _fail(f"{directory} is no directory")
+    wanted = frozenset(topic or ())
+
+    def read(_on_progress: object) -> list[tuple[KeptTail, list[Record]]]:
+        tails = list_kept(kept, disk) if kept.is_dir() else []
+        return [
+            (tail, [one for one in read_kept(tail, disk) if not wanted or one.topic in wanted])
+            for tail in tails
+        ]
+
+    found = _guarded(read)
+    sent = _send_again(resend, [record for _, records in found for record in records]) if resend else None
+    if as_json:
+        values: dict[str, Any] = {"files": [_tail_values(tail, records) for tail, records in found]}
+        if sent is not None:
+            values["sent"] = sent
+        typer.echo(json.dumps(values, indent=2))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    for tail, records in found:
+        short = "" if tail.size_bytes == tail.end - tail.begin else f", {tail.size_bytes:,} of them kept"
+        console.print(escape(f"{tail.path}: bytes {tail.begin} to {tail.end} of term {tail.epoch}{short}"))
+        for record in records:
+            console.print(escape(f"  {_record_line(record)}"))
+    count = sum(len(records) for _, records in found)
+    console.print(f"{count} messages in {len(found)} files" if found else "nothing was cut")
+    if sent is not None:
+        console.print(f"{sent} messages sent again")
+
+
+def _record_line(record: Record) -> str:
+    when = datetime.fromtimestamp(record.stored_at_ms / 1000).isoformat(" ", "milliseconds")
+    place = f"{record.topic}/{record.queue_id}@{record.queue_offset}"
+    name = record.unique_key or record.message_id
+    return f"{when}  {place}  {name}  {record.properties.get('KEYS', '-')}  {len(record.body)} bytes"
+
+
+def _tail_values(tail: KeptTail, records: list[Record]) -> dict[str, Any]:
+    return {
+        "path": str(tail.path),
+        "epoch": tail.epoch,
+        "begin": tail.begin,
+        "end": tail.end,
+        "kept_bytes": tail.size_bytes,
+        "messages": [_record_values(record) for record in records],
+    }
+
+
+def _record_values(record: Record) -> dict[str, Any]:
+    """A body that is not UTF-8 is in `body_base64` and not in `body`."""
+    values: dict[str, Any] = {
+        "topic": record.topic,
+        "queue": record.queue_id,
+        "offset": record.queue_offset,
+        "log_offset": record.log_offset,
+        "message_id": record.unique_key or record.message_id,
+        "properties": record.properties,
+        "stored_at": record.stored_at_ms,
+    }
+    content = bytes(record.content)
+    try:
+        values["body"] = content.decode()
+    except UnicodeDecodeError:
+        values["body_base64"] = base64.b64encode(content).decode()
+    return values
+
+
+def _send_again(name_servers: str, records: list[Record]) -> int:
+    """How many were sent. What the system stores for itself (half messages, delays, retries) is left out."""
+    from tandemmq.client import BlockingProducer, Message
+    from tandemmq.protocol.properties import SYSTEM_NAMES
+    from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
+
+    sent = left = 0
+    try:
+        with BlockingProducer("TANDEMMQ_DIVERGENT", name_servers) as producer:
+            for record in records:
+                if (
+                    is_system_topic(record.topic)
+                    or is_retry_topic(record.topic)
+                    or is_dlq_topic(record.topic)
+                ):
+                    left += 1
+                    continue
+                pairs = record.properties
+                users = {name: text for name, text in pairs.items() if name not in SYSTEM_NAMES}
+                message = Message(
+                    record.topic,
+                    bytes(record.content),
+                    tags=pairs.get("TAGS", ""),
+                    keys=pairs.get("KEYS", "").split(),
+                    properties=users,
+                )
+                producer.send(message)
+                sent += 1
+    except TandemError as error:
+        _fail(f"{error}; {sent} messages were sent before")
+    if left:
+        typer.echo(f"tandemmq: {left} messages of the system's own topics were left out", err=True)
+    return sent
 
 
 # Options.

@@ -19,11 +19,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tandemmq.cli import app
+from tandemmq.client import ReceivedMessage
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.store import MessageStore, StoreOptions
+from tandemmq.testing import BlockingCluster
 
 LOG_FILE_BYTES = 65_536
 SETTINGS = f"""
@@ -103,6 +105,59 @@ def flip_body(root: Path) -> tuple[Path, int]:
 
 def content(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def cut_aside(root: Path, end: int) -> Path:
+    """What a switch would have cut of the log from byte 0 on."""
+    log = b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir()))
+    kept = root / "divergent" / f"7-0-{end}"
+    kept.parent.mkdir()
+    kept.write_bytes(log[:end])
+    return kept
+
+
+def test_what_was_cut_is_shown_message_by_message(root: Path) -> None:
+    assert run("divergent", root).stdout == "nothing was cut\n"
+    # It goes on behind the end of a file, and its last record is not whole.
+    kept = cut_aside(root, 2 * LOG_FILE_BYTES - 100)
+    (kept.parent / "notes.txt").write_text("somebody's")
+    result = run("divergent", root)
+    assert result.exit_code == 0, result.output
+    first, *lines, last = result.stdout.splitlines()
+    assert first == f"{kept}: bytes 0 to {2 * LOG_FILE_BYTES - 100} of term 7"
+    assert last == f"{len(lines)} messages in 1 files"
+    assert len(lines) > 100
+    assert "Returns/0@0" in lines[0]
+    assert lines[0].endswith("k0  480 bytes")
+    values = parsed(run("divergent", root, "--json", "--topic", "Orders"))
+    (told,) = values["files"]
+    assert (told["epoch"], told["begin"], told["kept_bytes"]) == (7, 0, 2 * LOG_FILE_BYTES - 100)
+    assert {message["topic"] for message in told["messages"]} == {"Orders"}
+    assert told["messages"][0]["body"] == "00000001" * 60
+    assert told["messages"][0]["properties"]["KEYS"] == "k1"
+
+
+def test_a_directory_that_is_none_has_no_tails(tmp_path: Path) -> None:
+    result = run("divergent", tmp_path / "none")
+    assert result.exit_code == 2
+    assert "is no directory" in result.stderr
+
+
+def test_what_was_cut_is_sent_again(root: Path) -> None:
+    kept = cut_aside(root, 4_000)
+    with BlockingCluster() as cluster:
+        cluster.create_topic("Orders")
+        result = run("divergent", root, "--topic", "Orders", "--resend", cluster.name_servers)
+        assert result.exit_code == 0, result.output
+        count = int(result.stdout.splitlines()[-1].split()[0])
+        assert result.stdout.splitlines()[-1] == f"{count} messages sent again"
+        with cluster.consumer("Orders") as consumer:
+            got: list[ReceivedMessage] = []
+            while len(got) < count:
+                got += consumer.poll(32, 5.0)
+    assert {message.body[:8] for message in got} <= {b"%08d" % number for number in range(20)}
+    assert {key for message in got for key in message.keys} == {f"k{int(one.body[:8])}" for one in got}
+    assert kept.exists()
 
 
 def test_clean_store_ends_with_zero_and_a_table(root: Path) -> None:

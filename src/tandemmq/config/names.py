@@ -246,6 +246,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "brokerElectionPriority": _key(whole(-(2**31), 2**31 - 1), "election.priority"),
     "allAckInSyncStateSet": _key(FLAG, "election.waits_for_all"),
     "haMaxTimeSlaveNotCatchup": _key(POSITIVE, "election.lag_ms_max"),
+    "joinSetTimeoutMillis": _key(POSITIVE, "election.join_ms_max"),  # ours
     "asyncLearner": _key(FLAG, "election.is_learner"),
     "syncFromLastFile": _key(FLAG, "election.from_last_file"),
     "reapplyBrokerId": _key(FLAG, "election.reapplies_id"),  # ours

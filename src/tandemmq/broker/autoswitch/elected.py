@@ -268,6 +268,7 @@ class ElectedBroker:
             is_learner=election.is_learner,
             from_last_file=election.from_last_file,
             lag_ms_max=election.lag_ms_max,
+            join_ms_max=election.join_ms_max,
             copy_count_min=election.copy_count_min,
         )
 

@@ -26,6 +26,7 @@ class ElectionOptions:
     waits_for_all: bool = True  # allAckInSyncStateSet; RocketMQ: false, which may lose what was acknowledged
     copy_count_min: int = 1  # minInSyncReplicas: sends are refused while the SyncStateSet is smaller
     lag_ms_max: int = 2_000  # haMaxTimeSlaveNotCatchup: who lags longer leaves the set; RocketMQ: 15000
+    join_ms_max: int = 5_000  # joinSetTimeoutMillis (ours): who has not come to a new master leaves
     is_learner: bool = False  # asyncLearner: copies, and is never elected
     from_last_file: bool = False  # syncFromLastFile: an empty slave copies the last file only
     reapplies_id: bool = False  # ours, reapplyBrokerId: controllers that forgot this broker take it again
@@ -41,6 +42,7 @@ class ElectionOptions:
             "silence_ms_max",
             "poll_ms",
             "lag_ms_max",
+            "join_ms_max",
             "copy_count_min",
         ):
             if getattr(self, name) < 1:

@@ -126,10 +126,12 @@ class AutoSwitchReplication:
         is_learner: bool = False,
         from_last_file: bool = False,
         lag_ms_max: int = 15_000,
+        join_ms_max: int = 5_000,
         copy_count_min: int = 1,
     ) -> None:
         """`waits_for_all`: allAckInSyncStateSet; `is_learner`: asyncLearner; `from_last_file`:
-        syncFromLastFile; `lag_ms_max`: haMaxTimeSlaveNotCatchup; `copy_count_min`: minInSyncReplicas.
+        syncFromLastFile; `lag_ms_max`: haMaxTimeSlaveNotCatchup; `join_ms_max`: joinSetTimeoutMillis;
+        `copy_count_min`: minInSyncReplicas.
         """
         assert store.has_terms
         self._store = store
@@ -143,6 +145,7 @@ class AutoSwitchReplication:
         self._waits_for_all = waits_for_all
         self._hello = Handshake(broker_id, from_last_file=from_last_file, is_learner=is_learner)
         self._lag_ms_max = lag_ms_max
+        self._join_ms_max = join_ms_max
         self._copy_count_min = copy_count_min
         self._listener: Listener | None = None
         self._connections: list[SlaveConnection] = []
@@ -196,6 +199,7 @@ class AutoSwitchReplication:
             now_ms=self._now_ms(),
             confirm_offset=store.confirm_offset,
             lag_ms_max=self._lag_ms_max,
+            join_ms_max=self._join_ms_max,
         )
         self._on_set_changed()
         self._check_set()
