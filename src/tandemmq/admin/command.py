@@ -5,16 +5,13 @@ Exit codes: 0 done, 1 refused, not found or a fault that the command reports, 2 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Annotated, Any, Final
 
 import typer
 
-from tandemmq.admin import brokers, groups, messages, topics
-from tandemmq.admin.render import Answer, print_answer
-from tandemmq.admin.targets import Tools, open_tools
+from tandemmq.admin import access_command, brokers, groups, messages, topics
+from tandemmq.admin.options import Address, AsJson, Cluster, NameServers, demand_place, run
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.client import Message, MessageQueue
 from tandemmq.protocol.bodies.topic import PERMISSION_DEFAULT, TopicConfig
@@ -28,36 +25,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(access_command.app)
 
 TIME_FORMAT: Final = "%Y-%m-%d#%H:%M:%S:%f"
 """mqadmin's, local time."""
 
-NameServers = Annotated[
-    str,
-    typer.Option("-n", "--namesrvAddr", envvar="NAMESRV_ADDR", help="Name servers, separated by ;"),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Address = Annotated[str, typer.Option("-b", "--brokerAddr", help="One broker.", metavar="HOST:PORT")]
 ControllerAddress = Annotated[
     str, typer.Option("-a", "--controllerAddress", help="Any controller.", metavar="HOST:PORT")
 ]
-Cluster = Annotated[str, typer.Option("-c", "--clusterName", help="The brokers of this cluster.")]
 Topic = Annotated[str, typer.Option("-t", "--topic", help="The topic.")]
 Group = Annotated[str, typer.Option("-g", "--groupName", help="The consumer group.")]
-
-
-def run(
-    name_servers: str, work: Callable[[Tools], Awaitable[Answer]], *, as_json: bool, needs_names: bool = True
-) -> None:
-    """Do the work with connections of its own, print its answer, exit with its code."""
-
-    async def main() -> Answer:
-        async with open_tools(name_servers if needs_names else "") as tools:
-            return await work(tools)
-
-    answer = asyncio.run(main())
-    print_answer(answer, as_json=as_json)
-    raise typer.Exit(answer.exit_code)
 
 
 # Brokers
@@ -156,7 +133,7 @@ def get_sync_state_set(
     as_json: AsJson = False,
 ) -> None:
     """Which replicas of a group of brokers are in sync; exit code 1 when the controllers know none."""
-    _demand_place(name, cluster)
+    demand_place(name, cluster)
     run(
         namesrv,
         lambda tools: brokers.show_sync_sets(tools, address, name, cluster),
@@ -188,7 +165,7 @@ def update_broker_config(
     as_json: AsJson = False,
 ) -> None:
     """Change a setting of a broker, or of all brokers of a cluster, while they run."""
-    _demand_place(broker, cluster)
+    demand_place(broker, cluster)
     run(
         namesrv,
         lambda tools: brokers.change_config(tools, broker, cluster, key, value),
@@ -339,7 +316,7 @@ def update_topic(
     as_json: AsJson = False,
 ) -> None:
     """Create a topic, or change it, at one broker or every master of a cluster."""
-    _demand_place(broker, cluster)
+    demand_place(broker, cluster)
     config = TopicConfig(
         name=topic,
         read_queue_count=read_queues,
@@ -365,7 +342,7 @@ def update_topic_permission(
     as_json: AsJson = False,
 ) -> None:
     """Change what a topic permits, at one broker or every master of a cluster."""
-    _demand_place(broker, cluster)
+    demand_place(broker, cluster)
     run(
         namesrv,
         lambda tools: topics.change_permission(tools, topic, permission, broker, cluster),
@@ -442,7 +419,7 @@ def delete_sub_group(
     as_json: AsJson = False,
 ) -> None:
     """Delete a group at one broker or every master of a cluster."""
-    _demand_place(broker, cluster)
+    demand_place(broker, cluster)
     removes_offsets = _flag(remove_offset, "-r")
     run(
         namesrv,
@@ -522,7 +499,7 @@ def update_sub_group(
     as_json: AsJson = False,
 ) -> None:
     """Create a group, or change what is named of it, at one broker or every master of a cluster."""
-    _demand_place(broker, cluster)
+    demand_place(broker, cluster)
     changes: dict[str, Any] = {
         "is_consume_enabled": consume and _flag(consume, "-s"),
         "is_from_min_enabled": from_min and _flag(from_min, "-m"),
@@ -633,8 +610,3 @@ def _flag(text: str, option: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise typer.BadParameter(f"{option} {text}: true or false")
     return text.lower() == "true"
-
-
-def _demand_place(broker: str, cluster: str) -> None:
-    if bool(broker) == bool(cluster):
-        raise typer.BadParameter("name either a broker (-b) or a cluster (-c)")

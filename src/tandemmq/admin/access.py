@@ -1,0 +1,169 @@
+"""Commands about users and policies: createUser, updateUser, deleteUser, getUser, listUser, copyUser,
+createAcl, updateAcl, deleteAcl, getAcl, listAcl, copyAcl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandemmq.admin.render import Answer, Row, Table
+from tandemmq.admin.targets import Tools, find_targets
+from tandemmq.api import broker_access
+from tandemmq.errors import ConfigError
+from tandemmq.protocol.bodies.access import AclInfo, UserInfo
+
+_USER_COLUMNS = ("broker", "user", "password", "type", "status")
+_ACL_COLUMNS = ("broker", "subject", "policy", "resource", "actions", "source_ips", "decision")
+
+
+async def change_user(tools: Tools, user: UserInfo, address: str, cluster: str, *, is_new: bool) -> Answer:
+    """Create the user, or change what is named of it, at the broker or every broker of the cluster."""
+    table = Table("changed", ("broker", "user"))
+    change = broker_access.create_user if is_new else broker_access.update_user
+    for target in await find_targets(tools, address=address, cluster=cluster):
+        await change(tools.remoting, target.address, user)
+        table.rows.append((target.address, user.username))
+    return Answer([table])
+
+
+async def remove_user(tools: Tools, name: str, address: str, cluster: str) -> Answer:
+    """Delete the user and its policies."""
+    table = Table("deleted", ("broker", "user"))
+    for target in await find_targets(tools, address=address, cluster=cluster):
+        await broker_access.delete_user(tools.remoting, target.address, name)
+        table.rows.append((target.address, name))
+    return Answer([table])
+
+
+async def show_user(tools: Tools, name: str, address: str, cluster: str) -> Answer:
+    """One user at each broker; exit code 1 when none knows it."""
+    table = Table("users", _USER_COLUMNS)
+    for target in await find_targets(tools, address=address, cluster=cluster):
+        user = await broker_access.query_user(tools.remoting, target.address, name)
+        if user is not None:
+            table.rows.append(_user_row(target.address, user))
+    notes = [] if table.rows else [f"no broker knows the user {name!r}"]
+    return Answer([table], notes, exit_code=0 if table.rows else 1)
+
+
+async def list_users(tools: Tools, name_part: str, address: str, cluster: str) -> Answer:
+    """The users whose names hold the part, at each broker."""
+    table = Table("users", _USER_COLUMNS)
+    for target in await find_targets(tools, address=address, cluster=cluster):
+        users = await broker_access.query_users(tools.remoting, target.address, name_part)
+        table.rows += [_user_row(target.address, user) for user in users]
+    return Answer([table])
+
+
+async def copy_users(tools: Tools, source: str, target: str, names: Sequence[str]) -> Answer:
+    """The named users of one broker, or all, are at another one, too; it is changed when all were found.
+
+    Raises:  ConfigError for a user that the source does not know, or whose password it does not show.
+    """
+    users = await broker_access.query_users(tools.remoting, source, "")
+    known = {user.username: user for user in users if user.username}
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise ConfigError(
+            f"{source} knows no user {', '.join(missing)}; it knows {', '.join(known) or 'none'}"
+        )
+    chosen = [known[name] for name in names or known]
+    hidden = [str(user.username) for user in chosen if not user.password]
+    if hidden:
+        raise ConfigError(
+            f"{source} does not show the password of {', '.join(hidden)}: sign as a super user of it"
+        )
+    table = Table("copied", ("source", "target", "user"))
+    for user in chosen:
+        held = await broker_access.query_user(tools.remoting, target, str(user.username))
+        change = broker_access.create_user if held is None else broker_access.update_user
+        await change(tools.remoting, target, user)
+        table.rows.append((source, target, user.username))
+    return Answer([table])
+
+
+async def change_acl(tools: Tools, acl: AclInfo, address: str, cluster: str, *, is_new: bool) -> Answer:
+    """Add entries to a subject's policies, at the broker or every broker of the cluster; one for the same
+    resource is replaced.
+    """
+    table = Table("changed", ("broker", "subject"))
+    change = broker_access.create_acl if is_new else broker_access.update_acl
+    for target in await find_targets(tools, address=address, cluster=cluster):
+        await change(tools.remoting, target.address, acl)
+        table.rows.append((target.address, acl.subject))
+    return Answer([table])
+
+
+async def remove_acl(
+    tools: Tools, subject: str, resources: Sequence[str], address: str, cluster: str
+) -> Answer:
+    """Delete the entries for these resources; without one, all policies of the subject."""
+    table = Table("deleted", ("broker", "subject", "resource"))
+    for target in await find_targets(tools, address=address, cluster=cluster):
+        for resource in resources or ("",):
+            await broker_access.delete_acl(tools.remoting, target.address, subject, resource)
+            table.rows.append((target.address, subject, resource or "*"))
+    return Answer([table])
+
+
+async def show_acl(tools: Tools, subject: str, address: str, cluster: str) -> Answer:
+    """The policies of a subject at each broker; exit code 1 when it has none."""
+    table = Table("policies", _ACL_COLUMNS)
+    for target in await find_targets(tools, address=address, cluster=cluster):
+        acl = await broker_access.query_acl(tools.remoting, target.address, subject)
+        if acl is not None:
+            table.rows += _acl_rows(target.address, acl)
+    notes = [] if table.rows else [f"{subject} has no policies"]
+    return Answer([table], notes, exit_code=0 if table.rows else 1)
+
+
+async def list_acls(
+    tools: Tools, subject_part: str, resource_part: str, address: str, cluster: str
+) -> Answer:
+    """The policies whose subjects and resources hold these parts, at each broker."""
+    table = Table("policies", _ACL_COLUMNS)
+    for target in await find_targets(tools, address=address, cluster=cluster):
+        acls = await broker_access.query_acls(tools.remoting, target.address, subject_part, resource_part)
+        for acl in acls:
+            table.rows += _acl_rows(target.address, acl)
+    return Answer([table])
+
+
+async def copy_acls(tools: Tools, source: str, target: str, subjects: Sequence[str]) -> Answer:
+    """The policies of these subjects of one broker, or of all, are at another one, too; what that one has for
+    other resources stays.
+
+    Raises:  ConfigError for a subject without policies at the source.
+    """
+    known = {acl.subject: acl for acl in await broker_access.query_acls(tools.remoting, source, "", "")}
+    missing = [subject for subject in subjects if subject not in known]
+    if missing:
+        raise ConfigError(f"{source} has no policies of {', '.join(missing)}")
+    table = Table("copied", ("source", "target", "subject"))
+    for subject in subjects or known:
+        acl = known[subject]
+        held = await broker_access.query_acl(tools.remoting, target, str(subject))
+        change = broker_access.create_acl if held is None else broker_access.update_acl
+        await change(tools.remoting, target, acl)
+        table.rows.append((source, target, subject))
+    return Answer([table])
+
+
+def _user_row(address: str, user: UserInfo) -> Row:
+    return (address, user.username, user.password, user.user_type, user.status)
+
+
+def _acl_rows(address: str, acl: AclInfo) -> list[Row]:
+    return [
+        (
+            address,
+            acl.subject,
+            policy.policy_type,
+            entry.resource,
+            ",".join(entry.actions),
+            ",".join(entry.source_ips),
+            entry.decision,
+        )
+        for policy in acl.policies
+        for entry in policy.entries
+    ]
