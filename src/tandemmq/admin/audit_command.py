@@ -17,7 +17,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tandemmq.admin.command import AsJson, Cluster, NameServers, run
+from tandemmq.admin.options import AsJson, Cluster, NameServers, run
 from tandemmq.admin.render import Answer, Table
 from tandemmq.admin.targets import MASTER_ID, Target, Tools, find_targets
 from tandemmq.api.replica import read_log_checksum
