@@ -17,7 +17,7 @@ from tandemmq.admin import audit_command
 from tandemmq.admin.audit_command import Outcome, compare_logs
 from tandemmq.admin.render import Answer
 from tandemmq.admin.targets import open_tools
-from tandemmq.api import nameserver
+from tandemmq.api import nameserver, replica
 from tandemmq.broker.broker import Broker
 from tandemmq.cli import app
 from tandemmq.client import Message, Producer
@@ -380,3 +380,27 @@ async def test_broker_that_cannot_be_asked_is_unknown(rig: Rig) -> None:
     answer, row = await run_audit(rig)
     assert (answer.exit_code, row["outcome"]) == (2, "UNKNOWN")
     assert row["detail"]
+
+
+async def test_a_group_is_told_to_pop(rig: Rig) -> None:
+    address = render_address((await rig.start_broker()).address)
+    way = ("setConsumeMode", "-c", "DefaultCluster", "-t", "Orders", "-g", "billing")
+    result = await invoke("admin", *way, "-m", "POP", "-n", rig.namesrv)
+    assert (result.exit_code, "Orders" in result.output) == (1, True)
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders")
+    await rows(rig, "updateSubGroup", "-c", "DefaultCluster", "-g", "billing")
+    result = await invoke("admin", *way, "-m", "push", "-n", rig.namesrv)
+    assert (result.exit_code, "PULL or POP" in result.output) == (2, True)
+    expected = {
+        "broker": address,
+        "topic": "Orders",
+        "group": "billing",
+        "mode": "POP",
+        "pop_share_queues": 2,
+    }
+    assert (await rows(rig, *way, "-m", "pop", "-q", "2"))["changed"] == [expected]
+    async with open_tools("") as tools:
+        modes = await replica.fetch_request_modes(tools.remoting, address)
+    assert modes is not None
+    held = modes.modes["Orders"]["billing"]
+    assert (held.mode, held.pop_share_queue_count) == ("POP", 2)

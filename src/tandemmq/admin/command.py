@@ -14,6 +14,7 @@ from tandemmq.admin import access_command, brokers, groups, messages, topics
 from tandemmq.admin.options import Address, AsJson, Cluster, NameServers, demand_place, run
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.client import Message, MessageQueue
+from tandemmq.protocol.bodies.assignment import RequestMode
 from tandemmq.protocol.bodies.topic import PERMISSION_DEFAULT, TopicConfig
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.runtime.clock import LoopClock
@@ -514,6 +515,39 @@ def update_sub_group(
     run(
         namesrv,
         lambda tools: groups.change_group(tools, group, changes, broker, cluster),
+        as_json=as_json,
+        needs_names=not broker,
+    )
+
+
+@app.command("setConsumeMode")
+def set_consume_mode(
+    topic: Annotated[str, typer.Option("-t", "--topicName", help="The topic.")],
+    group: Group,
+    mode: Annotated[str, typer.Option("-m", "--mode", help="PULL or POP.")],
+    share_count: Annotated[
+        int,
+        typer.Option(
+            "-q",
+            "--popShareQueueNum",
+            help="POP: also the queues of so many next members; 0: all queues.",
+            min=0,
+        ),
+    ] = 0,
+    namesrv: NameServers = "",
+    broker: Address = "",
+    cluster: Cluster = "",
+    as_json: AsJson = False,
+) -> None:
+    """Let a group whose queues the broker assigns pull or pop a topic."""
+    demand_place(broker, cluster)
+    name = mode.upper()
+    if name != "PULL" and name != "POP":
+        raise typer.BadParameter(f"-m {mode}: PULL or POP")
+    wanted = RequestMode(group=group, mode=name, pop_share_queue_count=share_count, topic=topic)
+    run(
+        namesrv,
+        lambda tools: groups.change_mode(tools, wanted, broker, cluster),
         as_json=as_json,
         needs_names=not broker,
     )

@@ -1,5 +1,6 @@
 """Commands about groups: consumerProgress, consumerConnection, producerConnection, resetOffsetByTime,
-skipAccumulatedMessage, cloneGroupOffset, getConsumerConfig, updateSubGroup, deleteSubGroup.
+skipAccumulatedMessage, cloneGroupOffset, getConsumerConfig, updateSubGroup, deleteSubGroup,
+setConsumeMode.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import MASTER_ID, Target, Tools, find_targets
 from tandemmq.api import broker_admin, broker_offset, broker_topic
 from tandemmq.errors import GroupNotFound, NoRoute, RequestRejected
+from tandemmq.protocol.bodies.assignment import RequestMode
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
 from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.topic_names import RETRY_PREFIX
@@ -131,6 +133,16 @@ async def change_group(
         config = msgspec.structs.replace(held or SubscriptionGroupConfig(name=group), **changes)
         await broker_topic.create_group(tools.remoting, target.address, config)
         table.rows.append((target.address, group, changes))
+    return Answer([table])
+
+
+async def change_mode(tools: Tools, mode: RequestMode, address: str, cluster: str) -> Answer:
+    """The group pulls or pops the topic, at the broker or every master of the cluster."""
+    table = Table("changed", ("broker", "topic", "group", "mode", "pop_share_queues"))
+    for target in await find_targets(tools, address=address, cluster=cluster, masters_only=True):
+        await broker_topic.set_request_mode(tools.remoting, target.address, mode)
+        row = (target.address, mode.topic, mode.group, mode.mode, mode.pop_share_queue_count)
+        table.rows.append(row)
     return Answer([table])
 
 

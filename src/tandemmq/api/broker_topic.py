@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tandemmq.api.calls import ask, call
 from tandemmq.protocol import rejections
+from tandemmq.protocol.bodies.assignment import RequestMode, encode_request_mode
 from tandemmq.protocol.bodies.group import (
     SubscriptionGroupConfig,
     SubscriptionGroupTable,
@@ -136,3 +137,11 @@ async def query_group_configs(
     """All consumer groups of a broker."""
     answer = await call(client, address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, timeout_s=timeout_s)
     return decode_group_table(answer.body)
+
+
+async def set_request_mode(
+    client: RemotingClient, address: str, mode: RequestMode, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> None:
+    """Whether a group that lets the broker assign its queues pulls or pops a topic (spec semantics 20.1)."""
+    body = encode_request_mode(mode)
+    await call(client, address, RequestCode.SET_MESSAGE_REQUEST_MODE, body=body, timeout_s=timeout_s)
