@@ -21,11 +21,11 @@ def demo(
     ] = ROW_COUNT,
     keep: Annotated[Path | None, typer.Option(help="Keep all files in this new or empty directory.")] = None,
     chaos: Annotated[
-        bool, typer.Option("--chaos", help="Kill the slave and the Spark pipeline on the way.")
+        bool, typer.Option("--chaos", help="Kill the master, twice, and the Spark pipeline on the way.")
     ] = False,
 ) -> None:
-    """Publish real data to a master, copy it to a slave, land it with Spark, and count that nothing is
-    lost."""
+    """Publish real data to an elected master, copy it to the other broker, land it with Spark, and count that
+    nothing is lost."""
     console = Console()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         console.print(f"tandemmq: --keep {keep}: must be a directory that is new or empty", soft_wrap=True)

@@ -1,41 +1,53 @@
-"""Publishing: every row sent once, every answer kept, and what was stored late confirmed at the slave.
+"""Publishing: every row stored once, whatever happens to the master meanwhile.
 
-A send that is answered with FLUSH_SLAVE_TIMEOUT is stored at the master but not known to be copied.
-Sending it again
-would store it twice; so it is kept aside, and counts as acknowledged once the slave's queue has grown
-past it.
+A send without an answer may have been stored or not, and sending it again could store it twice. So the
+publisher stops, waits for a master, looks what the queues hold behind the last answers, and sends again only
+what is not there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from tandemmq.api import broker_offset
-from tandemmq.client import Message, Producer, ProducerOptions, SendResult, SendStatus
-from tandemmq.errors import TandemError
+from tandemmq.api import broker_offset, broker_pull
+from tandemmq.client import Admin, Message, Producer, ProducerOptions, SendResult, SendStatus
+from tandemmq.errors import NoRoute, TandemError
+from tandemmq.protocol.record import decode_records
+from tandemmq.protocol.requests.pull import PULL_HAS_SUBSCRIPTION, PullRequest
 from tandemmq.remoting import RemotingClient
 
-SEND_SECONDS_MAX = 60.0  # far above slaveTimeout: an unanswered send would leave its fate open
+SEND_SECONDS_MAX = 60.0
+MASTER_SECONDS_MAX = 60.0
+"""So long a publisher waits for somebody who takes messages."""
 _BATCH_LINGER_MS = 2.0
 _BATCH_COUNT_MAX = 64
-_PAUSE_SECONDS = 0.2
+_PAUSE_SECONDS = 0.02
+_PULL_COUNT = 1_000
 
 
 @dataclass(slots=True, kw_only=True)
 class Published:
-    """What became of the sends: counts, and the messages stored but not yet confirmed as copied."""
+    """What became of the sends. `found`: sends without an answer that were stored all the same."""
 
     confirmed: int = 0
-    late: list[SendResult] = field(default_factory=list)
-    late_confirmed: int = 0
+    found: int = 0
+    sent_again: int = 0
     failures: list[str] = field(default_factory=list)
+    last_ok_s: float = 0.0
+    """By the monotonic clock, when the last send was answered."""
+    gaps_s: list[float] = field(default_factory=list)
+    """How long nothing was answered, each time that sends had failed."""
+    ends: dict[int, int] = field(default_factory=dict)
+    """Per queue: one more than the highest offset that was answered."""
 
     @property
     def acknowledged(self) -> int:
-        """Sends known to be on both replicas."""
-        return self.confirmed + self.late_confirmed
+        """Sends known to be stored."""
+        return self.confirmed + self.found
 
 
 def producer_options() -> ProducerOptions:
@@ -48,64 +60,145 @@ def producer_options() -> ProducerOptions:
     )
 
 
-async def publish(
-    producer: Producer, messages: Iterable[Message], on_progress: Callable[[int], None]
-) -> Published:
-    """The outcome of sending all messages; `on_progress` gets the number of answers so far."""
-    published = Published()
-    answered = 0
+class Publisher:
+    """One producer, and what it knows of its messages."""
 
-    def settle(future: asyncio.Future[SendResult]) -> None:
-        nonlocal answered
-        answered += 1
-        error = future.exception()
-        if error is not None:
-            published.failures.append(str(error))
-        elif future.result().status is SendStatus.SEND_OK:
-            published.confirmed += 1
+    def __init__(
+        self,
+        producer: Producer,
+        admin: Admin,
+        client: RemotingClient,
+        *,
+        broker: str,
+        topic: str,
+        queue_count: int,
+        on_progress: Callable[[int], None],
+    ) -> None:
+        self.published = Published()
+        self._producer = producer
+        self._admin = admin
+        self._client = client
+        self._broker = broker
+        self._topic = topic
+        self._queue_count = queue_count
+        self._on_progress = on_progress
+        self._unknown: list[Message] = []
+        self._silent_since_s: float | None = None
+
+    async def publish(self, messages: Iterable[Message]) -> Published:
+        """The outcome of sending all messages."""
+        for message in messages:
+            await self._send(message)
+            if self._unknown:
+                await self._clear_up()
+        await self._producer.flush()
+        # Callbacks of the last answers run in the turn after flush() saw them.
+        await asyncio.sleep(0)
+        while self._unknown and not self.published.failures:
+            await self._clear_up()
+        self._on_progress(self.published.acknowledged)
+        return self.published
+
+    async def _send(self, message: Message) -> None:
+        try:
+            future = await self._producer.start_send(message)
+        except TandemError:
+            self._unknown.append(message)
         else:
-            published.late.append(future.result())
-        if answered % 1024 == 0:
-            on_progress(answered)
+            future.add_done_callback(partial(self._settle, message))
 
-    for message in messages:
-        (await producer.start_send(message)).add_done_callback(settle)
-    await producer.flush()
-    # Callbacks of the last answers run in the turn after flush() saw them.
-    await asyncio.sleep(0)
-    on_progress(answered)
-    return published
+    def _settle(self, message: Message, future: asyncio.Future[SendResult]) -> None:
+        published = self.published
+        if future.exception() is not None or future.result().status is not SendStatus.SEND_OK:
+            self._unknown.append(message)
+            return
+        result, now_s = future.result(), time.monotonic()
+        queue_id = result.queue.queue_id
+        published.ends[queue_id] = max(published.ends.get(queue_id, 0), result.queue_offset + 1)
+        published.confirmed += 1
+        if self._silent_since_s is not None:
+            published.gaps_s.append(now_s - self._silent_since_s)
+            self._silent_since_s = None
+        published.last_ok_s = now_s
+        if published.confirmed % 1024 == 0:
+            self._on_progress(published.acknowledged)
+
+    async def _clear_up(self) -> None:
+        """Look for what has no answer, and send again what is not there."""
+        published = self.published
+        await self._producer.flush()
+        await asyncio.sleep(0)
+        since = dict(published.ends)
+        if self._silent_since_s is None:
+            self._silent_since_s = published.last_ok_s or time.monotonic()
+        ends_at_s = time.monotonic() + MASTER_SECONDS_MAX
+        unknown, self._unknown = self._unknown, []
+        while True:
+            try:
+                bodies = await self._stored_since(since)
+                break
+            except TandemError as error:
+                if time.monotonic() > ends_at_s:
+                    published.failures += [str(error)] * len(unknown)
+                    return
+                await asyncio.sleep(_PAUSE_SECONDS)
+        missing = [message for message in unknown if bytes(message.body) not in bodies]
+        published.found += len(unknown) - len(missing)
+        published.sent_again += len(missing)
+        for message in missing:
+            await self._send(message)
+        await self._producer.flush()
+        await asyncio.sleep(0)
+        if self._unknown:
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _stored_since(self, ends: Mapping[int, int]) -> set[bytes]:
+        """The bodies in the master's queues behind these ends. Raises TandemError while there is none."""
+        info = await self._admin.cluster_info()
+        data = info.brokers.get(self._broker)
+        master = None if data is None else data.addresses.get(0)
+        if master is None:
+            raise NoRoute(f"{self._broker} has no master")
+        bodies: set[bytes] = set()
+        for queue_id in range(self._queue_count):
+            offset = ends.get(queue_id, 0)
+            end = await broker_offset.query_max_offset(self._client, master, self._topic, queue_id)
+            while offset < end:
+                header = PullRequest(
+                    consumer_group="demo-look",
+                    topic=self._topic,
+                    queue_id=queue_id,
+                    queue_offset=offset,
+                    count_max=_PULL_COUNT,
+                    sys_flag=PULL_HAS_SUBSCRIPTION,
+                    committed_offset=0,
+                    suspend_timeout_ms=0,
+                    subscription_version=0,
+                    subscription="*",
+                    expression_type="TAG",
+                    broker_name=self._broker,
+                )
+                pulled = await broker_pull.pull(self._client, master, header)
+                bodies.update(bytes(record.content) for record in decode_records(pulled.body))
+                if pulled.next_offset <= offset:
+                    break
+                offset = pulled.next_offset
+        return bodies
 
 
-async def slave_progress(
-    client: RemotingClient, slave_address: str, topic: str, queue_count: int
+async def queue_ends(
+    client: RemotingClient, addresses: Sequence[str], topic: str, queue_count: int
 ) -> list[int]:
-    """The next queue offset of each queue as the slave has it; zeros while it does not answer."""
+    """The next queue offset of each queue as all of these brokers have it; 0 while one does not answer."""
     ends: list[int] = []
     for queue_id in range(queue_count):
+        told: list[int] = []
         try:
-            ends.append(
-                await broker_offset.query_max_offset(client, slave_address, topic, queue_id, timeout_s=2.0)
-            )
+            for address in addresses:
+                told.append(
+                    await broker_offset.query_max_offset(client, address, topic, queue_id, timeout_s=2.0)
+                )
         except (TandemError, OSError):
-            ends.append(0)
+            told = [0]
+        ends.append(min(told))
     return ends
-
-
-async def confirm_late(
-    published: Published,
-    read_slave_ends: Callable[[], Awaitable[list[int]]],
-    *,
-    seconds_max: float,
-) -> None:
-    """Counts the late messages that the slave has by now; returns when all are there or the time is over."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds_max
-    while True:
-        ends = await read_slave_ends()
-        published.late_confirmed = sum(
-            result.queue_offset < ends[result.queue.queue_id] for result in published.late
-        )
-        if published.late_confirmed == len(published.late) or loop.time() > deadline:
-            return
-        await asyncio.sleep(_PAUSE_SECONDS)

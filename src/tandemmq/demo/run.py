@@ -1,16 +1,21 @@
 """The demo from start to end: publish, replicate, land, aggregate, count five ways, compare.
 
-Its cluster is a NameServer, a synchronous master and its slave, each a process with a RocketMQ configuration
-file. With `--chaos` the slave dies without warning while messages are published, and comes back.
+Its cluster is a NameServer with a controller in it and two brokers, of which the controller elects the
+master; each is a process with a RocketMQ configuration file. With `--chaos` the master dies without warning
+while messages are published, and again while they are landed; the other broker takes its place. The pipeline
+dies, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +27,8 @@ from tandemmq.client import Admin, Producer
 from tandemmq.demo.census import count_in_commit_log, count_in_table
 from tandemmq.demo.flights import flight_messages
 from tandemmq.demo.landing import Landing
-from tandemmq.demo.publish import Published, confirm_late, producer_options, publish, slave_progress
+from tandemmq.demo.publish import Published, Publisher, producer_options, queue_ends
+from tandemmq.errors import NoRoute, TandemError
 from tandemmq.launcher import ProcessFailed, Server, stopping, write_properties
 from tandemmq.remoting import RemotingClient
 from tandemmq.runtime.clock import LoopClock
@@ -30,17 +36,21 @@ from tandemmq.runtime.network import TcpNetwork
 
 CLUSTER_NAME = "DemoCluster"
 BROKER_NAME = "broker-a"
+HOST = "127.0.0.1"
+ELECTED_SECONDS_MAX = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The running servers, and where the two brokers keep their files."""
+    """The running servers; `stores` are where the two brokers keep their files."""
 
     name_server: Server
-    master: Server
-    slave: Server
-    master_store: Path
-    slave_store: Path
+    brokers: tuple[Server, Server]
+    stores: tuple[Path, Path]
+
+    def broker_at(self, address: str) -> Server:
+        """The broker that listens there."""
+        return next(broker for broker in self.brokers if broker.address == address)
 
 
 @contextmanager
@@ -49,43 +59,60 @@ def running_cluster(directory: Path) -> Iterator[Cluster]:
 
     Raises:  ProcessFailed when a server does not come up.
     """
-    name_server = Server(
-        "name server",
-        ["namesrv", "--set", "listenPort=0", "--set", "bindAddress=127.0.0.1"],
-        directory / "namesrv.log",
-    )
-    with stopping([name_server]):
+    names, controller, *brokers = free_ports(6)
+    settings: dict[str, object] = {
+        "listenPort": names,
+        "bindAddress": HOST,
+        "kvConfigPath": directory / "kvConfig.json",
+        "configStorePath": directory / "namesrv.properties",
+        "enableControllerInNamesrv": "true",
+        "controllerDLegerPeers": f"n0-{HOST}:{controller}",
+        "controllerDLegerSelfId": "n0",
+        "controllerStorePath": directory / "controller",
+    }
+    conf = write_properties(directory / "namesrv.conf", settings)
+    name_server = Server("name server", ["namesrv", "-c", str(conf)], directory / "namesrv.log")
+    with ExitStack() as stack:
+        stack.enter_context(stopping([name_server]))
         name_server.start()
-        master, master_store = _broker(directory, name_server, "master", broker_id=0)
-        slave, slave_store = _broker(directory, name_server, "slave", broker_id=1)
-        with stopping([master, slave]):
-            master.start()
-            slave.start()
-            yield Cluster(
-                name_server=name_server,
-                master=master,
-                slave=slave,
-                master_store=master_store,
-                slave_store=slave_store,
-            )
+        made = [
+            _broker(directory, name_server, f"{HOST}:{controller}", f"broker{number}", *brokers[at : at + 2])
+            for number, at in ((1, 0), (2, 2))
+        ]
+        servers = made[0][0], made[1][0]
+        stack.enter_context(stopping(list(servers)))
+        for server in servers:
+            server.start()
+        yield Cluster(name_server=name_server, brokers=servers, stores=(made[0][1], made[1][1]))
 
 
-def _broker(directory: Path, name_server: Server, name: str, *, broker_id: int) -> tuple[Server, Path]:
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on now, all different."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _broker(
+    directory: Path, name_server: Server, controller: str, name: str, port: int, ha_port: int
+) -> tuple[Server, Path]:
     """A broker that is not started yet, and the root of its store."""
     store = directory / name
     settings: dict[str, object] = {
         "brokerClusterName": CLUSTER_NAME,
         "brokerName": BROKER_NAME,
-        "brokerId": broker_id,
-        "brokerRole": "SYNC_MASTER" if broker_id == 0 else "SLAVE",
         "namesrvAddr": name_server.address,
-        "brokerIP1": "127.0.0.1",
-        "bindAddress": "127.0.0.1",
-        "listenPort": 0,
+        "enableControllerMode": "true",
+        "controllerAddr": controller,
+        "brokerIP1": HOST,
+        "bindAddress": HOST,
+        "listenPort": port,
+        "haListenPort": ha_port,
+        "fastListen": "false",
         "storePathRootDir": store,
         "flushDiskType": "ASYNC_FLUSH",
-        "totalReplicas": 2,
-        "inSyncReplicas": 2,
         "slaveReadEnable": "true",
         "autoCreateTopicEnable": "false",
     }
@@ -93,16 +120,45 @@ def _broker(directory: Path, name_server: Server, name: str, *, broker_id: int) 
     return Server(name, ["broker", "-c", str(conf)], directory / f"{name}.log"), store
 
 
+async def find_master(admin: Admin) -> str:
+    """The address of the elected master. Raises NoRoute while the name server knows none, ClientError."""
+    data = (await admin.cluster_info()).brokers.get(BROKER_NAME)
+    master = None if data is None else data.addresses.get(0)
+    if master is None:
+        raise NoRoute(f"{BROKER_NAME} has no master")
+    return master
+
+
+async def await_master(admin: Admin, *, other_than: str = "") -> str:
+    """The address of a master, as soon as there is one. Raises ProcessFailed after ELECTED_SECONDS_MAX."""
+    ends_at_s = time.monotonic() + ELECTED_SECONDS_MAX
+    while True:
+        try:
+            master = await find_master(admin)
+            if master != other_than:
+                return master
+            reason = f"{other_than} is the master still"
+        except TandemError as error:
+            reason = str(error)
+        if time.monotonic() > ends_at_s:
+            raise ProcessFailed(f"no master was elected within {ELECTED_SECONDS_MAX:g} s: {reason}")
+        await asyncio.sleep(0.02)
+
+
 DOWN_SECONDS = 4.0
 
 
-async def crash_slave_when(slave: Server, it_is_time: asyncio.Event, notes: list[str]) -> None:
-    """Kills the slave once `it_is_time`, and starts it again after DOWN_SECONDS; `notes` says so."""
-    await it_is_time.wait()
-    slave.kill()
+async def replace_master(cluster: Cluster, admin: Admin) -> float:
+    """Kills the master; the seconds until the other one is known as master. It is back after DOWN_SECONDS."""
+    old = await find_master(admin)
+    server = cluster.broker_at(old)
+    begun_s = time.monotonic()
+    server.kill()
+    await await_master(admin, other_than=old)
+    took_s = time.monotonic() - begun_s
     await asyncio.sleep(DOWN_SECONDS)
-    await asyncio.to_thread(slave.start)
-    notes.append(f"slave killed with SIGKILL while publishing, back after {DOWN_SECONDS:g} s")
+    await asyncio.to_thread(server.start)
+    return took_s
 
 
 TOPIC = "flights"
@@ -127,7 +183,7 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:
-    """The five counts, each taken from another place."""
+    """The five counts, each taken from another place; `master` is the first broker, `slave` the second."""
 
     published: int
     master: int
@@ -179,12 +235,12 @@ async def _publish_all(
     options: DemoOptions, cluster: Cluster, progress: Progress, notes: list[str]
 ) -> Published:
     publishing = progress.add_task("publishing", total=options.row_count)
-    replicating = progress.add_task("copied to the slave", total=options.row_count)
+    replicating = progress.add_task("copied to both brokers", total=options.row_count)
     name_server = cluster.name_server.address
-    watching_client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+    client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
 
     async def read_ends() -> list[int]:
-        return await slave_progress(watching_client, cluster.slave.address, TOPIC, QUEUE_COUNT)
+        return await queue_ends(client, [one.address for one in cluster.brokers], TOPIC, QUEUE_COUNT)
 
     it_is_time = asyncio.Event()
 
@@ -193,33 +249,49 @@ async def _publish_all(
         if count >= options.row_count * _CHAOS_AT_SHARE:
             it_is_time.set()
 
-    async with asyncio.TaskGroup() as tasks:
-        async with Admin(name_server) as admin:
-            await admin.create_topic(TOPIC, queue_count=QUEUE_COUNT, cluster=CLUSTER_NAME)
-        watcher = tasks.create_task(_follow_slave(read_ends, progress, replicating))
-        chaos = None
-        if options.is_chaotic:
-            chaos = tasks.create_task(crash_slave_when(cluster.slave, it_is_time, notes))
+    async def disturb(admin: Admin) -> None:
+        await it_is_time.wait()
+        await replace_master(cluster, admin)
+
+    async with asyncio.TaskGroup() as tasks, Admin(name_server) as admin:
+        await await_master(admin)
+        await admin.create_topic(TOPIC, queue_count=QUEUE_COUNT, cluster=CLUSTER_NAME)
+        watcher = tasks.create_task(_follow_copies(read_ends, progress, replicating))
+        chaos = tasks.create_task(disturb(admin)) if options.is_chaotic else None
         async with Producer("demo", name_server, options=producer_options()) as producer:
-            published = await publish(producer, flight_messages(TOPIC, options.row_count), on_progress)
+            publisher = Publisher(
+                producer,
+                admin,
+                client,
+                broker=BROKER_NAME,
+                topic=TOPIC,
+                queue_count=QUEUE_COUNT,
+                on_progress=on_progress,
+            )
+            published = await publisher.publish(flight_messages(TOPIC, options.row_count))
+        it_is_time.set()
         if chaos is not None:
             await chaos
-        await confirm_late(published, read_ends, seconds_max=_CATCH_UP_SECONDS_MAX)
+            gap_s = max(published.gaps_s, default=0.0)
+            notes.append(
+                f"master killed with SIGKILL while publishing: the next message was taken {gap_s:.1f} s after"
+                " the last one"
+            )
         await _wait_for_copies(read_ends, published)
         watcher.cancel()
         progress.update(replicating, completed=sum(await read_ends()))
-    await watching_client.close()
+    await client.close()
     return published
 
 
-async def _follow_slave(read_ends: ReadEnds, progress: Progress, task: TaskID) -> None:
+async def _follow_copies(read_ends: ReadEnds, progress: Progress, task: TaskID) -> None:
     while True:
         progress.update(task, completed=sum(await read_ends()))
         await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _wait_for_copies(read_ends: ReadEnds, published: Published) -> None:
-    """Returns once the slave has as many messages as were acknowledged, or after a bounded time."""
+    """Returns once both brokers have as many messages as were acknowledged, or after a bounded time."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _CATCH_UP_SECONDS_MAX
     while True:
@@ -236,28 +308,46 @@ def _land(
     arguments += ["--read-from", "prefer-slave"]
     if options.is_chaotic:
         arguments += ["--option", f"maxOffsetsPerTrigger={max(options.row_count // _LANDING_BATCHES, 1)}"]
-    landing = Landing(
-        arguments, options.directory / "landing.log", lambda rows: progress.update(task, completed=rows)
-    )
+    disturbing = threading.Thread(target=_disturb_landing, args=(cluster, notes))
+
+    def on_progress(rows: int) -> None:
+        progress.update(task, completed=rows)
+        if options.is_chaotic and rows and not disturbing.ident:
+            disturbing.start()
+
+    landing = Landing(arguments, options.directory / "landing.log", on_progress)
     if options.is_chaotic:
         landing.run_until_killed()
         notes.append("Spark pipeline killed with SIGKILL while landing, then started again")
     landing.run()
+    if disturbing.ident:
+        disturbing.join()
     progress.update(task, completed=options.row_count)
+
+
+def _disturb_landing(cluster: Cluster, notes: list[str]) -> None:
+    """As soon as a batch is landed the master dies."""
+
+    async def disturb() -> float:
+        async with Admin(cluster.name_server.address) as admin:
+            return await replace_master(cluster, admin)
+
+    took_s = asyncio.run(disturb())
+    notes.append(f"master killed with SIGKILL while landing: another one was known after {took_s:.1f} s")
 
 
 def _count(cluster: Cluster, published: Published, table_directory: Path, progress: Progress) -> Census:
     task = progress.add_task("counting the files", total=3)
-    master = count_in_commit_log(cluster.master_store / "commitlog", TOPIC)
+    one = count_in_commit_log(cluster.stores[0] / "commitlog", TOPIC)
     progress.advance(task)
-    slave = count_in_commit_log(cluster.slave_store / "commitlog", TOPIC)
+    other = count_in_commit_log(cluster.stores[1] / "commitlog", TOPIC)
     progress.advance(task)
     landed = count_in_table(table_directory)
     progress.advance(task)
     return Census(
         published=published.acknowledged,
-        master=master,
-        slave=slave,
+        master=one,
+        slave=other,
         landed=landed.rows,
         distinct=landed.distinct,
     )
@@ -280,9 +370,9 @@ def _report(options: DemoOptions, census: Census, published: Published, notes: l
     table.add_column("counted")
     table.add_column("messages", justify="right")
     table.add_row("acknowledged sends", f"{census.published:,}")
-    table.add_row("  of these confirmed after the slave came back", f"{published.late_confirmed:,}")
-    table.add_row("records in the master's CommitLog files", f"{census.master:,}")
-    table.add_row("records in the slave's CommitLog files", f"{census.slave:,}")
+    table.add_row("  of these without an answer, and found", f"{published.found:,}")
+    table.add_row("records in the first broker's CommitLog files", f"{census.master:,}")
+    table.add_row("records in the second broker's CommitLog files", f"{census.slave:,}")
     table.add_row("rows in the Parquet table", f"{census.landed:,}")
     table.add_row("distinct message ids in it", f"{census.distinct:,}")
     for failure in published.failures[:3]:
