@@ -18,7 +18,7 @@ from tandemmq.replication.shell import AutoSwitchReplication
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork
-from tandemmq.store import BrokerRole, MessageStore, PutStatus, StoreOptions
+from tandemmq.store import BrokerRole, GetStatus, MessageStore, PutStatus, StoreOptions
 from waits import until
 
 
@@ -246,6 +246,30 @@ async def test_a_set_that_is_too_small_takes_no_sends(tmp_path: Path) -> None:
     await one.channel.end_term()
     assert one.store._admission.refusal is None  # what it takes as a slave is not its own
     await one.stop()
+
+
+async def test_a_copy_that_follows_nobody_shows_what_is_confirmed(nodes: tuple[Node, Node]) -> None:
+    """What it has beyond that the next master may lack, and give its place to another message."""
+    one, two = nodes
+    await one.lead(1, 1)
+    await two.follow(one, 1)
+    await until(lambda: frozenset({1, 2}) in one.proposals)
+    assert await one.send(b"confirmed") == [PutStatus.PUT_OK]
+    end = one.store.confirm_offset
+    await two.channel.end_term()
+    one.decides = False
+    assert await one.send(b"perhaps") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+    await one.channel.end_term()
+    one.store.set_role(BrokerRole.SLAVE)
+    assert one.store.confirm_offset == end < one.store.max_log_offset
+    await until(lambda: one.store.queue_max("T", 0) == 2)
+    for is_bulk in (False, True):
+        got = one.store.get("T", 0, 0, count_max=32, is_bulk=is_bulk)
+        assert (got.status, got.next_offset) == (GetStatus.FOUND, 1)
+        rest = one.store.get("T", 0, 1, count_max=32, is_bulk=is_bulk)
+        assert (rest.status, rest.next_offset) == (GetStatus.OFFSET_OVERFLOW_ONE, 1)
+    await one.lead(3, 1)
+    assert one.store.get("T", 0, 1, count_max=32).status is GetStatus.FOUND
 
 
 async def test_while_the_controllers_are_silent_a_send_waits_for_who_may_be_in_the_set(

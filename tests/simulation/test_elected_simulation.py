@@ -7,9 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from tandemmq.api.broker_topic import delete_topic
 from tandemmq.api.controller import vouch
+from tandemmq.broker.autoswitch.controllers import Lease
+from tandemmq.client import Admin
 from tandemmq.protocol.requests.controller import VouchRequest, VouchResponse
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.sim.cluster.clients import ClientNode
 from tandemmq.sim.cluster.cluster import Cluster
 from tandemmq.sim.cluster.settings import Settings
 from tandemmq.sim.cluster.simulation import Adjust, SeedResult, run_seed
@@ -237,6 +241,61 @@ def test_only_a_token_of_this_term_is_a_promise(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("tandemmq.broker.autoswitch.vouches.vouch", note)
     play(script)
+
+
+def test_a_lease_is_counted_from_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that was long on its way is worth less, or nothing."""
+    late_s: list[float] = []
+    extend = Lease.extend
+
+    async def script(cluster: ElectedCluster) -> None:
+        await until(cluster, cluster.is_level, "all are in the set")
+
+        def note(self: Lease, sent_s: float, lease_ms: int) -> None:
+            late_s.append(cluster.world.loop.time() - sent_s)
+            extend(self, sent_s, lease_ms)
+
+        cluster.world.fabric.latency_ms = (100.0, 100.0)
+        await cluster.world.clock.sleep(1.0)
+        monkeypatch.setattr(Lease, "extend", note)
+        await until(cluster, lambda: len(late_s) > 5, "leases are granted")
+
+    play(script)
+    assert min(late_s[:5]) > 0.19
+
+
+def test_a_slave_that_is_taken_for_the_master_has_it_delete_the_topic() -> None:
+    async def script(cluster: ElectedCluster) -> None:
+        await until(cluster, cluster.is_level, "all are in the set")
+        operator = Deleter("operator", cluster.world, cluster.admin._namesrv, cluster.ledger, cluster.watch)
+        leader = cluster.leader
+        for node in cluster.slaves:
+            operator.is_over = False
+            operator.address = f"{node.host.ip}:{node.port}"
+            operator.start()
+            await until(cluster, lambda: operator.is_over, "it is deleted")
+            assert leader.broker is not None
+            assert leader.broker._tables.topics.get("Short") is None
+            await operator.end_in_order()
+
+    play(script)
+
+
+class Deleter(ClientNode):
+    """Makes a topic, and asks one broker to delete it."""
+
+    address = ""
+    is_over = False
+
+    async def run(self) -> None:
+        instance = await self.connect()
+        await Admin(instance=instance).create_topic("Short", queue_count=1)
+        await delete_topic(instance.remoting, self.address, "Short")
+        self.is_over = True
+
+    async def stop_server(self) -> None:
+        if self._instance is not None:
+            await self._instance.close()
 
 
 def test_the_nodes_tell_who_leads() -> None:

@@ -54,10 +54,15 @@ async def create_topic(
 
 
 async def delete_topic(
-    client: RemotingClient, address: str, topic: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+    client: RemotingClient,
+    address: str,
+    topic: str,
+    *,
+    is_passed_on: bool = False,
+    timeout_s: float = ADMIN_TIMEOUT_S,
 ) -> None:
-    """Delete a topic on one broker; an unknown one is not an error."""
-    header = DeleteTopicRequest(topic=topic)
+    """Delete a topic on one broker; an unknown one is not an error. `is_passed_on`: a slave asks for it."""
+    header = DeleteTopicRequest(topic=topic, is_passed_on=is_passed_on or None)
     await call(client, address, RequestCode.DELETE_TOPIC_IN_BROKER, header, timeout_s=timeout_s)
 
 

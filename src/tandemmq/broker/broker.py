@@ -214,7 +214,9 @@ class Broker:
         store.on_cut = lambda: self._tables.clamp(store)
         self.ha_address = term.ha_address
         routes = own | elected.routes() | self._ha_handlers(store).routes()
-        if not self.options.is_slave:
+        if self.options.is_slave:
+            parts.topics.pass_deletion_on = elected.pass_deletion_on
+        else:
             routes = fenced_routes(copied_routes(routes, elected.wait_copied), term.may_write)
             parts.pulls.may_commit = term.may_write
         await self._serve(store, parts, routes | term.routes, {})

@@ -813,7 +813,7 @@ _ELECTED: Final = (
         path="broker/autoswitch/controllers.py",
         sound="self._on_answer(answer, sent_s)",
         bug="self._on_answer(answer, self._clock.monotonic())",
-        proofs=("elected",),
+        proofs=("simulation/test_elected_simulation.py",),
     ),
     Plant(
         name="a promise is counted from when it arrives",
@@ -884,6 +884,13 @@ _ELECTED: Final = (
         sound="if told is not None and told.code == ResponseCode.SUCCESS:",
         bug="if told is None:",
         proofs=("elected",),
+    ),
+    Plant(
+        name="a copy that follows nobody shows what may be cut",
+        path="replication/shell/autoswitch.py",
+        sound="        self._store.limit_reads(to_confirmed=True)\n        if self._set",
+        bug="        if self._set",
+        proofs=("scenario/test_autoswitch_channel.py", "elected"),
     ),
     Plant(
         name="a copy that begins again is told no deletions",

@@ -666,6 +666,12 @@ class MessageStore:
             self._checkpoint.raise_times(confirmed_log_offset=self.confirm_offset)
             self._dispatch()
 
+    def limit_reads(self, *, to_confirmed: bool) -> None:
+        """Before a copy is aligned with a master's: show what is confirmed only. What is behind it may be
+        cut, and its places given to other messages.
+        """
+        self._reader.limit = self.confirm_offset if to_confirmed else None
+
     def _dispatch(self) -> None:
         """Let readers see what may be read: on a master that waits for its set, what all of the set hold.
         What they lack the next master may lack, and give its place to another message.

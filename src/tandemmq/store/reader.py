@@ -68,6 +68,8 @@ class Reader:
         self._log = log
         self._queues = queues
         self.role = role
+        self.limit: int | None = None
+        """What lies at or above it in the log is not shown; None: everything is."""
 
     def get(
         self,
@@ -98,7 +100,9 @@ class Reader:
             return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
         if offset > high:
             return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, self._corrected(offset, high), low, high)
-        if is_bulk and record_filter is None:
+        if self.limit is not None and self._is_beyond(queue, offset, self.limit):
+            return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+        if is_bulk and record_filter is None and self.limit is None:
             batch = self._collect_bulk(queue, offset, count_max, bytes_max, tag_hashes)
         else:
             batch = self._collect(queue, offset, count_max, bytes_max, tag_hashes, record_filter)
@@ -106,6 +110,11 @@ class Reader:
             next_offset = self._corrected(offset, queue.file_end(offset))
             return GetResult(GetStatus.OFFSET_FOUND_NULL, next_offset, low, high)
         return self._result(batch, low, high)
+
+    def _is_beyond(self, queue: ConsumeQueue, offset: int, limit: int) -> bool:
+        """Whether the message of this entry is not to be shown: as if the queue ended before it."""
+        raw = queue.entries(offset, 1)
+        return bool(raw) and UNIT.unpack_from(raw)[0] >= limit
 
     def _corrected(self, asked: int, right: int) -> int:
         """Where the consumer should go on; a slave that may lag behind leaves the decision to its master."""
@@ -130,7 +139,10 @@ class Reader:
         near = log_end - self._memory_window_bytes
         bytes_max = max(min(bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
         batch = _Batch(offset)
+        limit = log_end if self.limit is None else self.limit
         for log_offset, size, tag in self._walk(queue, offset, count_max):
+            if log_offset >= limit:
+                break
             is_near = log_offset >= near
             if batch.count and (
                 batch.count >= count_max

@@ -67,6 +67,19 @@ def test_nothing_is_confirmed_that_a_proposed_member_lacks() -> None:
     assert one.raise_confirm(300) == 100
 
 
+def test_every_proposal_without_an_answer_counts() -> None:
+    """The first one may have been carried out, although a later one says otherwise."""
+    one = new_set(1)
+    one.on_connected(2, 100, 0)
+    one.on_acknowledged(2, 100, 100, 0)
+    assert one.propose(100, 10) == {1, 2}
+    one.on_closed(2)
+    one.on_connected(3, 100, 20)
+    one.on_acknowledged(3, 100, 100, 20)
+    assert one.propose(100, 2_000) == {1, 3}
+    assert one.required == {2, 3}
+
+
 def test_a_refusal_for_certain_ends_the_union() -> None:
     one = new_set(1)
     one.on_connected(2, 500, 0)

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from tandemmq.api.broker_topic import delete_topic
 from tandemmq.broker.replica.config_sync import ConfigSync
 from tandemmq.broker.replica.ha_status import describe_master, describe_slave
 from tandemmq.broker.replica.handlers import ReplicaHandlers
@@ -23,6 +24,7 @@ from tandemmq.broker.replica.log_heal import LogHeal
 from tandemmq.broker.replica.table_waits import TableWaits
 from tandemmq.broker.replica.table_watch import TableWatch
 from tandemmq.broker.replica.tables import ReplicaTables
+from tandemmq.errors import ClientError, ServiceNotAvailable
 from tandemmq.protocol.bodies.ha import HaClient, HaStatus
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
@@ -58,6 +60,7 @@ class ElectedReplica:
     ) -> None:
         self._is_slave = is_slave
         self._copying = copying
+        self._client = client
         self._clock = clock
         self._store = store
         self._tables = tables
@@ -107,6 +110,16 @@ class ElectedReplica:
         if address is not None:
             self._store.begin_copy()
             self._config_sync.begin_copy()
+
+    async def pass_deletion_on(self, topic: str) -> None:
+        """The master deletes the topic. Raises ServiceNotAvailable while there is none, RequestRejected."""
+        master = self.master
+        if master is None:
+            raise ServiceNotAvailable(f"no master is known that could delete the topic {topic}")
+        try:
+            await delete_topic(self._client, master, topic, is_passed_on=True)
+        except ClientError as error:
+            raise ServiceNotAvailable(f"the master {master} does not answer: {error}") from error
 
     async def wait_copied(self) -> None:
         """Returns when whoever may be elected has the tables as they are here. Raises Busy."""

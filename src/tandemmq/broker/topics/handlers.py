@@ -17,7 +17,7 @@ from tandemmq.broker.options import PERMISSION_MAX, BrokerOptions
 from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
 from tandemmq.broker.topics.system_topics import system_topic_names
 from tandemmq.broker.topics.topic_table import TopicTable
-from tandemmq.errors import NotPermitted
+from tandemmq.errors import NotPermitted, ServiceNotAvailable
 from tandemmq.protocol.bodies.topic import (
     TopicConfig,
     decode_topic_config_list,
@@ -129,6 +129,8 @@ class TopicHandlers:
         self._file = file
         self._clock = clock
         self.wait_told: Callable[[Iterable[str]], Awaitable[None]] = _tell_nobody
+        self.pass_deletion_on: Callable[[str], Awaitable[None]] | None = None
+        """Of a slave whose master is elected: has that delete the topic."""
         self._system_names = system_topic_names(options)
 
     async def handle_create(self, channel: Channel, command: Command) -> Command:
@@ -188,17 +190,23 @@ class TopicHandlers:
     async def handle_delete(self, channel: Channel, command: Command) -> Command:
         """DELETE_TOPIC_IN_BROKER (215): its offsets and queues go too; an unknown topic is not an error.
 
-        mqadmin asks every replica. A slave only agrees: what goes there goes with its master's next tables. A
-        slave that became master may have queues of a topic that no table told it of: they go, or a topic made
-        again would begin with them.
+        mqadmin asks every replica. A slave only agrees: what goes there goes with its master's next tables.
+        One whose master is elected passes it on, because who asks may take it for the master still. A slave
+        that became master may have queues of a topic that no table told it of: they go, or a topic made again
+        would begin with them.
         """
-        topic = command.decode(DeleteTopicRequest).topic
+        header = command.decode(DeleteTopicRequest)
+        topic = header.topic
         fault = topic_fault(topic)
         if fault:
             raise invalid(fault)
         if self._options.validate_system_topic_when_update and self._is_system(topic):
             raise invalid(f"the topic {topic} belongs to the system and must not be deleted")
         if self._options.is_slave:
+            if self.pass_deletion_on is not None and header.is_passed_on:
+                raise ServiceNotAvailable("this broker is no master, whoever passed the deletion on")
+            if self.pass_deletion_on is not None:
+                await self.pass_deletion_on(topic)
             return command.reply()
         # What was popped of it and came back goes with it, or a new topic of the name would begin with that.
         retries = {

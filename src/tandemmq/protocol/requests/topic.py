@@ -23,9 +23,10 @@ class CreateTopicRequest(Header, frozen=True, kw_only=True):
 
 
 class DeleteTopicRequest(Header, frozen=True, kw_only=True):
-    """DELETE_TOPIC_IN_BROKER (215); an unknown topic is still answered 0."""
+    """DELETE_TOPIC_IN_BROKER (215); an unknown topic is still answered 0. `is_passed_on`: a slave asks."""
 
     topic: str
+    is_passed_on: bool | None = field(name="tmPassedOn", default=None)  # ours
 
 
 class TopicConfigRequest(Header, frozen=True, kw_only=True):

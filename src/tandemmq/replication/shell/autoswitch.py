@@ -162,6 +162,7 @@ class AutoSwitchReplication:
         self.on_following: Callable[[], None] = lambda: None
 
     async def start(self, host: str, port: int) -> Address:
+        self._store.limit_reads(to_confirmed=True)
         self._unfollow = self._store.confirmed.follow(self._on_confirmed)
         self._listener = await self._network.listen(
             host,
@@ -192,6 +193,7 @@ class AutoSwitchReplication:
         await self.end_term()
         self._require_newer(epoch)  # what was under way may have brought the list of a newer master
         await store.save_epochs(store.epochs.append(epoch, store.max_log_offset))
+        store.limit_reads(to_confirmed=False)
         self._set = SyncStateSet(
             self._broker_id,
             members,
@@ -233,6 +235,7 @@ class AutoSwitchReplication:
         await self._slave.start()
 
     def _begin_copy(self) -> None:
+        self._store.limit_reads(to_confirmed=False)
         self._store.begin_copy()
         self.on_following()
 
@@ -240,6 +243,7 @@ class AutoSwitchReplication:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._store.limit_reads(to_confirmed=True)
         if self._set is not None:
             self._set = None
             self._store.refuse_for_copies("")
