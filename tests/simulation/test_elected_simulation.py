@@ -217,6 +217,13 @@ def test_deletions_are_told_again_to_a_slave_whose_log_is_cut() -> None:
     assert not result.findings.lines()
 
 
+class Channel:
+    """All that a promise needs of a connection."""
+
+    def __init__(self) -> None:
+        self.on_close: list[Callable[[Channel], None]] = []
+
+
 def test_only_a_token_of_this_term_is_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger that makes tokens up keeps no fenced master writing."""
     answers: list[VouchResponse] = []
@@ -231,6 +238,17 @@ def test_only_a_token_of_this_term_is_a_promise(monkeypatch: pytest.MonkeyPatch)
         for token in (0, -1, answers[0].token * 0 + int((now_s + 60) * 1_000_000)):
             vouches.hear(77, token, None, now_s)  # type: ignore[arg-type]  # no channel is looked at
         assert not vouches.have_all([77], now_s)
+        # A promise counts from when its token was given out, however late it arrives.
+        await cluster.world.clock.sleep(2.0)
+        channel = Channel()
+        late_s = cluster.world.loop.time()
+        vouches.hear(77, vouches.new_token(late_s - 1.3), channel, late_s)  # type: ignore[arg-type]
+        assert not vouches.have_all([77], late_s)
+        vouches.hear(77, vouches.new_token(late_s - 1.0), channel, late_s)  # type: ignore[arg-type]
+        assert vouches.have_all([77], late_s)
+        for forget in channel.on_close:
+            forget(channel)
+        assert not vouches.have_all([77], late_s)
 
     async def note(
         client: RemotingClient, master: str, header: VouchRequest, *, timeout_s: float

@@ -792,7 +792,7 @@ _ELECTED: Final = (
         path="replication/shell/autoswitch.py",
         sound='self._store.acks.forget(_replica(one))\n            connection.close("the term has ended")',
         bug='pass\n            connection.close("the term has ended")',
-        proofs=("elected", "scenario/test_autoswitch_channel.py"),
+        proofs=("scenario/test_autoswitch_channel.py", "elected"),
     ),
     Plant(
         name="a proposal without an answer no longer counts",
