@@ -41,16 +41,19 @@ class Landing:
             pass
         self._finish(process)
 
-    def run_until_killed(self) -> None:
-        """Kills the pipeline and its JVM with SIGKILL after a few batches; a shorter run just ends."""
+    def run_until_killed(self) -> bool:
+        """Kills the pipeline and its JVM with SIGKILL after a few batches; False if it ended before that."""
         process = self._start()
+        is_killed = False
         for number, _ in enumerate(self._batches(process), start=1):
             if number >= KILL_AFTER_BATCHES:
                 os.killpg(process.pid, signal.SIGKILL)
+                is_killed = True
                 break
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+        return is_killed
 
     def _start(self) -> subprocess.Popen[str]:
         with self._log_path.open("ab") as log:

@@ -274,8 +274,7 @@ async def _publish_all(
             await chaos
             gap_s = max(published.gaps_s, default=0.0)
             notes.append(
-                f"master killed with SIGKILL while publishing: the next message was taken {gap_s:.1f} s after"
-                " the last one"
+                f"master killed with SIGKILL while publishing: none was taken for {gap_s:.1f} s at most"
             )
         await _wait_for_copies(read_ends, published)
         watcher.cancel()
@@ -308,32 +307,56 @@ def _land(
     arguments += ["--read-from", "prefer-slave"]
     if options.is_chaotic:
         arguments += ["--option", f"maxOffsetsPerTrigger={max(options.row_count // _LANDING_BATCHES, 1)}"]
-    disturbing = threading.Thread(target=_disturb_landing, args=(cluster, notes))
+    disturbance = _Disturbance(cluster)
 
     def on_progress(rows: int) -> None:
         progress.update(task, completed=rows)
-        if options.is_chaotic and rows and not disturbing.ident:
-            disturbing.start()
+        if options.is_chaotic and rows:
+            disturbance.begin()
 
     landing = Landing(arguments, options.directory / "landing.log", on_progress)
     if options.is_chaotic:
-        landing.run_until_killed()
+        if not landing.run_until_killed():
+            raise ProcessFailed("the Spark pipeline ended before it could be killed: take more --rows")
         notes.append("Spark pipeline killed with SIGKILL while landing, then started again")
     landing.run()
-    if disturbing.ident:
-        disturbing.join()
+    if options.is_chaotic:
+        took_s = disturbance.end()
+        notes.append(f"master killed with SIGKILL while landing: another one was known after {took_s:.1f} s")
     progress.update(task, completed=options.row_count)
 
 
-def _disturb_landing(cluster: Cluster, notes: list[str]) -> None:
-    """As soon as a batch is landed the master dies."""
+class _Disturbance:
+    """The master dies as soon as a batch is landed, while this thread waits for the pipeline."""
 
-    async def disturb() -> float:
-        async with Admin(cluster.name_server.address) as admin:
-            return await replace_master(cluster, admin)
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._thread = threading.Thread(target=self._run)
+        self._took_s: float | None = None
+        self._error = "nothing was landed that could be disturbed"
 
-    took_s = asyncio.run(disturb())
-    notes.append(f"master killed with SIGKILL while landing: another one was known after {took_s:.1f} s")
+    def begin(self) -> None:
+        """Only the first time."""
+        if not self._thread.ident:
+            self._thread.start()
+
+    def end(self) -> float:
+        """How long another master took. Raises ProcessFailed when the master was not killed and replaced."""
+        if self._thread.ident:
+            self._thread.join()
+        if self._took_s is None:
+            raise ProcessFailed(f"the master was not replaced while landing: {self._error}")
+        return self._took_s
+
+    def _run(self) -> None:
+        async def disturb() -> float:
+            async with Admin(self._cluster.name_server.address) as admin:
+                return await replace_master(self._cluster, admin)
+
+        try:
+            self._took_s = asyncio.run(disturb())
+        except (TandemError, OSError) as error:
+            self._error = str(error)
 
 
 def _count(cluster: Cluster, published: Published, table_directory: Path, progress: Progress) -> Census:
