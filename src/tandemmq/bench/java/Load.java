@@ -159,8 +159,8 @@ public final class Load {
         consumer.setAutoCommit(false);
         consumer.setPullBatchSize(READ_AT_ONCE);
         consumer.setPullThreadNums(4);
-        consumer.start();
         consumer.setSubExpressionForAssign(topic, tags);
+        consumer.start();
         Collection<MessageQueue> queues = consumer.fetchMessageQueues(topic);
         consumer.assign(queues);
         for (MessageQueue queue : queues) {
