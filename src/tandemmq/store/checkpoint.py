@@ -1,19 +1,23 @@
 """The times up to which files are known to be on disk; they choose where recovery begins to read. Besides,
 the durable mark: the end of the whole records that are known to be on disk. Below it nothing can be torn.
+And of a store that was closed in order, which queues there were and where each began and ended.
 
 Invariants: a time only rises, and is raised only after the fsync that makes it true (spec store 21.4); so
             does the mark.
 Strategy:   the mark lies behind RocketMQ's fields, in the same sector. It repeats the first of them, because
-            a Java broker that went on with the log leaves it as it was: then it says nothing.
+            a Java broker that went on with the log leaves it as it was: then it says nothing. So does the
+            digest of the queues behind it.
 Source:     spec store 10.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from struct import Struct
 
 import msgspec
 
+from tandemmq.protocol.checksum import crc32
 from tandemmq.runtime.ports import Disk, File
 from tandemmq.store.paths import StorePaths
 
@@ -23,12 +27,15 @@ _FIELDS = Struct(">qqqqq")
 _MARK = Struct(">8sqq")  # name, physicMsgTimestamp once more, the mark
 _MARK_AT = 64
 _MARK_NAME = b"TANDEMMQ"
+_QUEUES_AT = _MARK_AT + _MARK.size
+_QUEUES_NAME = b"TANDEMCQ"
 
 
 class CheckpointTimes(msgspec.Struct, frozen=True):
     """The fields of the file; times in milliseconds, offsets in bytes of the log.
 
-    `durable_log_offset` is where a whole record ends; everything below it was fsynced.
+    `durable_log_offset` is where a whole record ends; everything below it was fsynced. `queues_digest`: of
+    the queues and their bounds, after a clean stop of ours.
     """
 
     log_stored_at_ms: int = 0  # physicMsgTimestamp
@@ -37,6 +44,7 @@ class CheckpointTimes(msgspec.Struct, frozen=True):
     master_flushed_offset: int = 0
     confirmed_log_offset: int = 0
     durable_log_offset: int | None = None  # ours; None: not known
+    queues_digest: int | None = None  # the same
 
     @property
     def safe_ms(self) -> int:
@@ -44,12 +52,20 @@ class CheckpointTimes(msgspec.Struct, frozen=True):
         return max(0, min(self.log_stored_at_ms, self.queues_stored_at_ms) - SAFETY_MS)
 
 
+def queues_digest(queues: Iterable[tuple[str, int, int, int]]) -> int:
+    """Of all queues that have entries: topic, queue, where its files begin and its entries end."""
+    lines = (f"{topic} {queue_id} {first} {end}" for topic, queue_id, first, end in sorted(queues) if end)
+    return crc32("\n".join(lines).encode())
+
+
 def encode_checkpoint(times: CheckpointTimes) -> bytes:
     """The whole file."""
-    *fields, durable = msgspec.structs.astuple(times)
+    *fields, durable, digest = msgspec.structs.astuple(times)
     data = _FIELDS.pack(*fields).ljust(_MARK_AT, b"\0")
     if durable is not None:
         data += _MARK.pack(_MARK_NAME, times.log_stored_at_ms, durable)
+    if digest is not None:
+        data = data.ljust(_QUEUES_AT, b"\0") + _MARK.pack(_QUEUES_NAME, times.log_stored_at_ms, digest)
     return data.ljust(CHECKPOINT_BYTES, b"\0")
 
 
@@ -60,15 +76,19 @@ def decode_checkpoint(data: bytes) -> CheckpointTimes:
     fields = _FIELDS.unpack_from(data)
     if min(fields) < 0:
         return CheckpointTimes()
-    return msgspec.structs.replace(CheckpointTimes(*fields), durable_log_offset=_decode_mark(data, fields[0]))
+    return msgspec.structs.replace(
+        CheckpointTimes(*fields),
+        durable_log_offset=_decode_mark(data, _MARK_AT, _MARK_NAME, fields[0]),
+        queues_digest=_decode_mark(data, _QUEUES_AT, _QUEUES_NAME, fields[0]),
+    )
 
 
-def _decode_mark(data: bytes, log_stored_at_ms: int) -> int | None:
-    if len(data) < _MARK_AT + _MARK.size:
+def _decode_mark(data: bytes, at: int, wanted: bytes, log_stored_at_ms: int) -> int | None:
+    if len(data) < at + _MARK.size:
         return None
-    name, stored_at_ms, durable = _MARK.unpack_from(data, _MARK_AT)
-    is_ours = name == _MARK_NAME and stored_at_ms == log_stored_at_ms and durable >= 0
-    return int(durable) if is_ours else None
+    name, stored_at_ms, value = _MARK.unpack_from(data, at)
+    is_ours = name == wanted and stored_at_ms == log_stored_at_ms and value >= 0
+    return int(value) if is_ours else None
 
 
 class Checkpoint:

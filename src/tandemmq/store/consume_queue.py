@@ -186,6 +186,11 @@ class ConsumeQueue:
         self._tail_start += drop // QUEUE_UNIT_BYTES
 
     @property
+    def first_offset(self) -> int:
+        """Where the first file begins, or the queue while it has none; retention alone moves it."""
+        return self._log.segments[0].base // QUEUE_UNIT_BYTES if self._log.segments else self.max_offset
+
+    @property
     def begin_log_offset(self) -> int:
         """Where the record of the first entry lies that is no filler; -1 without one."""
         return self._first_real(self.min_offset)[1]
@@ -299,7 +304,7 @@ class ConsumeQueue:
         """Drop entries whose records end behind `log_end`; how many. All must be in the files."""
         assert self._written == self.max_offset
         before = self.max_offset
-        first = self._log.segments[0].base // QUEUE_UNIT_BYTES if self._log.segments else self.max_offset
+        first = self.first_offset
         end = self.max_offset
         while end > first:
             entry = self.entry(end - 1)
@@ -335,7 +340,7 @@ class ConsumeQueue:
 
     def _note_end(self) -> None:
         """Find the last entry that is no filler. All must be in the files."""
-        first = self._log.segments[0].base // QUEUE_UNIT_BYTES if self._log.segments else self.max_offset
+        first = self.first_offset
         end = self.max_offset
         self.end_log_offset = -1
         while end > first:

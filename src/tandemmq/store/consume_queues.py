@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from tandemmq.runtime.ports import Disk
+from tandemmq.store.checkpoint import queues_digest
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.deletions import Deletions
 from tandemmq.store.options import StoreOptions
@@ -113,6 +114,12 @@ class ConsumeQueues:
     def end_log_offset(self) -> int:
         """Where the newest record that any queue knows ends; -1 when none does (spec store 12)."""
         return max((queue.end_log_offset for queue in self.table.values()), default=-1)
+
+    def digest(self) -> int:
+        """Which queues there are, and where the files of each begin and its entries end."""
+        return queues_digest(
+            (*key, queue.first_offset, queue.max_offset) for key, queue in self.table.items()
+        )
 
     def distrust(self, log_offset: int) -> None:
         """After a crash: in every queue, drop the entries of records from `log_offset` on."""

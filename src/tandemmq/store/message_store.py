@@ -469,7 +469,12 @@ class MessageStore:
         assert self._log.end == self.appended.value, (self._log.end, self.appended.value)
         self._log.drop_unused_segments()
         # A slave may hold the beginning of a record; it cannot be dispatched, and the next start cuts it.
-        return is_complete and self.dispatched.value == self.appended.value
+        is_complete = is_complete and self.dispatched.value == self.appended.value
+        if is_complete:
+            times = msgspec.structs.replace(self._checkpoint.times, queues_digest=self._queues.digest())
+            self._checkpoint.replace(times)
+            await self._disk.offload(self._checkpoint.write)
+        return is_complete
 
     def _fail(self, error: BaseException) -> None:
         """Nothing can be trusted any more: touch no file, refuse everything, tell who waits and the owner.

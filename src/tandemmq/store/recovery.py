@@ -89,6 +89,7 @@ class Recovery:
                  disk does not let us.
         """
         segments = self._log.log.segments
+        self._queues.drop_deleted()
         dispatched_end = self._queues.end_log_offset
         times = self._checkpoint.times
         plan = plan_recovery(
@@ -97,6 +98,7 @@ class Recovery:
                 has_queues=dispatched_end >= 0,
                 has_abort=has_abort,
                 had_log=times.log_stored_at_ms > 0,
+                has_other_queues=times.queues_digest not in (None, self._queues.digest()),
             )
         )
         if plan.is_refused:
@@ -117,7 +119,9 @@ class Recovery:
         self._require_files(times.durable_log_offset)
         if plan.drops_queues:
             self._queues.remove_all()
-        self._queues.drop_deleted()
+        if plan.distrusts_queues:
+            log.warning(events.QUEUES_REBUILT, extra={"path": str(self._queues.directory)})
+            self._queues.distrust(self._log.begin)
         lost_bytes = tables_end = 0
         if segments and not plan.drops_queues:
             start = choose_start(

@@ -15,13 +15,14 @@ from enum import Enum
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryFacts:
     """What is on disk. `has_abort`: the last run did not end cleanly; `had_log`: by the checkpoint, records
-    of a log were fsynced.
+    of a log were fsynced; `has_other_queues`: not those, or not to those ends, that a clean stop left.
     """
 
     has_log: bool
     has_queues: bool
     has_abort: bool
     had_log: bool
+    has_other_queues: bool = False
 
 
 class ScanFrom(Enum):
@@ -41,19 +42,23 @@ class RecoveryCase(Enum):
     LOG_MISSING = "queues of a log that was on disk: somebody moved it away"
     CLEAN = "a clean stop"
     CLEAN_WITHOUT_QUEUES = "a clean stop, and the queues are missing"
+    CLEAN_WITH_OTHER_QUEUES = "a clean stop, and queues were damaged or taken away since"
     CRASHED = "a crash"
     CRASHED_WITHOUT_QUEUES = "a crash, and the queues are missing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """What a case needs. `distrusts_disk`: anything that was not synced may be missing or stale."""
+    """What a case needs. `distrusts_disk`: anything that was not synced may be missing or stale;
+    `distrusts_queues`: so may any entry of a record that is in the log.
+    """
 
     case: RecoveryCase
     scan_from: ScanFrom
     drops_queues: bool = False
     is_refused: bool = False
     distrusts_disk: bool = False
+    distrusts_queues: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,7 @@ class Row:
     has_queues: bool | None = None
     has_abort: bool | None = None
     had_log: bool | None = None
+    has_other_queues: bool | None = None
     plan: RecoveryPlan
 
     def matches(self, facts: RecoveryFacts) -> bool:
@@ -75,6 +81,7 @@ class Row:
                 (self.has_queues, facts.has_queues),
                 (self.has_abort, facts.has_abort),
                 (self.had_log, facts.had_log),
+                (self.has_other_queues, facts.has_other_queues),
             )
         )
 
@@ -101,7 +108,17 @@ TABLE = (
         has_log=True,
         has_queues=True,
         has_abort=False,
+        has_other_queues=False,
         plan=RecoveryPlan(case=RecoveryCase.CLEAN, scan_from=ScanFrom.DISPATCHED),
+    ),
+    Row(
+        has_log=True,
+        has_queues=True,
+        has_abort=False,
+        has_other_queues=True,
+        plan=RecoveryPlan(
+            case=RecoveryCase.CLEAN_WITH_OTHER_QUEUES, scan_from=ScanFrom.BEGINNING, distrusts_queues=True
+        ),
     ),
     Row(
         has_log=True,

@@ -102,7 +102,7 @@ def test_a_name_that_is_no_multiple_of_the_size_is_refused() -> None:
 
 
 def test_checkpoint_round_trip() -> None:
-    times = CheckpointTimes(1, 2, 3, 4, 5, durable_log_offset=6)
+    times = CheckpointTimes(1, 2, 3, 4, 5, durable_log_offset=6, queues_digest=7)
     data = encode_checkpoint(times)
     assert len(data) == 4096
     assert decode_checkpoint(data) == times
@@ -111,7 +111,7 @@ def test_checkpoint_round_trip() -> None:
 
 def test_the_durable_mark_is_void_once_another_broker_wrote_the_checkpoint() -> None:
     """RocketMQ leaves what lies behind its own fields as it is."""
-    data = encode_checkpoint(CheckpointTimes(1, 2, durable_log_offset=6))
+    data = encode_checkpoint(CheckpointTimes(1, 2, durable_log_offset=6, queues_digest=7))
     theirs = encode_checkpoint(CheckpointTimes(3, 4))[:40] + data[40:]
     assert decode_checkpoint(theirs) == CheckpointTimes(3, 4)
 

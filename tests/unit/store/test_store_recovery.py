@@ -25,6 +25,7 @@ from tandemmq.store.recovery_plan import (
     choose_start,
     plan_recovery,
 )
+from tandemmq.telemetry import events
 
 LOG = ROOT / "commitlog"
 QUEUE = ROOT / "consumequeue" / "T" / "0"
@@ -49,8 +50,16 @@ def numbers(store: MessageStore) -> list[int]:
 
 def test_every_combination_of_facts_matches_exactly_one_row() -> None:
     seen = set()
-    for has_log, has_queues, has_abort, had_log in itertools.product((False, True), repeat=4):
-        facts = RecoveryFacts(has_log=has_log, has_queues=has_queues, has_abort=has_abort, had_log=had_log)
+    for has_log, has_queues, has_abort, had_log, has_other_queues in itertools.product(
+        (False, True), repeat=5
+    ):
+        facts = RecoveryFacts(
+            has_log=has_log,
+            has_queues=has_queues,
+            has_abort=has_abort,
+            had_log=had_log,
+            has_other_queues=has_other_queues,
+        )
         assert sum(row.matches(facts) for row in TABLE) == 1, facts
         seen.add(plan_recovery(facts).case)
     assert seen == set(RecoveryCase)
@@ -633,3 +642,88 @@ async def test_a_torn_last_entry_does_not_take_those_before_it(torn_bytes: int) 
     assert (store.queue_min("T", 0), store.queue_max("T", 0)) == (0, 20)
     assert bodies(store) == before
     await store.close()
+
+
+@pytest.mark.parametrize(
+    ("at", "bit"),
+    [
+        pytest.param(None, 0, id="taken away"),
+        pytest.param(20 * 12, 0x10, id="an offset far behind the log"),
+        pytest.param(20 * 12, 0x80, id="an offset below 0"),
+        pytest.param(20 * 12 + 8, 0x80, id="a size below 0"),
+    ],
+)
+async def test_a_queue_that_is_not_as_it_was_left_is_built_anew(at: int | None, bit: int) -> None:
+    """Its messages lie in files of the log that no clean start reads, and it would give their numbers again:
+    a slave takes that for a topic that was deleted and made again.
+    """
+    rig = Rig(consume_queue_file_bytes=2_000)
+    store = await filled(rig, 20)
+    rig.clock.advance(10)
+    rig.put(store, *(record(b"y" * 100, topic="U") for _ in range(60)))
+    rig.clock.advance(10)
+    rig.put(store, *(record(b"y" * 100, topic="U") for _ in range(60)))
+    rig.clock.advance(10)
+    await store.close()
+    if at is None:
+        for name in rig.disk.list(QUEUE):
+            rig.disk.remove(QUEUE / name)
+    else:
+        path = QUEUE / FIRST
+        overwrite(rig.disk, path, at, bytes([rig.disk.read_bytes(path)[at] ^ bit]))
+    again = await rig.open()
+    assert numbers(again) == list(range(20))
+    assert len(bodies(again, "U")) == 120
+    rig.put(again, record(b"020"))
+    assert numbers(again) == list(range(21))
+    await again.close()
+    third = await rig.open()
+    assert numbers(third) == list(range(21))
+    await third.close()
+
+
+async def test_a_queue_whose_first_file_was_taken_away_is_built_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where it ends has not changed: its oldest messages would seem to have been deleted by retention."""
+    rig = Rig(consume_queue_file_bytes=2_000)
+    store = await filled(rig, 250)
+    rig.put(store, *(record(b"y" * 100, topic="U") for _ in range(60)))
+    await store.close()
+    rig.disk.remove(QUEUE / FIRST)
+    again = await rig.open()
+    assert numbers(again) == list(range(250))
+    assert again.queue_min("T", 0) == 0
+    assert [record for record in caplog.records if record.message == events.QUEUES_REBUILT]
+    await again.close()
+
+
+async def test_a_store_that_is_as_it_was_left_reads_its_last_file_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig(consume_queue_file_bytes=2_000)
+    store = await filled(rig, 250)
+    for _ in range(3):
+        await store.close()
+        store = await rig.open()
+        assert numbers(store) == list(range(250))
+    await store.close()
+    assert not [record for record in caplog.records if record.message == events.QUEUES_REBUILT]
+
+
+async def test_queues_without_messages_keep_their_numbers_when_others_are_built_anew() -> None:
+    rig = Rig(consume_queue_file_bytes=2_000)
+    store = await filled(rig, 3)
+    rig.clock.advance(10)
+    rig.put(store, *(record(b"y" * 100, topic="U") for _ in range(120)))
+    for _ in range(2):
+        store._log.log.drop_oldest()  # as retention does
+    store.cut_queues()
+    assert store.queue_min("T", 0) == store.queue_max("T", 0) == 3
+    rig.put(store, record(b"z", topic="V"))
+    await store.close()
+    rig.disk.remove(ROOT / "consumequeue" / "V" / "0" / FIRST)
+    again = await rig.open()
+    assert bodies(again, "V") == [b"z"]
+    assert (again.queue_max("T", 0), again.queue_next("T", 0)) == (3, 3)
+    await again.close()

@@ -19,7 +19,7 @@ from tandemmq.errors import StoreError
 from tandemmq.protocol.record import RecordOutcome, check_record
 from tandemmq.runtime.exchange import beside, remove_tree, replace, restore, sync_tree
 from tandemmq.runtime.ports import Disk
-from tandemmq.store.checkpoint import CheckpointTimes, decode_checkpoint, encode_checkpoint
+from tandemmq.store.checkpoint import CheckpointTimes, decode_checkpoint, encode_checkpoint, queues_digest
 from tandemmq.store.damage import SEALED_BYTES_MIN, copy_aside, seal
 from tandemmq.store.deletions import read_deletions
 from tandemmq.store.inspect.changes import compare_indexes, compare_queues
@@ -322,6 +322,8 @@ class _Repair:
     def _write_checkpoint(self, index_ms: int) -> None:
         """Last, because it vouches for the others."""
         stored_at_ms = self._walk.stored_at_ms
+        is_there = self._checkpoint.is_file()
+        queues = list_queues(self._queue_dir)
         data = encode_checkpoint(
             CheckpointTimes(
                 log_stored_at_ms=stored_at_ms,
@@ -329,9 +331,9 @@ class _Repair:
                 index_stored_at_ms=index_ms,
                 confirmed_log_offset=max(0, self._walk.last_record_at),
                 durable_log_offset=self._walk.intact_end,
+                queues_digest=queues_digest((*key, queue.first, queue.end) for key, queue in queues.items()),
             )
         )
-        is_there = self._checkpoint.is_file()
         if is_there and self._checkpoint.read_bytes() == data:
             return
         self._on_progress("replacing the checkpoint", 0, 1)
