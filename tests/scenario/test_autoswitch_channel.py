@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class Node:
         self.id = broker_id
         self.decides = True
         self.copy_count_min = 1
+        self.replication = FAST
         self.proposals: list[frozenset[int]] = []
 
     async def start(self) -> None:
@@ -46,7 +48,7 @@ class Node:
         self.channel = AutoSwitchReplication(
             self.store,
             self.id,
-            FAST,
+            self.replication,
             network=TcpNetwork(),
             clock=clock,
             waits_for_all=True,
@@ -270,6 +272,58 @@ async def test_a_copy_that_follows_nobody_shows_what_is_confirmed(nodes: tuple[N
         assert (rest.status, rest.next_offset) == (GetStatus.OFFSET_OVERFLOW_ONE, 1)
     await one.lead(3, 1)
     assert one.store.get("T", 0, 1, count_max=32).status is GetStatus.FOUND
+
+
+async def test_a_new_master_shows_what_it_inherited_once_its_set_holds_it(nodes: tuple[Node, Node]) -> None:
+    """Until then another master may follow that lacks it."""
+    one, two = nodes
+    await one.lead(1, 1, 2)
+    assert await one.send(b"perhaps") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
+    await one.channel.end_term()
+    one.store.set_role(BrokerRole.SLAVE)
+    await one.lead(2, 1, 2)
+    assert (one.store.confirm_offset, one.store.queue_max("T", 0)) == (0, 1)
+    assert one.store.get("T", 0, 0, count_max=32).status is GetStatus.OFFSET_OVERFLOW_ONE
+    told: list[dict[tuple[str, int], int]] = []
+    one.store.on_dispatch(lambda newest: told.append(dict(newest)))
+    await two.follow(one, 2)
+    await until(lambda: told, "who waits for the message is woken")
+    assert told == [{("T", 0): 1}]
+    assert one.store.get("T", 0, 0, count_max=32).status is GetStatus.FOUND
+
+
+async def test_a_slave_shows_what_every_member_holds(tmp_path: Path) -> None:
+    one, two = Node(tmp_path / "1", 1), Node(tmp_path / "2", 2)
+    for node in (one, two):
+        node.replication = replace(FAST, heartbeat_interval_ms=600_000, silence_ms_max=1_200_000)
+        await node.start()
+    await one.lead(1, 1)
+    await two.follow(one, 1)
+    await until(lambda: frozenset({1, 2}) in one.proposals)
+    told: list[dict[tuple[str, int], int]] = []
+    two.store.on_dispatch(lambda newest: told.append(dict(newest)))
+    assert await one.send(b"both have it") == [PutStatus.PUT_OK]
+    # Nothing follows that could tell the slave, and the next heartbeat is seconds away.
+    await until(lambda: two.store.confirm_offset == one.store.max_log_offset, "a head without bytes")
+    assert told == [{("T", 0): 1}]
+    assert two.store.get("T", 0, 0, count_max=32).status is GetStatus.FOUND
+    one.channel.set_committed(frozenset({1, 2, 3}), 10_000)
+    sending = asyncio.create_task(one.send(b"the third lacks it"))
+    await until(lambda: two.store.queue_max("T", 0) == 2)
+    for is_bulk in (False, True):
+        got = two.store.get("T", 0, 0, count_max=32, is_bulk=is_bulk)
+        assert (got.status, got.next_offset, got.count) == (GetStatus.FOUND, 1, 1)
+        rest = two.store.get("T", 0, 1, count_max=32, is_bulk=is_bulk)
+        assert (rest.status, rest.next_offset) == (GetStatus.OFFSET_OVERFLOW_ONE, 1)
+    assert len(told) == 1
+    third = await come_as(3, one, one.store.max_log_offset)
+    await until(lambda: two.store.confirm_offset == one.store.max_log_offset)
+    assert told[1:] == [{("T", 0): 2}]
+    assert two.store.get("T", 0, 1, count_max=32).status is GetStatus.FOUND
+    await sending
+    third.close()
+    for node in (one, two):
+        await node.stop()
 
 
 async def test_while_the_controllers_are_silent_a_send_waits_for_who_may_be_in_the_set(

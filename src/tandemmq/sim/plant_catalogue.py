@@ -888,9 +888,37 @@ _ELECTED: Final = (
     Plant(
         name="a copy that follows nobody shows what may be cut",
         path="replication/shell/autoswitch.py",
-        sound="        self._store.limit_reads(to_confirmed=True)\n        if self._set",
+        sound="        self._store.limit_reads()\n        if self._set",
         bug="        if self._set",
         proofs=("scenario/test_autoswitch_channel.py", "elected"),
+    ),
+    Plant(
+        name="a new master shows at once what it inherited",
+        path="replication/shell/autoswitch.py",
+        sound="store.limit_reads(until=store.max_log_offset)",
+        bug="store.limit_reads(until=0)",
+        proofs=("scenario/test_autoswitch_channel.py",),
+    ),
+    Plant(
+        name="a slave shows what another member lacks",
+        path="replication/shell/autoswitch.py",
+        sound="        self._store.begin_copy()\n        self.on_following()",
+        bug="        self._store.limit_reads(until=0)\n        self.on_following()",
+        proofs=("scenario/test_autoswitch_channel.py",),
+    ),
+    Plant(
+        name="a slave that is given nothing more is not told what is confirmed",
+        path="replication/shell/autoswitch.py",
+        sound="                connection.send_head()\n",
+        bug="                pass\n",
+        proofs=("scenario/test_autoswitch_channel.py",),
+    ),
+    Plant(
+        name="who waits for a message is not told when it is confirmed",
+        path="store/dispatcher.py",
+        sound="        self._tell(hidden)\n",
+        bug="",
+        proofs=("scenario/test_autoswitch_channel.py",),
     ),
     Plant(
         name="a copy that begins again is told no deletions",

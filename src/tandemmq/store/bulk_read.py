@@ -48,10 +48,16 @@ def collect_bulk(
     count_max: int,
     bytes_max: int,
     near: int,
+    limit: int | None,
     tag_hashes: frozenset[int] | None,
 ) -> Bulk | None:
-    """Records from `offset` on; None when there are no entries. `near`: where warm data begins."""
+    """Records from `offset` on, none that begins at `limit` of the log or behind it; None when there are no
+    entries. `near`: where warm data begins.
+    """
     entries = _read_entries(queue, offset, min(count_max, BULK_COUNT_MAX))
+    if limit is not None and queue.end_log_offset > limit:
+        is_hidden = entries["log_offset"] >= limit  # a filler names offset 0
+        entries = entries[: int(is_hidden.argmax()) if is_hidden.any() else len(entries)]
     if not len(entries):
         return None
     begins = entries["log_offset"].astype(np.int64)
@@ -63,8 +69,8 @@ def collect_bulk(
         is_kept &= (begins >= damaged.end) | (begins + sizes <= damaged.begin)
     rows = np.flatnonzero(is_kept)
     if len(rows):
-        limit = min(bytes_max, BULK_BYTES_MAX if begins[rows[0]] >= near else BULK_COLD_BYTES_MAX)
-        rows = rows[: _fitting(begins[rows], sizes[rows], limit, log.segment_bytes)]
+        fitting_bytes = min(bytes_max, BULK_BYTES_MAX if begins[rows[0]] >= near else BULK_COLD_BYTES_MAX)
+        rows = rows[: _fitting(begins[rows], sizes[rows], fitting_bytes, log.segment_bytes)]
     # With rows left out behind the last one, the next answer begins there.
     is_cut = len(rows) < int(is_kept.sum())
     reached = int(rows[-1]) + 1 if is_cut else len(entries)

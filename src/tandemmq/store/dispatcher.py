@@ -69,6 +69,8 @@ class Dispatcher:
         self._listeners: tuple[DispatchListener, ...] = ()
         self._stopped_at = -1
         self._read: tuple[int, memoryview, RecordColumns] | None = None
+        self._limit: int | None = None
+        self._hidden: dict[ConsumeQueue, None] = {}  # have entries that readers do not see yet
         self._blocks = BlockDispatch(
             queues=queues, keys=keys, delays_ms=options.delay_levels_ms, on_failed=self.block
         )
@@ -82,6 +84,14 @@ class Dispatcher:
     def forget_listeners(self) -> None:
         """Nobody follows any more."""
         self._listeners = ()
+
+    def show_below(self, limit: int | None) -> None:
+        """Readers see no record at `limit` or behind it, so who waits for one is told when it rises; None:
+        they see all.
+        """
+        self._limit = limit
+        hidden, self._hidden = self._hidden, {}
+        self._tell(hidden)
 
     def expect(self, units: list[Unit], end: int) -> None:
         """Records up to `end` that this process wrote; they are dispatched once confirmed."""
@@ -268,7 +278,7 @@ class Dispatcher:
 
     def tell_of(self, touched: dict[ConsumeQueue, None]) -> None:
         """Records of these queues can be read that could not before."""
-        self._finish(self._dispatched.value, touched)
+        self._tell(touched)
 
     def _own_due_at(self, view: memoryview, at: int, tag: int) -> int:
         """When the delayed message at `at` is due by the configured levels."""
@@ -277,7 +287,18 @@ class Dispatcher:
         return tag if level is None else self._level_due_at(level, record.stored_at_ms, tag)
 
     def _finish(self, end: int, touched: dict[ConsumeQueue, None]) -> None:
+        begin = self._dispatched.value
         self._dispatched.raise_to(end)
+        if self._limit is not None and self._limit <= begin:
+            self._hidden.update(touched)
+        else:
+            self._tell(touched)
+
+    def _tell(self, touched: dict[ConsumeQueue, None]) -> None:
+        """Tell of these queues now, and again of those that have more than may be seen."""
+        limit = self._limit
+        if limit is not None:
+            self._hidden.update({queue: None for queue in touched if queue.end_log_offset > limit})
         if touched and self._listeners:
             changed = {queue.key: queue.max_offset for queue in touched if not queue.is_dropped}
             for listener in self._listeners:

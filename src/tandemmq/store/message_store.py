@@ -74,6 +74,8 @@ log = logging.getLogger(__name__)
 OnFatal = Callable[[BaseException], None]
 
 DELETION_ROUNDS_MAX = 3
+LIMITED_FOR_GOOD = 1 << 63
+"""An offset that no log reaches."""
 
 _CLOSED = "closed"
 _FAILED = "failed"
@@ -129,6 +131,7 @@ class MessageStore:
         self.on_cut: Callable[[], None] = lambda: None
         """Set by the owner: the log and its queues were cut, so progress beyond their ends is none."""
         self.confirm_offset = 0
+        self._limited_until = 0
         """Every copy that may be elected holds all bytes below it, as far as we were told; in terms only."""
         self._epoch_file = EpochFile(epoch_file or self._paths.epochs, disk)
         self._cut_mark = CutMark(self._paths.pending_cut, disk)
@@ -670,12 +673,23 @@ class MessageStore:
             self.confirm_offset = min(log_offset, self._log.end)
             self._checkpoint.raise_times(confirmed_log_offset=self.confirm_offset)
             self._dispatch()
+            self._show()
 
-    def limit_reads(self, *, to_confirmed: bool) -> None:
-        """Before a copy is aligned with a master's: show what is confirmed only. What is behind it may be
-        cut, and its places given to other messages.
+    def limit_reads(self, *, until: int = LIMITED_FOR_GOOD) -> None:
+        """Readers see what is confirmed only, until everything below `until` is; 0: they see all at once.
+
+        What is behind it may be cut, and its places given to other messages: on a slave, and of what a
+        master holds from before its term.
         """
-        self._reader.limit = self.confirm_offset if to_confirmed else None
+        self._limited_until = until
+        self._show()
+
+    def _show(self) -> None:
+        """Let readers look as far as they may."""
+        if self.confirm_offset >= self._limited_until:
+            self._limited_until = 0
+        self._reader.limit = self.confirm_offset if self._limited_until else None
+        self._dispatcher.show_below(self._reader.limit)
 
     def _dispatch(self) -> None:
         """Let readers see what may be read: on a master that waits for its set, what all of the set hold.
@@ -755,6 +769,7 @@ class MessageStore:
             self._indexes.cut(point)
         self._queues.deletions.cut(point)
         self.confirm_offset = min(self.confirm_offset, point)
+        self._show()
         stored_at_ms = self._lower_checkpoint(point)
         self._dispatcher.stored_at_ms = self._writers.flusher.flushed_stored_at_ms = stored_at_ms
         for segment in segments:

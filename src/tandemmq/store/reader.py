@@ -102,7 +102,7 @@ class Reader:
             return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, self._corrected(offset, high), low, high)
         if self.limit is not None and self._is_beyond(queue, offset, self.limit):
             return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
-        if is_bulk and record_filter is None and self.limit is None:
+        if is_bulk and record_filter is None:
             batch = self._collect_bulk(queue, offset, count_max, bytes_max, tag_hashes)
         else:
             batch = self._collect(queue, offset, count_max, bytes_max, tag_hashes, record_filter)
@@ -113,8 +113,8 @@ class Reader:
 
     def _is_beyond(self, queue: ConsumeQueue, offset: int, limit: int) -> bool:
         """Whether the message of this entry is not to be shown: as if the queue ended before it."""
-        raw = queue.entries(offset, 1)
-        return bool(raw) and UNIT.unpack_from(raw)[0] >= limit
+        entry = queue.entry(offset) if queue.end_log_offset > limit else None
+        return entry is not None and entry[0] >= limit
 
     def _corrected(self, asked: int, right: int) -> int:
         """Where the consumer should go on; a slave that may lag behind leaves the decision to its master."""
@@ -193,6 +193,7 @@ class Reader:
             count_max=count_max,
             bytes_max=bytes_max,
             near=near,
+            limit=self.limit,
             tag_hashes=tag_hashes,
         )
         if bulk is None:

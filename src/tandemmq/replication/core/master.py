@@ -128,9 +128,13 @@ class MasterSession:
             self.state = next_state(MASTER_TRANSITIONS, self.state, MasterCause.FOUND_TOO_OLD)
             effects.append(FellBehind(self.next_offset, log.start))
         if can_write and now_ms - self._wrote_at_ms > self._options.heartbeat_interval_ms:
-            self._wrote_at_ms = now_ms
-            effects.append(Send(self._head(self.next_offset, 0)))
+            effects.append(self.heartbeat(now_ms))
         return effects
+
+    def heartbeat(self, now_ms: int) -> Send:
+        """A head without bytes."""
+        self._wrote_at_ms = now_ms
+        return Send(self._head(self.next_offset, 0))
 
     def on_closed(self) -> None:
         """The connection is gone, whoever ended it."""

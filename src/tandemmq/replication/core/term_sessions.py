@@ -50,7 +50,7 @@ ANSWER_MS_MAX: Final = 5_000
 class TermMasterSession(MasterSession):
     """One slave of one term. `slave`: who it says it is, None before its handshake."""
 
-    __slots__ = ("_confirm_offset", "_epochs", "_slave_frames", "slave")
+    __slots__ = ("_confirm_offset", "_epochs", "_slave_frames", "_told_offset", "slave")
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class TermMasterSession(MasterSession):
         self._epochs = epochs
         self._confirm_offset = confirm_offset
         self._slave_frames = SlaveFrameDecoder()
+        self._told_offset = 0
         self.slave: Handshake | None = None
 
     def on_data(self, data: bytes, log: LogRange, now_ms: int) -> list[MasterEffect]:
@@ -90,6 +91,11 @@ class TermMasterSession(MasterSession):
             if self.is_closed:
                 break
         return effects
+
+    @property
+    def has_untold(self) -> bool:
+        """More is confirmed than the last frame to the slave said."""
+        return self.state is MasterState.TRANSFERRING and self._confirm_offset() > self._told_offset
 
     def wanted_bytes(self, log: LogRange, now_ms: int, *, bytes_max: int) -> int:
         wanted = super().wanted_bytes(log, now_ms, bytes_max=bytes_max)
@@ -121,7 +127,8 @@ class TermMasterSession(MasterSession):
     def _head(self, log_offset: int, size_bytes: int) -> bytes:
         entry = self._epochs.find(log_offset)
         assert entry is not None, log_offset
-        return encode_term_head(TermHead(log_offset, size_bytes, entry, self._confirm_offset()))
+        self._told_offset = self._confirm_offset()
+        return encode_term_head(TermHead(log_offset, size_bytes, entry, self._told_offset))
 
 
 class _FramesOfTerms(TransferDecoder):

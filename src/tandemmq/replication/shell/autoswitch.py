@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 RECONNECT_MS_MAX: Final = 500
 """A new master listens soon; the 5 s of the classic mode would be most of a failover."""
 SET_CHECK_MS: Final = 500
+CONFIRM_TOLD_MS: Final = 10
+"""So late a slave that is given nothing more may know what is confirmed."""
 
 OnPropose = Callable[[frozenset[int], int], None]
 """(members, set_epoch): ask the controllers to put `members` in the place of the SyncStateSet of `set_epoch`.
@@ -154,6 +156,7 @@ class AutoSwitchReplication:
         self._session: TermSlaveSession | None = None
         self._followed: tuple[str, int, int] | None = None
         self._timer: TimerHandle | None = None
+        self._tell_timer: TimerHandle | None = None
         self._is_pump_due = False
         self._is_stopped = False
         self._unfollow: Callable[[], None] | None = None
@@ -162,7 +165,7 @@ class AutoSwitchReplication:
         self.on_following: Callable[[], None] = lambda: None
 
     async def start(self, host: str, port: int) -> Address:
-        self._store.limit_reads(to_confirmed=True)
+        self._store.limit_reads()
         self._unfollow = self._store.confirmed.follow(self._on_confirmed)
         self._listener = await self._network.listen(
             host,
@@ -193,7 +196,7 @@ class AutoSwitchReplication:
         await self.end_term()
         self._require_newer(epoch)  # what was under way may have brought the list of a newer master
         await store.save_epochs(store.epochs.append(epoch, store.max_log_offset))
-        store.limit_reads(to_confirmed=False)
+        store.limit_reads(until=store.max_log_offset)
         self._set = SyncStateSet(
             self._broker_id,
             members,
@@ -235,7 +238,6 @@ class AutoSwitchReplication:
         await self._slave.start()
 
     def _begin_copy(self) -> None:
-        self._store.limit_reads(to_confirmed=False)
         self._store.begin_copy()
         self.on_following()
 
@@ -243,7 +245,10 @@ class AutoSwitchReplication:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._store.limit_reads(to_confirmed=True)
+        if self._tell_timer is not None:
+            self._tell_timer.cancel()
+            self._tell_timer = None
+        self._store.limit_reads()
         if self._set is not None:
             self._set = None
             self._store.refuse_for_copies("")
@@ -388,7 +393,7 @@ class AutoSwitchReplication:
             return
         before = self._set.required
         self._set.on_acknowledged(one, log_offset, self._store.confirmed.value, self._now_ms())
-        self._store.raise_confirm_offset(self._set.confirm_offset)
+        self._raise_confirm_offset(self._set.confirm_offset)
         if self._set.required != before:
             self._on_set_changed()
         start = connection.session.start
@@ -438,7 +443,7 @@ class AutoSwitchReplication:
         size, needed = self._set.size, self._copy_count_min
         remark = f"the SyncStateSet has {size} copies of minInSyncReplicas={needed}"
         self._store.refuse_for_copies(remark if size < needed else "")
-        self._store.raise_confirm_offset(self._set.raise_confirm(self._store.confirmed.value))
+        self._raise_confirm_offset(self._set.raise_confirm(self._store.confirmed.value))
         if self._waits_for_all and size >= needed:
             self._store.require_acks(frozenset(map(_replica, self._set.required)))
 
@@ -459,10 +464,33 @@ class AutoSwitchReplication:
 
     def _on_confirmed(self, end: int) -> None:
         if self._set is not None:
-            self._store.raise_confirm_offset(self._set.raise_confirm(end))
+            self._raise_confirm_offset(self._set.raise_confirm(end))
         if not self._is_pump_due and self._connections:
             self._is_pump_due = True
             self._clock.call_soon(self._guard.run, self._pump_all)
+
+    def _raise_confirm_offset(self, log_offset: int) -> None:
+        """What all of the set hold may be read, at the slaves, too: the next bytes tell them, or, when none
+        follow soon, a head alone.
+        """
+        self._store.raise_confirm_offset(log_offset)
+        if self._connections:
+            self._tell_later()
+
+    def _tell_later(self) -> None:
+        if self._tell_timer is None:
+            delay_s = CONFIRM_TOLD_MS / 1000
+            self._tell_timer = self._clock.call_later(delay_s, self._guard.run, self._tell_confirmed)
+
+    def _tell_confirmed(self) -> None:
+        self._tell_timer = None
+        for connection in list(self._connections):
+            session = connection.session
+            assert isinstance(session, TermMasterSession)
+            if session.has_untold:
+                connection.send_head()
+            if session.has_untold:  # the socket takes nothing now
+                self._tell_later()
 
     def _pump_all(self) -> None:
         self._is_pump_due = False

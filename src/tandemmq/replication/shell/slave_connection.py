@@ -194,6 +194,11 @@ class SlaveConnection(asyncio.Protocol):
         if self._options.flow_control and turn_bytes:
             self._arm()
 
+    def send_head(self) -> None:
+        """Send a head without bytes, unless earlier frames still wait for the socket."""
+        if self._can_write():
+            self._perform([self.session.heartbeat(self._now_ms())])
+
     def close(self, reason: str) -> None:
         """Close at once; bytes that the socket has not taken are dropped."""
         self.close_reason = self.close_reason or reason
