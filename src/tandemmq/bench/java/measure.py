@@ -46,6 +46,8 @@ CLIENT_WARM_UP_S: Final = 2.0
 _Runner = Callable[[Path], AbstractContextManager[Cluster]]
 LOAD_S_MAX: Final = 120.0
 """Beyond its warm-up and its measured time: a load that takes longer is ended, and an error."""
+SAID_CHARS: Final = 1000
+"""Of each end of what a load said: how it began to fail, and what ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +251,10 @@ class _Loads:
             finally:
                 watchdog.cancel()
         if not told:
-            raise TandemError(f"{case.name} on {cluster.side} ended without figures: {' '.join(said)[-500:]}")
+            code, text = process.returncode, " ".join(said)
+            if len(text) > 2 * SAID_CHARS:
+                text = f"{text[:SAID_CHARS]} ... {text[-SAID_CHARS:]}"
+            raise TandemError(f"{case.name} on {cluster.side} ended with {code} and without figures: {text}")
         if not told["count"] or (told["failed"] and case.kind != "rate"):
             raise TandemError(
                 f"{case.name} on {cluster.side}: {told['failed']} failed, {told['count']} did not:"
