@@ -48,10 +48,11 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
+@pytest.mark.parametrize("options", [{"slave": True}, {"elected": True}], ids=["paired", "elected"])
 @pytest.mark.usefixtures("own_temporary_folder")
-async def test_nothing_is_left_whatever_was_broken() -> None:
+async def test_nothing_is_left_whatever_was_broken(options: dict[str, bool]) -> None:
     async def life() -> None:
-        async with Cluster(slave=True) as cluster, cluster.producer() as producer:
+        async with Cluster(**options) as cluster, cluster.producer() as producer:
             await cluster.create_topic("T")
             assert (await producer.send(Message(topic="T", body=b"1"))).is_ok
             await cluster.delay_answers(30)
@@ -105,6 +106,38 @@ async def test_every_fault_ends_with_heal() -> None:
             assert (await producer.send(message)).status is SendStatus.SEND_OK
 
 
+async def test_an_elected_cluster_replaces_each_lost_master() -> None:
+    async with Cluster(elected=True) as cluster, cluster.producer() as producer:
+        await cluster.create_topic("T", queue_count=1)
+        addresses = []
+        for number in range(3):
+            addresses.append(cluster.master_address)
+            assert (await producer.send(Message(topic="T", body=b"%d" % (2 * number)))).is_ok
+            await cluster.lose_master()
+            assert cluster.master_address != addresses[-1] == cluster.slave_address
+            assert (await producer.send(Message(topic="T", body=b"%d" % (2 * number + 1)))).is_ok
+            await cluster.start_slave()
+        assert addresses == [addresses[0], addresses[1], addresses[0]]
+        await cluster.restart_master()
+        assert cluster.master_address == addresses[0]
+        async with cluster.consumer("T") as consumer:
+            assert [message.body for message in await _take(consumer, 6)] == [b"%d" % n for n in range(6)]
+
+
+async def test_an_elected_cluster_heals_when_nobody_is_left() -> None:
+    async with Cluster(elected=True) as cluster, cluster.producer() as producer:
+        await cluster.create_topic("T")
+        await cluster.lose_master()
+        await cluster.lose_master()
+        with pytest.raises(TandemError):
+            await producer.send(Message(topic="T", body=b"1"), timeout_s=0.3)
+        await cluster.heal()
+        assert (await producer.send(Message(topic="T", body=b"2"))).is_ok
+        await cluster.cut_connections()
+        await cluster.stop_slave()
+        assert (await producer.send(Message(topic="T", body=b"3"))).is_ok
+
+
 async def test_errors_say_what_to_do() -> None:
     with pytest.raises(ConfigError, match="did you mean slaveTimeout"):
         Cluster(settings={"slaveTimeot": 5})
@@ -149,7 +182,7 @@ def test_the_tests_of_the_document_pass(tmp_path: Path) -> None:
     plugins = ("-p", "tandemmq.pytest_plugin", "-p", "pytest_asyncio.plugin")
     done = run("-m", "pytest", *plugins, cwd=tmp_path, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "7 passed" in done.stdout
+    assert "8 passed" in done.stdout
 
 
 @pytest.mark.process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from tandemmq.runtime.ports import Address, ProtocolFactory
 
@@ -40,3 +41,19 @@ class TcpNetwork:
         async with asyncio.timeout(timeout_s):
             transport, _ = await asyncio.get_running_loop().create_connection(protocol_factory, host, port)
         return transport
+
+
+def reserve_port(host: str) -> socket.socket:
+    """A socket that keeps a port of the system's choice from others, and lets servers of ours listen at it.
+
+    It is bound and does not listen. Linux lets another socket bind and listen there, as both say
+    SO_REUSEADDR, and gives the port to nobody who does not name it.
+    """
+    one = socket.socket()
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind((host, 0))
+    except OSError:
+        one.close()
+        raise
+    return one

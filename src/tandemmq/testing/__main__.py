@@ -1,4 +1,4 @@
-"""A cluster for tests in other languages: `python -m tandemmq.testing [--slave] [--set KEY=VALUE]`.
+"""A cluster for tests in other languages: `python -m tandemmq.testing [--slave] [--elected] [--set K=V]`.
 
 Its first line on standard output is the name server's address. A line on standard input names a fault, as
 `lose_master` or `delay_acks 2`; the answer is `ok` or a sentence. It ends when its standard input does, so it
@@ -32,6 +32,7 @@ WITH_SECONDS: Final = ("delay_acks", "delay_answers")
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tandemmq.testing", description=__doc__)
     parser.add_argument("--slave", action="store_true", help="the master has a slave")
+    parser.add_argument("--elected", action="store_true", help="the slave replaces a master that is lost")
     parser.add_argument("--port", type=int, default=0, help="of the name server; any by default")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of brokers"
@@ -39,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = parser.parse_args(arguments)
     try:
         settings = {key: setting.text for key, setting in map(parse_override, wanted.set)}
-        with BlockingCluster(slave=wanted.slave, settings=settings, port=wanted.port) as cluster:
+        with BlockingCluster(
+            slave=wanted.slave, elected=wanted.elected, settings=settings, port=wanted.port
+        ) as cluster:
             _say(cluster.name_servers)
             for line in sys.stdin:
                 if line.strip():

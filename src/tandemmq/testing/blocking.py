@@ -21,9 +21,14 @@ class BlockingCluster(Facade[Cluster]):
     """See `Cluster`."""
 
     def __init__(
-        self, *, slave: bool = False, settings: Mapping[str, object] | None = None, port: int = 0
+        self,
+        *,
+        slave: bool = False,
+        elected: bool = False,
+        settings: Mapping[str, object] | None = None,
+        port: int = 0,
     ) -> None:
-        super().__init__(lambda: Cluster(slave=slave, settings=settings, port=port))
+        super().__init__(lambda: Cluster(slave=slave, elected=elected, settings=settings, port=port))
 
     @property
     def name_servers(self) -> str:

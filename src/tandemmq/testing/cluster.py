@@ -1,4 +1,5 @@
-"""Cluster: a name server, a master and, when wanted, its slave on the running event loop.
+"""Cluster: a name server, a master and, when wanted, its slave on the running event loop; or two brokers of
+which a controller makes one the master.
 
     async with Cluster(slave=True) as cluster:
         async with cluster.producer() as producer:
@@ -16,7 +17,6 @@ Invariants: a method that changes something returns when it is so: a started bro
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from tandemmq.api.broker_topic import query_topic_config
-from tandemmq.broker.broker import Broker
+from tandemmq.api.nameserver import query_cluster_info
 from tandemmq.client import (
     Admin,
     ClientOptions,
@@ -37,6 +37,8 @@ from tandemmq.client import (
     StartFrom,
 )
 from tandemmq.config.load import BrokerConfig, Machine, load_broker
+from tandemmq.controller.controller import Controller
+from tandemmq.controller.options import ControllerOptions
 from tandemmq.errors import TandemError
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
@@ -45,16 +47,15 @@ from tandemmq.remoting.address import render_address
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.chance import SystemRandom
 from tandemmq.runtime.clock import LoopClock
-from tandemmq.runtime.network import TcpNetwork
-from tandemmq.runtime.ports import Address
+from tandemmq.runtime.network import TcpNetwork, reserve_port
 from tandemmq.testing.doors import SwitchedDisk, SwitchedNetwork
+from tandemmq.testing.member import HOST, LOOK_S, Member
 from tandemmq.units import GIB, MIB
 
-HOST: Final = "127.0.0.1"
 BROKER_NAME: Final = "broker-a"
 READY_S_MAX: Final = 30.0
-LOOK_S: Final = 0.002
-COPY_TRIES: Final = 100
+CONTROLLER_NAME: Final = "n0"
+MASTER_ID: Final = 0
 RECONNECT_MS: Final = 50
 
 CLIENT: Final = ClientOptions(heartbeat_s=1.0, route_refresh_s=0.5)
@@ -76,6 +77,9 @@ SETTINGS: Final[Mapping[str, str]] = {
     # A test does not wait half a minute for a question.
     "transactionTimeOut": "1000",
     "transactionCheckInterval": "1000",
+    # Of elected brokers.
+    "brokerHeartbeatInterval": "100",
+    "syncBrokerMetadataPeriod": "200",
 }
 """What differs from a broker's defaults."""
 
@@ -91,10 +95,16 @@ class Cluster:
     """
 
     def __init__(
-        self, *, slave: bool = False, settings: Mapping[str, object] | None = None, port: int = 0
+        self,
+        *,
+        slave: bool = False,
+        elected: bool = False,
+        settings: Mapping[str, object] | None = None,
+        port: int = 0,
     ) -> None:
         """`slave`: the master has one, and a send is answered when both have the message.
 
+        `elected`: likewise, and a controller has the slave take the place of a master that is lost.
         `settings`: RocketMQ's, for all brokers, as in a properties file. `port`: of the name server; 0: any.
         Raises:  ConfigError for a setting that no broker takes.
         """
@@ -104,11 +114,14 @@ class Cluster:
         self._stack = AsyncExitStack()
         self._failure: BaseException | None = None
         self._names = SwitchedNetwork()
-        self._has_slave = slave
+        self._has_slave = slave or elected
+        self._is_elected = elected
+        self._controller: Controller | None = None
+        self._controller_address = f"{HOST}:1"
         self._settings = {**SETTINGS, **{key: _text(value) for key, value in (settings or {}).items()}}
-        self._master: _Member | None = None
-        self._slave: _Member | None = None
-        self._load(0, Path(), f"{HOST}:1")
+        self._master: Member | None = None
+        self._slave: Member | None = None
+        self._load(0, Path(), f"{HOST}:1", self._fixed_ports(lambda: 1))
 
     # Life
 
@@ -139,9 +152,14 @@ class Cluster:
         )
         self._stack.push_async_callback(server.stop)
         self.name_servers = render_address(await server.start())
+        if self._is_elected:
+            await self._start_controller(folder / "controller")
         for broker_id in (0, 1) if self._has_slave else (0,):
-            root = folder / ("slave" if broker_id else "master")
-            member = _Member(self._load(broker_id, root, self.name_servers), self._on_fatal)
+            root = folder / (
+                f"elected-{broker_id}" if self._is_elected else "slave" if broker_id else "master"
+            )
+            ports = self._fixed_ports(self._reserve_port)
+            member = Member(self._load(broker_id, root, self.name_servers, ports), self._on_fatal)
             self._stack.push_async_callback(member.stop)
             await member.start()
             if broker_id:
@@ -150,25 +168,66 @@ class Cluster:
                 self._master = member
         await self._settle()
 
-    def _load(self, broker_id: int, root: Path, name_servers: str) -> BrokerConfig:
-        role = "SLAVE" if broker_id else "SYNC_MASTER" if self._has_slave else "ASYNC_MASTER"
-        copies = "2" if self._has_slave else "1"
+    async def _start_controller(self, folder: Path) -> None:
+        self._controller_address = f"{HOST}:{self._reserve_port()}"
+        controller = self._controller = Controller(
+            ControllerOptions(
+                peers=f"{CONTROLLER_NAME}-{self._controller_address}",
+                self_id=CONTROLLER_NAME,
+                listen_host=HOST,
+                store_path=folder,
+                config_store_path=folder / "controller.properties",
+                raft_heartbeat_ms=20,
+                raft_election_timeout_ms=100,
+                scan_inactive_master_ms=50,
+            ),
+            network=self._names,
+            disk=SwitchedDisk(),
+            clock=self._clock,
+            chance=SystemRandom(),
+            on_fatal=self._on_fatal,
+        )
+        self._stack.push_async_callback(controller.stop)
+        await controller.start()
+
+    def _reserve_port(self) -> int:
+        held = self._stack.enter_context(reserve_port(HOST))
+        return int(held.getsockname()[1])
+
+    def _fixed_ports(self, take: Callable[[], int]) -> Mapping[str, str]:
+        """Of an elected broker, whose address the controller keeps."""
+        return {key: str(take()) for key in ("listenPort", "haListenPort")} if self._is_elected else {}
+
+    def _load(self, broker_id: int, root: Path, name_servers: str, ports: Mapping[str, str]) -> BrokerConfig:
         settings = {
-            "brokerRole": role,
-            "inSyncReplicas": copies,
-            "totalReplicas": copies,
+            **({} if self._is_elected else self._paired_settings(broker_id)),
             **self._settings,
-            "brokerId": str(broker_id),
+            **(self._elected_settings() if self._is_elected else {"brokerId": str(broker_id)}),
+            **ports,
             "storePathRootDir": str(root),
             "namesrvAddr": name_servers,
         }
-        if self._master is not None:
+        if self._master is not None and not self._is_elected:
             # The slave need not wait for a name server to say it.
             settings["haMasterRemotingAddress"] = render_address(self._master.address)
         machine = Machine(host_name=BROKER_NAME, address=HOST, memory_bytes=4 * GIB, home=root)
         told = {key: Setting(text, "settings") for key, text in settings.items()}
         config = load_broker(told, machine)
         return replace(config, replication=replace(config.replication, reconnect_delay_ms=RECONNECT_MS))
+
+    def _paired_settings(self, broker_id: int) -> dict[str, str]:
+        copies = "2" if self._has_slave else "1"
+        return {
+            "brokerRole": "SLAVE" if broker_id else "SYNC_MASTER" if self._has_slave else "ASYNC_MASTER",
+            "inSyncReplicas": copies,
+            "totalReplicas": copies,
+        }
+
+    def _elected_settings(self) -> dict[str, str]:
+        return {
+            "enableControllerMode": "true",
+            "controllerAddr": self._controller_address,
+        }
 
     async def close(self) -> None:
         """Stop all servers and remove their files. Closing twice does nothing.
@@ -222,7 +281,7 @@ class Cluster:
 
     @property
     def master_address(self) -> str:
-        """Where the master listens, also while it is lost."""
+        """Where the master listens, also while it is lost; of an elected cluster, who was master last."""
         return render_address(self._require_master().address)
 
     @property
@@ -235,19 +294,31 @@ class Cluster:
     async def lose_master(self) -> None:
         """The master is gone as by SIGKILL: nobody is told, and what it had in memory only is lost.
 
-        Nobody takes sends then; a slave serves readers.
+        Nobody takes sends then; a slave serves readers. Of an elected cluster the slave, if it is in sync, is
+        the master when this returns.
         """
-        await self._require_running(self._require_master(), "master").kill()
+        master, has_successor = self._require_running(self._require_master(), "master"), self._has_successor()
+        await master.kill()
+        if has_successor:
+            await self._await_master()
 
     async def restart_master(self) -> None:
-        """The master ends in order, if it runs, and starts again with what it has, at the same address."""
+        """The master ends in order, if it runs, and starts again with what it has, at the same address.
+
+        Of an elected cluster it starts again as the slave of the one that took its place meanwhile.
+        """
         master = self._require_master()
+        has_successor = master.is_running and self._has_successor()
         await master.stop()
+        if has_successor:
+            await self._await_master()
         await master.start()
         await self._settle()
 
     async def stop_slave(self) -> None:
-        """The slave ends in order. Sends are answered FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE then."""
+        """The slave ends in order. Sends are answered FLUSH_SLAVE_TIMEOUT or SLAVE_NOT_AVAILABLE then; an
+        elected master goes on without it, as the controller takes it out of the SyncStateSet.
+        """
         await self._require_running(self._require_slave(), "slave").stop()
 
     async def start_slave(self) -> None:
@@ -292,7 +363,8 @@ class Cluster:
         self._set_disk_full(is_full=False)
         for member in self._members():
             member.network.delay(member.address[1], 0)
-            member.network.delay(self._require_master().ha_address[1], 0)
+            for other in self._members():
+                member.network.delay(other.ha_address[1], 0)
             if not member.is_running:
                 await member.start()
         await self._settle()
@@ -304,22 +376,22 @@ class Cluster:
 
     # Inside
 
-    def _members(self) -> list[_Member]:
+    def _members(self) -> list[Member]:
         return [member for member in (self._master, self._slave) if member is not None]
 
-    def _require_master(self) -> _Member:
+    def _require_master(self) -> Member:
         self._raise_failure()
         if self._master is None:
             raise ClusterFailed("the cluster is not started, or closed")
         return self._master
 
-    def _require_slave(self) -> _Member:
+    def _require_slave(self) -> Member:
         self._require_master()
         if self._slave is None:
             raise ClusterFailed("this cluster has no slave: make it with Cluster(slave=True)")
         return self._slave
 
-    def _require_running(self, member: _Member, name: str) -> _Member:
+    def _require_running(self, member: Member, name: str) -> Member:
         if not member.is_running:
             raise ClusterFailed(f"the {name} does not run already")
         return member
@@ -334,14 +406,48 @@ class Cluster:
 
     async def _settle(self) -> None:
         """Returns when the slave, if both run, has all that the master has, and acknowledges."""
+        if self._is_elected:
+            await self._await_master()
         master, slave = self._master, self._slave
         if master is None or slave is None or not (master.is_running and slave.is_running):
             return
 
         async def follows() -> bool:
-            return slave.has_all_of(master)
+            return self._is_in_sync(slave) and slave.has_all_of(master)
 
         await self._until(follows, "the slave follows its master")
+
+    def _is_in_sync(self, member: Member) -> bool:
+        """Whether the controller would elect it; true without one."""
+        if self._controller is None:
+            return True
+        group = self._controller.groups.get(BROKER_NAME)
+        return group is not None and member.elected_id in group.sync_set
+
+    def _has_successor(self) -> bool:
+        slave = self._slave
+        return self._is_elected and slave is not None and slave.is_running and self._is_in_sync(slave)
+
+    async def _await_master(self) -> None:
+        """Returns when one of the brokers that run is the master and in the routes as that."""
+        client = RemotingClient(network=TcpNetwork(), clock=self._clock)
+
+        async def has_master() -> bool:
+            leading = [member for member in self._members() if member.is_running and member.leads]
+            if len(leading) != 1:
+                return False
+            info = await query_cluster_info(client, self.name_servers)
+            places = info.brokers[BROKER_NAME].addresses if BROKER_NAME in info.brokers else {}
+            if places.get(MASTER_ID) != render_address(leading[0].address):
+                return False
+            if leading[0] is not self._master:
+                self._master, self._slave = leading[0], self._master
+            return True
+
+        try:
+            await self._until(has_master, "a broker was elected and is in the routes")
+        finally:
+            await client.close()
 
     async def _until(self, is_met: Callable[[], Awaitable[bool]], what: str) -> None:
         try:
@@ -351,99 +457,6 @@ class Cluster:
                     await self._clock.sleep(LOOK_S)
         except TimeoutError:
             raise ClusterFailed(f"not within {READY_S_MAX:g} s: {what}") from None
-
-
-class _Member:
-    """One broker over all its lives: at the same address, with the same files."""
-
-    def __init__(self, config: BrokerConfig, on_fatal: Callable[[BaseException], None]) -> None:
-        self.network = SwitchedNetwork()
-        self._config = config
-        self._disk = SwitchedDisk()
-        self._on_fatal = on_fatal
-        self._broker: Broker | None = None
-
-    @property
-    def is_running(self) -> bool:
-        return self._broker is not None
-
-    @property
-    def address(self) -> Address:
-        return HOST, self._config.broker.listen_port
-
-    @property
-    def ha_address(self) -> Address:
-        return HOST, self._config.broker.ha_listen_port
-
-    async def start(self) -> None:
-        """In the routes, as far as a name server is there, when it returns."""
-        config = self._config
-        self.network.restore()
-        broker = self._broker = Broker(
-            config.broker,
-            config.store,
-            config.replication,
-            network=self.network,
-            disk=self._disk,
-            clock=LoopClock(),
-            chance=SystemRandom(),
-            on_fatal=self._on_fatal,
-            access=config.access,
-            tls=config.tls,
-        )
-        try:
-            await broker.start()
-        except BaseException:
-            await self.stop()
-            raise
-        ports = replace(config.broker, listen_port=broker.address[1], ha_listen_port=broker.ha_address[1])
-        self._config = replace(config, broker=ports)
-
-    async def stop(self) -> None:
-        """In order; does nothing when it does not run."""
-        broker, self._broker = self._broker, None
-        if broker is not None:
-            await broker.stop()
-
-    async def kill(self) -> None:
-        """Its files are left as they are now, whatever the end of the process does to them."""
-        root = self._config.store.root
-        left = root.with_name(f"{root.name}.left")
-        await self.network.sever()
-        await _copy(root, left)
-        await self.stop()
-        shutil.rmtree(root)
-        left.rename(root)
-
-    def set_disk_full(self, *, is_full: bool) -> None:
-        self._disk.is_full = is_full
-        if self._broker is not None and self._broker.store is not None:
-            self._broker.store.clean()
-
-    def has_all_of(self, master: _Member) -> bool:
-        """Everything that the master's log has, told to the master and ready for readers."""
-        assert self._broker is not None
-        assert master._broker is not None
-        own, other = self._broker.store, master._broker.store
-        assert own is not None
-        assert other is not None
-        end = other.max_log_offset
-        is_told = end in other.acks.positions().values()
-        return is_told and own.dispatched.value >= end
-
-
-async def _copy(root: Path, left: Path) -> None:
-    """Copies the files of a running server, whose threads may replace or delete one meanwhile."""
-    for tries_left in reversed(range(COPY_TRIES)):
-        try:
-            shutil.copytree(root, left, ignore=shutil.ignore_patterns("*.tmp"))
-        except shutil.Error:
-            shutil.rmtree(left)
-            if not tries_left:
-                raise
-            await LoopClock().sleep(LOOK_S)
-        else:
-            return
 
 
 def consumer_options() -> ConsumerOptions:

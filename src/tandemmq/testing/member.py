@@ -1,0 +1,144 @@
+"""One broker of a test's cluster over all its lives: at the same address, with the same files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from tandemmq.broker.autoswitch.elected import ElectedBroker
+from tandemmq.broker.broker import Broker
+from tandemmq.config.load import BrokerConfig
+from tandemmq.runtime.chance import SystemRandom
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.ports import Address
+from tandemmq.testing.doors import SwitchedDisk, SwitchedNetwork
+
+HOST: Final = "127.0.0.1"
+LOOK_S: Final = 0.002
+COPY_TRIES: Final = 100
+
+
+class Member:
+    """One broker over all its lives: at the same address, with the same files."""
+
+    def __init__(self, config: BrokerConfig, on_fatal: Callable[[BaseException], None]) -> None:
+        self.network = SwitchedNetwork()
+        self._config = config
+        self._disk = SwitchedDisk()
+        self._on_fatal = on_fatal
+        self._broker: Broker | ElectedBroker | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._broker is not None
+
+    @property
+    def leads(self) -> bool:
+        """Elected, in office, and what it is sent it takes."""
+        broker = self._broker
+        return isinstance(broker, ElectedBroker) and broker.is_master and broker.may_write()
+
+    @property
+    def elected_id(self) -> int:
+        """What the controllers gave it. Only of an elected broker that runs."""
+        assert isinstance(self._broker, ElectedBroker)
+        return self._broker.broker_id
+
+    @property
+    def address(self) -> Address:
+        return HOST, self._config.broker.listen_port
+
+    @property
+    def ha_address(self) -> Address:
+        return HOST, self._config.broker.ha_listen_port
+
+    async def start(self) -> None:
+        """In the routes, as far as a name server is there, when it returns; an elected one serves readers."""
+        config = self._config
+        self.network.restore()
+        broker = self._broker = self._make()
+        try:
+            await broker.start()
+        except BaseException:
+            await self.stop()
+            raise
+        ports = replace(config.broker, listen_port=broker.address[1], ha_listen_port=broker.ha_address[1])
+        self._config = replace(config, broker=ports)
+
+    def _make(self) -> Broker | ElectedBroker:
+        config = self._config
+        if config.election.is_enabled:
+            return ElectedBroker(
+                config.broker,
+                config.store,
+                config.replication,
+                config.election,
+                network=self.network,
+                disk=self._disk,
+                clock=LoopClock(),
+                chance=SystemRandom(),
+                on_fatal=self._on_fatal,
+                access=config.access,
+                tls=config.tls,
+            )
+        return Broker(
+            config.broker,
+            config.store,
+            config.replication,
+            network=self.network,
+            disk=self._disk,
+            clock=LoopClock(),
+            chance=SystemRandom(),
+            on_fatal=self._on_fatal,
+            access=config.access,
+            tls=config.tls,
+        )
+
+    async def stop(self) -> None:
+        """In order; does nothing when it does not run."""
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            await broker.stop()
+
+    async def kill(self) -> None:
+        """Its files are left as they are now, whatever the end of the process does to them."""
+        root = self._config.store.root
+        left = root.with_name(f"{root.name}.left")
+        await self.network.sever()
+        await _copy(root, left)
+        await self.stop()
+        shutil.rmtree(root)
+        left.rename(root)
+
+    def set_disk_full(self, *, is_full: bool) -> None:
+        self._disk.is_full = is_full
+        if self._broker is not None and self._broker.store is not None:
+            self._broker.store.clean()
+
+    def has_all_of(self, master: Member) -> bool:
+        """Everything that the master's log has, told to the master and ready for readers."""
+        assert self._broker is not None
+        assert master._broker is not None
+        own, other = self._broker.store, master._broker.store
+        assert own is not None
+        assert other is not None
+        end = other.max_log_offset
+        is_told = end in other.acks.positions().values()
+        return is_told and own.dispatched.value >= end
+
+
+async def _copy(root: Path, left: Path) -> None:
+    """Copies the files of a running server, whose threads may replace or delete one meanwhile."""
+    for tries_left in reversed(range(COPY_TRIES)):
+        try:
+            shutil.copytree(root, left, ignore=shutil.ignore_patterns("*.tmp"))
+        except shutil.Error:
+            shutil.rmtree(left)
+            if not tries_left:
+                raise
+            await LoopClock().sleep(LOOK_S)
+        else:
+            return
