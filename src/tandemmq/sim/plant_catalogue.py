@@ -372,6 +372,20 @@ _REPLICATION: Final = (
         proofs=("unit/store/test_store_replica.py", "sim"),
     ),
     Plant(
+        name="a wrong queue entry is found and left",
+        path="store/consume_queue.py",
+        sound="if old is None or (old[1] != FILLER_SIZE and not replaces):",
+        bug="if old is None or old[1] != FILLER_SIZE:",
+        proofs=("unit/store/test_scrub.py",),
+    ),
+    Plant(
+        name="readers pass over an entry whose record is being looked for",
+        path="store/reader.py",
+        sound="                if self._on_doubt(queue, batch.next_offset):\n                    break\n",
+        bug="",
+        proofs=("unit/store/test_scrub.py",),
+    ),
+    Plant(
         name="a new master keeps the beginning of a record",
         path="store/message_store.py",
         sound="end = self._replica_log.cut_partial(self.dispatched.value)",

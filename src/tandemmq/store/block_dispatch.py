@@ -1,4 +1,4 @@
-"""Puts whole blocks of records into the ConsumeQueues and the key index.
+"""Puts whole blocks of records into the ConsumeQueues and the key index; finds what has changed there since.
 
 Invariants: the tables hold afterwards what dispatching the records one by one would have put there.
 Strategy:   the records of one queue nearly always continue it, so they are one append; where they do not
@@ -19,7 +19,7 @@ from tandemmq.store.appender import Unit
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.options import QUEUE_UNIT_BYTES
-from tandemmq.store.queue_entries import pack_entries
+from tandemmq.store.queue_entries import ENTRY, pack_entries
 from tandemmq.store.record_block import RecordBlock
 
 Ints = NDArray[np.int64]
@@ -67,6 +67,35 @@ class BlockDispatch:
             hashes, rows = block.keys(begin, end)
             keys.add_hashes(hashes, block.columns.log_offset[rows], block.columns.stored_at_ms[rows])
         return touched
+
+    def find_wrong(self, block: RecordBlock) -> list[int]:
+        """The rows of records whose entry is not what dispatching them would have put there."""
+        columns = block.columns
+        deleted = self._queues.deletions.ends
+        wrong: list[int] = []
+        for key, found in block.queues(0, len(block)):
+            queue = self._queues.table.get(key)
+            if queue is None:
+                continue
+            offsets = columns.queue_offset[found]
+            is_kept = (offsets >= queue.min_offset) & (offsets < queue.max_offset)
+            rows = found[is_kept & (columns.log_offset[found] >= deleted.get(key[0], 0))]
+            while len(rows):
+                # Of one run in one file of the queue, or in its tail.
+                first = int(columns.queue_offset[rows[0]])
+                breaks = np.flatnonzero(np.diff(columns.queue_offset[rows]) != 1)
+                entries = queue.entries(first, int(breaks[0]) + 1 if len(breaks) else len(rows))
+                count = len(entries) // QUEUE_UNIT_BYTES
+                if not count:
+                    break
+                run, rows = rows[:count], rows[count:]
+                held = np.frombuffer(entries, dtype=ENTRY)
+                is_wrong = held["log_offset"] != columns.log_offset[run]
+                is_wrong |= held["size"] != columns.size[run]
+                if not queue.is_schedule:  # there it is when a message is due
+                    is_wrong |= held["tag_hash"] != block.tag_hash[run]
+                wrong += run[is_wrong].tolist()
+        return wrong
 
     def _find_anew(self, block: RecordBlock, begin: int, end: int) -> int | None:
         """The first record that begins a queue anew at 0, if one does."""

@@ -8,6 +8,7 @@ slices are bounded too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -50,9 +51,10 @@ def collect_bulk(
     near: int,
     limit: int | None,
     tag_hashes: frozenset[int] | None,
+    on_doubt: Callable[[ConsumeQueue, int], bool],
 ) -> Bulk | None:
     """Records from `offset` on, none that begins at `limit` of the log or behind it; None when there are no
-    entries. `near`: where warm data begins.
+    entries. `near`: where warm data begins. `on_doubt`: as a `Reader` has it.
     """
     entries = _read_entries(queue, offset, min(count_max, BULK_COUNT_MAX))
     if limit is not None and queue.end_log_offset > limit:
@@ -62,11 +64,20 @@ def collect_bulk(
         return None
     begins = entries["log_offset"].astype(np.int64)
     sizes = entries["size"].astype(np.int64)
-    is_kept = (sizes != FILLER_SIZE) & (begins >= log.begin) & (begins + sizes <= log.end)
+    ends = begins + sizes
+    is_doubtful = ((begins < 0) | (ends <= begins) | (ends > log.end)) & (sizes != FILLER_SIZE)
+    for row in np.flatnonzero(is_doubtful).tolist() if is_doubtful.any() else ():
+        if on_doubt(queue, offset + row):
+            entries, begins, sizes, ends = entries[:row], begins[:row], sizes[:row], ends[:row]
+            is_doubtful = is_doubtful[:row]
+            break
+    if not len(entries):
+        return None
+    is_kept = (sizes != FILLER_SIZE) & (begins >= log.begin) & ~is_doubtful
     if tag_hashes is not None:
         is_kept &= np.isin(entries["tag_hash"].astype(np.int32), np.array(sorted(tag_hashes), dtype=np.int32))
     for damaged in log.damaged:
-        is_kept &= (begins >= damaged.end) | (begins + sizes <= damaged.begin)
+        is_kept &= (begins >= damaged.end) | (ends <= damaged.begin)
     rows = np.flatnonzero(is_kept)
     if len(rows):
         fitting_bytes = min(bytes_max, BULK_BYTES_MAX if begins[rows[0]] >= near else BULK_COLD_BYTES_MAX)

@@ -134,8 +134,11 @@ class ConsumeQueue:
             self.next_offset = self.max_offset
         return gap
 
-    def restore(self, queue_offset: int, log_offset: int, size: int, tag_hash: int) -> None:
-        """Put the entry of a record that was damaged in its place, unless another entry stands there.
+    def restore(
+        self, queue_offset: int, log_offset: int, size: int, tag_hash: int, *, replaces: bool = False
+    ) -> None:
+        """Put the entry of a record that was damaged in its place, unless another entry stands there and
+        `replaces` is False.
 
         Raises:  OSError when the file takes no write: the entry is missing until the queue is built anew.
         """
@@ -143,7 +146,7 @@ class ConsumeQueue:
             self.put_at(queue_offset, log_offset, size, tag_hash)
             return
         old = self.entry(queue_offset)
-        if old is None or old[1] != FILLER_SIZE:
+        if old is None or (old[1] != FILLER_SIZE and not replaces):
             return
         raw = _pack(log_offset, size, tag_hash)
         if queue_offset >= self._tail_start:

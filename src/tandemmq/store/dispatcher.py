@@ -255,9 +255,10 @@ class Dispatcher:
             self.block(queue, error)
 
     def restore(
-        self, view: memoryview, base: int, records: Sequence[RecordCheck]
+        self, view: memoryview, base: int, records: Sequence[RecordCheck], *, replaces: bool = False
     ) -> dict[ConsumeQueue, None]:
-        """Give damaged records their queue entries, where none or a filler stands; the queues, to be told of.
+        """Give damaged records their queue entries, where none or a filler stands, or with `replaces`
+        whatever stands there; the queues, to be told of.
 
         Their bytes are in `view`, which begins at byte `base` of the log.
         """
@@ -270,11 +271,47 @@ class Dispatcher:
             if queue.is_schedule and self._has_own_delays:
                 tag = self._own_due_at(view, checked.log_offset - base, tag)
             try:
-                queue.restore(checked.queue_offset, checked.log_offset, checked.size, tag)
+                place = checked.queue_offset, checked.log_offset, checked.size, tag
+                queue.restore(*place, replaces=replaces)
             except OSError as error:
                 self.block(queue, error)
             touched[queue] = None
         return touched
+
+    def mend(self, block: RecordBlock) -> None:
+        """Put right the queue entries of these sound records that have changed since they were dispatched."""
+        for row in self._blocks.find_wrong(block):
+            log_offset = int(block.columns.log_offset[row])
+            found = self._log.segment_view(log_offset)
+            if found is None:
+                continue
+            base, view = found
+            checked = check_record(view, log_offset - base, log_offset=log_offset, check_crc=False)
+            if checked.outcome is not RecordOutcome.OK or self._is_of_another(checked):
+                continue
+            log.warning(
+                events.QUEUE_ENTRY_MENDED,
+                extra={
+                    "topic": checked.topic,
+                    "queue_id": checked.queue_id,
+                    "queue_offset": checked.queue_offset,
+                    "log_offset": log_offset,
+                },
+            )
+            self.tell_of(self.restore(view, base, [checked], replaces=True))
+
+    def _is_of_another(self, checked: RecordCheck) -> bool:
+        """The entry names another record that says the same place of itself: of a later life of its topic."""
+        queue = self._queues.table.get((checked.topic, checked.queue_id))
+        entry = None if queue is None else queue.entry(checked.queue_offset)
+        if entry is None:
+            return True
+        if entry[0] == checked.log_offset or not self._log.begin <= entry[0] < self._log.end:
+            return False
+        other = self._log.check(entry[0])
+        place = other.topic, other.queue_id, other.queue_offset
+        is_same = place == (checked.topic, checked.queue_id, checked.queue_offset)
+        return other.outcome is RecordOutcome.OK and is_same
 
     def tell_of(self, touched: dict[ConsumeQueue, None]) -> None:
         """Records of these queues can be read that could not before."""

@@ -34,7 +34,8 @@ from tandemmq.store.appender import Unit
 from tandemmq.store.checkpoint import Checkpoint, CheckpointTimes
 from tandemmq.store.commit_log import CommitLog, Warmth
 from tandemmq.store.confirm import AckTable, OnDone
-from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.consume_queue import ConsumeQueue
+from tandemmq.store.consume_queues import ConsumeQueues, QueueKey
 from tandemmq.store.damage import DamagedRange
 from tandemmq.store.dispatcher import Dispatcher, DispatchListener
 from tandemmq.store.epoch_file import EpochFile
@@ -74,6 +75,8 @@ log = logging.getLogger(__name__)
 OnFatal = Callable[[BaseException], None]
 
 DELETION_ROUNDS_MAX = 3
+LOST_ENTRIES_MAX = 1024
+"""Beyond so many queue entries whose records were not found none is looked for any more."""
 LIMITED_FOR_GOOD = 1 << 63
 """An offset that no log reaches."""
 
@@ -166,8 +169,15 @@ class MessageStore:
             dispatched=self.dispatched,
         )
         self._reader = Reader(
-            options, log=self._log, queues=self._queues, recorder=self.recorder, role=options.role
+            options,
+            log=self._log,
+            queues=self._queues,
+            recorder=self.recorder,
+            role=options.role,
+            on_doubt=self._doubt_entry,
         )
+        self._is_mending = False
+        self._lost_entries: set[tuple[QueueKey, int]] = set()
         self._replies = Replies(
             options,
             clock=self._clock,
@@ -904,6 +914,39 @@ class MessageStore:
         """Read the log again, at once, from the record that `log_offset` lies in up to `end`."""
         await self.sync()  # nothing else is read again
         await self._writers.scrubber.look_at(log_offset, end)
+
+    def _doubt_entry(self, queue: ConsumeQueue, queue_offset: int) -> bool:
+        """A queue entry names bytes that the log does not have: its record is looked for where it must lie.
+        True: readers wait before it meanwhile; False: it was not found, they pass over it.
+        """
+        is_given_up = (queue.key, queue_offset) in self._lost_entries or not self._has_writers
+        if is_given_up or len(self._lost_entries) >= LOST_ENTRIES_MAX:
+            return False
+        if not self._is_mending:
+            self._is_mending = True
+            self._tasks.start("mend_entry", self._mend_entry(queue, queue_offset))
+        return True
+
+    async def _mend_entry(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        begin, end = self._log.begin, self.dispatched.value  # a filler names offset 0
+        before, after = queue.entry(queue_offset - 1), queue.entry(queue_offset + 1)
+        if before is not None and begin <= before[0] < end:
+            begin = before[0]
+        if after is not None and begin < after[0] < end:
+            end = after[0]
+        try:
+            await self.scrub(begin, end)
+            entry = queue.entry(queue_offset)
+            if entry is not None and not 0 <= entry[0] < entry[0] + entry[1] <= self._log.end:
+                self._lost_entries.add((queue.key, queue_offset))
+                extra = {"topic": queue.key[0], "queue_id": queue.key[1], "queue_offset": queue_offset}
+                log.error(events.QUEUE_ENTRY_LOST, extra=extra)
+        except (StoreError, RequestRejected) as error:
+            if isinstance(error, StoreError) and error.fatal:
+                raise
+        finally:
+            self._is_mending = False
+        self._dispatcher.tell_of({queue: None})
 
     @property
     def damaged_ranges(self) -> Sequence[DamagedRange]:

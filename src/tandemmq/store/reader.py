@@ -9,7 +9,7 @@ Source:     spec store 13.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tandemmq.store.bulk_read import collect_bulk
@@ -61,12 +61,17 @@ class Reader:
         queues: ConsumeQueues,
         recorder: StoreRecorder,
         role: BrokerRole,
+        on_doubt: Callable[[ConsumeQueue, int], bool],
     ) -> None:
+        """`on_doubt(queue, offset)`: the entry there names bytes that the log does not have; whether readers
+        wait before it.
+        """
         self._options = options
         self._memory_window_bytes = options.memory_window_bytes
         self._recorder = recorder
         self._log = log
         self._queues = queues
+        self._on_doubt = on_doubt
         self.role = role
         self.limit: int | None = None
         """What lies at or above it in the log is not shown; None: everything is."""
@@ -106,6 +111,8 @@ class Reader:
             batch = self._collect_bulk(queue, offset, count_max, bytes_max, tag_hashes)
         else:
             batch = self._collect(queue, offset, count_max, bytes_max, tag_hashes, record_filter)
+        if batch is None and queue.entry(offset) is not None:  # in doubt
+            return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
         if batch is None:
             next_offset = self._corrected(offset, queue.file_end(offset))
             return GetResult(GetStatus.OFFSET_FOUND_NULL, next_offset, low, high)
@@ -141,6 +148,12 @@ class Reader:
         batch = _Batch(offset)
         limit = log_end if self.limit is None else self.limit
         for log_offset, size, tag in self._walk(queue, offset, count_max):
+            if not 0 <= log_offset < log_offset + size <= log_end and size != FILLER_SIZE:
+                if self._on_doubt(queue, batch.next_offset):
+                    break
+                batch.next_offset += 1
+                batch.was_removing |= not batch.count
+                continue
             if log_offset >= limit:
                 break
             is_near = log_offset >= near
@@ -159,7 +172,7 @@ class Reader:
             batch.next_offset += 1
             if tag_hashes is not None and (tag & 0xFFFFFFFF ^ 0x80000000) - 0x80000000 not in tag_hashes:
                 continue
-            if size == FILLER_SIZE or log_offset < log_begin or log_offset + size > log_end:
+            if size == FILLER_SIZE or log_offset < log_begin:
                 batch.was_removing |= not batch.count
                 continue
             if damaged is not None and damaged.find(log_offset, log_offset + size) is not None:
@@ -195,6 +208,7 @@ class Reader:
             near=near,
             limit=self.limit,
             tag_hashes=tag_hashes,
+            on_doubt=self._on_doubt,
         )
         if bulk is None:
             return None

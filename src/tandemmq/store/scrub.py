@@ -1,4 +1,5 @@
-"""Reads what lies in the log's files again and again, so that damage is found before the bytes are needed.
+"""Reads what lies in the log's files again and again, so that damage is found before the bytes are needed:
+in the log, and in the entries of the queues, which are mended by what the log says.
 
 Invariants: looked at is what is flushed and dispatched: whole records, which never change. Bytes are damage
             only when a second look finds no record either, in a file that is still the log's. Sends go on.
@@ -25,7 +26,7 @@ from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.damage import DamagedRange, next_sound
 from tandemmq.store.options import StoreOptions
-from tandemmq.store.record_block import read_block
+from tandemmq.store.record_block import RecordBlock, read_block
 from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.segment import Segment
 from tandemmq.store.watermarks import Watermark
@@ -46,6 +47,7 @@ class _Look(NamedTuple):
     end: int
     read_bytes: int
     reason: str = ""
+    block: RecordBlock | None = None
 
 
 class _Step(NamedTuple):
@@ -56,7 +58,9 @@ class _Step(NamedTuple):
 
 
 class Scrubber:
-    """The rounds of one store. `on_damaged` is told when a range was added to those of the log."""
+    """The rounds of one store. `on_damaged` is told when a range was added to those of the log; `mend` puts
+    right what the queues say of sound records.
+    """
 
     def __init__(
         self,
@@ -70,6 +74,7 @@ class Scrubber:
         flushed: Watermark,
         dispatched: Watermark,
         on_damaged: Callable[[], None],
+        mend: Callable[[RecordBlock], None],
     ) -> None:
         self._bytes_per_second = options.scrub_bytes_per_second
         self._record_pair_bytes = 2 * options.record_bytes_max
@@ -82,6 +87,7 @@ class Scrubber:
         self._flushed = flushed
         self._dispatched = dispatched
         self._on_damaged = on_damaged
+        self._mend = mend
         self._position = 0  # where the next look begins
         self._timer: TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -153,6 +159,8 @@ class Scrubber:
             look = await self._off_loop(segment, _look_at, at, limit)
             self._recorder.scrubbed_bytes += look.read_bytes
             position = segment.base + look.end
+            if look.block is not None and not self._is_gone(segment):
+                self._mend(look.block)
             if not look.reason:
                 return _Step(position, look.read_bytes) if look.end <= limit else None
             next_position = await self._judge(segment, look.end, look.reason)
@@ -220,7 +228,8 @@ def _look_at(file: File, view: memoryview, base: int, at: int, limit: int) -> _L
     raw = memoryview(file.pread(at, min(BLOCK_BYTES, limit - at)))
     block = read_block(raw, log_offset=base + at, check_crc=True)
     if len(block):
-        return _Look(at + block.end, len(raw))
+        block.tag_hash  # noqa: B018  # it costs the most, and is kept: not on the loop
+        return _Look(at + block.end, len(raw), block=block)
     size = PREFIX.unpack_from(raw)[0] if len(raw) >= PREFIX.size else 0
     is_long = len(raw) < size <= len(view) - at
     if is_long:

@@ -148,6 +148,7 @@ class Writers:
             flushed=flushed,
             dispatched=dispatched,
             on_damaged=on_damaged,
+            mend=dispatcher.mend,
         )
 
     def start(self) -> None:

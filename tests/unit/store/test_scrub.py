@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from store_rig import Rig, record
 from test_damage import COUNT, FIELDS, FILE_BYTES, filled, flip, healed, log_bytes, place, read
 
 from tandemmq.runtime.ports import File
-from tandemmq.store import FlushMode, MessageStore
+from tandemmq.store import FlushMode, GetStatus, MessageStore
+from tandemmq.store.queue_entries import UNIT
 from tandemmq.store.scrub import BLOCK_BYTES, FIRST_DELAY_S
 from tandemmq.telemetry import events
 
@@ -177,4 +179,110 @@ async def test_a_file_that_cannot_be_read_is_told_and_passed_over(
     assert [r.log_offset for r in failed] == [0]  # type: ignore[attr-defined]
     assert [begin for begin, _ in ranges(store)] == [at]
     assert rig.fatal == []
+    await store.close()
+
+
+async def from_disk(rig: Rig) -> None:
+    """From now on the queue is read from its files, as when it was idle for a while."""
+    await rig.clock.pass_time(11)
+    rig.stores[-1]._queues.table["T", 0].drop_tail()
+
+
+def entry_place(rig: Rig, number: int) -> tuple[Path, int]:
+    """The file of the queue that holds the entry of message `number`, and the byte there."""
+    options = rig.stores[-1].options
+    at = number * 20 % options.consume_queue_file_bytes
+    return options.root / "consumequeue" / "T" / "0" / f"{number * 20 - at:020}", at
+
+
+def overwrite_entry(rig: Rig, number: int, data: bytes) -> None:
+    """What the queue's file says of message `number`."""
+    path, at = entry_place(rig, number)
+    file = rig.disk.open(path)
+    file.pwrite(at, (data,))
+    file.close()
+
+
+def flip_entry(rig: Rig, number: int, byte: int, bit: int) -> bytes:
+    """A turned bit in a byte of the entry; the entry as it was."""
+    path, at = entry_place(rig, number)
+    entry = rig.disk.read_bytes(path)[at : at + 20]
+    changed = bytearray(entry)
+    changed[byte] ^= bit
+    overwrite_entry(rig, number, bytes(changed))
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("at", "bit"), [(0, 0x80), (3, 1), (6, 2), (7, 4), (8, 0x80), (10, 1), (11, 1), (18, 1)]
+)
+async def test_a_turned_bit_in_a_queue_entry_is_found_and_mended(
+    at: int, bit: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = Rig(**SCRUB)
+    await filled(rig, 300)
+    store = rig.stores[-1]
+    await from_disk(rig)
+    entry = flip_entry(rig, 10, at, bit)
+    assert store.queue_entries("T", 0, 10, 1) != [UNIT.unpack(entry)]
+    await rig.clock.pass_time(FIRST_DELAY_S + 5)
+    assert store.queue_entries("T", 0, 10, 1) == [UNIT.unpack(entry)]
+    assert read(store) == read(store, is_bulk=True) == list(range(300))
+    told = [r for r in caplog.records if r.msg == events.QUEUE_ENTRY_MENDED]
+    assert [(r.topic, r.queue_id, r.queue_offset) for r in told] == [("T", 0, 10)]  # type: ignore[attr-defined]
+    await store.close()
+    again = await rig.open()
+    assert read(again) == list(range(300))
+    await again.close()
+
+
+@pytest.mark.parametrize("is_bulk", [False, True])
+@pytest.mark.parametrize(("at", "bit"), [(0, 0x80), (3, 1), (8, 0x80), (8, 0x40)])
+async def test_readers_wait_while_the_record_of_an_impossible_entry_is_looked_for(
+    at: int, bit: int, is_bulk: bool
+) -> None:
+    """It would have seemed to them that retention took the message."""
+    rig = Rig(**SCRUB)
+    await filled(rig, 300)
+    store = rig.stores[-1]
+    await from_disk(rig)
+    flip_entry(rig, 10, at, bit)
+    told: list[object] = []
+    store.on_dispatch(told.append)
+    assert store.get("T", 0, 8, count_max=100, is_bulk=is_bulk).next_offset == 10
+    assert store.get("T", 0, 10, count_max=100, is_bulk=is_bulk).status is GetStatus.OFFSET_OVERFLOW_ONE
+    await rig.clock.pass_time(1)
+    assert told
+    assert store.get("T", 0, 10, count_max=1, is_bulk=is_bulk).status is GetStatus.FOUND
+    assert read(store, is_bulk=is_bulk) == list(range(300))
+    await store.close()
+
+
+async def test_an_entry_whose_record_is_nowhere_keeps_nobody_waiting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Rig(**SCRUB)
+    size = await filled(rig, 300)
+    store = rig.stores[-1]
+    await from_disk(rig)
+    flip(rig, place(rig, 10) + FIELDS["body"])
+    overwrite_entry(rig, 10, UNIT.pack(1 << 50, size, 0))
+    assert store.get("T", 0, 10, count_max=1).status is GetStatus.OFFSET_OVERFLOW_ONE
+    await rig.clock.pass_time(1)
+    assert read(store) == read(store, is_bulk=True) == [n for n in range(300) if n != 10]
+    told = [r for r in caplog.records if r.msg == events.QUEUE_ENTRY_LOST]
+    assert [r.queue_offset for r in told] == [10]  # type: ignore[attr-defined]
+    await store.close()
+
+
+async def test_what_a_topic_had_before_it_was_made_again_is_not_put_back() -> None:
+    rig = Rig(**SCRUB)
+    await filled(rig, 30)
+    store = rig.stores[-1]
+    await store.drop_topics(["T"])
+    rig.put(store, *(record(b"%03d" % n) for n in range(100, 120)))
+    before = store.queue_entries("T", 0, 0, 100)
+    await rig.clock.pass_time(FIRST_DELAY_S + 15)
+    assert store.recorder.scrubbed_bytes
+    assert store.queue_entries("T", 0, 0, 100) == before
     await store.close()
