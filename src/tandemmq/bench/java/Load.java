@@ -16,6 +16,7 @@ import org.apache.rocketmq.client.consumer.PopCallback;
 import org.apache.rocketmq.client.consumer.PopResult;
 import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.PullStatus;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.impl.factory.MQClientInstance;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
@@ -43,6 +44,7 @@ public final class Load {
     private static final long TIMEOUT_MS = 10_000;
     private static final int ATTEMPTS_MAX = 120;
     private static final int READ_AT_ONCE = 32;
+    private static final int SEEKS_MAX = 20;
     private static final long INVISIBLE_MS = 60_000;
 
     private final String nameServer;
@@ -75,7 +77,18 @@ public final class Load {
         measuredNs = (long) (Double.parseDouble(arguments[8]) * 1e9);
     }
 
-    public static void main(String[] arguments) throws Exception {
+    public static void main(String[] arguments) {
+        try {
+            run(arguments);
+        } catch (Throwable error) {
+            error.printStackTrace();
+            System.exit(1);
+        }
+        // The client's threads are not worth waiting for.
+        System.exit(0);
+    }
+
+    private static void run(String[] arguments) throws Exception {
         Load load = new Load(arguments);
         switch (arguments[2]) {
             case "send":
@@ -88,8 +101,6 @@ public final class Load {
             case "pop": load.popAndAck(); break;
             default: throw new IllegalArgumentException("no load is called " + arguments[2]);
         }
-        // The client's threads are not worth waiting for.
-        System.exit(0);
     }
 
     /** As many at a time as asked for, each followed by the next. */
@@ -163,9 +174,7 @@ public final class Load {
         consumer.start();
         Collection<MessageQueue> queues = consumer.fetchMessageQueues(topic);
         consumer.assign(queues);
-        for (MessageQueue queue : queues) {
-            consumer.seekToBegin(queue);
-        }
+        seekToBegin(consumer, queues);
         Clock clock = new Clock();
         int silent = 0;
         while (clock.goesOn()) {
@@ -177,13 +186,29 @@ public final class Load {
             }
             silent = count == 0 ? silent + 1 : 0;
             if (silent >= 1) {
-                for (MessageQueue queue : queues) {
-                    consumer.seekToBegin(queue);
-                }
+                seekToBegin(consumer, queues);
                 silent = 0;
             }
         }
         clock.tell();
+    }
+
+    /** A seek interrupts the queue's pull, and an interrupted pull closes the connection that the next seek uses. */
+    private static void seekToBegin(DefaultLitePullConsumer consumer, Collection<MessageQueue> queues)
+        throws Exception {
+        for (MessageQueue queue : queues) {
+            for (int attempt = 0; ; attempt++) {
+                try {
+                    consumer.seekToBegin(queue);
+                    break;
+                } catch (MQClientException error) {
+                    if (attempt == SEEKS_MAX) {
+                        throw error;
+                    }
+                    Thread.sleep(1);
+                }
+            }
+        }
     }
 
     /** The same, a thread for each queue, of the messages that an expression selects. */
