@@ -404,3 +404,75 @@ async def test_a_group_is_told_to_pop(rig: Rig) -> None:
     assert modes is not None
     held = modes.modes["Orders"]["billing"]
     assert (held.mode, held.pop_share_queue_count) == ("POP", 2)
+
+
+async def test_messages_are_printed_by_topic_queue_time_and_tag(rig: Rig) -> None:
+    await rig.start_broker()
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders", "-r", "2", "-w", "2")
+    await send(rig, "Orders", 6, tags="A")
+    await send(rig, "Orders", 3, tags="B")
+    found = (await rows(rig, "printMsg", "-t", "Orders"))["messages"]
+    assert len(found) == 9
+    assert {row["body"] for row in found} == {f"m{n}" for n in range(6)}
+    found = (await rows(rig, "printMsg", "-t", "Orders", "-s", "B || C"))["messages"]
+    assert {row["tags"] for row in found} == {"B"}
+    one = await rows(rig, "printMsgByQueue", "-t", "Orders", "-a", "broker-a", "-i", "0", "-f", "true")
+    assert {row["queue"] for row in one["messages"]} == {0}
+    assert sum(row["messages"] for row in one["tags"]) == len(one["messages"]) < 9
+    newest = max(row["stored_at"] for row in found)
+    await rows(rig, "printMsg", "-t", "Orders", "-b", str(newest + 1), exit_code=1)
+    assert len((await rows(rig, "printMsg", "-t", "Orders", "-e", str(newest)))["messages"]) == 9
+    assert len((await rows(rig, "printMsg", "-t", "Orders", "-m", "4"))["messages"]) == 4
+    cut = await invoke("admin", "printMsg", "-t", "Orders", "-m", "4", "-n", rig.namesrv)
+    assert "more than 4" in cut.stderr
+    wrong = await invoke("admin", "printMsg", "-t", "Orders", "-b", "2", "-e", "1", "-n", rig.namesrv)
+    assert (wrong.exit_code, "later than" in wrong.output) == (2, True)
+
+
+async def test_entries_of_a_queue_are_shown(rig: Rig) -> None:
+    await rig.start_broker()
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders", "-r", "1", "-w", "1")
+    await send(rig, "Orders", 3)
+    told = await rows(rig, "queryCq", "-t", "Orders", "-q", "0", "-i", "1", "-c", "5")
+    assert [(row["min_offset"], row["max_offset"]) for row in told["queue"]] == [(0, 3)]
+    assert [row["queue_offset"] for row in told["entries"]] == [1, 2]
+    messages = (await rows(rig, "printMsg", "-t", "Orders"))["messages"]
+    assert [row["log_offset"] for row in told["entries"]] == [row["log_offset"] for row in messages[1:]]
+
+
+async def test_consumers_tell_what_they_do(rig: Rig) -> None:
+    await rig.start_broker()
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders", "-r", "1", "-w", "1")
+    await send(rig, "Orders", 3)
+    await rows(rig, "consumerStatus", "-g", "G", exit_code=1)
+    async with rig.consumer("G", "Orders") as member:
+        await take(member, 3)
+        told = await rows(rig, "consumerStatus", "-g", "G")
+        assert {"subscription of Orders", "PROP_CONSUME_TYPE"} <= {row["name"] for row in told["members"]}
+        [queue] = [row for row in told["queues"] if row["topic"] == "Orders"]
+        assert (queue["broker"], queue["queue"]) == ("broker-a", 0)
+        await rows(rig, "consumerStatus", "-g", "G", "-i", "somebody@else", exit_code=1)
+
+
+async def test_rates_and_lag_of_all_topics(rig: Rig) -> None:
+    await rig.start_broker()
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders", "-r", "1", "-w", "1")
+    await send(rig, "Orders", 3)
+    async with rig.consumer("G", "Orders") as member:
+        await take(member, 3)
+    told = (await rows(rig, "statsAll"))["topics"]
+    [row] = [row for row in told if row["topic"] == "Orders"]
+    assert row["group"] == "G"
+    assert {row["topic"] for row in (await rows(rig, "statsAll", "-t", "Orders"))["topics"]} == {"Orders"}
+
+
+async def test_topics_and_groups_are_written_into_a_file(rig: Rig, tmp_path: Path) -> None:
+    await rig.start_broker()
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders", "-r", "3", "-w", "2")
+    await rows(rig, "updateSubGroup", "-c", "DefaultCluster", "-g", "G")
+    out = tmp_path / "export"
+    [row] = (await rows(rig, "exportMetadata", "-c", "DefaultCluster", "-f", str(out)))["exported"]
+    held = json.loads((out / "metadata.json").read_text())
+    assert row["path"] == str(out / "metadata.json")
+    assert held["topicConfigTable"]["Orders"]["readQueueNums"] == 3
+    assert "G" in held["subscriptionGroupTable"]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,36 @@ def test_an_elected_master_that_dies_is_replaced_and_readers_go_on(folder: Path)
     after = servers(folder)
     assert after["master"]["address"] == before["slave"]["address"]
     assert (after["slave"]["address"], after["slave"]["restarts"]) == (before["master"]["address"], 1)
+
+    # What operators ask of the controllers.
+    def ask(*arguments: str, exit_code: int = 0) -> dict[str, list[dict[str, Any]]]:
+        done = run(folder, "admin", *arguments, "--json")
+        assert done.returncode == exit_code, done.stderr
+        tables: dict[str, list[dict[str, Any]]] = json.loads(done.stdout or "{}")
+        return tables
+
+    def replicas() -> dict[str, dict[str, Any]]:
+        found = ask("getSyncStateSet", "-a", controller, "-b", "broker-a")["replicas"]
+        return {row["address"]: row for row in found}
+
+    slave = after["slave"]["address"]
+    until_blocking(lambda: replicas()[slave]["in_sync"])
+    wanted = str(replicas()[slave]["id"])
+    place = ("-a", controller, "-bn", "broker-a", "-c", "DefaultCluster", "-b", wanted)
+    ask("cleanBrokerMetadata", *place, exit_code=1)  # it lives
+    [master] = ask("electMaster", *place)["masters"]
+    assert (master["address"], str(master["id"])) == (slave, wanted)
+    until_blocking(lambda: replicas()[slave]["master"])
+    terms = ask("getBrokerEpoch", "-b", slave)["terms"]
+    assert [row["epoch"] for row in terms] == sorted({row["epoch"] for row in terms})
+    assert terms[0]["start_offset"] == 0
+    assert all(one["end_offset"] == other["start_offset"] for one, other in pairwise(terms))
+    key = "enableElectUncleanMaster"
+    ask("updateControllerConfig", "-a", controller, "-k", key, "-v", "true")
+    settings = ask("getControllerConfig", "-a", controller)["settings"]
+    assert {"controller": controller, "key": key, "value": "true"} in settings
+    refused = ask("updateControllerConfig", "-a", controller, "-k", "configStorePath", "-v", "x", exit_code=1)
+    assert not refused
 
 
 def test_a_folder_stays_of_the_kind_that_it_began_as(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Commands about clusters, brokers, controllers and name servers: clusterList, haStatus, getBrokerConfig,
-handover, getSyncStateSet, wipeWritePerm, updateKvConfig.
+"""Commands about clusters, brokers and name servers: clusterList, haStatus, getBrokerConfig, wipeWritePerm,
+updateKvConfig.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from typing import Final
 
 from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import Target, Tools, find_targets
-from tandemmq.api import broker_admin, controller, nameserver, replica
+from tandemmq.api import broker_admin, nameserver, replica
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.ha import HaClient, HaStatus
 from tandemmq.protocol.bodies.kv import REFUSALS_KEY
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.properties_file import parse_properties
-from tandemmq.runtime.clock import LoopClock
 
 _REFUSED: Final = ("AHEAD", "TOO_OLD", "HALTED")
 """States of a slave, as its master sees it, that end by an operator's hand only."""
@@ -156,33 +155,6 @@ async def accept_log(tools: Tools, address: str) -> Answer:
     return Answer([], [await replica.accept_log(tools.remoting, address)])
 
 
-async def change_controllers(tools: Tools, address: str, action: str, name: str, new_address: str) -> Answer:
-    """The controllers of a group, after one of them was added, removed or made the leader."""
-    leader = await controller.find_leader(tools.remoting, address)
-    members = await controller.change_controllers(tools.remoting, leader, action, name, new_address)
-    table = Table("controllers", ("name", "address", "voter", "leader"))
-    table.rows += [(one.name, one.address, one.is_voter, one.is_leader) for one in members]
-    return Answer([table])
-
-
-async def hand_over(tools: Tools, address: str, name: str, target: int | None) -> Answer:
-    """Another member of an elected group is its master now."""
-    groups = await controller.hand_over_group(tools.remoting, address, name, target, clock=LoopClock())
-    table = Table("masters", ("when", "broker", "id", "address", "master_epoch", "in_sync"))
-    table.rows += [
-        (
-            when,
-            name,
-            group.master_id,
-            group.master_address,
-            group.master_epoch,
-            " ".join(str(one.broker_id) for one in group.in_sync),
-        )
-        for when, group in zip(("before", "after"), groups, strict=True)
-    ]
-    return Answer([table])
-
-
 def _copy_row(target: Target, one: HaClient) -> Row:
     halt = None if one.halt_reason is None else f"{one.halt_reason} at {one.halt_offset}: {one.halt_detail}"
     return (
@@ -231,37 +203,6 @@ def _first_rate(text: str | None) -> float | None:
         return round(float((text or "").split()[0]), 1)
     except (IndexError, ValueError):
         return None
-
-
-# Controllers: what they decided
-
-
-async def show_controller(tools: Tools, address: str) -> Answer:
-    """What one controller knows of its group."""
-    found = await controller.query_metadata(tools.remoting, address)
-    facts = [("group", found.group), ("leader", found.leader_id), ("leader address", found.leader_address)]
-    facts += [("peer", peer) for peer in (found.peers or "").split(";") if peer]
-    return Answer([Table("controller", ("fact", "value"), [*facts])])
-
-
-async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) -> Answer:
-    """Who of a group of brokers, or of those of a cluster, is in the SyncStateSet; exit code 1 when the
-    controllers know none of them.
-    """
-    leader = await controller.find_leader(tools.remoting, address)
-    names = (
-        [name] if name else sorted({one.broker_name for one in await find_targets(tools, cluster=cluster)})
-    )
-    groups = await controller.read_sync_states(tools.remoting, leader, names)
-    table = Table("replicas", ("broker", "id", "address", "in_sync", "alive", "master", "master_epoch"))
-    for group_name, group in sorted(groups.items()):
-        for is_in_sync, members in ((True, group.in_sync), (False, group.not_in_sync)):
-            for one in members:
-                is_master = one.broker_id == group.master_id
-                row = (group_name, one.broker_id, one.address, is_in_sync, one.is_alive, is_master)
-                table.rows.append((*row, group.master_epoch))
-    notes = [] if table.rows else [f"the controllers know none of {', '.join(names)}"]
-    return Answer([table], notes, exit_code=0 if table.rows else 1)
 
 
 # Name servers: each of them is told, because they know nothing of each other

@@ -6,17 +6,19 @@ Exit codes: 0 done, 1 refused, not found or a fault that the command reports, 2 
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from tandemmq.admin import access_command, brokers, groups, messages, topics
+from tandemmq.admin import access_command, brokers, controllers, groups, messages, topics
 from tandemmq.admin.options import Address, AsJson, Cluster, NameServers, demand_place, run
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.client import Message, MessageQueue
 from tandemmq.protocol.bodies.assignment import RequestMode
 from tandemmq.protocol.bodies.topic import PERMISSION_DEFAULT, TopicConfig
 from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.requests.admin import ConsumeQueueRequest
 from tandemmq.runtime.clock import LoopClock
 
 app = typer.Typer(
@@ -27,15 +29,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(access_command.app)
+app.add_typer(controllers.app)
 
 TIME_FORMAT: Final = "%Y-%m-%d#%H:%M:%S:%f"
 """mqadmin's, local time."""
 
-ControllerAddress = Annotated[
-    str, typer.Option("-a", "--controllerAddress", help="Any controller.", metavar="HOST:PORT")
-]
 Topic = Annotated[str, typer.Option("-t", "--topic", help="The topic.")]
 Group = Annotated[str, typer.Option("-g", "--groupName", help="The consumer group.")]
+Tags = Annotated[str, typer.Option("-s", "--subExpression", help="Only these tags, separated by ||.")]
+_TIMES: Final = "now, milliseconds since 1970 or yyyy-MM-dd#HH:mm:ss:SSS."
+Begin = Annotated[str, typer.Option("-b", "--beginTimestamp", help=f"Stored then or later: {_TIMES}")]
+End = Annotated[str, typer.Option("-e", "--endTimestamp", help=f"Stored then or earlier: {_TIMES}")]
+CountMax = Annotated[int, typer.Option("-m", "--maxNum", help="At most so many.", min=1, max=1_000_000)]
 
 
 # Brokers
@@ -77,70 +82,6 @@ def ha_status(
 def accept_log(broker: Address, as_json: AsJson = False) -> None:
     """Let a master that waits for its slaves serve its log as it is: what only they hold is given up."""
     run("", lambda tools: brokers.accept_log(tools, broker), as_json=as_json, needs_names=False)
-
-
-@app.command("controllers")
-def controllers(
-    address: ControllerAddress,
-    add: Annotated[
-        str, typer.Option("--add", help="One that runs with controllerJoin=true.", metavar="ID-HOST:PORT")
-    ] = "",
-    remove: Annotated[str, typer.Option("--remove", help="One that goes.", metavar="ID")] = "",
-    hand_over: Annotated[str, typer.Option("--hand-over", help="Who is to lead.", metavar="ID")] = "",
-    as_json: AsJson = False,
-) -> None:
-    """The controllers of a group; add, remove or hand over to one of them."""
-    if sum(map(bool, (add, remove, hand_over))) > 1:
-        raise typer.BadParameter("one change at a time")
-    name, dash, new_address = add.partition("-")
-    if add and not (name and dash):
-        raise typer.BadParameter("--add takes ID-HOST:PORT")
-    action = "add" if add else "remove" if remove else "handOver" if hand_over else "list"
-    name = name or remove or hand_over
-    run(
-        "",
-        lambda tools: brokers.change_controllers(tools, address, action, name, new_address),
-        as_json=as_json,
-        needs_names=False,
-    )
-
-
-@app.command("handover")
-def handover(
-    address: ControllerAddress,
-    name: Annotated[str, typer.Option("-b", "--brokerName", help="The group of brokers.", metavar="NAME")],
-    target: Annotated[
-        int | None,
-        typer.Option("--to", help="Who is to be the master; else any member in sync.", metavar="ID"),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Another broker of an elected group becomes its master; no send fails."""
-    run("", lambda tools: brokers.hand_over(tools, address, name, target), as_json=as_json, needs_names=False)
-
-
-@app.command("getControllerMetaData")
-def get_controller_metadata(address: ControllerAddress, as_json: AsJson = False) -> None:
-    """The group of a controller and its leader."""
-    run("", lambda tools: brokers.show_controller(tools, address), as_json=as_json, needs_names=False)
-
-
-@app.command("getSyncStateSet")
-def get_sync_state_set(
-    address: ControllerAddress,
-    name: Annotated[str, typer.Option("-b", "--brokerName", help="The group of brokers.")] = "",
-    cluster: Cluster = "",
-    namesrv: NameServers = "",
-    as_json: AsJson = False,
-) -> None:
-    """Which replicas of a group of brokers are in sync; exit code 1 when the controllers know none."""
-    demand_place(name, cluster)
-    run(
-        namesrv,
-        lambda tools: brokers.show_sync_sets(tools, address, name, cluster),
-        as_json=as_json,
-        needs_names=not name,
-    )
 
 
 @app.command("getBrokerConfig")
@@ -333,6 +274,39 @@ def update_topic(
     )
 
 
+@app.command("statsAll")
+def stats_all(
+    topic: Annotated[str, typer.Option("-t", "--topic", help="Only this topic.")] = "",
+    only_active: Annotated[
+        bool, typer.Option("-a", "--activeTopic", help="Only where messages went in or out in 24 hours.")
+    ] = False,
+    namesrv: NameServers = "",
+    as_json: AsJson = False,
+) -> None:
+    """What goes into each topic and to each of its groups, and what waits."""
+    run(namesrv, lambda tools: topics.show_stats(tools, topic, only_active=only_active), as_json=as_json)
+
+
+@app.command("exportMetadata")
+def export_metadata(
+    directory: Annotated[
+        Path, typer.Option("-f", "--filePath", help="The directory for metadata.json.", metavar="DIR")
+    ],
+    namesrv: NameServers = "",
+    broker: Address = "",
+    cluster: Cluster = "",
+    as_json: AsJson = False,
+) -> None:
+    """Write the topics and groups of a broker, or of a cluster's masters, into a file."""
+    demand_place(broker, cluster)
+    run(
+        namesrv,
+        lambda tools: topics.export_tables(tools, broker, cluster, directory),
+        as_json=as_json,
+        needs_names=not broker,
+    )
+
+
 @app.command("updateTopicPerm")
 def update_topic_permission(
     topic: Topic,
@@ -380,6 +354,26 @@ def consumer_connection(
     run(
         namesrv,
         lambda tools: groups.show_connections(tools, group, broker),
+        as_json=as_json,
+        needs_names=not broker,
+    )
+
+
+@app.command("consumerStatus")
+def consumer_status(
+    group: Annotated[str, typer.Option("-g", "--consumerGroup", help="The consumer group.")],
+    client_id: Annotated[str, typer.Option("-i", "--clientId", help="Only this member.")] = "",
+    has_stack: Annotated[
+        bool, typer.Option("-s", "--jstack", help="With the stacks of a Java client's threads.")
+    ] = False,
+    broker: Address = "",
+    namesrv: NameServers = "",
+    as_json: AsJson = False,
+) -> None:
+    """What the members of a group do, as they say themselves; exit code 1 when nobody is online."""
+    run(
+        namesrv,
+        lambda tools: groups.show_members(tools, group, client_id, broker, has_stack=has_stack),
         as_json=as_json,
         needs_names=not broker,
     )
@@ -610,6 +604,82 @@ def send_message(
     run(namesrv, lambda _: messages.send(namesrv, message, broker_name, queue_id), as_json=as_json)
 
 
+@app.command("printMsg")
+def print_messages(
+    topic: Topic,
+    expression: Tags = messages.ALL_TAGS,
+    begin: Begin = "",
+    end: End = "",
+    body: Annotated[str, typer.Option("-d", "--printBody", help="Means nothing: bodies are shown.")] = "true",
+    count_max: CountMax = 10_000,
+    namesrv: NameServers = "",
+    as_json: AsJson = False,
+) -> None:
+    """The messages of a topic; exit code 1 when there is none."""
+    _flag(body, "-d")
+    begin_ms, end_ms = _span(begin, end)
+    wanted = messages.Wanted(expression=expression, begin_ms=begin_ms, end_ms=end_ms, count_max=count_max)
+    run(namesrv, lambda tools: messages.print_topic(tools, topic, wanted), as_json=as_json)
+
+
+@app.command("printMsgByQueue")
+def print_messages_of_queue(
+    topic: Topic,
+    broker_name: Annotated[str, typer.Option("-a", "--brokerName", help="The broker's name.")],
+    queue_id: Annotated[int, typer.Option("-i", "--queueId", min=0)],
+    expression: Tags = messages.ALL_TAGS,
+    begin: Begin = "",
+    end: End = "",
+    prints: Annotated[
+        str, typer.Option("-p", "--printMsg", help="false: not the messages themselves.")
+    ] = "true",
+    body: Annotated[str, typer.Option("-d", "--printBody", help="Means nothing: bodies are shown.")] = "true",
+    by_tag: Annotated[
+        str, typer.Option("-f", "--calculateByTag", help="true: how many have which tag.")
+    ] = "false",
+    count_max: CountMax = 10_000,
+    namesrv: NameServers = "",
+    as_json: AsJson = False,
+) -> None:
+    """The messages of one queue; exit code 1 when there is none."""
+    _flag(body, "-d")
+    begin_ms, end_ms = _span(begin, end)
+    wanted = messages.Wanted(
+        broker_name=broker_name,
+        queue_id=queue_id,
+        expression=expression,
+        begin_ms=begin_ms,
+        end_ms=end_ms,
+        count_max=count_max,
+        is_printed=_flag(prints, "-p"),
+        counts_tags=_flag(by_tag, "-f"),
+    )
+    run(namesrv, lambda tools: messages.print_topic(tools, topic, wanted), as_json=as_json)
+
+
+@app.command("queryCq")
+def query_queue_entries(
+    topic: Topic,
+    queue_id: Annotated[int, typer.Option("-q", "--queue", help="The queue's number.", min=0)],
+    index: Annotated[int, typer.Option("-i", "--index", help="The first queue offset.", min=0)],
+    count: Annotated[int, typer.Option("-c", "--count", help="How many entries.", min=1)] = 10,
+    broker: Annotated[str, typer.Option("-b", "--broker", help="One broker.", metavar="HOST:PORT")] = "",
+    group: Annotated[str, typer.Option("-g", "--consumer", help="Whose subscription is tried.")] = "",
+    namesrv: NameServers = "",
+    as_json: AsJson = False,
+) -> None:
+    """Entries of a ConsumeQueue: where messages lie in the log."""
+    header = ConsumeQueueRequest(
+        topic=topic, queue_id=queue_id, queue_offset=index, count_max=count, consumer_group=group or None
+    )
+    run(
+        namesrv,
+        lambda tools: messages.show_entries(tools, header, broker),
+        as_json=as_json,
+        needs_names=not broker,
+    )
+
+
 @app.command("queryMsgByKey")
 def query_message_by_key(
     topic: Topic,
@@ -620,6 +690,15 @@ def query_message_by_key(
 ) -> None:
     """Messages that carry a key; exit code 1 when there is none."""
     run(namesrv, lambda tools: messages.find_by_key(tools, topic, key, count_max), as_json=as_json)
+
+
+def _span(begin: str, end: str) -> tuple[int | None, int | None]:
+    """The milliseconds of two times; None: from or to the end."""
+    now_ms = LoopClock().now_ms()
+    begin_ms, end_ms = (parse_time(text, now_ms) if text else None for text in (begin, end))
+    if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
+        raise typer.BadParameter(f"-b {begin} is later than -e {end}")
+    return begin_ms, end_ms
 
 
 def parse_time(text: str, now_ms: int) -> int:

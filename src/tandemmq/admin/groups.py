@@ -1,6 +1,6 @@
-"""Commands about groups: consumerProgress, consumerConnection, producerConnection, resetOffsetByTime,
-skipAccumulatedMessage, cloneGroupOffset, getConsumerConfig, updateSubGroup, deleteSubGroup,
-setConsumeMode.
+"""Commands about groups: consumerProgress, consumerConnection, consumerStatus, producerConnection,
+resetOffsetByTime, skipAccumulatedMessage, cloneGroupOffset, getConsumerConfig, updateSubGroup,
+deleteSubGroup, setConsumeMode.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import MASTER_ID, Target, Tools, find_targets
 from tandemmq.api import broker_admin, broker_offset, broker_topic
-from tandemmq.errors import GroupNotFound, NoRoute, RequestRejected
+from tandemmq.errors import GroupNotFound, NoRoute, RequestRejected, TandemError
 from tandemmq.protocol.bodies.assignment import RequestMode
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
 from tandemmq.protocol.codes import render_version
@@ -64,6 +64,47 @@ async def show_connections(tools: Tools, group: str, address: str) -> Answer:
     tables = [table for table in (members, wants, refused) if table.rows]
     notes = [] if members.rows else [f"no consumer of the group {group!r} is online"]
     return Answer(tables, notes, exit_code=0 if members.rows else 1)
+
+
+async def show_members(tools: Tools, group: str, client_id: str, address: str, *, has_stack: bool) -> Answer:
+    """What each member of a group, or one, does with its queues, as it says itself."""
+    members = Table("members", ("broker", "client", "name", "value"))
+    queues = Table(
+        "queues", ("client", "topic", "broker", "queue", "commit_offset", "cached", "locked", "pulled_at")
+    )
+    stacks: list[str] = []
+    asked: set[str] = set()
+    notes: list[str] = []
+    for target in await find_targets(tools, address=address, masters_only=not address):
+        found = await broker_admin.query_consumer_connections(tools.remoting, target.address, group)
+        for one in () if found is None else found.connections:
+            if one.client_id in asked or client_id not in ("", one.client_id):
+                continue
+            asked.add(one.client_id)
+            try:
+                info = await broker_admin.query_running_info(
+                    tools.remoting, target.address, group, one.client_id, has_stack=has_stack
+                )
+            except TandemError as error:
+                notes.append(f"{one.client_id} does not tell: {error}")
+                continue
+            place = (target.address, one.client_id)
+            members.rows += [(*place, name, text) for name, text in sorted(info.properties.items())]
+            members.rows += [
+                (*place, f"subscription of {data.topic}", data.expression) for data in info.subscriptions
+            ]
+            queues.rows += [
+                (
+                    one.client_id,
+                    *(queue.topic, queue.broker_name, queue.queue_id),
+                    *(state.commit_offset, state.cached_count, state.is_locked, state.pulled_at_ms),
+                )
+                for queue, state in sorted(info.queues.items())
+            ]
+            stacks += [f"{one.client_id}:\n{info.stack}"] if info.stack else []
+    if not asked:
+        notes.append(f"no such consumer of the group {group!r} is online")
+    return Answer([members, queues], [*notes, *stacks], exit_code=0 if members.rows else 1)
 
 
 async def show_producers(tools: Tools, group: str, address: str) -> Answer:

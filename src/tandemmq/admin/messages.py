@@ -1,22 +1,50 @@
-"""Commands about messages: queryMsgById, queryMsgByUniqueKey, queryMsgByKey, queryMsgByOffset,
-sendMessage.
+"""Commands about messages: queryMsgById, queryMsgByUniqueKey, queryMsgByKey, queryMsgByOffset, printMsg,
+printMsgByQueue, queryCq, sendMessage.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
 from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.security import tools_options
-from tandemmq.admin.targets import Tools
-from tandemmq.api import broker_pull
+from tandemmq.admin.targets import MASTER_ID, Tools
+from tandemmq.api import broker_offset, broker_pull, broker_query
 from tandemmq.client import Message, MessageQueue, Producer, ProducerOptions
 from tandemmq.client.route_view import build_view
 from tandemmq.errors import BadRequest, ClientError, ConfigError, NoRoute
 from tandemmq.protocol.record import Record, decode_records
+from tandemmq.protocol.requests.admin import ConsumeQueueRequest
 from tandemmq.protocol.requests.pull import PULL_HAS_SUBSCRIPTION, PullRequest
 from tandemmq.protocol.topic_names import TOOLS_GROUP
 
 BODY_CHARS_MAX = 1_000
 """Of a body, in characters; more is cut with an ellipsis."""
+
+ALL_TAGS: Final = "*"
+PULL_COUNT_MAX: Final = 32
+"""What RocketMQ's brokers give at most in one answer from memory, by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which messages of a topic are printed; times in ms, when they were stored; None: from or to the end."""
+
+    broker_name: str = ""
+    queue_id: int | None = None
+    expression: str = ALL_TAGS
+    begin_ms: int | None = None
+    end_ms: int | None = None
+    count_max: int
+    is_printed: bool = True
+    counts_tags: bool = False
+
+    @property
+    def tags(self) -> frozenset[str]:
+        return frozenset(tag.strip() for tag in self.expression.split("||"))
+
 
 _COLUMNS = ("message_id", "unique_key", "topic", "queue", "queue_offset", "log_offset", "born_at")
 _MORE = ("stored_at", "retries", "size", "tags", "keys", "properties", "body")
@@ -60,21 +88,95 @@ async def find_by_offset(tools: Tools, queue: MessageQueue, offset: int) -> Answ
     addresses = view.addresses.get(queue.broker_name)
     if not addresses:
         raise NoRoute(f"broker {queue.broker_name!r} has no queue of topic {queue.topic!r}")
-    header = PullRequest(
+    header = _pull_header(queue, offset, 1, ALL_TAGS)
+    pulled = await broker_pull.pull(tools.remoting, addresses[min(addresses)], header)
+    return _answer([one for one in decode_records(pulled.body) if one.queue_offset == offset])
+
+
+async def print_topic(tools: Tools, topic: str, wanted: Wanted) -> Answer:
+    """The messages of a topic, queue by queue. Exit code 1 when there is none."""
+    view = build_view(topic, await tools.cluster_admin.topic_route(topic))
+    queues = [
+        queue
+        for queue in view.subscribe_queues
+        if wanted.broker_name in ("", queue.broker_name) and wanted.queue_id in (None, queue.queue_id)
+    ]
+    if not queues:
+        raise NoRoute(f"topic {topic!r} has no such queue")
+    records: list[Record] = []
+    for queue in queues:
+        addresses = view.addresses.get(queue.broker_name)
+        if not addresses:
+            raise NoRoute(f"no address of broker {queue.broker_name!r} is known")
+        await _read_queue(tools, addresses[min(addresses)], queue, wanted, records)
+    has_more = len(records) > wanted.count_max
+    answer = _answer(records[: wanted.count_max])
+    notes = [*answer.notes, *([f"there are more than {wanted.count_max} (-m)"] if has_more else [])]
+    tables = list(answer.tables) if wanted.is_printed else []
+    if wanted.counts_tags:
+        counts = Counter(one.tags or "" for one in records[: wanted.count_max])
+        tables.append(Table("tags", ("tag", "messages"), [*counts.most_common()]))
+    return Answer(tables, notes, exit_code=answer.exit_code)
+
+
+async def show_entries(tools: Tools, header: ConsumeQueueRequest, address: str) -> Answer:
+    """Entries of a ConsumeQueue as its master has them, or the broker at `address`."""
+    if not address:
+        route = await tools.cluster_admin.topic_route(header.topic)
+        masters = [one.addresses[MASTER_ID] for one in route.brokers if MASTER_ID in one.addresses]
+        if len(masters) != 1:
+            raise NoRoute(f"topic {header.topic!r} is at {len(masters)} masters: name one of them (-b)")
+        [address] = masters
+    view = await broker_query.query_entries(tools.remoting, address, header)
+    ends = Table("queue", ("broker", "topic", "queue", "min_offset", "max_offset", "subscription"))
+    expression = None if view.subscription is None else view.subscription.expression
+    place = (address, header.topic, header.queue_id)
+    ends.rows.append((*place, view.min_queue_offset, view.max_queue_offset, expression or view.filter_data))
+    entries = Table("entries", ("queue_offset", "log_offset", "size", "tag_hash", "matches"))
+    entries.rows += [
+        (header.queue_offset + number, one.log_offset, one.size_bytes, one.tag_hash, one.is_match)
+        for number, one in enumerate(view.entries)
+    ]
+    return Answer([ends, entries])
+
+
+async def _read_queue(
+    tools: Tools, address: str, queue: MessageQueue, wanted: Wanted, records: list[Record]
+) -> None:
+    """Add what is wanted of one queue, one message beyond the bound at most."""
+    remoting, topic, queue_id = tools.remoting, queue.topic, queue.queue_id
+    offset: int = await broker_offset.query_min_offset(remoting, address, topic, queue_id)
+    end = await broker_offset.query_max_offset(remoting, address, topic, queue_id)
+    if wanted.begin_ms is not None:
+        offset = await broker_offset.search_offset(remoting, address, topic, queue_id, wanted.begin_ms)
+    while offset < end and len(records) <= wanted.count_max:
+        header = _pull_header(queue, offset, PULL_COUNT_MAX, wanted.expression)
+        pulled = await broker_pull.pull(remoting, address, header)
+        for one in decode_records(pulled.body):
+            is_wanted = wanted.expression == ALL_TAGS or (one.tags or "") in wanted.tags
+            if wanted.end_ms is not None and one.stored_at_ms > wanted.end_ms:
+                return  # store times rise with the offset
+            if is_wanted and offset <= one.queue_offset < end and len(records) <= wanted.count_max:
+                records.append(one)
+        if pulled.next_offset <= offset:
+            break
+        offset = pulled.next_offset
+
+
+def _pull_header(queue: MessageQueue, offset: int, count_max: int, expression: str) -> PullRequest:
+    return PullRequest(
         consumer_group=TOOLS_GROUP,
         topic=queue.topic,
         queue_id=queue.queue_id,
         queue_offset=offset,
-        count_max=1,
+        count_max=count_max,
         sys_flag=PULL_HAS_SUBSCRIPTION,
         committed_offset=0,
         suspend_timeout_ms=0,
         subscription_version=0,
-        subscription="*",
+        subscription=expression,
         broker_name=queue.broker_name,
     )
-    pulled = await broker_pull.pull(tools.remoting, addresses[min(addresses)], header)
-    return _answer([one for one in decode_records(pulled.body) if one.queue_offset == offset])
 
 
 async def send(name_servers: str, message: Message, broker_name: str, queue_id: int | None) -> Answer:

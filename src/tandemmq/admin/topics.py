@@ -1,19 +1,26 @@
-"""Commands about topics: topicList, topicRoute, topicClusterList, topicStatus, updateTopic,
-updateTopicPerm, deleteTopic.
+"""Commands about topics: topicList, topicRoute, topicClusterList, topicStatus, statsAll, updateTopic,
+updateTopicPerm, deleteTopic, exportMetadata.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
+from msgspec import to_builtins
 
 from tandemmq.admin.render import Answer, Table
 from tandemmq.admin.targets import MASTER_ID, Tools, find_targets
 from tandemmq.api import broker_topic
+from tandemmq.api.broker_admin import query_groups_of_topic, query_stats
 from tandemmq.errors import NoRoute, TopicNotFound
 from tandemmq.protocol.bodies.topic import TopicConfig
-from tandemmq.protocol.topic_names import check_topic
+from tandemmq.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX, check_topic
+from tandemmq.runtime.clock import LoopClock
+
+_STATS_COLUMNS = ("topic", "group", "lag", "in_tps", "out_tps", "in_24h", "out_24h")
 
 
 async def list_topics(tools: Tools) -> Answer:
@@ -93,3 +100,55 @@ def _master_or_slave(addresses: Mapping[int, str], broker_name: str) -> str:
     if not addresses:
         raise NoRoute(f"no address of broker {broker_name!r} is known")
     return addresses.get(MASTER_ID) or addresses[min(addresses)]
+
+
+async def show_stats(tools: Tools, topic: str, *, only_active: bool) -> Answer:
+    """What went into each topic and to each of its groups: a second on average of the last minute, in the
+    last 24 hours; and what waits.
+    """
+    table = Table("topics", _STATS_COLUMNS)
+    for name in sorted(await tools.cluster_admin.topics()):
+        if topic not in ("", name) or name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            continue
+        route = await tools.cluster_admin.topic_route(name)
+        masters = [one.addresses[MASTER_ID] for one in route.brokers if MASTER_ID in one.addresses]
+        in_tps, in_day = await _sum_stats(tools, masters, "TOPIC_PUT_NUMS", name)
+        groups = sorted({g for at in masters for g in await query_groups_of_topic(tools.remoting, at, name)})
+        for group in groups or [""]:
+            out_tps, out_day, lag = 0.0, 0, None
+            if group:
+                out_tps, out_day = await _sum_stats(tools, masters, "GROUP_GET_NUMS", f"{name}@{group}")
+                lag = await tools.cluster_admin.lag(group, name)
+            if not only_active or in_day or out_day:
+                table.rows.append((name, group, lag, round(in_tps, 2), round(out_tps, 2), in_day, out_day))
+    return Answer([table])
+
+
+async def _sum_stats(tools: Tools, addresses: list[str], name: str, key: str) -> tuple[float, int]:
+    """A second and in a day, of all these brokers."""
+    found = [await query_stats(tools.remoting, address, name, key) for address in addresses]
+    return sum(one.minute.tps for one in found), sum(one.day.sum for one in found)
+
+
+async def export_tables(tools: Tools, address: str, cluster: str, directory: Path) -> Answer:
+    """All topics and groups of a broker, or of the masters of a cluster together, in `metadata.json`."""
+    topics: dict[str, object] = {}
+    groups: dict[str, object] = {}
+    targets = await find_targets(tools, address=address, cluster=cluster, masters_only=True)
+    for target in targets:
+        table = await broker_topic.query_topic_configs(tools.remoting, target.address)
+        topics |= {name: to_builtins(config) for name, config in table.topics.items()}
+        held = await broker_topic.query_group_configs(tools.remoting, target.address)
+        groups |= {name: to_builtins(config) for name, config in held.groups.items()}
+    path = _write_json(
+        directory / "metadata.json",
+        {"topicConfigTable": topics, "subscriptionGroupTable": groups, "exportTime": LoopClock().now_ms()},
+    )
+    exported = Table("exported", ("path", "topics", "groups"), [(str(path), len(topics), len(groups))])
+    return Answer([exported])
+
+
+def _write_json(path: Path, value: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    return path

@@ -12,18 +12,27 @@ from tandemmq.protocol.bodies.client import (
     decode_consumer_connections,
     decode_producer_connections,
 )
+from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.bodies.group import decode_group_list
 from tandemmq.protocol.bodies.ha import HaStatus, decode_ha_status
 from tandemmq.protocol.bodies.kv import decode_kv_table
 from tandemmq.protocol.bodies.offset import decode_reset_offsets
-from tandemmq.protocol.bodies.stats import ConsumeStats, decode_consume_stats
+from tandemmq.protocol.bodies.stats import (
+    BrokerStats,
+    ConsumeStats,
+    RunningInfo,
+    decode_consume_stats,
+    decode_running_info,
+)
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.properties_file import edit_properties
 from tandemmq.protocol.requests.admin import (
+    BrokerStatsRequest,
     ConsumerConnectionsRequest,
     ConsumeStatsRequest,
     ProducerConnectionsRequest,
     ResetOffsetRequest,
+    RunningInfoRequest,
     TopicConsumersRequest,
 )
 from tandemmq.remoting.client import RemotingClient
@@ -103,6 +112,36 @@ async def query_consumer_connections(
     if answer.code != ResponseCode.SUCCESS:
         raise rejections.to_error(answer)
     return decode_consumer_connections(answer.body)
+
+
+async def query_running_info(
+    client: RemotingClient,
+    address: str,
+    group: str,
+    client_id: str,
+    *,
+    has_stack: bool = False,
+    timeout_s: float = ADMIN_TIMEOUT_S,
+) -> RunningInfo:
+    """What a consumer tells of itself, asked through a broker that it is connected to; `has_stack`: with the
+    stacks of its threads, where it is a Java client.
+    """
+    header = RunningInfoRequest(consumer_group=group, client_id=client_id, has_stack=has_stack)
+    answer = await call(client, address, RequestCode.GET_CONSUMER_RUNNING_INFO, header, timeout_s=timeout_s)
+    return decode_running_info(answer.body)
+
+
+async def query_stats(
+    client: RemotingClient, address: str, name: str, key: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> BrokerStats:
+    """One series of a broker's statistics; nothing but zeros while nothing happened."""
+    header = BrokerStatsRequest(stats_name=name, stats_key=key)
+    answer = await ask(client, address, RequestCode.VIEW_BROKER_STATS_DATA, header, timeout_s=timeout_s)
+    if answer.code == ResponseCode.SYSTEM_ERROR:
+        return BrokerStats()
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return decode_body(answer.body, BrokerStats)
 
 
 async def query_producer_connections(

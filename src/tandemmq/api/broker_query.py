@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from tandemmq.api.calls import CALL_TIMEOUT_S, ask
+from tandemmq.api.calls import CALL_TIMEOUT_S, ask, call
 from tandemmq.protocol import rejections
+from tandemmq.protocol.bodies.codec import decode_body
+from tandemmq.protocol.bodies.stats import ConsumeQueueView
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.record import Record, decode_record, decode_records
+from tandemmq.protocol.requests.admin import ConsumeQueueRequest
 from tandemmq.protocol.requests.pull import QueryMessageRequest, ViewMessageRequest
 from tandemmq.remoting.client import RemotingClient
 
@@ -65,3 +68,11 @@ async def query_messages(
         if record.topic == topic
         and (record.unique_key == key if is_unique_key else key in record.keys.split())
     ]
+
+
+async def query_entries(
+    client: RemotingClient, address: str, header: ConsumeQueueRequest
+) -> ConsumeQueueView:
+    """Entries of a ConsumeQueue, as they lie on the broker's disk. Raises what `call` raises."""
+    answer = await call(client, address, RequestCode.QUERY_CONSUME_QUEUE, header)
+    return decode_body(answer.body, ConsumeQueueView)

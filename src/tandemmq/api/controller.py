@@ -10,6 +10,7 @@ from tandemmq.errors import ClientError, NotLeader, RequestRejected
 from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies.codec import decode_body, encode_body
 from tandemmq.protocol.bodies.controller import (
+    BrokerEpochs,
     ControllerMember,
     GroupSyncState,
     SyncStateData,
@@ -20,10 +21,12 @@ from tandemmq.protocol.bodies.controller import (
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command, Header
+from tandemmq.protocol.properties_file import edit_properties
 from tandemmq.protocol.requests.controller import (
     AlterSyncStateSetRequest,
     ApplyBrokerIdRequest,
     ChangeControllersRequest,
+    CleanBrokerDataRequest,
     ControllerMetadataResponse,
     ElectMasterRequest,
     HandOverRequest,
@@ -150,6 +153,30 @@ async def elect_master(
     if answer.code != ResponseCode.CONTROLLER_MASTER_STILL_EXIST:
         _require_success(answer)
     return _read_master(answer)
+
+
+async def clean_brokers(
+    client: RemotingClient, leader: str, header: CleanBrokerDataRequest, now_ms: int
+) -> None:
+    """Let the controllers forget brokers of a group. Raises what `call` raises."""
+    _require_success(await _decide(client, leader, RequestCode.CLEAN_BROKER_DATA, header, now_ms))
+
+
+async def query_config(client: RemotingClient, address: str) -> str:
+    """The settings of one controller as the text of a Java properties file. Raises what `call` raises."""
+    answer = await call(client, address, RequestCode.GET_CONTROLLER_CONFIG)
+    return bytes(answer.body).decode("utf-8", "replace")
+
+
+async def change_config(client: RemotingClient, address: str, key: str, value: str) -> None:
+    """Change one setting of one running controller. Raises what `call` raises."""
+    await call(client, address, RequestCode.UPDATE_CONTROLLER_CONFIG, body=edit_properties(b"", {key: value}))
+
+
+async def query_epochs(client: RemotingClient, broker: str) -> BrokerEpochs:
+    """The terms of a broker's log. Raises what `call` raises."""
+    answer = await call(client, broker, RequestCode.GET_BROKER_EPOCH_CACHE)
+    return decode_body(answer.body, BrokerEpochs)
 
 
 async def elect_successor(

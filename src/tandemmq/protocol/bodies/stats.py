@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from msgspec import field
+from msgspec.structs import replace
 
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.bodies.codec import Body, convert, decode_plain, encode_body
@@ -97,6 +98,31 @@ class ConsumeQueueView(Body, frozen=True, kw_only=True):
     filter_data: str | None = field(name="filterData", default=None)
     subscription: SubscriptionData | None = field(name="subscriptionData", default=None)
     entries: tuple[ConsumeQueueEntry, ...] = field(name="queueData", default=())
+
+
+class RunningQueue(Body, frozen=True, kw_only=True):
+    """What a consumer does with one of its queues."""
+
+    cached_count: int = field(name="cachedMsgCount", default=0)
+    commit_offset: int = field(name="commitOffset", default=0)
+    is_locked: bool = field(name="locked", default=False)
+    pulled_at_ms: int = field(name="lastPullTimestamp", default=0)
+
+
+class RunningInfo(Body, frozen=True, kw_only=True):
+    """The answer to GET_CONSUMER_RUNNING_INFO (307), as far as it is shown. `stack`: of a Java client."""
+
+    properties: dict[str, str] = field(default_factory=dict)
+    queues: dict[MessageQueue, RunningQueue] = field(default_factory=dict)
+    subscriptions: tuple[SubscriptionData, ...] = field(name="subscriptionSet", default=())
+    stack: str | None = field(name="jstack", default=None)
+
+
+def decode_running_info(data: Buffer) -> RunningInfo:
+    value = _object(decode_plain(data))
+    queues = convert_queue_map(value.get("mqTable"), RunningQueue)
+    plain = {key: one for key, one in value.items() if key not in ("mqTable", "mqPopTable", "statusTable")}
+    return replace(convert(plain, RunningInfo), queues=queues)
 
 
 def encode_consume_stats(stats: ConsumeStats) -> bytes:

@@ -1,0 +1,299 @@
+"""Commands about controllers and what they decide for elected groups: controllers, handover,
+getControllerMetaData, getSyncStateSet, electMaster, cleanBrokerMetadata, getBrokerEpoch,
+getControllerConfig, updateControllerConfig.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tandemmq.admin.options import AsJson, Cluster, NameServers, demand_place, run
+from tandemmq.admin.render import Answer, Table
+from tandemmq.admin.targets import Target, Tools, find_targets
+from tandemmq.api import controller
+from tandemmq.protocol.properties_file import parse_properties
+from tandemmq.protocol.requests.controller import CleanBrokerDataRequest, ElectMasterRequest
+from tandemmq.runtime.clock import LoopClock
+
+app = typer.Typer()
+
+ControllerAddress = Annotated[
+    str, typer.Option("-a", "--controllerAddress", help="Any controller.", metavar="HOST:PORT")
+]
+ControllerAddresses = Annotated[str, typer.Option("-a", "--controllerAddress", help="All, separated by ;")]
+GroupOfBrokers = Annotated[
+    str, typer.Option("-b", "--brokerName", help="The group of brokers.", metavar="NAME")
+]
+
+
+@app.command("controllers")
+def controllers(
+    address: ControllerAddress,
+    add: Annotated[
+        str, typer.Option("--add", help="One that runs with controllerJoin=true.", metavar="ID-HOST:PORT")
+    ] = "",
+    remove: Annotated[str, typer.Option("--remove", help="One that goes.", metavar="ID")] = "",
+    hand_over: Annotated[str, typer.Option("--hand-over", help="Who is to lead.", metavar="ID")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """The controllers of a group; add, remove or hand over to one of them."""
+    if sum(map(bool, (add, remove, hand_over))) > 1:
+        raise typer.BadParameter("one change at a time")
+    name, dash, new_address = add.partition("-")
+    if add and not (name and dash):
+        raise typer.BadParameter("--add takes ID-HOST:PORT")
+    action = "add" if add else "remove" if remove else "handOver" if hand_over else "list"
+    name = name or remove or hand_over
+    run(
+        "",
+        lambda tools: change_controllers(tools, address, action, name, new_address),
+        as_json=as_json,
+        needs_names=False,
+    )
+
+
+@app.command("handover")
+def handover(
+    address: ControllerAddress,
+    name: GroupOfBrokers,
+    target: Annotated[
+        int | None,
+        typer.Option("--to", help="Who is to be the master; else any member in sync.", metavar="ID"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Another broker of an elected group becomes its master; no send fails."""
+    run("", lambda tools: hand_over(tools, address, name, target), as_json=as_json, needs_names=False)
+
+
+@app.command("getControllerMetaData")
+def get_controller_metadata(address: ControllerAddress, as_json: AsJson = False) -> None:
+    """The group of a controller and its leader."""
+    run("", lambda tools: show_controller(tools, address), as_json=as_json, needs_names=False)
+
+
+@app.command("getSyncStateSet")
+def get_sync_state_set(
+    address: ControllerAddress,
+    name: GroupOfBrokers = "",
+    cluster: Cluster = "",
+    namesrv: NameServers = "",
+    as_json: AsJson = False,
+) -> None:
+    """Which replicas of a group of brokers are in sync; exit code 1 when the controllers know none."""
+    demand_place(name, cluster)
+    run(
+        namesrv,
+        lambda tools: show_sync_sets(tools, address, name, cluster),
+        as_json=as_json,
+        needs_names=not name,
+    )
+
+
+@app.command("electMaster")
+def elect_master(
+    address: ControllerAddress,
+    broker_id: Annotated[int, typer.Option("-b", "--brokerId", help="Who is to be the master.", min=1)],
+    name: Annotated[str, typer.Option("-bn", "--brokerName", help="The group of brokers.")],
+    cluster: Cluster,
+    as_json: AsJson = False,
+) -> None:
+    """Make a broker of a group its master; sends fail meanwhile (`handover` lets none fail)."""
+    run("", lambda tools: elect(tools, address, cluster, name, broker_id), as_json=as_json, needs_names=False)
+
+
+@app.command("cleanBrokerMetadata")
+def clean_broker_metadata(
+    address: ControllerAddress,
+    name: Annotated[str, typer.Option("-bn", "--brokerName", help="The group of brokers.")],
+    cluster: Cluster = "",
+    ids: Annotated[
+        str,
+        typer.Option(
+            "-b",
+            "--brokerControllerIdsToClean",
+            help="Only these: 1;2. None: all of the group.",
+        ),
+    ] = "",
+    is_forced: Annotated[
+        bool, typer.Option("-l", "--cleanLivingBroker", help="Also those that are alive.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let the controllers forget brokers that do not come back."""
+    if not all(one.isdecimal() for one in ids.split(";") if ids):
+        raise typer.BadParameter(f"-b {ids}: numbers of brokers, separated by ;")
+    if not ids and not is_forced and not cluster:
+        raise typer.BadParameter("name the brokers (-b 1;2), or the cluster of the group (-c)")
+    header = CleanBrokerDataRequest(
+        cluster_name=cluster or None, broker_name=name, ids=ids or None, is_forced=is_forced
+    )
+    run("", lambda tools: clean(tools, address, header), as_json=as_json, needs_names=False)
+
+
+@app.command("getBrokerEpoch")
+def get_broker_epoch(
+    name: GroupOfBrokers = "",
+    cluster: Cluster = "",
+    namesrv: NameServers = "",
+    as_json: AsJson = False,
+) -> None:
+    """Which master wrote which bytes of the log, by each broker of a group or a cluster."""
+    demand_place(name, cluster)
+    is_address = ":" in name
+    run(
+        namesrv,
+        lambda tools: show_epochs(tools, "" if is_address else name, cluster, name if is_address else ""),
+        as_json=as_json,
+        needs_names=not is_address,
+    )
+
+
+@app.command("getControllerConfig")
+def get_controller_config(
+    addresses: Annotated[
+        str,
+        typer.Option("-a", "--controllerAddress", help="Controllers, separated by ;", metavar="HOST:PORT"),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """The settings of controllers."""
+    run("", lambda tools: show_config(tools, addresses), as_json=as_json, needs_names=False)
+
+
+@app.command("updateControllerConfig")
+def update_controller_config(
+    addresses: Annotated[
+        str,
+        typer.Option("-a", "--controllerAddress", help="Controllers, separated by ;", metavar="HOST:PORT"),
+    ],
+    key: Annotated[str, typer.Option("-k", "--key", help="The setting.")],
+    value: Annotated[str, typer.Option("-v", "--value", help="Its new value.")],
+    as_json: AsJson = False,
+) -> None:
+    """Change a setting of controllers while they run; name all of them."""
+    run("", lambda tools: change_config(tools, addresses, key, value), as_json=as_json, needs_names=False)
+
+
+# What they do
+
+
+async def change_controllers(tools: Tools, address: str, action: str, name: str, new_address: str) -> Answer:
+    """The controllers of a group, after one of them was added, removed or made the leader."""
+    leader = await controller.find_leader(tools.remoting, address)
+    members = await controller.change_controllers(tools.remoting, leader, action, name, new_address)
+    table = Table("controllers", ("name", "address", "voter", "leader"))
+    table.rows += [(one.name, one.address, one.is_voter, one.is_leader) for one in members]
+    return Answer([table])
+
+
+async def hand_over(tools: Tools, address: str, name: str, target: int | None) -> Answer:
+    """Another member of an elected group is its master now."""
+    groups = await controller.hand_over_group(tools.remoting, address, name, target, clock=LoopClock())
+    table = Table("masters", ("when", "broker", "id", "address", "master_epoch", "in_sync"))
+    table.rows += [
+        (
+            when,
+            name,
+            group.master_id,
+            group.master_address,
+            group.master_epoch,
+            " ".join(str(one.broker_id) for one in group.in_sync),
+        )
+        for when, group in zip(("before", "after"), groups, strict=True)
+    ]
+    return Answer([table])
+
+
+async def show_controller(tools: Tools, address: str) -> Answer:
+    """What one controller knows of its group."""
+    found = await controller.query_metadata(tools.remoting, address)
+    facts = [("group", found.group), ("leader", found.leader_id), ("leader address", found.leader_address)]
+    facts += [("peer", peer) for peer in (found.peers or "").split(";") if peer]
+    return Answer([Table("controller", ("fact", "value"), [*facts])])
+
+
+async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) -> Answer:
+    """Who of a group of brokers, or of those of a cluster, is in the SyncStateSet; exit code 1 when the
+    controllers know none of them.
+    """
+    leader = await controller.find_leader(tools.remoting, address)
+    names = (
+        [name] if name else sorted({one.broker_name for one in await find_targets(tools, cluster=cluster)})
+    )
+    groups = await controller.read_sync_states(tools.remoting, leader, names)
+    table = Table("replicas", ("broker", "id", "address", "in_sync", "alive", "master", "master_epoch"))
+    for group_name, group in sorted(groups.items()):
+        for is_in_sync, members in ((True, group.in_sync), (False, group.not_in_sync)):
+            for one in members:
+                is_master = one.broker_id == group.master_id
+                row = (group_name, one.broker_id, one.address, is_in_sync, one.is_alive, is_master)
+                table.rows.append((*row, group.master_epoch))
+    notes = [] if table.rows else [f"the controllers know none of {', '.join(names)}"]
+    return Answer([table], notes, exit_code=0 if table.rows else 1)
+
+
+async def elect(tools: Tools, address: str, cluster: str, name: str, broker_id: int) -> Answer:
+    """This broker of the group is its master now; exit code 1 when another one stays it."""
+    leader = await controller.find_leader(tools.remoting, address)
+    header = ElectMasterRequest(
+        cluster_name=cluster, broker_name=name, broker_id=broker_id, is_designated=True
+    )
+    facts = await controller.elect_master(tools.remoting, leader, header, LoopClock().now_ms())
+    table = Table("masters", ("broker", "id", "address", "master_epoch", "in_sync", "set_epoch"))
+    members = " ".join(map(str, facts.sync_set))
+    table.rows.append(
+        (name, facts.master_id, facts.master_address, facts.master_epoch, members, facts.set_epoch)
+    )
+    is_wanted = facts.master_id == broker_id
+    notes = [] if is_wanted else [f"the master of {name} stays {facts.master_id}"]
+    return Answer([table], notes, exit_code=0 if is_wanted else 1)
+
+
+async def clean(tools: Tools, address: str, header: CleanBrokerDataRequest) -> Answer:
+    """The controllers have forgotten brokers of a group, or all of it."""
+    leader = await controller.find_leader(tools.remoting, address)
+    await controller.clean_brokers(tools.remoting, leader, header, LoopClock().now_ms())
+    table = Table("forgotten", ("controller", "broker", "ids"))
+    table.rows.append((leader, header.broker_name, (header.ids or "all").replace(";", " ")))
+    return Answer([table])
+
+
+async def show_config(tools: Tools, addresses: str) -> Answer:
+    """The settings of each named controller."""
+    table = Table("settings", ("controller", "key", "value"))
+    for address in addresses.split(";"):
+        text = await controller.query_config(tools.remoting, address)
+        settings = parse_properties(text.encode(), address)
+        table.rows += [(address, key, setting.text) for key, setting in sorted(settings.items())]
+    return Answer([table])
+
+
+async def change_config(tools: Tools, addresses: str, key: str, value: str) -> Answer:
+    """A setting of each named controller is changed: they do not tell each other."""
+    table = Table("changed", ("controller", "key", "value"))
+    for address in addresses.split(";"):
+        await controller.change_config(tools.remoting, address, key, value)
+        table.rows.append((address, key, value))
+    return Answer([table])
+
+
+async def show_epochs(tools: Tools, name: str, cluster: str, address: str) -> Answer:
+    """Which master wrote which bytes, as each broker of a group or a cluster has it."""
+    if address:
+        targets = [Target("", "", None, address)]
+    else:
+        every = await find_targets(tools, cluster=cluster)
+        targets = [one for one in every if name in ("", one.broker_name)]
+    table = Table("terms", ("broker", "address", "id", "epoch", "start_offset", "end_offset"))
+    for target in targets:
+        told = await controller.query_epochs(tools.remoting, target.address)
+        place = (told.broker_name, target.address, told.broker_id)
+        ends = [min(one.end, told.max_log_offset) for one in told.epochs]
+        table.rows += [
+            (*place, one.epoch, one.start, end) for one, end in zip(told.epochs, ends, strict=True)
+        ]
+    notes = [] if table.rows else [f"no broker of {name or cluster or 'all'} knows a term"]
+    return Answer([table], notes, exit_code=0 if table.rows else 1)
