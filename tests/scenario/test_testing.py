@@ -14,9 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from tandemmq.api import controller
 from tandemmq.client import Message, SendStatus
 from tandemmq.errors import ConfigError, TandemError
+from tandemmq.protocol.requests.controller import ElectMasterRequest
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.network import TcpNetwork
 from tandemmq.testing import BlockingCluster, Cluster, ClusterFailed
+from tandemmq.testing.cluster import BROKER_NAME
 from waits import PATIENCE_S, until
 
 ROOT = Path(__file__).parents[2]
@@ -138,6 +144,24 @@ async def test_an_elected_cluster_heals_when_nobody_is_left() -> None:
         assert (await producer.send(Message(topic="T", body=b"3"))).is_ok
 
 
+async def test_a_cluster_follows_an_election_that_it_did_not_cause() -> None:
+    async with Cluster(elected=True) as cluster, cluster.producer() as producer:
+        await cluster.create_topic("T")
+        slave = cluster.slave_address
+        client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+        try:
+            leader = await controller.find_leader(client, cluster.controller_address)
+            group = (await controller.read_sync_states(client, leader, [BROKER_NAME]))[BROKER_NAME]
+            (target,) = [one.broker_id for one in group.in_sync if one.address == slave]
+            header = ElectMasterRequest(broker_name=BROKER_NAME, broker_id=target, is_designated=True)
+            await controller.elect_master(client, leader, header, LoopClock().now_ms())
+        finally:
+            await client.close()
+        await cluster.heal()
+        assert cluster.master_address == slave
+        assert (await producer.send(Message(topic="T", body=b"1"))).is_ok
+
+
 async def test_errors_say_what_to_do() -> None:
     with pytest.raises(ConfigError, match="did you mean slaveTimeout"):
         Cluster(settings={"slaveTimeot": 5})
@@ -145,6 +169,8 @@ async def test_errors_say_what_to_do() -> None:
     with pytest.raises(ClusterFailed, match="not started"):
         await cluster.lose_master()
     async with cluster:
+        with pytest.raises(ClusterFailed, match=re.escape("Cluster(elected=True)")):
+            _ = cluster.controller_address
         with pytest.raises(ClusterFailed, match=re.escape("Cluster(slave=True)")):
             await cluster.stop_slave()
         with pytest.raises(ClusterFailed, match="from 0 to 3600"):

@@ -45,6 +45,11 @@ class BlockingCluster(Facade[Cluster]):
         """Where the slave listens, also while it is stopped."""
         return self._running.slave_address
 
+    @property
+    def controller_address(self) -> str:
+        """Where the controller of an elected cluster listens, for `tandemmq admin`."""
+        return self._running.controller_address
+
     def producer(
         self, group: str = "test-producer", *, options: ProducerOptions | None = None
     ) -> BlockingProducer:

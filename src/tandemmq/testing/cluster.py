@@ -38,6 +38,7 @@ from tandemmq.client import (
 )
 from tandemmq.config.load import BrokerConfig, Machine, load_broker
 from tandemmq.controller.controller import Controller
+from tandemmq.controller.groups import Group
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.errors import TandemError
 from tandemmq.nameserver.nameserver import NameServer
@@ -289,6 +290,14 @@ class Cluster:
         """Where the slave listens, also while it is stopped."""
         return render_address(self._require_slave().address)
 
+    @property
+    def controller_address(self) -> str:
+        """Where the controller of an elected cluster listens, for `tandemmq admin`."""
+        self._require_master()
+        if self._controller is None:
+            raise ClusterFailed("this cluster has no controller: make it with Cluster(elected=True)")
+        return self._controller_address
+
     # Faults
 
     async def lose_master(self) -> None:
@@ -406,48 +415,52 @@ class Cluster:
 
     async def _settle(self) -> None:
         """Returns when the slave, if both run, has all that the master has, and acknowledges."""
-        if self._is_elected:
-            await self._await_master()
+        await self._until(self._follows, "the slave follows its master")
+
+    async def _follows(self) -> bool:
+        if self._is_elected and not await self._has_master():
+            return False
         master, slave = self._master, self._slave
         if master is None or slave is None or not (master.is_running and slave.is_running):
-            return
+            return True
+        return self._is_in_sync(slave) and slave.has_all_of(master)
 
-        async def follows() -> bool:
-            return self._is_in_sync(slave) and slave.has_all_of(master)
+    async def _await_master(self) -> None:
+        await self._until(self._has_master, "a broker was elected and is in the routes")
 
-        await self._until(follows, "the slave follows its master")
+    async def _has_master(self) -> bool:
+        """Whether the broker that the controller elected is in office and in the routes as the master."""
+        group = self._group()
+        for member in self._members():
+            if member.is_running and member.leads and group is not None:
+                if member.elected_id != group.master_id or not await self._is_routed(member):
+                    return False
+                if member is not self._master:
+                    self._master, self._slave = member, self._master
+                return True
+        return False
+
+    async def _is_routed(self, member: Member) -> bool:
+        client = RemotingClient(network=TcpNetwork(), clock=self._clock)
+        try:
+            info = await query_cluster_info(client, self.name_servers)
+        finally:
+            await client.close()
+        places = info.brokers[BROKER_NAME].addresses if BROKER_NAME in info.brokers else {}
+        return places.get(MASTER_ID) == render_address(member.address)
 
     def _is_in_sync(self, member: Member) -> bool:
         """Whether the controller would elect it; true without one."""
-        if self._controller is None:
-            return True
-        group = self._controller.groups.get(BROKER_NAME)
-        return group is not None and member.elected_id in group.sync_set
+        group = self._group()
+        return not self._is_elected or (group is not None and member.elected_id in group.sync_set)
 
     def _has_successor(self) -> bool:
         slave = self._slave
         return self._is_elected and slave is not None and slave.is_running and self._is_in_sync(slave)
 
-    async def _await_master(self) -> None:
-        """Returns when one of the brokers that run is the master and in the routes as that."""
-        client = RemotingClient(network=TcpNetwork(), clock=self._clock)
-
-        async def has_master() -> bool:
-            leading = [member for member in self._members() if member.is_running and member.leads]
-            if len(leading) != 1:
-                return False
-            info = await query_cluster_info(client, self.name_servers)
-            places = info.brokers[BROKER_NAME].addresses if BROKER_NAME in info.brokers else {}
-            if places.get(MASTER_ID) != render_address(leading[0].address):
-                return False
-            if leading[0] is not self._master:
-                self._master, self._slave = leading[0], self._master
-            return True
-
-        try:
-            await self._until(has_master, "a broker was elected and is in the routes")
-        finally:
-            await client.close()
+    def _group(self) -> Group | None:
+        """What the controller of an elected cluster knows."""
+        return None if self._controller is None else self._controller.groups.get(BROKER_NAME)
 
     async def _until(self, is_met: Callable[[], Awaitable[bool]], what: str) -> None:
         try:
