@@ -476,3 +476,9 @@ async def test_topics_and_groups_are_written_into_a_file(rig: Rig, tmp_path: Pat
     assert row["path"] == str(out / "metadata.json")
     assert held["topicConfigTable"]["Orders"]["readQueueNums"] == 3
     assert "G" in held["subscriptionGroupTable"]
+
+
+async def test_a_list_of_controllers_names_one_at_least() -> None:
+    for command in (("getControllerConfig",), ("updateControllerConfig", "-k", "x", "-v", "y")):
+        result = await invoke("admin", *command, "-a", ";")
+        assert (result.exit_code, "name at least one controller" in result.output) == (2, True)

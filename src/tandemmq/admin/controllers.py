@@ -22,7 +22,10 @@ app = typer.Typer()
 ControllerAddress = Annotated[
     str, typer.Option("-a", "--controllerAddress", help="Any controller.", metavar="HOST:PORT")
 ]
-ControllerAddresses = Annotated[str, typer.Option("-a", "--controllerAddress", help="All, separated by ;")]
+ControllerAddresses = Annotated[
+    str,
+    typer.Option("-a", "--controllerAddress", help="Controllers, separated by ;", metavar="HOST:PORT"),
+]
 GroupOfBrokers = Annotated[
     str, typer.Option("-b", "--brokerName", help="The group of brokers.", metavar="NAME")
 ]
@@ -153,28 +156,32 @@ def get_broker_epoch(
 
 @app.command("getControllerConfig")
 def get_controller_config(
-    addresses: Annotated[
-        str,
-        typer.Option("-a", "--controllerAddress", help="Controllers, separated by ;", metavar="HOST:PORT"),
-    ],
+    addresses: ControllerAddresses,
     as_json: AsJson = False,
 ) -> None:
     """The settings of controllers."""
-    run("", lambda tools: show_config(tools, addresses), as_json=as_json, needs_names=False)
+    named = _split(addresses)
+    run("", lambda tools: show_config(tools, named), as_json=as_json, needs_names=False)
 
 
 @app.command("updateControllerConfig")
 def update_controller_config(
-    addresses: Annotated[
-        str,
-        typer.Option("-a", "--controllerAddress", help="Controllers, separated by ;", metavar="HOST:PORT"),
-    ],
+    addresses: ControllerAddresses,
     key: Annotated[str, typer.Option("-k", "--key", help="The setting.")],
     value: Annotated[str, typer.Option("-v", "--value", help="Its new value.")],
     as_json: AsJson = False,
 ) -> None:
     """Change a setting of controllers while they run; name all of them."""
-    run("", lambda tools: change_config(tools, addresses, key, value), as_json=as_json, needs_names=False)
+    named = _split(addresses)
+    run("", lambda tools: change_config(tools, named, key, value), as_json=as_json, needs_names=False)
+
+
+def _split(addresses: str) -> list[str]:
+    """Raises typer.BadParameter when none is named."""
+    named = [part.strip() for part in addresses.split(";") if part.strip()]
+    if not named:
+        raise typer.BadParameter(f"-a {addresses}: name at least one controller")
+    return named
 
 
 # What they do
@@ -261,20 +268,20 @@ async def clean(tools: Tools, address: str, header: CleanBrokerDataRequest) -> A
     return Answer([table])
 
 
-async def show_config(tools: Tools, addresses: str) -> Answer:
+async def show_config(tools: Tools, addresses: list[str]) -> Answer:
     """The settings of each named controller."""
     table = Table("settings", ("controller", "key", "value"))
-    for address in addresses.split(";"):
+    for address in addresses:
         text = await controller.query_config(tools.remoting, address)
         settings = parse_properties(text.encode(), address)
         table.rows += [(address, key, setting.text) for key, setting in sorted(settings.items())]
     return Answer([table])
 
 
-async def change_config(tools: Tools, addresses: str, key: str, value: str) -> Answer:
+async def change_config(tools: Tools, addresses: list[str], key: str, value: str) -> Answer:
     """A setting of each named controller is changed: they do not tell each other."""
     table = Table("changed", ("controller", "key", "value"))
-    for address in addresses.split(";"):
+    for address in addresses:
         await controller.change_config(tools.remoting, address, key, value)
         table.rows.append((address, key, value))
     return Answer([table])
