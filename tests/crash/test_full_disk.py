@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from crash_rig import Load, make_broker, new_client, send_header
 
+from small_disk import MountRefused, SmallDisk
 from tandemmq.api.broker_send import SendStatus, send
 from tandemmq.errors import RequestRejected
 from tandemmq.launcher import Server, stopping
@@ -27,21 +26,15 @@ BODY = b"z" * 3_000
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tandemmq-test", str(place)]
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     try:
-        is_mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0
-    except FileNotFoundError:
-        is_mounted = False
-    if not is_mounted:
-        pytest.skip("mounting a small file system needs root")
+        disk = SmallDisk(tmp_path / "disk", DISK_BYTES)
+    except MountRefused as error:
+        pytest.skip(f"a small file system cannot be mounted: {error}")
     try:
-        yield place
+        yield disk
     finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
+        disk.close()
 
 
 class OneByOne:
@@ -96,17 +89,15 @@ async def check_after_restart(server: Server, load: Load) -> None:
 
 @pytest.mark.parametrize("flush_mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 async def test_a_full_disk_refuses_sends_until_there_is_room(
-    tmp_path: Path, small_disk: Path, flush_mode: str
+    tmp_path: Path, small_disk: SmallDisk, flush_mode: str
 ) -> None:
-    server = make_broker(tmp_path, small_disk / "store", flushDiskType=flush_mode)
+    server = make_broker(tmp_path, small_disk.place / "store", flushDiskType=flush_mode)
     with stopping([server]):
         await asyncio.to_thread(server.start)
         async with new_client() as client:
             sender = OneByOne(client, server.address)
             assert await sender.send() is None
-            ballast = small_disk / "ballast"
-            free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
-            ballast.write_bytes(b"b" * (free - ROOM_BYTES))
+            small_disk.fill(leave=ROOM_BYTES)
 
             refusal = await sender.send_until_refused()
             assert refusal.code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -118,7 +109,7 @@ async def test_a_full_disk_refuses_sends_until_there_is_room(
             server.check_alive()
             await sender.check()
 
-            ballast.unlink()
+            small_disk.free()
             await sender.send_until_accepted()
             for _ in range(50):
                 assert await sender.send() is None

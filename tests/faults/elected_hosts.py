@@ -25,10 +25,13 @@ from fault_cluster import NEXT, SMALL
 from fault_links import Link, Links
 
 from ports import free_port
+from small_disk import SmallDisk
 from tandemmq.launcher import Server, write_properties
 
 GROUP = "elected"
 NUMBERS = (1, 2, 3)
+DISK_BYTES = 256 << 20
+"""Of each server, if they have disks of their own."""
 
 
 class Member:
@@ -73,13 +76,20 @@ class Member:
     def check_alive(self) -> None:
         self._server.check_alive()
 
+    @property
+    def is_alive(self) -> bool:
+        return self._server.is_alive
+
 
 class ElectedHosts:
     """Started with its making; `close` leaves nothing running."""
 
-    def __init__(self, root: Path, **settings: object) -> None:
-        """`settings` are RocketMQ's keys, of the brokers."""
+    def __init__(self, root: Path, *, own_disks: bool = False, **settings: object) -> None:
+        """`settings` are RocketMQ's keys, of the brokers. Raises MountRefused where `own_disks` cannot be."""
         self._root = root
+        self.disks: dict[str, SmallDisk] = {}
+        """By the name of the member; empty without `own_disks`."""
+        self._has_own_disks = own_disks
         self._links = Links()
         self._members: list[Member] = []
         self.brokers: dict[int, Member] = {}
@@ -116,11 +126,17 @@ class ElectedHosts:
                 },
                 [self._link((host, port), (bound, port))],
             )
+            self._own_disk(f"controller-{number}")
         self.addresses: dict[int, str] = {}
         for number in NUMBERS:
+            self._own_disk(f"broker-{number}")
             self.brokers[number] = self._make_broker(number, settings)
         with ThreadPoolExecutor(2) as pool:  # two processors are enough for what follows, too
             list(pool.map(Member.start, self._members))
+
+    def _own_disk(self, name: str) -> None:
+        if self._has_own_disks:
+            self.disks[name] = SmallDisk(self._root / name, DISK_BYTES)
 
     def _make_broker(self, number: int, settings: Mapping[str, object]) -> Member:
         bound, advertised, for_log = (f"127.0.{net}.{number}" for net in (1, 2, 3))
@@ -201,6 +217,8 @@ class ElectedHosts:
         for member in reversed(self._members):
             member.stop()
         self._links.close()
+        for disk in self.disks.values():
+            disk.close(keep=True)
 
 
 def owner_of(source: tuple[str, int], pids: Mapping[str, int]) -> str:
@@ -225,8 +243,8 @@ def _open_files(pid: int) -> set[str]:
 
 
 @contextmanager
-def elected_hosts(root: Path, **settings: object) -> Iterator[ElectedHosts]:
-    hosts = ElectedHosts(root, **settings)
+def elected_hosts(root: Path, *, own_disks: bool = False, **settings: object) -> Iterator[ElectedHosts]:
+    hosts = ElectedHosts(root, own_disks=own_disks, **settings)
     try:
         yield hosts
     finally:

@@ -13,6 +13,7 @@ RTO           the longest time without an acknowledged send, from the fault to t
 rto_killed    of rounds in which the master was killed
 rto_silent    of rounds in which silence had to be waited for: of the master (SIGSTOP, its host cut, the port
               of its log), or of the leading controller that was killed with the master
+full disks    each broker and each controller has a small file system of its own, which only root can mount
 two masters   two brokers that acknowledged in one term, or one that acknowledged a send which began after a
               newer term had acknowledged one
 """
@@ -35,16 +36,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from elected_hosts import GROUP, ElectedHosts, elected_hosts
+from elected_hosts import GROUP, ElectedHosts
 from outside_lists import QUICK, OutsideLists, consuming
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from small_disk import MountRefused
 from tandemmq.api.calls import call
-from tandemmq.api.controller import find_leader, hand_over_group, read_sync_states
+from tandemmq.api.controller import apply_broker_id, find_leader, hand_over_group, read_sync_states
 from tandemmq.client import Admin, Message, Producer, ProducerOptions
-from tandemmq.errors import TandemError
+from tandemmq.errors import NotLeader, TandemError
 from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.bodies.controller import BrokerEpochs, EpochRange, GroupSyncState
 from tandemmq.protocol.codes import RequestCode
@@ -65,11 +67,28 @@ CALM_ACKS = 30
 LASTS_S = 3.0, 5.0
 """How long silence lasts: longer than a master's replacement takes."""
 DEAD_S = 0.5, 2.0
+QUIET_S = 1.0
+"""So long without an acknowledgement: the disk is full."""
+CLEAN_MS = 500
+"""cleanResourceInterval: how often a broker looks whether its disk is full."""
+FILE_BYTES = 1 << 20
+"""Of a file of the log: what is left of it can be written though the disk is full."""
 ROUND_S_MAX = 60.0
+FILLER_SIZE = 200
+"""Characters of an address that the controllers store, until the last page of the log is full."""
 SHOWN_MAX = 20
 KILLED = "master killed"
 HANDED_OVER = "hand-over"
+FULL_HANDED_OVER = "master's disk full, hand-over"
 SILENT = ("master stopped (SIGSTOP)", "host cut", "port cut: log", "controller and master killed")
+
+
+Harm = Callable[["Failover", int], Awaitable[str]]
+"""Harms the group with this master and heals it; which fault it was."""
+
+
+class NoSuchFault(Exception):
+    """Nothing to harm with; the text says what there is."""
 
 
 @dataclass(slots=True)
@@ -119,12 +138,14 @@ class History:
 class Failover:
     """One run."""
 
-    def __init__(self, hosts: ElectedHosts, history: History, *, seed: int) -> None:
+    def __init__(self, hosts: ElectedHosts, history: History, *, seed: int, only: str) -> None:
         self._hosts = hosts
         self._history = history
         self._chance = random.Random(seed)
+        self._kinds = self.choose(only, with_disks=bool(hosts.disks))
         self._asking = RemotingClient(network=TcpNetwork(), clock=LoopClock())
         self._numbers = itertools.count()
+        self._fillers = itertools.count()
 
     async def run(self, rounds: int, ends_at_s: float, on_round: Callable[[Round], None]) -> None:
         hosts, history = self._hosts, self._history
@@ -158,9 +179,11 @@ class Failover:
 
         master = await self._whole()
         await until(is_level, "three logs of one length", not_yet=(TandemError,))
-        await self._asking.close()
         await asyncio.to_thread(self._hosts.stop_brokers, master)
         return ranges
+
+    async def close(self) -> None:
+        await self._asking.close()
 
     async def _send(self, producer: Producer) -> None:
         """Never returns."""
@@ -184,26 +207,37 @@ class Failover:
 
     # Rounds.
 
-    def _harms(self) -> Iterator[Callable[[int], Awaitable[str]]]:
-        """All kinds of faults, in another order each time."""
-        kinds = [
-            self._kill_master,
-            self._stop_master,
-            self._cut_port,
-            self._cut_host,
-            self._kill_controller_and_master,
-            self._kill_slave,
-            self._hand_over,
+    @classmethod
+    def choose(cls, only: str, *, with_disks: bool) -> list[Harm]:
+        """The faults with `only` in their names. Raises NoSuchFault when there is none."""
+        kinds: list[Harm] = [
+            cls._kill_master,
+            cls._stop_master,
+            cls._cut_port,
+            cls._cut_host,
+            cls._kill_controller_and_master,
+            cls._kill_slave,
+            cls._hand_over,
         ]
-        while True:
-            yield from self._chance.sample(kinds, len(kinds))
+        if with_disks:
+            kinds += [cls._fill_disk, cls._fill_disk_and_hand_over, cls._fill_controllers_disk]
+        chosen = [kind for kind in kinds if only in kind.__name__]
+        if not chosen:
+            known = ", ".join(kind.__name__.strip("_") for kind in kinds)
+            raise NoSuchFault(f"no fault here has {only!r} in its name; there are {known}")
+        return chosen
 
-    async def _round(self, harm: Callable[[int], Awaitable[str]]) -> Round:
+    def _harms(self) -> Iterator[Harm]:
+        """All kinds of faults, in another order each time."""
+        while True:
+            yield from self._chance.sample(self._kinds, len(self._kinds))
+
+    async def _round(self, harm: Harm) -> Round:
         history = self._history
         master = await self._calm()
         failed, begun_s = history.failed, time.monotonic()
         history.cause = harm.__name__
-        cause = await harm(master)
+        cause = await harm(self, master)
         await self._whole()
         await self._calm()
         rto_ms = history.longest_gap_ms(begun_s, time.monotonic())
@@ -262,10 +296,63 @@ class Failover:
         assert state is not None
         ids = {one.address: one.broker_id for one in state.in_sync}
         target = ids[self._chance.choice(others)]
-        controller = await self._leader()
-        _, after = await hand_over_group(self._asking, controller, GROUP, target, clock=LoopClock())
-        assert after.master_id == target, f"{target} was to be the master, {after.master_id} is"
+
+        async def is_done() -> bool:
+            controller = await self._leader()
+            _, after = await hand_over_group(self._asking, controller, GROUP, target, clock=LoopClock())
+            return after.master_id == target
+
+        # The controllers may have to find a leader first, on a busy machine.
+        await until(is_done, f"{target} is the master", ROUND_S_MAX, not_yet=(NotLeader,))
         return HANDED_OVER
+
+    async def _fill_disk(self, master: int) -> str:
+        """Nobody can send until there is room."""
+        disk = self._hosts.disks[self._hosts.brokers[master].name]
+        await asyncio.to_thread(disk.fill)
+        await self._until_refused()
+        await self._lasts(DEAD_S)
+        await asyncio.to_thread(disk.free)
+        return "master's disk full"
+
+    async def _fill_disk_and_hand_over(self, master: int) -> str:
+        """What an operator does: the others go on, and the full one joins them when it has room."""
+        disk = self._hosts.disks[self._hosts.brokers[master].name]
+        await asyncio.to_thread(disk.fill)
+        await self._until_refused()
+        await self._hand_over(master)
+        goal = len(self._history.acks) + CALM_ACKS
+        await until(lambda: len(self._history.acks) >= goal, "the next master takes sends", ROUND_S_MAX)
+        await asyncio.to_thread(disk.free)
+        return FULL_HANDED_OVER
+
+    async def _fill_controllers_disk(self, master: int) -> str:
+        """The leading controller ends with what it cannot store, and then the master is killed."""
+        by_address = {address: number for number, address in self._hosts.controller_addresses.items()}
+        leader = await self._leader()
+        controller, broker = self._hosts.controllers[by_address[leader]], self._hosts.brokers[master]
+        disk = self._hosts.disks[controller.name]
+        await asyncio.to_thread(disk.fill)
+
+        async def has_ended() -> bool:
+            if controller.is_alive:
+                name = f"filler-{next(self._fillers)}"
+                await apply_broker_id(self._asking, leader, "filler", name, 1, f"{'x' * FILLER_SIZE};1")
+            return not controller.is_alive
+
+        await until(
+            has_ended, f"{controller.name} ends with a full disk", ROUND_S_MAX, not_yet=(TandemError,)
+        )
+        await asyncio.gather(*(asyncio.to_thread(one.kill) for one in (controller, broker)))
+        await self._lasts(LASTS_S)
+        await asyncio.to_thread(disk.free)
+        await asyncio.gather(*(asyncio.to_thread(one.start) for one in (controller, broker)))
+        return "controller's disk full, master killed"
+
+    async def _until_refused(self) -> None:
+        """The load finds that nobody takes it."""
+        acks = self._history.acks
+        await until(lambda: time.monotonic() - acks[-1].done_s > QUIET_S, "sends are refused", ROUND_S_MAX)
 
     async def _lasts(self, bounds: tuple[float, float]) -> None:
         await asyncio.sleep(self._chance.uniform(*bounds))
@@ -378,26 +465,47 @@ def table_of(history: History, lost: Counter[str]) -> Table:
     return table
 
 
-def failover(root: Path, *, rounds: int, seed: int, seconds: float) -> int:
-    """The exit code."""
+def failover(root: Path, *, rounds: int, seed: int, seconds: float, only: str = "") -> int:
+    """The exit code. `only`: a word in the names of the faults.
+
+    Raises:  NoSuchFault when no fault that is possible here has it.
+    """
+    Failover.choose(only, with_disks=True)
     history = History()
     ranges: list[EpochRange] = []
     ends_at_s = time.monotonic() + seconds
 
     async def run(hosts: ElectedHosts, on_round: Callable[[Round], None]) -> None:
-        subject = Failover(hosts, history, seed=seed)
-        await subject.run(rounds, ends_at_s, on_round)
-        ranges.extend(await subject.finish())
+        subject = Failover(hosts, history, seed=seed, only=only)
+        try:
+            await subject.run(rounds, ends_at_s, on_round)
+            ranges.extend(await subject.finish())
+        finally:
+            await subject.close()
 
-    with shown(rounds) as on_round, elected_hosts(root) as hosts:
+    with shown(rounds) as on_round, harmed_hosts(root) as hosts:
         try:
             asyncio.run(run(hosts, on_round))
-            stores = [hosts.store_path(number) for number in hosts.brokers]
+            history.faults += different_logs([hosts.store_path(number) for number in hosts.brokers])
         except (AssertionError, TandemError) as error:
             history.faults.append(f"after {len(history.rounds)} rounds, {history.cause}: {error}")
-            stores = []
-    history.faults += different_logs(stores)
     return tell(history, two_masters(history.acks, ranges) if ranges else [])
+
+
+@contextmanager
+def harmed_hosts(root: Path) -> Iterator[ElectedHosts]:
+    """With disks that can be full, where that is possible; else a line says so."""
+    try:
+        hosts = ElectedHosts(
+            root, own_disks=True, cleanResourceInterval=CLEAN_MS, mappedFileSizeCommitLog=FILE_BYTES
+        )
+    except MountRefused as error:
+        print(f"no round fills a disk: a small file system cannot be mounted ({error})")
+        hosts = ElectedHosts(root)
+    try:
+        yield hosts
+    finally:
+        hosts.close()
 
 
 def tell(history: History, masters: list[str]) -> int:
@@ -442,11 +550,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--minutes", type=float, default=30.0, help="no round begins later")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="a word in the names of the faults, such as disk")
     options = parser.parse_args()
     logging.basicConfig(level=logging.CRITICAL)  # every fault makes warnings in the clients
     root = Path(tempfile.mkdtemp(prefix="tandemmq-failover-"))
     try:
-        code = failover(root, rounds=options.rounds, seed=options.seed, seconds=options.minutes * 60)
+        seconds = options.minutes * 60
+        code = failover(root, rounds=options.rounds, seed=options.seed, seconds=seconds, only=options.only)
+    except NoSuchFault as error:
+        shutil.rmtree(root)
+        parser.error(str(error))
     except BaseException:
         print(f"FAILOVER FAILED; logs are in {root}")
         raise

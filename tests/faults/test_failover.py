@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from failover import Ack, different_logs, failover, two_masters
+from failover import FULL_HANDED_OVER, Ack, Failover, NoSuchFault, different_logs, failover, two_masters
 
 from tandemmq.protocol.bodies.controller import EpochRange
 
@@ -16,11 +16,33 @@ TERMS = [EpochRange(end=100, epoch=1, start=0), EpochRange(end=2**63 - 1, epoch=
 @pytest.mark.process
 def test_some_rounds_of_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert failover(tmp_path, rounds=2, seed=1, seconds=600) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
+    check_last_line(capsys.readouterr().out, rounds=2)
+
+
+@pytest.mark.process
+def test_full_disks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        assert failover(tmp_path, rounds=3, seed=1, seconds=600, only="disk") == 0
+    except NoSuchFault:
+        pytest.skip(capsys.readouterr().out)
+    out = capsys.readouterr().out
+    check_last_line(out, rounds=3)
+    for fault in ("controller's disk full, master killed", "master's disk full", FULL_HANDED_OVER):
+        assert re.search(rf"^{fault}: \d+ ms", out, re.MULTILINE), fault
+
+
+def test_a_fault_that_nobody_knows_is_named() -> None:
+    with pytest.raises(NoSuchFault, match="no fault here has 'flood' in its name; there are kill_master, "):
+        Failover.choose("flood", with_disks=False)
+    with pytest.raises(NoSuchFault):
+        Failover.choose("disk", with_disks=False)
+
+
+def check_last_line(out: str, rounds: int) -> None:
     assert re.fullmatch(
-        r"FAILOVER OK rounds=2 acknowledged=\d+ lost=0 duplicated_offsets=0 two_masters=0"
+        rf"FAILOVER OK rounds={rounds} acknowledged=\d+ lost=0 duplicated_offsets=0 two_masters=0"
         r" rto_killed_ms=\d+/\d+ rto_silent_ms=\d+/\d+ handover_failed_sends=0",
-        last,
+        out.splitlines()[-1],
     )
 
 
