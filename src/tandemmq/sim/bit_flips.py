@@ -3,7 +3,8 @@
 A record's checksum covers its body only (spec store 3), so bits are flipped where damage can be noticed: in
 bodies, and in what says how long a record is. What was on disk before a power cut, or written before a clean
 stop or the death of the process, is kept and readable but for the damaged record, which is never given out.
-Then the bit is turned back, as a heal does it: the record is there again, and sends are taken.
+Then the bit is turned back, as a heal does it: the record is there again, and sends are taken. A bit of a
+queue's entry costs nothing: the search for damage mends it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tandemmq.sim.machine import Machine
 from tandemmq.sim.workload import STORE_HOST, random_options, random_record
 from tandemmq.store import FlushMode, GetStatus, MessageStore, PutStatus
 from tandemmq.store.checkpoint import CheckpointTimes, decode_checkpoint
+from tandemmq.store.options import QUEUE_UNIT_BYTES
 
 RECORDS = 60
 ROUNDS = 6
@@ -34,6 +36,7 @@ class FlipResult:
     flipped_count: int = 0
     cut_count: int = 0  # recovery took the damage for a torn tail, which a power cut allows
     refused_count: int = 0  # a reader's checksum noticed it
+    entry_count: int = 0  # bits of queue entries
     fenced_count: int = 0  # recovery noticed it, and sends are refused
     returned: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -78,8 +81,11 @@ class _FlipRun:
         for _ in range(ROUNDS):
             await self._fill()
             kept_end = await self._end_life()
-            flip = self._flip(kept_end)
+            is_of_entry = self.dice.happens(30) and self._flip_entry()
+            flip = None if is_of_entry else self._flip(kept_end)
             await self._start()
+            if is_of_entry:
+                await self._store.scrub(self._store.min_log_offset, self._store.max_log_offset)
             found = self._read(flip)
             self._check_kept(kept_end, flip, found)
             self._sends = [send for send in self._sends if send in found]
@@ -177,6 +183,23 @@ class _FlipRun:
         self._turn(flip)
         self.result.flipped_count += 1
         return flip
+
+    def _flip_entry(self) -> bool:
+        """Turn one bit of one entry of a queue over, while nothing runs; False when there is no entry."""
+        files = self.machine.disk.image.files
+        queues = sorted(path for path in files if "consumequeue" in path.parts)
+        entries = [
+            (path, at)
+            for path in queues
+            for at in range(0, len(files[path].data), QUEUE_UNIT_BYTES)
+            if any(files[path].data[at : at + QUEUE_UNIT_BYTES])
+        ]
+        if not entries:
+            return False
+        path, at = self.dice.pick(entries)
+        files[path].data[at + self.dice.below(QUEUE_UNIT_BYTES)] ^= 1 << self.dice.below(8)
+        self.result.entry_count += 1
+        return True
 
     def _turn(self, flip: Flip) -> None:
         size = self.options.commit_log_file_bytes

@@ -70,11 +70,12 @@ class Summary:
         cut = sum(result.cut_count for result in self.flips)
         refused = sum(result.refused_count for result in self.flips)
         fenced = sum(result.fenced_count for result in self.flips)
+        entries = sum(result.entry_count for result in self.flips)
         yield f"starts={self.start_count} crashes={self.crash_count}"
         yield (
-            f"bit flips: seeds={len(self.flips)} flipped={flipped} cut_by_recovery={cut} "
-            f"fenced={fenced} refused_by_checksum={refused} returned={len(self.returned)} "
-            f"lost={len(self.lost_by_damage)}"
+            f"bit flips: seeds={len(self.flips)} flipped={flipped} of_entries={entries} "
+            f"cut_by_recovery={cut} fenced={fenced} refused_by_checksum={refused} "
+            f"returned={len(self.returned)} lost={len(self.lost_by_damage)}"
         )
         yield from self.returned[:FAULTS_SHOWN]
         yield from self.lost_by_damage[:FAULTS_SHOWN]
