@@ -21,7 +21,20 @@ from tandemmq.replication.shell.autoswitch import AutoSwitch
 from tandemmq.runtime.ports import Address
 from tandemmq.store.message_store import MessageStore
 
-WRITES: Final = frozenset(
+TABLE_CHANGES: Final = frozenset(
+    (
+        Code.UPDATE_AND_CREATE_TOPIC,
+        Code.UPDATE_AND_CREATE_TOPIC_LIST,
+        Code.DELETE_TOPIC_IN_BROKER,
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        Code.DELETE_SUBSCRIPTIONGROUP,
+        Code.UPDATE_AND_GET_GROUP_FORBIDDEN,
+    )
+)
+"""What an operator changes in topics and groups: answered when the next master has it, too."""
+
+WRITES: Final = TABLE_CHANGES | frozenset(
     (
         Code.SEND_MESSAGE,
         Code.SEND_MESSAGE_V2,
@@ -42,31 +55,10 @@ WRITES: Final = frozenset(
         Code.CLONE_GROUP_OFFSET,
         Code.SET_MESSAGE_REQUEST_MODE,
         Code.LOCK_BATCH_MQ,
-        Code.UPDATE_AND_CREATE_TOPIC,
-        Code.UPDATE_AND_CREATE_TOPIC_LIST,
-        Code.DELETE_TOPIC_IN_BROKER,
-        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
-        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
-        Code.DELETE_SUBSCRIPTIONGROUP,
-        Code.UPDATE_AND_GET_GROUP_FORBIDDEN,
         Code.CLEAN_UNUSED_TOPIC,
     )
 )
 """What two masters of one group must never both do. Pulls go on, and commit nothing."""
-
-
-TABLE_CHANGES: Final = frozenset(
-    (
-        Code.UPDATE_AND_CREATE_TOPIC,
-        Code.UPDATE_AND_CREATE_TOPIC_LIST,
-        Code.DELETE_TOPIC_IN_BROKER,
-        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
-        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
-        Code.DELETE_SUBSCRIPTIONGROUP,
-        Code.UPDATE_AND_GET_GROUP_FORBIDDEN,
-    )
-)
-"""What an operator changes in topics and groups: answered when the next master has it, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
