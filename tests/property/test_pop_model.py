@@ -29,9 +29,7 @@ from tandemmq.protocol.record import NewRecord, decode_records
 from tandemmq.protocol.requests.pop import AckRequest, ChangeInvisibleRequest, PopRequest, PopResponse
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.chance import SeededRandom
-from tandemmq.runtime.memory import ManualClock, MemoryDisk
-from tandemmq.runtime.memory_disk import NoFault
-from tandemmq.runtime.memory_network import MemoryNetwork
+from tandemmq.runtime.memory import ManualClock, MemoryDisk, MemoryNetwork, NoFault
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import FlushMode, MessageStore, StoreOptions
 

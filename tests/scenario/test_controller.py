@@ -19,7 +19,7 @@ from tandemmq.protocol.catalogue import CATALOGUE, Role
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests import controller as headers
-from tandemmq.runtime.memory_disk import NoFault
+from tandemmq.runtime.memory import NoFault
 from waits import until
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tandemmq.sim.fuzz import run
-from tandemmq.sim.fuzz.sessions import Ended
+from tandemmq.sim.fuzz.run import Ended
 from tandemmq.sim.fuzz.victims import Victim, victims
 
 pytestmark = pytest.mark.process

@@ -13,7 +13,7 @@ from pipeline_process import WAIT_S, has_rows, is_batch, running_pipeline
 from spark_cluster import Cluster
 from spark_lakes import follow_topic, forget_last_commit, land, read_topic
 
-from tandemmq.spark.pipelines.rollup_table import read_rollup
+from tandemmq.spark.pipelines.rollup import read_rollup
 from waits import until_blocking
 
 

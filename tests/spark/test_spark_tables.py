@@ -21,8 +21,7 @@ from tandemmq.spark.pipelines.audit import Audit, AuditOptions
 from tandemmq.spark.pipelines.events import Stopped
 from tandemmq.spark.pipelines.history import FROM_COLUMN, HistoryOptions, history, run_history
 from tandemmq.spark.pipelines.json_bodies import BAD_COLUMN
-from tandemmq.spark.pipelines.rollup import make_stream
-from tandemmq.spark.pipelines.rollup_table import read_rollup
+from tandemmq.spark.pipelines.rollup import make_stream, read_rollup
 from tandemmq.spark.pipelines.runner import StopFlag
 
 

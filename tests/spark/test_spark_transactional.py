@@ -36,9 +36,9 @@ class DyingSource(TandemSource):
         return "dying"
 
     def streamWriter(self, schema, overwrite):
-        from tandemmq.spark.sink import ender
+        from tandemmq.spark.sink import transaction as sink
 
-        settle, parent = ender.Ender._settle, os.getppid()
+        settle, parent = sink.Ender._settle, os.getppid()
 
         def settle_and_wait(self, lane, decision):
             settle(self, lane, decision)
@@ -47,7 +47,7 @@ class DyingSource(TandemSource):
                 time.sleep(0.05)
             os._exit(1)
 
-        ender.WINDOW, ender.Ender._settle = 16, settle_and_wait
+        sink.WINDOW, sink.Ender._settle = 16, settle_and_wait
         return super().streamWriter(schema, overwrite)
 
 

@@ -16,7 +16,7 @@ from proof_publisher import Publisher
 
 from dead_letter_maker import make_dead_letters
 from tandemmq.client import BlockingConsumer, ConsumerOptions, StartFrom
-from tandemmq.spark.pipelines.rollup_table import read_rollup
+from tandemmq.spark.pipelines.rollup import read_rollup
 from waits import until_blocking
 
 ROLLED, RESENT, GROUP = "ProofRolled", "ProofResent", "proof-billing"

@@ -141,7 +141,7 @@ DIFFERENCES: Final = {
             " have no blanks. GET_BROKER_CLUSTER_INFO, too, has the dialect that the client's version"
             " reads, and a route of one zone that of its asker. RocketMQ writes both in the old"
             " dialect.",
-            "nameserver/queries.py",
+            "nameserver/nameserver.py",
         ),
         (
             "It serves at most 16,384 brokers, 300,000 topics and 8 MiB of KV configuration; what"
@@ -297,7 +297,7 @@ DIFFERENCES: Final = {
             "AUTH_GET_USER and AUTH_LIST_USER show passwords to super users, and each user his own;"
             " to others, and while authenticationEnabled is off, none. RocketMQ shows all to"
             " everybody who may ask.",
-            "broker/access/auth_handlers.py",
+            "broker/access/service.py",
         ),
         (
             "A request that names a message by its place in the log (by id, the end of a"

@@ -1,24 +1,27 @@
-"""The single writer of a master: stages what one turn of the loop brings, writes it once.
+"""The single writer of a master: stages what one turn of the loop brings, writes it once, sheds load while
+writes to the page cache take too long.
 
-Owns: the tail of the log, the queue offsets that are promised, the time of storing.
+Owns:       the tail of the log, the queue offsets that are promised, the time of storing.
 Invariants: between two writes everything staged is memory only; a write that fails takes all of it back, so
             an append is stored whole or not at all; STORETIMESTAMP never falls; nothing is written while
             bytes of a failed write may still lie behind the end.
 Strategy:   `append` encodes at once with the final offsets, so the write is one call with the staged buffers;
             the limit that a record must end below folds the file's end and the bound of the stage into one
             comparison. Where the bytes go is the `LogTail`'s matter: the files, or the transient pool; what
-            becomes of failed and of slow writes is decided by `FailedWrites` and `WriteSpeed`.
-            Per message: no task, no future, no lock, no log line.
+            becomes of failed and of slow writes is decided by `FailedWrites` and `WriteSpeed`. Per message:
+            no task, no future, no lock, no log line. One slow write makes the store refuse what arrives next;
+            after a pause one turn's sends try the disk again, and a quick write ends it.
 Knows not:  what sends wait for, what is made of the entries.
-Source:     spec store 3.2, 4, 4.1.
+Source:     spec store 3.2, 4, 4.1; spec store 11.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from tandemmq.errors import MessageIllegal, RequestRejected, ServiceNotAvailable
+from tandemmq.errors import Busy, MessageIllegal, RequestRejected, ServiceNotAvailable
 from tandemmq.protocol.record import NewRecord, RecordCheck, encode_blank
 from tandemmq.runtime.ports import Buffer, Clock
 from tandemmq.store.admission import Admission, overload
@@ -33,7 +36,44 @@ from tandemmq.store.record_maker import BLANK_BYTES, RecordMaker
 from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.replies import Sends
 from tandemmq.store.segment import Segment
-from tandemmq.store.write_speed import WriteSpeed
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+BUSY_PAUSE_S = 0.1
+"""After a slow write sends are refused this long; then one turn's sends try the disk again."""
+_PAGE_CACHE_BUSY = "page cache busy"
+
+
+class WriteSpeed:
+    """What the last writes took. `is_watching`: tell `note` of quick ones, too."""
+
+    __slots__ = ("_admission", "_busy_until", "is_watching", "slow_s")
+
+    def __init__(self, slow_s: float, admission: Admission) -> None:
+        self.slow_s = slow_s
+        self.is_watching = False
+        self._admission = admission
+        self._busy_until = 0.0
+
+    def note(self, took_s: float, now: float) -> None:
+        """A write took so long: a slow one, or one while this is watching."""
+        if took_s > self.slow_s:
+            if not self.is_watching:
+                log.warning(events.PAGE_CACHE_BECAME_BUSY, extra={"write_ms": round(took_s * 1000)})
+            self.is_watching = True
+            self._busy_until = now + BUSY_PAUSE_S
+            remark = f"[PC_SYNCHRONIZED]the page cache is busy, a write took {took_s * 1000:.0f} ms"
+            self._admission.block(_PAGE_CACHE_BUSY, remark, Busy)
+        elif not self._admission.is_blocked(_PAGE_CACHE_BUSY):
+            self.is_watching = False
+            log.warning(events.PAGE_CACHE_BECAME_QUICK, extra={"write_ms": round(took_s * 1000)})
+
+    def retry(self, now: float) -> None:
+        """A send was refused: let the next ones try the disk, if the pause is over."""
+        if self.is_watching and now >= self._busy_until:
+            self._admission.unblock(_PAGE_CACHE_BUSY)
+
 
 _UNQUEUED = 0x4  # set in prepared and rolled back transactions, which get no queue entry (spec store 5)
 

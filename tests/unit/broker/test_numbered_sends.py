@@ -10,8 +10,7 @@ from tandemmq.broker.send.numbered import Claim, NumberedSends
 from tandemmq.broker.send.reply import SendReply
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord
-from tandemmq.runtime.memory import ManualClock, MemoryDisk
-from tandemmq.runtime.memory_disk import NoFault
+from tandemmq.runtime.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.store import MessageStore, PutStatus, StoreOptions
 
 KEY = "0" * 31 + "1"

@@ -11,7 +11,7 @@ from tandemmq.api.broker_offset import Progress
 from tandemmq.client.consumer.inbox import Delivery, Inbox
 from tandemmq.client.consumer.offsets import LocalOffsets
 from tandemmq.client.name_servers import NameServers
-from tandemmq.client.window import Window
+from tandemmq.client.producer.outbox import Window
 from tandemmq.errors import BrokerUnreachable, ClientError, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.runtime.memory import MemoryDisk

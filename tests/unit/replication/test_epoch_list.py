@@ -15,7 +15,7 @@ from tandemmq.replication.core.epochs import (
     decode_epochs,
     encode_epochs,
 )
-from tandemmq.runtime.memory_disk import MemoryDisk
+from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.store.epoch_file import EpochFile
 
 PATH = Path("/store/epochFileCheckpoint")

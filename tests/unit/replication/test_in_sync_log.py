@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandemmq.replication.core.progress import LogRange
-from tandemmq.replication.shell.in_sync import InSyncLog
+from tandemmq.replication.shell.master import InSyncLog
 from tandemmq.telemetry import events
 from tandemmq.units import ReplicaId
 
@@ -14,7 +14,7 @@ A, B = ReplicaId("a"), ReplicaId("b")
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level("INFO", logger="tandemmq.replication.shell.in_sync")
+    caplog.set_level("INFO", logger="tandemmq.replication.shell.master")
     return caplog
 
 

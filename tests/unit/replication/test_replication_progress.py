@@ -9,7 +9,7 @@ from tandemmq.replication.core.progress import (
     is_in_sync,
     plan_start,
 )
-from tandemmq.replication.shell.known_ahead import KnownAhead
+from tandemmq.replication.shell.master import KnownAhead
 
 SEGMENT = 1024
 LAST, FIRST = FirstTransfer.LAST_FILE, FirstTransfer.FIRST_FILE

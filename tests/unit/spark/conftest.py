@@ -8,8 +8,8 @@ from spark_fakes import FakeNet
 import tandemmq.spark.fetch
 import tandemmq.spark.metadata
 import tandemmq.spark.name_servers
-import tandemmq.spark.sink.ender
 import tandemmq.spark.sink.sender
+import tandemmq.spark.sink.transaction
 
 
 @pytest.fixture
@@ -20,6 +20,6 @@ def net(monkeypatch: pytest.MonkeyPatch) -> FakeNet:
     monkeypatch.setattr(tandemmq.spark.name_servers, "POOL", fake)
     monkeypatch.setattr(tandemmq.spark.fetch, "POOL", fake)
     monkeypatch.setattr(tandemmq.spark.sink.sender, "POOL", fake)
-    monkeypatch.setattr(tandemmq.spark.sink.ender, "POOL", fake)
+    monkeypatch.setattr(tandemmq.spark.sink.transaction, "POOL", fake)
     monkeypatch.setattr(tandemmq.spark.metadata.time, "sleep", lambda seconds: None)
     return fake

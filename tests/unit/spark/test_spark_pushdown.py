@@ -28,11 +28,10 @@ from pyspark.sql.datasource import (
 )
 from spark_fakes import FakeBroker, FakeNet, FakeQueue
 
-from tandemmq.spark.batch import PushdownTopicReader
 from tandemmq.spark.columns import select_columns
 from tandemmq.spark.options import PropertiesAs, parse_options
 from tandemmq.spark.pushdown import plan_pushdown
-from tandemmq.spark.source import PUSHDOWN_WORKER
+from tandemmq.spark.source import PUSHDOWN_WORKER, PushdownTopicReader
 from tandemmq.telemetry import events
 
 NAMES = ("topic", "brokerName", "queueId", "queueOffset", "storeTimestamp", "tags", "keys")

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import tandemmq.spark.pipelines.rollup_fold
+from tandemmq.spark.pipelines.rollup import read_rollup, read_sums, show_rollup
 from tandemmq.spark.pipelines.rollup_fold import (
     BUCKETS,
     OTHER_TAGS,
@@ -19,7 +20,6 @@ from tandemmq.spark.pipelines.rollup_fold import (
     find_percentile,
     fold_messages,
 )
-from tandemmq.spark.pipelines.rollup_table import read_rollup, read_sums, show_rollup
 
 NOON_MS = 1_700_000_000_000
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from spark_fakes import BORN, STORED, FakeBroker, FakeNet, FakeQueue
 
-import tandemmq.spark.sink.ender
 import tandemmq.spark.sink.sender
+import tandemmq.spark.sink.transaction
 from tandemmq.errors import BrokerUnreachable, ConfigError, MessageIllegal
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -27,10 +27,9 @@ from tandemmq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED
 from tandemmq.spark.sink import transaction
 from tandemmq.spark.sink.columns import find_sink_columns
 from tandemmq.spark.sink.decision import DECISION_FILE, DecisionFiles, read_decided
-from tandemmq.spark.sink.ender import WINDOW, EndFailed
 from tandemmq.spark.sink.halves import HalfLog, decode_part
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
-from tandemmq.spark.sink.transaction import TaskHalves
+from tandemmq.spark.sink.transaction import WINDOW, EndFailed, TaskHalves
 from tandemmq.spark.sink.writer import TopicStreamWriter, send_rows
 
 NAME = "stream\0q\0T"
@@ -38,7 +37,7 @@ NAME = "stream\0q\0T"
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tandemmq.spark.sink.sender, tandemmq.spark.sink.ender):
+    for module in (tandemmq.spark.sink.sender, tandemmq.spark.sink.transaction):
         monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
 
 

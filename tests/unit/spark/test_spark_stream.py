@@ -13,9 +13,9 @@ from spark_fakes import FakeNet, FakeQueue
 
 import tandemmq.spark.stream
 from tandemmq.errors import BrokerUnreachable, ConfigError, NoRoute, OffsetOutOfRange
-from tandemmq.spark.batch import TopicReader
 from tandemmq.spark.columns import select_columns
 from tandemmq.spark.options import PropertiesAs, parse_options
+from tandemmq.spark.source import TopicReader
 from tandemmq.spark.stream import TopicStreamReader
 from tandemmq.telemetry import events
 

@@ -12,8 +12,7 @@ from store_rig import options
 from tandemmq.protocol.java_hash import key_hash
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.record import NewRecord, RecordCheck, RecordOutcome, check_record, encode_record
-from tandemmq.runtime.memory import ManualClock, MemoryDisk
-from tandemmq.runtime.memory_disk import NoFault
+from tandemmq.runtime.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.store.admission import Admission
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queues import ConsumeQueues

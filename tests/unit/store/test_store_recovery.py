@@ -11,12 +11,11 @@ import pytest
 from store_rig import ROOT, Rig, bodies, options, record
 
 from tandemmq.errors import Corrupt, LogMissing, StoreError, StoreLocked
-from tandemmq.runtime.memory import MemoryDisk
-from tandemmq.runtime.memory_disk import NoFault
+from tandemmq.runtime.memory import MemoryDisk, NoFault
 from tandemmq.store import FlushMode, MessageStore, PutStatus
 from tandemmq.store.lock import StoreMarks
 from tandemmq.store.paths import StorePaths
-from tandemmq.store.recovery_plan import (
+from tandemmq.store.recovery import (
     TABLE,
     FileHead,
     RecoveryCase,

@@ -11,7 +11,7 @@ from tests.unit.store.store_rig import ROOT, Rig, bodies, options, record
 
 from tandemmq.errors import LogDiverged, ServiceNotAvailable, StoreError, TandemError
 from tandemmq.replication.core.epochs import EpochEntry, EpochList
-from tandemmq.runtime.memory_disk import NoFault
+from tandemmq.runtime.memory import NoFault
 from tandemmq.store import BrokerRole, MessageStore
 
 BEFORE = EpochList((EpochEntry(1, 0), EpochEntry(2, 400)))

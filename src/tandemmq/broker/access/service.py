@@ -1,28 +1,290 @@
-"""Access control of one broker: its rules, its guard, its requests, built and started together."""
+"""Access control of one broker: its rules, its guard and its requests, built and started together.
+
+The requests are those of 5.x tools about users and policies, 3001 to 3010 (spec semantics 21.3), and of 4.x
+tools about plain_acl.yml, 50 to 54 (spec semantics 21.2).
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
+
+import msgspec
 
 from tandemmq.broker.access.audit import Audit
-from tandemmq.broker.access.auth_handlers import AuthHandlers
-from tandemmq.broker.access.auth_table import SUPER, AuthTable
+from tandemmq.broker.access.auth_table import SUPER, AuthTable, render_user
 from tandemmq.broker.access.guard import Guard
 from tandemmq.broker.access.options import AccessOptions
-from tandemmq.broker.access.plain_files import PlainFiles, read_tools_credentials
-from tandemmq.broker.access.plain_handlers import PlainHandlers
+from tandemmq.broker.access.plain_files import (
+    PlainFiles,
+    accounts_in,
+    read_tools_credentials,
+    set_white_addresses,
+)
 from tandemmq.broker.access.plain_rules import PlainRules
-from tandemmq.broker.table_file import TableSaver, load_table
-from tandemmq.protocol.bodies.access import UserInfo
+from tandemmq.broker.table_file import TableFile, TableSaver, load_table, save_or_reject
+from tandemmq.errors import ConfigError, NotPermitted, RequestRejected
+from tandemmq.protocol.bodies.access import AccountInfo, AccountsInfo, AclInfo, UserInfo
+from tandemmq.protocol.bodies.codec import decode_body, encode_body
+from tandemmq.protocol.bodies.data_version import DataVersion, encode_data_version
 from tandemmq.protocol.codes import RequestCode as Code
-from tandemmq.protocol.command import Buffer
-from tandemmq.protocol.signature import Credentials
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.requests.access import (
+    AccessVersionResponse,
+    AclRequest,
+    DeleteAccountRequest,
+    DeleteAclRequest,
+    ListAclsRequest,
+    ListUsersRequest,
+    UpdateAccountRequest,
+    UpdateWhiteAddressesRequest,
+    UserRequest,
+)
+from tandemmq.protocol.signature import ACCESS_KEY, Credentials
+from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.dispatch import Guard as RequestGuard
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.telemetry import events
+
+UPDATE_FAILED: Final = 209
+DELETE_FAILED: Final = 210
+ADDRESSES_FAILED: Final = 211
+"""RocketMQ's codes of these three requests; other requests use the numbers otherwise."""
+
+
+class PlainHandlers:
+    """`files` is None while aclEnable is off: then every change is refused."""
+
+    def __init__(
+        self, files: PlainFiles | None, *, broker_name: str, cluster: str, address: Callable[[], str]
+    ) -> None:
+        self._files = files
+        self._broker_name = broker_name
+        self._cluster = cluster
+        self._address = address
+
+    async def handle_update_account(self, channel: Channel, command: Command) -> Command:
+        request = command.decode(UpdateAccountRequest)
+        files = self._files_or_reject(UPDATE_FAILED)
+        path = files.path_of(request.access_key) or files.default_path
+        await _change(files, path, lambda document: _put_account(document, request), UPDATE_FAILED)
+        return command.reply()
+
+    async def handle_delete_account(self, channel: Channel, command: Command) -> Command:
+        """DELETE_ACL_CONFIG (51), answered when it is on disk."""
+        key = command.decode(DeleteAccountRequest).access_key
+        files = self._files_or_reject(DELETE_FAILED)
+        path = files.path_of(key)
+        if path is None:
+            raise RequestRejected(f"there is no account with access key {key}", code=DELETE_FAILED)
+
+        def remove(document: dict[str, Any]) -> None:
+            accounts = accounts_in(document)
+            accounts[:] = [entry for entry in accounts if entry.get("accessKey") != key]
+
+        await _change(files, path, remove, DELETE_FAILED)
+        return command.reply()
+
+    async def handle_update_addresses(self, channel: Channel, command: Command) -> Command:
+        """UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53): the addresses of one file of the rules are replaced."""
+        request = command.decode(UpdateWhiteAddressesRequest)
+        files = self._files_or_reject(ADDRESSES_FAILED)
+        path = Path(request.file) if request.file else files.default_path
+        if path != files.default_path and path not in files.documents:
+            # A path from outside never names a new file.
+            raise RequestRejected(f"{path} is no file of the rules", code=ADDRESSES_FAILED)
+        addresses = [text.strip() for text in request.addresses.split(",") if text.strip()]
+        await _change(
+            files, path, lambda document: set_white_addresses(document, addresses), ADDRESSES_FAILED
+        )
+        return command.reply()
+
+    def handle_version(self, channel: Channel, command: Command) -> Command:
+        """GET_BROKER_CLUSTER_ACL_INFO (52): the versions of the files, and who answers."""
+        versions = {} if self._files is None else self._files.versions()
+        default = (
+            DataVersion() if self._files is None else versions.get(self._files.default_path, DataVersion())
+        )
+        by_file = {str(path): version for path, version in versions.items()}
+        header = AccessVersionResponse(
+            version=encode_data_version(default).decode(),
+            versions_by_file=encode_body(by_file).decode(),
+            broker_name=self._broker_name,
+            broker_address=self._address(),
+            cluster_name=self._cluster,
+        )
+        return command.reply(0, header)
+
+    def handle_show(self, channel: Channel, command: Command) -> Command:
+        """Everything, secrets included, as RocketMQ shows it; so it needs an administrator."""
+        documents = () if self._files is None else self._files.documents.values()
+        addresses: list[str] = []
+        accounts: list[AccountInfo] = []
+        for document in documents:
+            if isinstance(document, dict):
+                addresses += map(str, document.get("globalWhiteRemoteAddresses") or [])
+                accounts += map(_show, document.get("accounts") or [])
+        info = AccountsInfo(global_addresses=tuple(addresses), accounts=tuple(accounts))
+        return command.reply(body=encode_body(info))
+
+    def _files_or_reject(self, code: int) -> PlainFiles:
+        if self._files is None:
+            raise RequestRejected("access control by plain_acl.yml is off (aclEnable=false)", code=code)
+        return self._files
+
+
+async def _change(files: PlainFiles, path: Path, apply: Callable[[dict[str, Any]], None], code: int) -> None:
+    # A connection that breaks must not leave the file changed and the rules not.
+    try:
+        await asyncio.shield(files.change(path, apply))
+    except (ConfigError, OSError) as error:
+        raise RequestRejected(str(error), code=code) from None
+
+
+def _put_account(document: dict[str, Any], request: UpdateAccountRequest) -> None:
+    """Makes or changes an account; what the request does not name stays."""
+    accounts = accounts_in(document)
+    account = next((entry for entry in accounts if entry.get("accessKey") == request.access_key), None)
+    if account is None:
+        account = {"accessKey": request.access_key}
+        accounts.append(account)
+    texts = {
+        "secretKey": request.secret_key,
+        "whiteRemoteAddress": request.white_remote_address,
+        "defaultTopicPerm": request.default_topic_permission,
+        "defaultGroupPerm": request.default_group_permission,
+    }
+    account.update({key: text for key, text in texts.items() if text})
+    account["admin"] = request.is_admin
+    for key, joined in (
+        ("topicPerms", request.topic_permissions),
+        ("groupPerms", request.group_permissions),
+    ):
+        if joined:
+            account[key] = [text.strip() for text in joined.split(",") if text.strip()]
+
+
+def _show(raw: dict[str, Any]) -> AccountInfo:
+    def text(key: str) -> str | None:
+        return None if raw.get(key) is None else str(raw[key])
+
+    return AccountInfo(
+        access_key=str(raw.get("accessKey")),
+        secret_key=text("secretKey"),
+        white_remote_address=text("whiteRemoteAddress"),
+        is_admin=str(raw.get("admin") or "").lower() == "true",
+        default_topic_permission=text("defaultTopicPerm"),
+        default_group_permission=text("defaultGroupPerm"),
+        topic_permissions=tuple(map(str, raw.get("topicPerms") or [])),
+        group_permissions=tuple(map(str, raw.get("groupPerms") or [])),
+    )
+
+
+def _shown(user: UserInfo, sees: str | None) -> UserInfo:
+    """Without the password, unless the asker sees it: tools that copy users then fail, and never set a wrong
+    one.
+    """
+    return user if sees is None or sees == user.username else msgspec.structs.replace(user, password=None)
+
+
+class AuthHandlers:
+    """Changes are answered once they are on disk.
+
+    While authenticationEnabled is off nothing may be changed: whoever came first could make himself the super
+    user of later.
+    """
+
+    def __init__(
+        self, table: AuthTable, options: AccessOptions, *, saver: TableSaver, file: TableFile
+    ) -> None:
+        self._table = table
+        self._options = options
+        self._saver = saver
+        self._file = file
+
+    async def handle_create_user(self, channel: Channel, command: Command) -> Command:
+        name = command.decode(UserRequest).username
+        self._check_on()
+        self._table.create_user(decode_body(command.body, UserInfo), name)
+        return await self._saved(command)
+
+    async def handle_update_user(self, channel: Channel, command: Command) -> Command:
+        name = command.decode(UserRequest).username
+        self._check_on()
+        self._table.update_user(decode_body(command.body, UserInfo), name)
+        return await self._saved(command)
+
+    async def handle_delete_user(self, channel: Channel, command: Command) -> Command:
+        name = command.decode(UserRequest).username
+        self._check_on()
+        self._table.delete_user(name)
+        return await self._saved(command)
+
+    def handle_get_user(self, channel: Channel, command: Command) -> Command:
+        """An empty answer when there is no such user, as in RocketMQ."""
+        user = self._table.user(command.decode(UserRequest).username)
+        sees = self._sees(command)
+        return command.reply(body=b"" if user is None else encode_body(_shown(render_user(user), sees)))
+
+    def handle_list_users(self, channel: Channel, command: Command) -> Command:
+        sees = self._sees(command)
+        users = self._table.users(command.decode(ListUsersRequest).name_part)
+        return command.reply(body=encode_body([_shown(user, sees) for user in users]))
+
+    async def handle_create_acl(self, channel: Channel, command: Command) -> Command:
+        subject = command.decode(AclRequest).subject
+        self._check_on()
+        self._table.create_acl(decode_body(command.body, AclInfo), subject)
+        return await self._saved(command)
+
+    async def handle_update_acl(self, channel: Channel, command: Command) -> Command:
+        subject = command.decode(AclRequest).subject
+        self._check_on()
+        self._table.update_acl(decode_body(command.body, AclInfo), subject)
+        return await self._saved(command)
+
+    async def handle_delete_acl(self, channel: Channel, command: Command) -> Command:
+        request = command.decode(DeleteAclRequest)
+        self._check_on()
+        self._table.delete_acl(request.subject, request.policy_type, request.resource)
+        return await self._saved(command)
+
+    def handle_get_acl(self, channel: Channel, command: Command) -> Command:
+        subject = command.decode(AclRequest).subject
+        acls = [acl for acl in self._table.acls(None, None) if acl.subject == subject]
+        if not acls:
+            raise RequestRejected(f"{subject} has no policies", code=ResponseCode.POLICY_NOT_EXIST)
+        return command.reply(body=encode_body(acls[0]))
+
+    def handle_list_acls(self, channel: Channel, command: Command) -> Command:
+        request = command.decode(ListAclsRequest)
+        return command.reply(body=encode_body(self._table.acls(request.subject_part, request.resource_part)))
+
+    def _sees(self, command: Command) -> str | None:
+        """Whose password the asker is shown: his own, None for a super user who sees all, "" for who did not
+        show who he is.
+        """
+        options = self._options
+        if not options.authentication_enabled or command.code in options.authentication_white_codes:
+            return ""
+        name = command.fields.get(ACCESS_KEY, "")
+        inner, user = options.inner_credentials, self._table.user(name)
+        is_super = (user is not None and user.is_super) or (inner is not None and inner.access_key == name)
+        return None if is_super else name
+
+    def _check_on(self) -> None:
+        if not self._options.authentication_enabled:
+            raise NotPermitted("users and policies are only changed while authenticationEnabled is true")
+
+    async def _saved(self, command: Command) -> Command:
+        await save_or_reject(self._saver, self._file)
+        return command.reply()
+
 
 log = logging.getLogger(__name__)
 

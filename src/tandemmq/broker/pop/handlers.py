@@ -1,4 +1,4 @@
-"""POP_MESSAGE, PEEK_MESSAGE, NOTIFICATION, POLLING_INFO: admit, read, lease, answer or hold.
+"""POP_MESSAGE, PEEK_MESSAGE, NOTIFICATION, POLLING_INFO: admit, read, lease, answer, queue by queue, or hold.
 
 A pop is answered when its check points are stored, as safely as a send is. Ordered pops have none: their
 messages stay where they are until they are acknowledged. Source: spec semantics 14.1, 14.2, 14.6.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.admission import (
@@ -19,19 +19,26 @@ from tandemmq.broker.pop.admission import (
     is_late,
     parse_filter,
 )
-from tandemmq.broker.pop.answers import Answer
 from tandemmq.broker.pop.lease_log import LeaseLog, is_stored
 from tandemmq.broker.pop.leases import Lease, LeaseKey
 from tandemmq.broker.pop.order_table import OrderedPop, OrderTable
 from tandemmq.broker.pop.polls import HeldPop, PollKey, PopPolls
-from tandemmq.broker.pop.reading import Found, PopReader, Want
+from tandemmq.broker.pop.reading import Found, PopReader, Taken, Want, with_handle
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.table_file import OnSaved, TableFile, TableSaver
 from tandemmq.errors import RequestRejected, StoreError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import encode_frame_head
-from tandemmq.protocol.pop_receipts import ORDERED_REVIVE_QUEUE, order_items
+from tandemmq.protocol.pop_receipts import (
+    FLAG_NORMAL,
+    ORDERED_REVIVE_QUEUE,
+    Handle,
+    join_items,
+    offsets_item,
+    order_items,
+    start_item,
+)
 from tandemmq.protocol.requests.pop import (
     ANY_QUEUE,
     NotificationRequest,
@@ -46,6 +53,58 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
 from tandemmq.store import PutStatus
 from tandemmq.telemetry import events
+
+
+@dataclass(slots=True)
+class Answer:
+    """The lists of the answer's header, and its messages.
+
+    `tells_retry_topic`: messages of a retry topic go out as they are stored
+    (popResponseReturnActualRetryTopic); else they carry the topic that was asked for, and their handle.
+    """
+
+    pop_time_ms: int
+    revive_queue_id: int
+    broker_name: str
+    tells_retry_topic: bool
+    starts: list[str] = field(default_factory=list)
+    offsets: list[str] = field(default_factory=list)
+    orders: list[str] = field(default_factory=list)
+    records: list[memoryview | bytes] = field(default_factory=list)
+
+    def add(self, taken: Taken, want: Want) -> None:
+        """The messages of one queue."""
+        source = taken.source
+        self.starts.append(start_item(source.flag, source.queue_id, taken.start_offset))
+        self.offsets.append(offsets_item(source.flag, source.queue_id, taken.offsets))
+        if source.flag == FLAG_NORMAL or self.tells_retry_topic:
+            self.records += taken.records
+            return
+        for record, offset in zip(taken.records, taken.offsets, strict=True):
+            handle = Handle(
+                taken.start_offset,
+                self.pop_time_ms,
+                want.invisible_ms,
+                self.revive_queue_id,
+                source.flag,
+                self.broker_name,
+                source.queue_id,
+                offset,
+            )
+            self.records.append(with_handle(record, want.topic, handle))
+
+    def header(self, want: Want, found: Found) -> PopResponse:
+        """What goes before the messages; `found` says how many are left."""
+        return PopResponse(
+            pop_time_ms=self.pop_time_ms,
+            invisible_ms=want.invisible_ms,
+            revive_queue_id=self.revive_queue_id,
+            rest_count=found.rest,
+            start_offset_info=join_items(self.starts),
+            message_offset_info=join_items(self.offsets),
+            order_count_info=join_items(self.orders) if want.is_ordered else None,
+        )
+
 
 log = logging.getLogger(__name__)
 

@@ -2,28 +2,207 @@
 
 Each takes room in the window, becomes a shipment or part of an open batch, and goes to the sender; its room
 is given back when its result is known. A message that cannot be packed gives its room back at once.
+
+The window bounds what is in flight by count and by bytes; at the bound callers wait in turn. One item larger
+than the whole byte bound is let through alone, so that a bound set too small slows a producer down but never
+blocks it for ever.
+
+The accumulator collects sends of the same topic, queue and wait policy into one batch request. Each caller
+keeps its own future, so batching changes nothing but the delay. A batch leaves when it is full, when its
+linger time is over, or with a linger of 0 at the end of the loop's turn: what many tasks send in one turn
+travels together, and a lone send is not delayed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from tandemmq.api import broker_send
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ProducerOptions
-from tandemmq.client.producer.accumulator import Accumulator
 from tandemmq.client.producer.packer import Packer, must_travel_alone, room_of
 from tandemmq.client.producer.results import SendResult
 from tandemmq.client.producer.sender import Sender
-from tandemmq.client.producer.shipment import Shipment
+from tandemmq.client.producer.shipment import Shipment, Waiter
 from tandemmq.client.route_view import RouteView
-from tandemmq.client.window import Window
 from tandemmq.errors import ClientError, NoRoute
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import Message
+from tandemmq.runtime.ports import Clock
+
+
+class BatchKey(NamedTuple):
+    """What messages of one batch have in common. A queue of None: any queue, the same for all of the
+    batch.
+    """
+
+    topic: str
+    queue: MessageQueue | None
+    wait_stored: bool
+
+
+class OpenBatch:
+    """Messages that wait to leave together."""
+
+    __slots__ = ("bytes", "deadline_s", "first", "items", "key", "room_bytes", "unique_keys", "waiters")
+
+    def __init__(self, key: BatchKey, first: Message, deadline_s: float) -> None:
+        self.key = key
+        self.first = first
+        self.deadline_s = deadline_s
+        self.items: list[bytes] = []
+        self.unique_keys: list[str] = []
+        self.waiters: list[Waiter] = []
+        self.bytes = 0
+        self.room_bytes = 0
+
+
+class Accumulator:
+    """The open batches of one producer, at most one per key."""
+
+    def __init__(
+        self, options: ProducerOptions, clock: Clock, packer: Packer, dispatch: Callable[[Shipment], None]
+    ) -> None:
+        self._bytes_max = min(options.batch_bytes_max, options.message_bytes_max)
+        self._count_max = options.batch_count_max
+        self._linger_s = (options.batch_linger_ms or 0.0) / 1000.0
+        self._clock = clock
+        self._packer = packer
+        self._dispatch = dispatch
+        self._open: dict[BatchKey, OpenBatch] = {}
+
+    def add(self, message: Message, queue: MessageQueue | None, waiter: Waiter, deadline_s: float) -> None:
+        """Put a message into its batch, which leaves now if that fills it.
+
+        The deadline of a batch is that of its first message. Raises MessageIllegal, the batch being
+        unchanged.
+        """
+        item, unique_key = self._packer.pack_item(message)
+        key = BatchKey(message.topic, queue, message.wait_stored)
+        batch = self._open.get(key)
+        if batch is not None and batch.bytes + len(item) > self._bytes_max:
+            self._close(batch)
+            batch = None
+        if batch is None:
+            batch = self._open[key] = OpenBatch(key, message, deadline_s)
+            if self._linger_s:
+                self._clock.call_later(self._linger_s, self._close, batch)
+            else:
+                self._clock.call_soon(self._close, batch)
+        batch.items.append(item)
+        batch.unique_keys.append(unique_key)
+        batch.waiters.append(waiter)
+        batch.bytes += len(item)
+        batch.room_bytes += room_of(message)
+        if len(batch.items) >= self._count_max:
+            self._close(batch)
+
+    def flush(self) -> None:
+        """Every open batch leaves now."""
+        for batch in list(self._open.values()):
+            self._close(batch)
+
+    def _close(self, batch: OpenBatch) -> None:
+        """Let it leave, once: the timer of a batch that left because it was full finds it gone."""
+        key = batch.key
+        if self._open.get(key) is not batch:
+            return
+        del self._open[key]
+        if len(batch.items) == 1:
+            # A lone message needs no batch around it.
+            shipment = self._packer.pack_one(
+                batch.first, queue=key.queue, deadline_s=batch.deadline_s, unique_key=batch.unique_keys[0]
+            )
+        else:
+            shipment = self._packer.join(
+                key.topic,
+                batch.items,
+                batch.unique_keys,
+                wait_stored=key.wait_stored,
+                queue=key.queue,
+                deadline_s=batch.deadline_s,
+            )
+        shipment.waiters = batch.waiters
+        shipment.room_bytes = batch.room_bytes
+        shipment.room_count = len(batch.items)
+        self._dispatch(shipment)
+
+
+class Window:
+    """Room for items in flight. Taken before a send starts, given back when its result is known."""
+
+    __slots__ = ("_bytes_max", "_count_max", "_emptied", "_waiters", "bytes", "count")
+
+    def __init__(self, *, count_max: int, bytes_max: int) -> None:
+        assert count_max > 0
+        assert bytes_max > 0
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._emptied: asyncio.Future[None] | None = None
+        self.count = 0
+        self.bytes = 0
+
+    def try_take(self, size_bytes: int) -> bool:
+        """Take room for one item now, or say no: the window is full or others wait already."""
+        if self._waiters or not self._fits(size_bytes):
+            return False
+        self.count += 1
+        self.bytes += size_bytes
+        return True
+
+    async def take(self, size_bytes: int) -> None:
+        """Take room for one item; waits in turn while there is none."""
+        if self.try_take(size_bytes):
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((size_bytes, waiter))
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self.give_back(size_bytes)
+            raise
+
+    def give_back(self, size_bytes: int, count: int = 1) -> None:
+        """Return the room of `count` items, `size_bytes` together, and wake those who now fit."""
+        self.count -= count
+        self.bytes -= size_bytes
+        assert self.count >= 0
+        assert self.bytes >= 0
+        if self._waiters:
+            self._wake()
+        if self._emptied is not None and not self.count:
+            self._emptied.set_result(None)
+            self._emptied = None
+
+    async def wait_empty(self) -> None:
+        """Returns when nothing is in flight; several may wait."""
+        while self.count:
+            if self._emptied is None:
+                self._emptied = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._emptied)
+
+    def _wake(self) -> None:
+        while self._waiters:
+            size_bytes, waiter = self._waiters[0]
+            if not waiter.done():
+                if not self._fits(size_bytes):
+                    return
+                self.count += 1
+                self.bytes += size_bytes
+                waiter.set_result(None)
+            self._waiters.popleft()
+
+    def _fits(self, size_bytes: int) -> bool:
+        if self.count >= self._count_max:
+            return False
+        return self.bytes + size_bytes <= self._bytes_max or self.count == 0
+
 
 if TYPE_CHECKING:
     from tandemmq.client.tracing import SendObserver

@@ -1,16 +1,19 @@
-"""The slave's end of replication: stores what arrives, reports what it holds.
+"""The slave's end of replication: stores what arrives, reports what it holds, compares its end with its
+master's log, as a task that ends in time.
 
-Owns: the one connection and its timer. Rules are in `core/slave.py`; this file carries effects out in order.
-      Reaching the master is `dialler.py`, its socket `master_connection.py`, the comparison with its log
-      `tail_task.py`.
-Source: spec replication 4.5 to 4.7, 4.9.
+Owns:       the one connection and its timer. Rules are in `core/slave.py`; this file carries effects out in
+            order. Reaching the master is `dialler.py`, its socket `master_connection.py`.
+Knows not:  what follows from a verdict (core/slave.py), how logs are compared (broker/replica/tail_check.py).
+Source:     spec replication 4.5 to 4.7, 4.9.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
 from tandemmq.errors import ReplicationError, RequestRejected, StoreError
 from tandemmq.replication.core.effects import (
@@ -33,12 +36,63 @@ from tandemmq.replication.core.term_sessions import TermSlaveSession
 from tandemmq.replication.shell.dialler import Dialler
 from tandemmq.replication.shell.fault import FaultGuard, OnFatal
 from tandemmq.replication.shell.master_connection import MasterConnection
-from tandemmq.replication.shell.tail_task import CheckOf, TailTask, log_verdict
 from tandemmq.runtime.ports import Address, Buffer, Clock, Network, TimerHandle
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 from tandemmq.units import EpochMs
+
+CheckOf = Callable[[int], Awaitable[TailVerdict]]
+"""Compares the own log below its end with the master's; never raises for what a peer can do."""
+
+CHECK_TIMEOUT_S: Final = 30.0
+"""Above what checksums of a few MiB take on a slow disk; a master that answers no sooner is asked again."""
+
+
+class TailTask:
+    """At most one comparison at a time; `on_verdict` gets its verdict unless it is cancelled."""
+
+    def __init__(
+        self, check: CheckOf, *, tasks: TaskScope, on_verdict: Callable[[TailVerdict], None]
+    ) -> None:
+        self._check = check
+        self._tasks = tasks
+        self._on_verdict = on_verdict
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, log_end: int) -> None:
+        """Compare what the own log holds below `log_end`."""
+        self._task = self._tasks.start("check_tail", self._run(log_end))
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self, log_end: int) -> None:
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                verdict = await self._check(log_end)
+        except TimeoutError:
+            detail = f"the ends of the logs were not compared within {CHECK_TIMEOUT_S:.0f} s"
+            verdict = TailVerdict(outcome=TailOutcome.FAILED, log_offset=log_end, detail=detail)
+        self._task = None  # this task: it ends by itself
+        self._on_verdict(verdict)
+
+
+def log_verdict(master: str | None, before: TailVerdict | None, verdict: TailVerdict) -> None:
+    """One line per change, not one per attempt."""
+    if before is not None and before.outcome is verdict.outcome:
+        return
+    facts = {
+        "master": master,
+        "outcome": verdict.outcome.name,
+        "log_offset": verdict.log_offset,
+        "detail": verdict.detail,
+    }
+    is_good = verdict.outcome is TailOutcome.SAME
+    log.log(logging.INFO if is_good else logging.WARNING, events.REPLICA_TAIL_CHECKED, extra=facts)
+
 
 log = logging.getLogger(__name__)
 

@@ -3,6 +3,13 @@
 Order of a commit: all half messages are stored; the decision is on disk; then the ends go. From the decision
 on the batch is never taken back, and whoever commits the same batch again finishes it instead of sending it
 anew. Half messages of attempts that were given up are ended by nobody: brokers discard them.
+
+Ends go to all brokers at the same time, WINDOW of them under way per broker. Each is asked for with an
+answer, which brokers of both kinds give (RocketMQ's own client does not wait for it). When an answer does not
+come, or is no success, it is not known whether the message is committed; before such an end is repeated the
+key index is asked, because RocketMQ would commit a second time. A committed message says where its half
+message lies (PreparedTransactionOffset), so the answer is exact. Blocking, for one thread.
+Source:     spec semantics 17, spec remoting 9.7.
 """
 
 from __future__ import annotations
@@ -10,17 +17,225 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from tandemmq.errors import ConfigError
-from tandemmq.protocol.sys_flag import TRANSACTION_ROLLBACK
+from tandemmq.client.route_view import build_view
+from tandemmq.errors import ConfigError, NoRoute, RequestRejected, TandemError
+from tandemmq.protocol import rejections
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.record import decode_records
+from tandemmq.protocol.requests.pull import QueryMessageRequest
+from tandemmq.protocol.requests.send import EndTransactionRequest
+from tandemmq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
+from tandemmq.spark.name_servers import NameServers
 from tandemmq.spark.sink.decision import Decision, DecisionFiles, new_file_name
-from tandemmq.spark.sink.ender import Ender, EndFailed
-from tandemmq.spark.sink.halves import HalfPart, count_halves, decode_part, too_many_rows
+from tandemmq.spark.sink.halves import Half, HalfPart, count_halves, decode_part, too_many_rows
 from tandemmq.spark.sink.options import SinkOptions
+from tandemmq.spark.sink.sender import PAUSE_FACTOR_MAX
+from tandemmq.spark.wire import POOL, UNREACHABLE, WireConnection
+from tandemmq.telemetry import events
+
+WINDOW = 256
+CLOCK_SKEW_MS = 3_600_000
+"""Brokers' clocks may be so far behind the driver's for a committed message to be found."""
+_PASSING = (*UNREACHABLE, NoRoute)
+_NOT_KNOWN = (ResponseCode.QUERY_NOT_FOUND, ResponseCode.NO_PERMISSION, ResponseCode.INVALID_PARAMETER)
+
+
+class EndFailed(TandemError):
+    """Some half messages of a batch could not be ended; their transaction is not rolled back."""
+
+
+class _Lane:
+    """What is to be ended on one broker for one topic; `window` is what is being ended."""
+
+    def __init__(self, part: HalfPart, *, is_uncertain: bool) -> None:
+        self.part = part
+        self.window: list[Half] = []
+        self.at = 0
+        self.attempts = 0
+        self.is_repeat = is_uncertain
+        self.is_uncertain = is_uncertain
+        self.loan: AbstractContextManager[WireConnection] | None = None
+        self.connection: WireConnection | None = None
+        self.numbers: list[int] = []
+        self.deadline = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        return not self.window and self.at >= len(self.part)
+
+    def fill(self) -> None:
+        """Takes the next half messages when there is nothing in the window."""
+        if self.window:
+            return
+        self.window = self.part.read(self.at, WINDOW)
+        self.at += len(self.window)
+        self.is_uncertain = self.is_repeat
+
+    def drop_connection(self, error: BaseException | None = None) -> None:
+        loan, self.loan, self.connection, self.numbers = self.loan, None, None, []
+        if loan is not None:
+            loan.__exit__(None if error is None else type(error), error, None)
+
+
+class Ender:
+    """Of one batch. `since_ms`: no message of it was committed before, by the driver's clock."""
+
+    def __init__(self, options: SinkOptions, group: str, since_ms: int) -> None:
+        self._options = options
+        self._group = group
+        self._since_ms = max(0, since_ms - CLOCK_SKEW_MS)
+        self._name_servers = NameServers(options.name_servers, options.send_timeout_s, options.security)
+
+    def commit(self, parts: Sequence[HalfPart], *, is_repeat: bool) -> None:
+        """Returns when all are committed. `is_repeat`: some may be already.
+
+        Raises:  EndFailed when one is not after all attempts.
+        """
+        lanes = [_Lane(part, is_uncertain=is_repeat) for part in parts if len(part)]
+        try:
+            while open_lanes := [lane for lane in lanes if not lane.is_done]:
+                self._step(open_lanes, TRANSACTION_COMMIT)
+        except (TandemError, ValueError) as error:
+            left = sum(len(lane.part) - lane.at + len(lane.window) for lane in lanes)
+            raise EndFailed(f"{left} of {count_halves(parts)} rows are not committed yet: {error}") from error
+        finally:
+            for lane in lanes:
+                lane.drop_connection()
+
+    def roll_back(self, parts: Sequence[HalfPart], decision: int) -> None:
+        """Tries to; a broker gives up the rest by itself, and until then nobody sees it."""
+        for lane in [_Lane(part, is_uncertain=False) for part in parts if len(part)]:
+            try:
+                while not lane.is_done:
+                    self._step([lane], decision)
+            except (TandemError, ValueError) as error:
+                facts = {"topic": lane.part.topic, "broker": lane.part.broker_name, "error": str(error)}
+                log.warning(events.TRANSACTION_END_UNSENT, extra=facts)
+            finally:
+                lane.drop_connection()
+
+    def _step(self, lanes: Sequence[_Lane], decision: int) -> None:
+        """One window of every lane."""
+        for lane in lanes:
+            lane.fill()
+            try:
+                self._start(lane, decision)
+            except (*_PASSING, RequestRejected) as error:
+                self._note_failure(lane, error)
+        for lane in lanes:
+            if lane.numbers:
+                self._settle(lane, decision)
+
+    def _start(self, lane: _Lane, decision: int) -> None:
+        connection = lane.connection or self._connect(lane)
+        if lane.is_uncertain and decision == TRANSACTION_COMMIT:
+            self._drop_committed(lane, connection)
+        lane.is_uncertain = False
+        lane.deadline = time.monotonic() + self._options.send_timeout_s
+        commands = [self._make_end(lane.part, half, decision) for half in lane.window]
+        lane.numbers = connection.send(commands)
+
+    def _settle(self, lane: _Lane, decision: int) -> None:
+        """Takes the answers; what is not ended stays in the window."""
+        assert lane.connection is not None
+        numbers, lane.numbers = lane.numbers, []
+        left: list[Half] = []
+        failure: Exception | None = None
+        for place, number in enumerate(numbers):
+            try:
+                answer = lane.connection.receive(number, lane.deadline)
+            except UNREACHABLE as error:
+                left += lane.window[place:]
+                failure = error
+                break
+            if decision == TRANSACTION_COMMIT and answer.code != ResponseCode.SUCCESS:
+                left.append(lane.window[place])
+                failure = rejections.to_error(answer)
+        has_moved = len(left) < len(lane.window)
+        lane.window = left
+        if has_moved:
+            lane.attempts = 0
+        if failure is not None:
+            self._note_failure(lane, failure)
+
+    def _note_failure(self, lane: _Lane, error: Exception) -> None:
+        """Prepares another attempt.
+
+        Raises:  `error` when there is none left.
+        """
+        lane.drop_connection(error)
+        lane.is_uncertain = True
+        lane.attempts += 1
+        if lane.attempts > self._options.retry_count:
+            raise error
+        factor = min(2 ** (lane.attempts - 1), PAUSE_FACTOR_MAX)
+        time.sleep(self._options.retry_interval_s * factor)
+
+    def _connect(self, lane: _Lane) -> WireConnection:
+        part = lane.part
+        route = self._name_servers.find_route(part.topic)
+        address = None if route is None else build_view(part.topic, route).master_address(part.broker_name)
+        if address is None:
+            raise NoRoute(f"topic {part.topic!r}: the broker {part.broker_name} has no master now")
+        loan = POOL.borrow(address, self._options.security)
+        connection = loan.__enter__()
+        lane.loan, lane.connection = loan, connection
+        return connection
+
+    def _drop_committed(self, lane: _Lane, connection: WireConnection) -> None:
+        """Leaves only those in the window that the key index does not know as committed."""
+        queries = [self._make_query(lane.part, half) for half in lane.window]
+        answers = connection.request_all(queries, self._options.send_timeout_s)
+        pairs = zip(lane.window, answers, strict=True)
+        lane.window = [half for half, answer in pairs if not is_committed(half, lane.part.topic, answer)]
+
+    def _make_query(self, part: HalfPart, half: Half) -> Command:
+        header = QueryMessageRequest(
+            topic=part.topic,
+            key=half.key,
+            count_max=32,
+            begin_at_ms=self._since_ms,
+            end_at_ms=2**63 - 1,
+            is_unique_key=True,
+        )
+        return Command.request(RequestCode.QUERY_MESSAGE, header)
+
+    def _make_end(self, part: HalfPart, half: Half, decision: int) -> Command:
+        header = EndTransactionRequest(
+            producer_group=self._group,
+            half_queue_offset=half.half_offset,
+            log_offset=half.log_offset,
+            decision=decision,
+            unique_key=half.key,
+            topic=part.topic,
+            transaction_id=half.key,
+            broker_name=part.broker_name,
+        )
+        return Command.request(RequestCode.END_TRANSACTION, header)
+
+
+def is_committed(half: Half, topic: str, answer: Command) -> bool:
+    """Whether the answer of a key index holds the committed form of this very half message.
+
+    One who may not ask cannot know: then it counts as not committed, and may be committed twice.
+
+    Raises:  the RequestRejected class of an answer that says nothing.
+    """
+    if answer.code in _NOT_KNOWN:
+        return False
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return any(
+        record.topic == topic and record.unique_key == half.key and record.prepared_offset == half.log_offset
+        for record in decode_records(answer.body)
+    )
+
 
 log = logging.getLogger(__name__)
 
