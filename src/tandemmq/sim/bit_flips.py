@@ -4,7 +4,8 @@ A record's checksum covers its body only (spec store 3), so bits are flipped whe
 bodies, and in what says how long a record is. What was on disk before a power cut, or written before a clean
 stop or the death of the process, is kept and readable but for the damaged record, which is never given out.
 Then the bit is turned back, as a heal does it: the record is there again, and sends are taken. A bit of a
-queue's entry costs nothing: the search for damage mends it.
+queue's entry that turns over after a stop in order costs nothing: the start mends it, or the search for
+damage does.
 """
 
 from __future__ import annotations
@@ -74,14 +75,14 @@ class _FlipRun:
             open_store=MessageStore.open,
         )
         self._sends: list[Send] = []
-        self._was_power_cut = False
+        self._was_power_cut = self._was_stopped = False
 
     async def run(self) -> FlipResult:
         await self.machine.start()
         for _ in range(ROUNDS):
             await self._fill()
             kept_end = await self._end_life()
-            is_of_entry = self.dice.happens(30) and self._flip_entry()
+            is_of_entry = self._was_stopped and self.dice.happens(50) and self._flip_entry()
             flip = None if is_of_entry else self._flip(kept_end)
             await self._start()
             if is_of_entry:
@@ -98,7 +99,7 @@ class _FlipRun:
         """Stop, kill or cut the power; up to where the log must be there afterwards."""
         machine, store = self.machine, self._store
         way = self.dice.below(3)
-        self._was_power_cut = way == 1
+        self._was_stopped, self._was_power_cut = way == 0, way == 1
         if way == 0:
             await machine.stop()
             kept_end = store.max_log_offset

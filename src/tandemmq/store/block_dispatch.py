@@ -78,7 +78,7 @@ class BlockDispatch:
             if queue is None:
                 continue
             offsets = columns.queue_offset[found]
-            is_kept = (offsets >= queue.min_offset) & (offsets < queue.max_offset)
+            is_kept = (offsets >= queue.first_offset) & (offsets < queue.max_offset)
             rows = found[is_kept & (columns.log_offset[found] >= deleted.get(key[0], 0))]
             while len(rows):
                 # Of one run in one file of the queue, or in its tail.

@@ -52,9 +52,11 @@ class CheckpointTimes(msgspec.Struct, frozen=True):
         return max(0, min(self.log_stored_at_ms, self.queues_stored_at_ms) - SAFETY_MS)
 
 
-def queues_digest(queues: Iterable[tuple[str, int, int, int]]) -> int:
-    """Of all queues that have entries: topic, queue, where its files begin and its entries end."""
-    lines = (f"{topic} {queue_id} {first} {end}" for topic, queue_id, first, end in sorted(queues) if end)
+def queues_digest(queues: Iterable[tuple[str, int, int, int, int]]) -> int:
+    """Of all queues that have entries: topic, queue, where its files begin, where its entries end, and where
+    the newest record of them ends in the log.
+    """
+    lines = (" ".join(map(str, queue)) for queue in sorted(queues) if queue[3])
     return crc32("\n".join(lines).encode())
 
 

@@ -116,9 +116,10 @@ class ConsumeQueues:
         return max((queue.end_log_offset for queue in self.table.values()), default=-1)
 
     def digest(self) -> int:
-        """Which queues there are, and where the files of each begin and its entries end."""
+        """Which queues there are, and the bounds of each."""
         return queues_digest(
-            (*key, queue.first_offset, queue.max_offset) for key, queue in self.table.items()
+            (*key, queue.first_offset, queue.max_offset, queue.end_log_offset)
+            for key, queue in self.table.items()
         )
 
     def distrust(self, log_offset: int) -> None:

@@ -51,6 +51,17 @@ class QueueFiles:
                 return (file.base + at + size - 1) // QUEUE_UNIT_BYTES + 1
         return file.base // QUEUE_UNIT_BYTES
 
+    @property
+    def end_log_offset(self) -> int:
+        """Where the record of the last entry ends that is no filler; -1 without one."""
+        for end in range(self.end, self.first, -ENTRIES_PER_READ):
+            begin = max(self.first, end - ENTRIES_PER_READ)
+            entries = self.read(begin, end - begin)
+            real = entries[~is_filler(entries)]
+            if len(real):
+                return int(real["log_offset"][-1]) + int(real["size"][-1])
+        return -1
+
     def place(self, queue_offset: int) -> tuple[Path, int]:
         """The file and the byte at which an entry lies, or would lie."""
         at = queue_offset * QUEUE_UNIT_BYTES

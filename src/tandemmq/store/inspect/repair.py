@@ -331,7 +331,9 @@ class _Repair:
                 index_stored_at_ms=index_ms,
                 confirmed_log_offset=max(0, self._walk.last_record_at),
                 durable_log_offset=self._walk.intact_end,
-                queues_digest=queues_digest((*key, queue.first, queue.end) for key, queue in queues.items()),
+                queues_digest=queues_digest(
+                    (*key, queue.first, queue.end, queue.end_log_offset) for key, queue in queues.items()
+                ),
             )
         )
         if is_there and self._checkpoint.read_bytes() == data:
