@@ -10,6 +10,7 @@ Strategy:   nothing heavy is imported before a command needs it, so `--help` is 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -124,6 +125,10 @@ def _run(main: Callable[[], Awaitable[int]], log_level: str) -> NoReturn:
     level = log_level.upper()
     if level not in LEVELS:
         _fail(f"--log-level {log_level}: must be one of {', '.join(LEVELS)}")
+    # A start is mostly imports. None of what they make is garbage; and numpy's threads, which are for linear
+    # algebra, have nothing to do in a server.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    gc.disable()
     import uvloop
 
     configure_logging(level)
@@ -134,6 +139,8 @@ def _run(main: Callable[[], Awaitable[int]], log_level: str) -> NoReturn:
         _fail(str(error))
     except OSError as error:
         _fail(_sentence(error))
+    finally:
+        gc.enable()
     raise typer.Exit(code)
 
 
@@ -323,6 +330,7 @@ class Outcome:
 
 async def serve(server: Server, outcome: Outcome, ready: Callable[[], str]) -> int:
     """Starts the server, says so, waits for a signal or a fatal error, stops it; the exit code."""
+    gc.enable()  # what a server needs is imported
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, outcome.end)

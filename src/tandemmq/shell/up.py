@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tandemmq.shell.supervisor import Supervisor
 
 DETACH_SECONDS_MAX: Final = 60.0
-_PAUSE_S: Final = 0.05
+_PAUSE_S: Final = 0.01
 
 Store = Annotated[
     Path | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import os
 import subprocess
@@ -157,6 +158,25 @@ async def test_fatal_error_stops_the_server_with_exit_code_one(capsys: pytest.Ca
     assert await serve(server, outcome, lambda: "ready") == 1
     assert server.is_stopped
     assert capsys.readouterr().err == "tandemmq: stopped: fsync of /d/0: I/O error\n"
+
+
+async def test_a_server_has_its_garbage_collected_though_its_imports_had_not() -> None:
+    class Looking(StandInServer):
+        was_enabled = False
+
+        async def start(self) -> None:
+            self.was_enabled = gc.isenabled()
+
+    server, outcome = Looking(), Outcome()
+    asyncio.get_running_loop().call_later(0.01, outcome.end)
+    gc.disable()
+    try:
+        assert await serve(server, outcome, lambda: "ready") == 0
+    finally:
+        gc.enable()
+    assert server.was_enabled
+    result = await asyncio.to_thread(run, "namesrv", "--set", "listenPort=none")
+    assert (result.exit_code, gc.isenabled()) == (1, True)
 
 
 async def test_failed_start_is_raised_after_stopping() -> None:
