@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from replica_pair import FAST, SEGMENT, log_bytes
 
+from tandemmq.broker.delay.writer import Writer
 from tandemmq.errors import RequestRejected, StaleTerm
 from tandemmq.protocol.record import NewRecord
 from tandemmq.replication.core.progress import LogRange
@@ -284,6 +285,8 @@ async def test_a_new_master_shows_what_it_inherited_once_its_set_holds_it(nodes:
     await one.lead(2, 1, 2)
     assert (one.store.confirm_offset, one.store.queue_max("T", 0)) == (0, 1)
     assert one.store.get("T", 0, 0, count_max=32).status is GetStatus.OFFSET_OVERFLOW_ONE
+    own = Writer(one.store, LoopClock())
+    assert [record.body for record in own.read("T", 0, 0)[0]] == [b"perhaps"]  # leases must be known
     told: list[dict[tuple[str, int], int]] = []
     one.store.on_dispatch(lambda newest: told.append(dict(newest)))
     await two.follow(one, 2)

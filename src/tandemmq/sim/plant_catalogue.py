@@ -381,8 +381,8 @@ _REPLICATION: Final = (
     Plant(
         name="readers pass over an entry whose record is being looked for",
         path="store/reader.py",
-        sound="                if self._on_doubt(queue, batch.next_offset):\n                    break\n",
-        bug="",
+        sound="if self._on_doubt(queue, batch.next_offset) and not is_own:",
+        bug="if self._on_doubt(queue, batch.next_offset) and is_own:",
         proofs=("unit/store/test_scrub.py",),
     ),
     Plant(
@@ -912,6 +912,20 @@ _ELECTED: Final = (
         sound="store.limit_reads(until=store.max_log_offset)",
         bug="store.limit_reads(until=0)",
         proofs=("scenario/test_autoswitch_channel.py",),
+    ),
+    Plant(
+        name="a new master forgets the leases that its set does not hold yet",
+        path="broker/delay/writer.py",
+        sound="bytes_max=limit, is_own=True",
+        bug="bytes_max=limit",
+        proofs=("scenario/test_autoswitch_channel.py", "elected"),
+    ),
+    Plant(
+        name="a round of the copy before lets the next one skip what is deleted",
+        path="broker/replica/config_sync.py",
+        sound="if copy != self._copy_count:  # what",
+        bug="if copy > self._copy_count:  # what",
+        proofs=("unit/replication/test_config_sync.py", "elected"),
     ),
     Plant(
         name="a slave shows what another member lacks",

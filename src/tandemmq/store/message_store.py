@@ -868,11 +868,13 @@ class MessageStore:
         tag_hashes: frozenset[int] | None = None,
         record_filter: RecordFilter | None = None,
         is_bulk: bool = False,
+        is_own: bool = False,
     ) -> GetResult:
         """Records of a queue from `offset` on, at most as many as the transfer limits allow.
 
         Units:   count_max in records; tag_hashes: the hashes to deliver, None for all; record_filter: asked
-                 of what the tags leave; is_bulk: limits of `bulk_read` instead of RocketMQ's.
+                 of what the tags leave; is_bulk: limits of `bulk_read` instead of RocketMQ's; is_own: for the
+                 broker's own tables, which must know what readers do not see yet (`limit_reads`).
         Source:  spec store 13.1.
         """
         return self._reader.get(
@@ -884,6 +886,7 @@ class MessageStore:
             tag_hashes=tag_hashes,
             record_filter=record_filter,
             is_bulk=is_bulk,
+            is_own=is_own,
         )
 
     async def heal(self, fetch: Fetch) -> int:

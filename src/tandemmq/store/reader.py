@@ -87,9 +87,10 @@ class Reader:
         tag_hashes: frozenset[int] | None,
         record_filter: RecordFilter | None = None,
         is_bulk: bool = False,
+        is_own: bool = False,
     ) -> GetResult:
         """Records of a queue from `offset` on (spec store 13.1); `is_bulk`: without RocketMQ's limits, unless
-        there is a `record_filter`.
+        there is a `record_filter`; `is_own`: all that is dispatched, and no entry is waited for.
         """
         queue = self._queues.table.get((topic, queue_id))
         if queue is not None and queue.max_offset < offset <= queue.next_offset:
@@ -105,12 +106,15 @@ class Reader:
             return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
         if offset > high:
             return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, self._corrected(offset, high), low, high)
-        if self.limit is not None and self._is_beyond(queue, offset, self.limit):
+        limit = None if is_own else self.limit
+        if limit is not None and self._is_beyond(queue, offset, limit):
             return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
         if is_bulk and record_filter is None:
-            batch = self._collect_bulk(queue, offset, count_max, bytes_max, tag_hashes)
+            batch = self._collect_bulk(queue, offset, count_max, bytes_max, tag_hashes, limit)
         else:
-            batch = self._collect(queue, offset, count_max, bytes_max, tag_hashes, record_filter)
+            batch = self._collect(
+                queue, offset, count_max, bytes_max, tag_hashes, record_filter, limit, is_own=is_own
+            )
         if batch is None and queue.entry(offset) is not None:  # in doubt
             return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
         if batch is None:
@@ -136,6 +140,9 @@ class Reader:
         bytes_max: int,
         tag_hashes: frozenset[int] | None,
         record_filter: RecordFilter | None,
+        limit: int | None,
+        *,
+        is_own: bool,
     ) -> _Batch | None:
         """Walk the entries of one queue file; None when there are none."""
         options = self._options
@@ -146,10 +153,10 @@ class Reader:
         near = log_end - self._memory_window_bytes
         bytes_max = max(min(bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
         batch = _Batch(offset)
-        limit = log_end if self.limit is None else self.limit
+        limit = log_end if limit is None else limit
         for log_offset, size, tag in self._walk(queue, offset, count_max):
             if not 0 <= log_offset < log_offset + size <= log_end and size != FILLER_SIZE:
-                if self._on_doubt(queue, batch.next_offset):
+                if self._on_doubt(queue, batch.next_offset) and not is_own:
                     break
                 batch.next_offset += 1
                 batch.was_removing |= not batch.count
@@ -196,6 +203,7 @@ class Reader:
         count_max: int,
         bytes_max: int,
         tag_hashes: frozenset[int] | None,
+        limit: int | None,
     ) -> _Batch | None:
         """As `_collect`, for thousands of messages."""
         near = self._log.end - self._memory_window_bytes
@@ -206,7 +214,7 @@ class Reader:
             count_max=count_max,
             bytes_max=bytes_max,
             near=near,
-            limit=self.limit,
+            limit=limit,
             tag_hashes=tag_hashes,
             on_doubt=self._on_doubt,
         )

@@ -196,6 +196,23 @@ async def test_unchanged_tables_of_a_master_of_ours_are_not_sent_again(
     assert len(tables.topics) == 51
 
 
+async def test_a_copy_that_begins_during_a_round_is_told_everything_again(
+    master: Master, client: RemotingClient
+) -> None:
+    """What the round before has brought, such as deletions, was of another log."""
+    master.put_topics(2)
+    sync = make_sync(make_tables(), client)
+    await sync.sync_once(master.address)
+    master.on_topics = sync.begin_copy
+    await sync.sync_once(master.address)
+    assert sync.held is None
+    master.on_topics = lambda: None
+    master.answers.clear()
+    await sync.sync_once(master.address)
+    assert any(b"topic-00000" in bytes(answer.body) for answer in master.answers)
+    assert sync.held is not None
+
+
 async def test_table_of_a_java_master_is_applied_once_per_version(
     master: Master, client: RemotingClient
 ) -> None:

@@ -57,8 +57,9 @@ class Writer:
 
         No messages and the same offset: nothing is there.
         """
+        limit = self.batch_bytes_max
         got = self._store.get(
-            topic, queue_id, queue_offset, count_max=count_max, bytes_max=self.batch_bytes_max
+            topic, queue_id, queue_offset, count_max=count_max, bytes_max=limit, is_own=True
         )
         if got.status is not GetStatus.FOUND:
             return [], max(queue_offset, got.next_offset)

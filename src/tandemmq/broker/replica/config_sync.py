@@ -170,6 +170,8 @@ class ConfigSync:
             return False
         for take_over in fetched:
             take_over(told)
+        if copy != self._copy_count:  # what it asked with was of the copy before
+            self._can_skip_topics = self._can_skip_groups = False
         await self._drop_deleted(master)
         if self._failing:
             return False

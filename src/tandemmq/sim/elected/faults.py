@@ -86,4 +86,5 @@ class ElectedTrouble(Trouble):
         node = leaders[0] if leaders else self._cluster.controllers[0]
         node.kill() if self._dice.happens(50) else node.cut_power()
         await self._lose_broker(self._cluster.master, is_power_cut=self._dice.happens(50))
-        node.start()
+        if not node.is_running:  # another fault was quicker
+            node.start()
