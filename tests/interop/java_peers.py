@@ -217,6 +217,13 @@ class Conversation:
             watchdog.cancel()
         raise AssertionError(f"ended or silent before {marker!r}:\n" + "\n".join(lines[-60:]))
 
+    def finish(self, marker: str, seconds_max: float = 60) -> list[str]:
+        """The same after the end of the input."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.stdin = None
+        return self.read_until(marker, seconds_max)
+
     def close(self) -> None:
         """Ends the program; by force after STOP_SECONDS_MAX."""
         try:
