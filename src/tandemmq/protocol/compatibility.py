@@ -115,7 +115,6 @@ NOT_SERVED: Final = (
     ("light message queues (LMQ)", "a topic with many queues, or many topics, take their place"),
     ("broker container", "each broker is a process of its own"),
     ("DLedger log", "a log is copied from master to slaves"),
-    ("Controller mode of our brokers", "our controllers elect masters among RocketMQ's brokers"),
     ("RocksDB queues and tables", "the default store format of RocketMQ is served"),
     (
         "gRPC protocol of 5.x clients",
