@@ -22,6 +22,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.offset import QueryOffsetRequest, UpdateOffsetRequest
 from tandemmq.protocol.requests.pull import SeenRecord
 from tandemmq.protocol.requests.topic import DeleteTopicRequest
+from tandemmq.protocol.topic_names import TOOLS_GROUP
 from waits import until
 
 MOVED = ResponseCode.PULL_OFFSET_MOVED
@@ -479,6 +480,9 @@ async def test_readers_and_tools_are_not_judged(broker: Broker, peer: Peer) -> N
             header = UpdateOffsetRequest(consumer_group="CG", topic="T", queue_id=0, committed_offset=offset)
             await tool.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
             assert committed(broker) == kept
+        await tool.heartbeat("tool", consumer(TOOLS_GROUP, "T"))
+        looked_at = await pull(tool, CLAIM, sys_flag=0x4, consumer_group=TOOLS_GROUP)
+        assert len(records_of(looked_at)) == 11
 
 
 async def test_a_group_that_keeps_progress_itself_goes_on_where_it_was_led(

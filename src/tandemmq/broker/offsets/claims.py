@@ -43,6 +43,7 @@ from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests.offset import QueryOffsetRequest, UpdateOffsetRequest
 from tandemmq.protocol.requests.pull import PullRequest, SeenRecord
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
+from tandemmq.protocol.topic_names import TOOLS_GROUP
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Address
 from tandemmq.store.message_store import MessageStore
@@ -89,6 +90,8 @@ class Claims:
         """
         if self._is_slave:
             return self._judge_in_copy(channel, header)
+        if header.consumer_group == TOOLS_GROUP:
+            return None  # it looks at what an operator names, and has no progress
         queue = (header.topic, header.queue_id)
         who = self._who(channel, header.consumer_group, header.client_id)
         seen = header.seen_record()
