@@ -9,12 +9,19 @@ from typing import Any
 
 import pytest
 from clusters import Cluster, JavaBroker, java_cluster
-from java_peers import LINES
+from java_peers import LINE_4, LINES, Line, run_program
 
 from tandemmq.bench.spark_read import fill_topic
 from tandemmq.client import BlockingAdmin, BlockingProducer
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.message import Message
+from tandemmq.protocol.sys_flag import (
+    COMPRESSED,
+    COMPRESSION_LZ4,
+    COMPRESSION_MASK,
+    COMPRESSION_ZLIB,
+    COMPRESSION_ZSTD,
+)
 from tandemmq.spark.java import find_java
 from tandemmq.spark.security import Security
 from tandemmq.spark.session import build_session
@@ -39,9 +46,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module", params=list(LINES))
-def java(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def line(request: pytest.FixtureRequest) -> Line:
+    return LINES[request.param]
+
+
+@pytest.fixture(scope="module")
+def java(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A Java cluster with the property filter on, and messages in two parts stored at different times."""
-    line = LINES[request.param]
     with java_cluster(line, tmp_path_factory.mktemp(f"java-{line.name}")) as cluster:
         cluster.start_java(line, "broker-a", {"enablePropertyFilter": "true"})
         _send(cluster, 0, COUNT - 100)
@@ -88,6 +99,31 @@ def test_a_topic_of_a_java_broker_is_a_table(spark: Any, java: Cluster) -> None:
     assert _numbers(_read(spark, java, filter="size >= 8")) == [n for n in range(COUNT) if n % 10 >= 8]
     assert _numbers(_read(spark, java).where("keys = 'k7'")) == [7]
     assert _numbers(_read(spark, java).where("tags = 'a' AND queueOffset >= 0")) == list(range(0, COUNT, 2))
+
+
+def test_bodies_that_java_clients_compressed_are_read_whole(
+    spark: Any, java: Cluster, line: Line, tmp_path: Path
+) -> None:
+    topic = "SparkCompressed"
+    kinds = {"ZLIB": {0, COMPRESSION_ZLIB}, "LZ4": {COMPRESSION_LZ4}, "ZSTD": {COMPRESSION_ZSTD}}
+    if line is LINE_4:  # knows no other
+        kinds = {"ZLIB": {0, COMPRESSION_ZLIB}}
+    for kind in kinds:
+        flags = [f"-Drocketmq.message.compressType={kind}"]
+        run_program(line, "Compresses", java.name_server, topic, kind, home=tmp_path / kind, flags=flags)
+    large = {n: 500 * (1 + n) for n in range(0, 20, 2)}
+    copies = {**dict.fromkeys(range(20), 1), **large, **dict.fromkeys(range(20, 25), 500)}
+    expected = {f"{kind}-{n} é漢;" * copies[n]: (kind, n) for kind in kinds for n in copies}
+    table = (
+        spark.read.format("tandemmq")
+        .options(nameServer=java.name_server, topic=topic)
+        .schema("body string, sysFlag int")
+    )
+    rows = table.load().collect()
+    assert sorted(expected[row.body] for row in rows) == sorted(expected.values())
+    packed = [(*expected[row.body], row.sysFlag) for row in rows if row.sysFlag & COMPRESSED]
+    assert {(kind, n) for kind, n, _ in packed} == {(kind, n) for kind in kinds for n in large}
+    assert all(flag & COMPRESSION_MASK in kinds[kind] for kind, _, flag in packed)
 
 
 def test_times_are_cut_exactly(spark: Any, java: Cluster) -> None:

@@ -11,7 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from spark_lakes import follow_topic, land
 
-from tandemmq.client import BlockingAdmin
+from tandemmq.client import BlockingAdmin, BlockingProducer, Compression, ProducerOptions
+from tandemmq.protocol.batch import encode_batch
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.compression import SYS_FLAGS, compressor
+from tandemmq.protocol.message import Message
+from tandemmq.protocol.requests.send import SendRequestV2
+from tandemmq.spark.wire import POOL
 
 
 def _read(spark: Any, cluster: Any, topic: str, **options: str) -> Any:
@@ -37,6 +44,51 @@ def test_a_topic_is_a_table(spark: Any, cluster: Any) -> None:
     assert abs(row.storeTimestamp.timestamp() - time.time()) < 600
     places = {(row.queueId, row.queueOffset) for row in rows}
     assert len(places) == 500
+
+
+def test_compressed_bodies_are_delivered_inflated(lake_spark: Any, cluster: Any, tmp_path: Path) -> None:
+    topic = "SparkPacked"
+    texts = {f"{kind.value} {n} " * 900 for kind in Compression for n in range(6)}
+    for kind in Compression:
+        options = ProducerOptions(compression=kind, batch_linger_ms=0)
+        with BlockingProducer("spark-tests", cluster.namesrv, options=options) as producer:
+            for n in range(3):
+                producer.send(Message(topic=topic, body=(f"{kind.value} {n} " * 900).encode()))
+            # Java's clients never compress a batch; of one whose request says so, every message is.
+            bodies = [(f"{kind.value} {n} " * 900).encode() for n in range(3, 6)]
+            _send_packed_batch(cluster.master.address, topic, kind, bodies)
+    schema = "body string, sysFlag int"
+    rows = _read(lake_spark, cluster, topic).schema(schema).load().collect()
+    assert len(rows) == len(texts) == 18
+    assert {row.body for row in rows} == texts
+    assert {row.body.split()[0]: row.sysFlag for row in rows} == {
+        kind.value: flag for kind, flag in SYS_FLAGS.items()
+    }
+    files = lake_spark.read.format("commitlog").option("topic", topic).schema(schema)
+    assert sorted(files.load(str(cluster.directory / "master")).collect()) == sorted(rows)
+    land(follow_topic(lake_spark, cluster.namesrv, topic, columns="body"), tmp_path / "lake")
+    assert {body.decode() for body in pq.read_table(tmp_path / "lake")["body"].to_pylist()} == texts
+    stored = _read(lake_spark, cluster, topic, decompress="false").schema("body binary").load().collect()
+    assert sorted(len(row.body) for row in stored)[-1] < 1000
+
+
+def _send_packed_batch(address: str, topic: str, kind: Compression, bodies: list[bytes]) -> None:
+    compress = compressor(kind)
+    header = SendRequestV2(
+        producer_group="spark-tests",
+        topic=topic,
+        default_topic="TBW102",
+        default_topic_queue_count=4,
+        queue_id=0,
+        sys_flag=SYS_FLAGS[kind],
+        born_at_ms=1_700_000_000_000,
+        flag=0,
+        is_batch=True,
+    )
+    body = encode_batch((0, compress(content), b"") for content in bodies)
+    with POOL.borrow(address) as connection:
+        command = Command.request(RequestCode.SEND_BATCH_MESSAGE, header, body=body)
+        assert connection.request(command, 30.0).code == ResponseCode.SUCCESS
 
 
 def test_options_columns_and_aliases(spark: Any, cluster: Any) -> None:
