@@ -37,7 +37,7 @@ from tandemmq.protocol.bodies.topic import (
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.admin import ConsumeStatsRequest, TopicConsumersRequest
-from tandemmq.protocol.requests.offset import UpdateOffsetRequest
+from tandemmq.protocol.requests.offset import QueryOffsetRequest, UpdateOffsetRequest
 from tandemmq.protocol.requests.pull import QueryMessageRequest, ViewMessageRequest
 from tandemmq.protocol.requests.replica import AllTopicConfigRequest
 from tandemmq.protocol.requests.topic import (
@@ -338,6 +338,45 @@ async def test_a_lost_topic_file_hides_no_message(tmp_path: Path, has_backup: bo
                 await peer.send_ok(topic, queue_id=1)
             answer = await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicConfigRequest(topic="Gone"))
             assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+@pytest.mark.parametrize("backup", [None, b'{"offsetTable":{"T1@Known":{"0":1}}}'])
+async def test_a_group_whose_progress_was_lost_skips_nothing(tmp_path: Path, backup: bytes | None) -> None:
+    async def begins_at(peer: Peer, group: str, queue_id: int) -> int | None:
+        header = QueryOffsetRequest(
+            consumer_group=group, topic="T1", queue_id=queue_id, zero_if_missing=False
+        )
+        answer = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
+        return int(answer.fields["offset"]) if answer.code == ResponseCode.SUCCESS else None
+
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        for queue_id in (0, 0, 1, 1):
+            await peer.send_ok("T1", queue_id=queue_id)
+        for queue_id in (0, 1):
+            header = UpdateOffsetRequest(
+                consumer_group="Known", topic="T1", queue_id=queue_id, committed_offset=2
+            )
+            await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    path = tmp_path / "config" / "consumerOffset.json"
+    path.unlink()
+    path.with_name(f"{path.name}.bak").unlink()
+    if backup is not None:
+        path.with_name(f"{path.name}.bak").write_bytes(backup)
+    for _ in range(2):  # as found, and as saved after that
+        async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+            assert await begins_at(peer, "Known", 0) == (0 if backup is None else 1)
+            assert await begins_at(peer, "Known", 1) == 0
+            assert await begins_at(peer, "Later", 1) is None
+
+
+async def test_a_broker_that_had_no_consumer_has_lost_nothing(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        await peer.send_ok("T1")
+        await peer.heartbeat("c1", consumer("Made", "T1"))
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        header = QueryOffsetRequest(consumer_group="Made", topic="T1", queue_id=0, zero_if_missing=False)
+        answer = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
+        assert answer.code == ResponseCode.QUERY_NOT_FOUND
 
 
 async def test_fast_listener_serves_all_but_pulls(tmp_path: Path) -> None:

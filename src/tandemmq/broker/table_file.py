@@ -3,6 +3,8 @@
 A table changes in memory and marks its file; the file is written once, `delay_ms` later, with everything that
 changed meanwhile. Two writes of one file never overlap. A failed write is a warning and is tried again after
 the same delay: the old file and its `.bak` stay, so nothing is lost but the newest changes (spec store 18).
+Each file ends with a checksum of itself: one turned bit makes another offset of an offset, and another name
+of a name. A file that cannot be believed is kept aside as `.damaged`, because the next save takes its place.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from tandemmq.errors import ConfigError, RequestRejected, TandemError
+from tandemmq.protocol.checksum import seal_json, unseal_json
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.telemetry import events
@@ -91,7 +94,9 @@ class TableSaver:
                 _tell(waiting, None)
                 return
             file.is_changed = file.is_due = False
-            write = partial(self._disk.write_atomically, file.path, file.encode(), keep_backup=True)
+            write = partial(
+                self._disk.write_atomically, file.path, seal_json(file.encode()), keep_backup=True
+            )
             try:
                 await self._disk.offload(write)
             except OSError as error:
@@ -159,7 +164,8 @@ async def save_or_reject(saver: TableSaver, file: TableFile) -> None:
 def load_table(path: Path, apply: Callable[[bytes], None], *, disk: Disk) -> Loaded:
     """What was read: the file, its `.bak`, or nothing, when neither exists or both are empty.
 
-    Strategy: the main file first; when that is missing, empty or unreadable, `.bak`, with a warning.
+    Strategy: the main file first; when that is missing, empty or unreadable, `.bak`, with a warning. The
+              unreadable one goes aside then, so that the next save does not make it the backup.
     Raises:  ConfigError when there is content but none of it can be read: to start with empty tables would
              forget every topic, which an operator must decide.
     """
@@ -175,15 +181,26 @@ def load_table(path: Path, apply: Callable[[bytes], None], *, disk: Disk) -> Loa
                     events.TABLE_UNREADABLE, extra={"path": str(candidate), "reason": "the file is empty"}
                 )
                 continue
-            apply(data)
+            apply(unseal_json(data))
         except (TandemError, ValueError, OSError) as reason:
             error = reason
             log.warning(events.TABLE_UNREADABLE, extra={"path": str(candidate), "reason": str(reason)})
             continue
         if candidate is backup:
             log.warning(events.TABLE_LOADED_FROM_BACKUP, extra={"path": str(candidate)})
+            if error is not None:
+                _put_aside(path, disk)
             return Loaded.BACKUP
         return Loaded.FILE
     if error is not None:
         raise ConfigError(f"{path}: neither the file nor its .bak can be read: {error}") from error
     return Loaded.NOTHING
+
+
+def _put_aside(path: Path, disk: Disk) -> None:
+    aside = path.with_name(path.name + ".damaged")
+    try:
+        disk.write_atomically(aside, disk.read_bytes(path))
+        disk.remove(path)
+    except OSError as error:
+        log.warning(events.TABLE_UNREADABLE, extra={"path": str(path), "reason": f"not put aside: {error}"})

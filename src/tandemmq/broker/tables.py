@@ -75,7 +75,9 @@ class Tables:
             "consumerOrderInfo.json", self.orders.encode, options.order_info_flush_ms
         )
         self._timer_file = self._add("timercheck", self.timer_progress.encode, TIMER_SAVE_MS)
+        self._kept_always = (self.topic_file, self.group_file, self._offset_file, self._delay_file)
         self._lacks_topics = False
+        self._not_found: dict[TableFile, Loaded] = {}
 
     def load(self, *, delay_level_count: int) -> None:
         """Read the files, then add what every broker has from its first start.
@@ -95,6 +97,8 @@ class Tables:
             loaded = load_table(file.path, load, disk=self._disk)
             if file is self.topic_file:
                 self._lacks_topics = loaded is not Loaded.FILE
+            if loaded is not Loaded.FILE and file in self._kept_always:
+                self._not_found[file] = loaded
         self.topics.on_change.append(lambda _names: self.saver.mark(self.topic_file))
         self.groups.on_change.append(partial(self.saver.mark, self.group_file))
         self.offsets.on_change.append(partial(self.saver.mark, self._offset_file))
@@ -102,6 +106,10 @@ class Tables:
         self.timer_progress.on_change.append(partial(self.saver.mark, self._timer_file))
         self.request_modes.on_change.append(partial(self.saver.mark, self.mode_file))
         self.orders.on_change.append(partial(self.saver.mark, self._order_file))
+        for file in self._not_found:
+            # From its first start on a broker has each of these: one that is missing later was lost.
+            self.saver.mark(file)
+            self.saver.save_then(file, _ignore)
         if not self._options.is_slave:
             now_ms = self._clock.now_ms()
             self.topics.add_missing(system_topics(self._options, delay_level_count=delay_level_count), now_ms)
@@ -110,8 +118,16 @@ class Tables:
     def follow(self, store: MessageStore) -> None:
         """Progress is counted in this log from now on. What was saved of it before its topic was deleted is
         forgotten: the topic may have been made again, and its first messages were consumed by nobody.
+
+        Where the log has messages and a file is not there that every broker has, it was lost.
         """
         self.offsets.log_end = lambda: store.accepted_log_offset
+        if store.accepted_log_offset:
+            for file, loaded in self._not_found.items():
+                if loaded is Loaded.NOTHING:
+                    log.warning(events.TABLE_LOST, extra={"path": str(file.path)})
+            if self._offset_file in self._not_found:
+                self.offsets.forget_progress(config.name for config in self.groups.configs)
         self._tell_lowered(self._offset_file, self.offsets.forget_deleted(store.deleted_topics))
 
     def begin_life(self, store: MessageStore) -> None:
@@ -200,3 +216,7 @@ class Tables:
 
     def _add(self, name: str, encode: Callable[[], bytes], delay_ms: int) -> TableFile:
         return self.saver.add(self._directory / name, encode, delay_ms=delay_ms)
+
+
+def _ignore(_error: OSError | None) -> None:
+    """A write that failed is told by the saver, and tried again."""

@@ -23,6 +23,7 @@ from typing import Final
 import msgspec
 
 from tandemmq.errors import Corrupt
+from tandemmq.protocol.checksum import seal_json, unseal_json
 from tandemmq.runtime.ports import Disk
 
 DELETIONS_MAX: Final = 10_000
@@ -45,9 +46,12 @@ def read_deletions(path: Path, disk: Disk) -> Ends:
     if not disk.exists(path):
         return {}
     try:
-        return msgspec.json.decode(disk.read_bytes(path), type=_File).topics
-    except msgspec.MsgspecError as error:
-        raise Corrupt(path, 0, f"the deleted topics cannot be read: {error}") from error
+        return msgspec.json.decode(unseal_json(disk.read_bytes(path)), type=_File).topics
+    except (msgspec.MsgspecError, ValueError) as error:
+        reason = (
+            f"the deleted topics cannot be read: {error}; put back the file, a copy of this log has one, too"
+        )
+        raise Corrupt(path, 0, reason) from error
 
 
 class Deletions:
@@ -122,7 +126,8 @@ class Deletions:
             await self._disk.offload(self._writer())
 
     def _writer(self) -> partial[None]:
-        return partial(self._disk.write_atomically, self._path, msgspec.json.encode(_File(topics=self.ends)))
+        data = seal_json(msgspec.json.encode(_File(topics=self.ends)))
+        return partial(self._disk.write_atomically, self._path, data)
 
 
 def _merge(old: Ends, new: Mapping[str, int], log_begin: int) -> Ends:

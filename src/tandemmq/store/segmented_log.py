@@ -70,7 +70,12 @@ class SegmentedLog:
                 if is_last and size < self.segment_bytes and self._is_unused(path):
                     disk.remove(path)
                     break
-                raise Corrupt(path, size, f"the file must have {self.segment_bytes} bytes, it has {size}")
+                reason = f"the file must have {self.segment_bytes} bytes, it has {size}"
+                raise Corrupt(
+                    path,
+                    size,
+                    f"{reason}: set the size that it was made with, or run `tandemmq store repair`",
+                )
             if base % self.segment_bytes or (self.segments and self.segments[-1].end != base):
                 raise Corrupt(path, 0, "the file does not follow the one before it")
             self.segments.append(Segment(path, base, self.segment_bytes, self._files, advice=self._advice))

@@ -305,3 +305,19 @@ def test_text_that_is_no_handle_is_noticed(text: str) -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_give_a_handle_or_none(data: bytes) -> None:
     decode_recall_handle(data.decode("latin-1"))
+
+
+def test_a_turned_bit_in_the_timer_file_skips_no_timer() -> None:
+    check = TimerCheck(TimerKey(17_000, 3), 60, 40, 3_000)
+    data = encode_timer_file(check, DataVersion(counter=9, timestamp_ms=1_700_000_000_000))
+    for bit in range(8 * 160):
+        turned = bytearray(data)
+        turned[bit // 8] ^= 1 << bit % 8
+        read = decode_timer_file(bytes(turned))
+        assert read in (check, TimerCheck(TimerKey(17_000, 0), 40, 0)), bit
+
+
+def test_what_rocketmq_has_written_since_is_no_turned_bit() -> None:
+    ours = encode_timer_file(TimerCheck(TimerKey(17_000, 3), 60, 40), DataVersion(counter=9))
+    theirs = struct.pack(">7q", 18_000, 52, 70, 70, 0, 1_700_000_000_000, 10) + ours[56:]
+    assert decode_timer_file(theirs) == TimerCheck(TimerKey(18_000, 0), 70, 0)

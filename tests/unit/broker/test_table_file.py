@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from tandemmq.broker.table_file import Loaded, TableSaver, load_table, save_or_reject
 from tandemmq.errors import ConfigError, RequestRejected
+from tandemmq.protocol.checksum import seal_json
 from tandemmq.runtime.memory import ManualClock, MemoryDisk
 from tandemmq.runtime.tasks import TaskScope
 
@@ -46,6 +48,39 @@ def test_content_that_cannot_be_read_is_not_forgotten() -> None:
     disk.write_atomically(PATH, b"bad")
     with pytest.raises(ConfigError, match=r"topics\.json"):
         load_table(PATH, accept, disk=disk)
+
+
+def test_a_turned_bit_in_a_table_is_found() -> None:
+    """Also one that makes another number of a number."""
+    content = b'{"offsetTable":{"T1@CG":{"0":52}},"dataVersion":{"counter":7}}'
+    sealed = seal_json(content)
+    assert sealed.startswith(content[:-1])
+    assert json.loads(sealed)["offsetTable"] == {"T1@CG": {"0": 52}}
+    for at in range(len(sealed)):
+        for bit in range(8):
+            turned = bytearray(sealed)
+            turned[at] ^= 1 << bit
+            disk = MemoryDisk()
+            disk.write_atomically(PATH, turned)
+            disk.write_atomically(BACKUP, seal_json(b"{}"))
+            read: list[dict[str, object]] = []
+            loaded = load_table(PATH, lambda data, read=read: read.append(json.loads(data)), disk=disk)  # type: ignore[misc]
+            if loaded is Loaded.BACKUP:
+                assert read == [{}]
+                assert disk.read_bytes(PATH.with_name("topics.json.damaged")) == turned
+                assert not disk.exists(PATH)
+            else:
+                assert loaded is Loaded.FILE
+                assert read[0]["offsetTable"] == {"T1@CG": {"0": 52}}
+
+
+def test_who_changes_a_table_by_hand_takes_its_checksum_out() -> None:
+    disk = MemoryDisk()
+    disk.write_atomically(PATH, seal_json(b'{"a":1}').replace(b"1", b"2", 1))
+    with pytest.raises(ConfigError, match="takes the key tandemCrc32 out"):
+        load_table(PATH, accept, disk=disk)
+    disk.write_atomically(PATH, b'{"a":2}')
+    assert load_table(PATH, accept, disk=disk) is Loaded.FILE
 
 
 class FlakyDisk(MemoryDisk):

@@ -12,8 +12,9 @@ from tandemmq.client.consumer.inbox import Delivery, Inbox
 from tandemmq.client.consumer.offsets import LocalOffsets
 from tandemmq.client.name_servers import NameServers
 from tandemmq.client.producer.outbox import Window
-from tandemmq.errors import BrokerUnreachable, ClientError, TopicNotFound
+from tandemmq.errors import BrokerUnreachable, ClientError, ConfigError, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.checksum import seal_json
 from tandemmq.runtime.memory import MemoryDisk
 from waits import PATIENCE_S
 
@@ -134,10 +135,17 @@ async def test_local_offsets_survive_and_fall_back_to_the_backup():
     await store.write(queue, 9)
     await store.flush()
     path = directory / "id" / "g" / "offsets.json"
-    assert disk.read_bytes(path) == b'{"offsetTable":{{"brokerName":"a","queueId":3,"topic":"T"}:9}}'
+    content = b'{"offsetTable":{{"brokerName":"a","queueId":3,"topic":"T"}:9}}'
+    assert disk.read_bytes(path) == seal_json(content)
     assert await LocalOffsets(disk, directory, "id", "g").read(queue) == Progress(9)
-    disk.write_atomically(path, b"")
-    assert await LocalOffsets(disk, directory, "id", "g").read(queue) == Progress(7)
+    for damaged in (b"", seal_json(content).replace(b"9", b"8", 1), b'{"offsetTable'):
+        disk.write_atomically(path, damaged)
+        assert await LocalOffsets(disk, directory, "id", "g").read(queue) == Progress(7)
+    disk.remove(path.with_name("offsets.json.bak"))
+    with pytest.raises(ConfigError, match=r"offsets\.json"):
+        await LocalOffsets(disk, directory, "id", "g").read(queue)
+    disk.write_atomically(path, content)  # a Java client's
+    assert await LocalOffsets(disk, directory, "id", "g").read(queue) == Progress(9)
 
 
 async def test_name_servers_are_asked_in_turn_until_one_answers():

@@ -2,7 +2,8 @@
 
 The file has RocketMQ's form, 4096 bytes that begin with seven numbers (spec store 16), and ours behind them.
 RocketMQ would go on at `low_offset` and deliver some messages again, but lose none; from its file we take
-over what it says in the same way.
+over what it says in the same way. It leaves our part as it is, in which its seven numbers stand once more:
+they tell a turned bit from what it has written since.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from tandemmq.broker.delay.timer_rule import ROLL_AFTER_MS
 from tandemmq.broker.delay.timer_wheel import TimerKey
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.checksum import crc32
 
 FILE_BYTES = 4096
 _COMMON = struct.Struct(">7q")  # next slot, timerlog position, two queue offsets, version
 _OWN = struct.Struct(">8sqqq")  # mark, read offset, rank of the next message within its slot, roll window
+_COPY = struct.Struct(">56sI")  # the seven numbers once more, the checksum of our part
 _OWN_ANSWER = struct.Struct(">8sq")  # mark, roll window
 _MARK = b"TandemMQ"
 _FIRST_KEY = TimerKey(0, 0)
@@ -48,21 +51,33 @@ def encode_timer_file(check: TimerCheck, version: DataVersion) -> bytes:
     """The content of config/timercheck."""
     slot_ms, rank = check.next_key
     common = _COMMON.pack(slot_ms, 0, check.low_offset, check.low_offset, *_version(version))
-    return (common + _OWN.pack(_MARK, check.read_offset, rank, check.roll_after_ms)).ljust(FILE_BYTES, b"\0")
+    own = _OWN.pack(_MARK, check.read_offset, rank, check.roll_after_ms)
+    return (common + own + _COPY.pack(common, crc32(own + common))).ljust(FILE_BYTES, b"\0")
 
 
 def decode_timer_file(data: bytes) -> TimerCheck:
-    """What a file of ours or of RocketMQ says.
+    """What a file of ours or of RocketMQ says. A turned bit leaves what the rest of the file says: the copy
+    of the seven numbers, or these without our part.
 
     Raises:  RemoteProtocolError when it is too short.
     """
     if len(data) < _COMMON.size + _OWN.size:
         raise RemoteProtocolError(f"timercheck has {len(data)} bytes, {FILE_BYTES} are expected")
-    slot_ms, _, queue_offset, _, *_ = _COMMON.unpack_from(data)
-    mark, read_offset, rank, roll_after_ms = _OWN.unpack_from(data, _COMMON.size)
-    if mark != _MARK:
+    common, own = data[: _COMMON.size], data[_COMMON.size : _COMMON.size + _OWN.size]
+    is_ours = own.startswith(_MARK)
+    if len(data) >= _COMMON.size + _OWN.size + _COPY.size:
+        copy, checksum = _COPY.unpack_from(data, _COMMON.size + _OWN.size)
+        if checksum:  # older files have none
+            is_ours = checksum == crc32(own + copy)
+            if is_ours and common != copy:
+                difference = int.from_bytes(common, "big") ^ int.from_bytes(copy, "big")
+                is_ours = difference.bit_count() == 1
+                common = copy if is_ours else common
+    slot_ms, _, queue_offset, _, *_ = _COMMON.unpack(common)
+    if not is_ours:
         # RocketMQ's: pending messages may lie anywhere below its offset.
         return TimerCheck(TimerKey(max(0, slot_ms), 0), max(0, queue_offset), 0)
+    _, read_offset, rank, roll_after_ms = _OWN.unpack(own)
     return TimerCheck(TimerKey(slot_ms, rank), read_offset, queue_offset, _window(roll_after_ms))
 
 

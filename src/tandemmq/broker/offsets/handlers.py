@@ -54,14 +54,18 @@ class OffsetHandlers:
         self._clock = clock
 
     def handle_query(self, channel: Channel, command: Command) -> Command:
-        """QUERY_CONSUMER_OFFSET (14): a new group on a queue that still has its first message starts at 0."""
+        """QUERY_CONSUMER_OFFSET (14): a new group on a queue that still has its first message starts at 0,
+        one whose progress was lost at the oldest message.
+        """
         header = command.decode(QueryOffsetRequest)
         topic, queue_id = header.topic, header.queue_id
         offset = self._offsets.committed(header.consumer_group, topic, queue_id)
         if offset is None:
             self._check_queue(topic, queue_id)
         self._claims.note_asked(channel, header)
-        if offset is None:
+        if offset is None and self._offsets.is_forgotten(header.consumer_group):
+            offset = self._store.queue_min(topic, queue_id)
+        elif offset is None:
             if header.zero_if_missing is False or not self._starts_at_zero(topic, queue_id):
                 raise RequestRejected(
                     f"the group {header.consumer_group[:160]} has no offset for queue {queue_id} of {topic}",

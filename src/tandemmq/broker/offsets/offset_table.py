@@ -2,14 +2,16 @@
 
 Invariants: a key is `topic@group`, and '@' is in neither name; only committed offsets are persisted. The file
             tells where the log ended when it was saved: offsets of a topic that was deleted since then, and
-            perhaps made again, are of the deleted one.
+            perhaps made again, are of the deleted one. A group whose progress was lost with the file begins
+            with the oldest message wherever it has no offset: a later beginning would skip some that it
+            never had.
 At a bound: a commit for a new key is refused with Busy.
 Source:     spec semantics 11.2 and 16.5, spec store 18 (consumerOffset.json), spec replication 6.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import UNSET, UnsetType, structs
 
@@ -43,6 +45,7 @@ class OffsetTable:
         self._pulled: dict[str, QueueOffsets] = {}
         self._resets: dict[str, QueueOffsets] = {}
         self._loaded_log_end: int | UnsetType = UNSET
+        self._forgotten: frozenset[str] = frozenset()
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, now_ms: int) -> None:
         """Take over an offset, also a lower one.
@@ -125,6 +128,7 @@ class OffsetTable:
 
     def drop_group(self, group: str) -> None:
         self._drop([key for key in self._keys() if key.endswith("@" + group)])
+        self._forgotten -= {group}
         for callback in self.on_group_dropped:
             callback(group)
 
@@ -139,6 +143,15 @@ class OffsetTable:
         keys = [key for key in self._committed if deleted.get(_split(key)[0], -1) >= saved_at]
         self._drop(keys)
         return len(keys)
+
+    def forget_progress(self, groups: Iterable[str]) -> None:
+        """A file was lost that may have told how far these groups, and all that are known here, have come."""
+        self._forgotten = self._forgotten.union(groups, (group for _, group in self.pairs()))
+        self._after_change()
+
+    def is_forgotten(self, group: str) -> bool:
+        """Whether the group may have had an offset where it has none."""
+        return group in self._forgotten
 
     def clamp(self, queue_end: Callable[[str, int], int], now_ms: int) -> int:
         """Lower every committed offset that lies behind its queue's end to that end; how many."""
@@ -156,18 +169,28 @@ class OffsetTable:
         return count
 
     def replace_from_master(
-        self, offsets: Mapping[str, Mapping[int, int]], data_version: DataVersion | None
+        self,
+        offsets: Mapping[str, Mapping[int, int]],
+        data_version: DataVersion | None,
+        *,
+        forgotten: Iterable[str] = (),
     ) -> None:
-        """Take over the master's keys; keys that it does not have stay (spec replication 6.2)."""
+        """Take over the master's keys; keys that it does not have stay (spec replication 6.2). Which groups
+        were `forgotten` is what the master says.
+        """
         for key, queues in offsets.items():
             self._committed[key] = dict(queues)
+        self._forgotten = frozenset(forgotten)
         if data_version is not None:
             self.data_version = data_version
         self._after_change()
 
     def snapshot(self) -> ConsumerOffsetTable:
         """The committed offsets, valid until the next change: encode it before anything else runs."""
-        return ConsumerOffsetTable(offsets=self._committed, data_version=self.data_version)
+        forgotten = tuple(sorted(self._forgotten)) or UNSET
+        return ConsumerOffsetTable(
+            offsets=self._committed, data_version=self.data_version, forgotten=forgotten
+        )
 
     def encode(self) -> bytes:
         """The content of consumerOffset.json; `groupTopicMap` is only for people and is not read back."""
@@ -186,6 +209,7 @@ class OffsetTable:
         self._committed = {key: dict(queues) for key, queues in table.offsets.items()}
         self.data_version = table.data_version
         self._loaded_log_end = table.log_end
+        self._forgotten = frozenset(table.forgotten or ())
 
     def _keys(self) -> set[str]:
         return {*self._committed, *self._pulled, *self._resets}

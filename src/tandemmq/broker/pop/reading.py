@@ -219,7 +219,8 @@ class PopReader:
         if position is not None:
             return position
         low = self._store.queue_min(topic, queue_id)
-        if source.flag != FLAG_NORMAL or want.init_mode == INIT_MIN:
+        is_forgotten = self._offsets.is_forgotten(group)
+        if source.flag != FLAG_NORMAL or want.init_mode == INIT_MIN or is_forgotten:
             start = low
         else:
             start = self._newest(topic, queue_id, low)

@@ -266,8 +266,9 @@ class ConfigSync:
                 }
                 if new != old or key not in held.offsets:
                     changed[key] = new
-            if changed or fetched.data_version != held.data_version:
-                table.replace_from_master(changed, fetched.data_version)
+            is_changed = changed or fetched.forgotten != held.forgotten
+            if is_changed or fetched.data_version != held.data_version:
+                table.replace_from_master(changed, fetched.data_version, forgotten=fetched.forgotten or ())
 
         return take_over
 

@@ -12,9 +12,10 @@ from tandemmq.api.broker_offset import Progress
 from tandemmq.client.consumer.replica_choice import MASTER_ID, choose_replica
 from tandemmq.client.faulty_peers import FaultyPeers
 from tandemmq.client.instance import ClientInstance
-from tandemmq.errors import BrokerUnreachable, NoRoute, RequestTimeout
+from tandemmq.errors import BrokerUnreachable, ConfigError, NoRoute, RemoteProtocolError, RequestTimeout
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.offset import decode_reset_offsets, encode_reset_offsets
+from tandemmq.protocol.checksum import seal_json, unseal_json
 from tandemmq.runtime.ports import Disk
 
 
@@ -88,7 +89,9 @@ class BrokerOffsets:
 
 
 class LocalOffsets:
-    """In `<dir>/<client id>/<group>/offsets.json`, in RocketMQ's form, with the content before as `.bak`."""
+    """In `<dir>/<client id>/<group>/offsets.json`, in RocketMQ's form, with the content before as `.bak`,
+    which stands in for a damaged file.
+    """
 
     def __init__(self, disk: Disk, directory: Path, client_id: str, group: str) -> None:
         self._disk = disk
@@ -116,13 +119,23 @@ class LocalOffsets:
             await self._disk.offload(self._save, encode_reset_offsets(self._offsets))
 
     def _load(self) -> dict[MessageQueue, int]:
+        """Raises ConfigError when there is content and none of it can be read: a beginning anew would repeat
+        or skip what the files tell.
+        """
+        damage = ""
         for path in (self._path, self._path.with_name(self._path.name + ".bak")):
-            if self._disk.exists(path):
+            if not self._disk.exists(path):
+                continue
+            try:
                 raw = self._disk.read_bytes(path)
                 if raw.strip():
-                    return decode_reset_offsets(raw)
+                    return decode_reset_offsets(unseal_json(raw))
+            except (RemoteProtocolError, ValueError) as error:
+                damage = f"{path}: {error}"
+        if damage:
+            raise ConfigError(f"{damage}; the other copy cannot be read, either, or is not there")
         return {}
 
     def _save(self, data: bytes) -> None:
         self._disk.make_dirs(self._path.parent)
-        self._disk.write_atomically(self._path, data, keep_backup=True)
+        self._disk.write_atomically(self._path, seal_json(data), keep_backup=True)

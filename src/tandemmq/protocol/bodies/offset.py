@@ -20,12 +20,14 @@ from tandemmq.protocol.command import Buffer
 class ConsumerOffsetTable(Body, frozen=True, kw_only=True):
     """Committed offsets: `topic@group` -> queue id -> next offset; also the shape of consumerOffset.json.
 
-    `log_end`: in the file, where the log ended when it was saved; ours, RocketMQ ignores it.
+    Ours, and ignored by RocketMQ: `log_end`: in the file, where the log ended when it was saved; `forgotten`:
+    groups whose progress was lost.
     """
 
     data_version: DataVersion = field(name="dataVersion", default=DataVersion())
     offsets: dict[str, dict[int, int]] = field(name="offsetTable", default_factory=dict)
     log_end: int | UnsetType = field(name="tandemLogEnd", default=UNSET)
+    forgotten: tuple[str, ...] | UnsetType = field(name="tandemForgottenGroups", default=UNSET)
 
 
 class DelayOffsetTable(Body, frozen=True, kw_only=True):

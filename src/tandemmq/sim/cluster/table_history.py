@@ -5,8 +5,9 @@ Strategy: the master's tables are noted every second with how many copies each s
           What the master itself had changed until its end is expected of nobody, and neither is it of a
           slave that is killed before it has saved what it copied. Offsets that an operator has moved since
           say nothing: they may have been copied while they were low. So it is with a queue of which a
-          consumer has committed less since, because it did not know that the queue is another's now. And a
-          slave whose log is not copied, while its tables are, takes progress only up to the end of its copy.
+          consumer has committed less since, at the master or, without its master, at a slave, because it did
+          not know that the queue is another's now. And a slave whose log is not copied, while its tables are,
+          takes progress only up to the end of its copy.
 """
 
 from __future__ import annotations

@@ -39,8 +39,9 @@ class Watch:
         self._topics_seen: dict[Life, tuple[int, bool]] = {}
         self._acknowledged: dict[Life, int] = {}
         self._committed: dict[tuple[Life, str, int], int] = {}
-        self._commits_seen: tuple[Life | None, int] = None, 0
-        self._last_commits: dict[tuple[str, int], int] = {}
+        self._commits_seen: dict[str, tuple[Life, int]] = {}
+        self._last_commits: dict[str, dict[tuple[str, int], int]] = {}
+        """By who was told: the master, whichever it is, or a slave by its name."""
         self._given_twice: dict[int, set[int]] = {}
         """By queue: offsets that a log lost, and gave out again."""
         self.copies_lost_at = -1.0
@@ -195,23 +196,28 @@ class Watch:
         for node in self.brokers:
             if node.name == host_name and node.store is not None:
                 self._check_topics(node)
+                self._note_steps(node)
                 if node.broker_id == 0:
                     self._check_acks(node)
                     self._check_waits(node)
-                    self._note_steps(node)
 
-    def _note_steps(self, master: BrokerNode) -> None:
-        """What was committed last is not always what was committed most."""
-        assert master.broker is not None
-        table = master.broker._tables.offsets
-        if self._commits_seen == (master.life, table._commits):
+    def _note_steps(self, node: BrokerNode) -> None:
+        """What was committed last is not always what was committed most. Consumers without their master
+        commit at its slave; what one master was told is compared with what the next one is told.
+        """
+        assert node.broker is not None
+        assert node.life is not None
+        table = node.broker._tables.offsets
+        teller = "master" if node.broker_id == 0 else node.name
+        if self._commits_seen.get(teller) == (node.life, table._commits):
             return
-        self._commits_seen = master.life, table._commits
+        self._commits_seen[teller] = node.life, table._commits
+        last_commits = self._last_commits.setdefault(teller, {})
         for key, queues in table.snapshot().offsets.items():
             for queue_id, offset in queues.items():
-                if offset < self._last_commits.get((key, queue_id), 0):
+                if offset < last_commits.get((key, queue_id), 0):
                     self._world.stepped_s[key, queue_id] = self._world.loop.time()
-                self._last_commits[key, queue_id] = offset
+                last_commits[key, queue_id] = offset
 
     def _check_topics(self, node: BrokerNode) -> None:
         """A table is never seen half replaced: a topic that was there stays."""
