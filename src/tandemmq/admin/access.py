@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandemmq.admin.render import Answer, Row, Table
-from tandemmq.admin.targets import Tools, find_targets
+from tandemmq.admin.targets import Place, Tools, find_targets
 from tandemmq.api import broker_access
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.access import AclInfo, UserInfo
@@ -16,29 +16,29 @@ _USER_COLUMNS = ("broker", "user", "password", "type", "status")
 _ACL_COLUMNS = ("broker", "subject", "policy", "resource", "actions", "source_ips", "decision")
 
 
-async def change_user(tools: Tools, user: UserInfo, address: str, cluster: str, *, is_new: bool) -> Answer:
+async def change_user(tools: Tools, user: UserInfo, place: Place, *, is_new: bool) -> Answer:
     """Create the user, or change what is named of it, at the broker or every broker of the cluster."""
     table = Table("changed", ("broker", "user"))
     change = broker_access.create_user if is_new else broker_access.update_user
-    for target in await find_targets(tools, address=address, cluster=cluster):
+    for target in await find_targets(tools, place):
         await change(tools.remoting, target.address, user)
         table.rows.append((target.address, user.username))
     return Answer([table])
 
 
-async def remove_user(tools: Tools, name: str, address: str, cluster: str) -> Answer:
+async def remove_user(tools: Tools, name: str, place: Place) -> Answer:
     """Delete the user and its policies."""
     table = Table("deleted", ("broker", "user"))
-    for target in await find_targets(tools, address=address, cluster=cluster):
+    for target in await find_targets(tools, place):
         await broker_access.delete_user(tools.remoting, target.address, name)
         table.rows.append((target.address, name))
     return Answer([table])
 
 
-async def show_user(tools: Tools, name: str, address: str, cluster: str) -> Answer:
+async def show_user(tools: Tools, name: str, place: Place) -> Answer:
     """One user at each broker; exit code 1 when none knows it."""
     table = Table("users", _USER_COLUMNS)
-    for target in await find_targets(tools, address=address, cluster=cluster):
+    for target in await find_targets(tools, place):
         user = await broker_access.query_user(tools.remoting, target.address, name)
         if user is not None:
             table.rows.append(_user_row(target.address, user))
@@ -46,10 +46,10 @@ async def show_user(tools: Tools, name: str, address: str, cluster: str) -> Answ
     return Answer([table], notes, exit_code=0 if table.rows else 1)
 
 
-async def list_users(tools: Tools, name_part: str, address: str, cluster: str) -> Answer:
+async def list_users(tools: Tools, name_part: str, place: Place) -> Answer:
     """The users whose names hold the part, at each broker."""
     table = Table("users", _USER_COLUMNS)
-    for target in await find_targets(tools, address=address, cluster=cluster):
+    for target in await find_targets(tools, place):
         users = await broker_access.query_users(tools.remoting, target.address, name_part)
         table.rows += [_user_row(target.address, user) for user in users]
     return Answer([table])
@@ -82,34 +82,32 @@ async def copy_users(tools: Tools, source: str, target: str, names: Sequence[str
     return Answer([table])
 
 
-async def change_acl(tools: Tools, acl: AclInfo, address: str, cluster: str, *, is_new: bool) -> Answer:
+async def change_acl(tools: Tools, acl: AclInfo, place: Place, *, is_new: bool) -> Answer:
     """Add entries to a subject's policies, at the broker or every broker of the cluster; one for the same
     resource is replaced.
     """
     table = Table("changed", ("broker", "subject"))
     change = broker_access.create_acl if is_new else broker_access.update_acl
-    for target in await find_targets(tools, address=address, cluster=cluster):
+    for target in await find_targets(tools, place):
         await change(tools.remoting, target.address, acl)
         table.rows.append((target.address, acl.subject))
     return Answer([table])
 
 
-async def remove_acl(
-    tools: Tools, subject: str, resources: Sequence[str], address: str, cluster: str
-) -> Answer:
+async def remove_acl(tools: Tools, subject: str, resources: Sequence[str], place: Place) -> Answer:
     """Delete the entries for these resources; without one, all policies of the subject."""
     table = Table("deleted", ("broker", "subject", "resource"))
-    for target in await find_targets(tools, address=address, cluster=cluster):
+    for target in await find_targets(tools, place):
         for resource in resources or ("",):
             await broker_access.delete_acl(tools.remoting, target.address, subject, resource)
             table.rows.append((target.address, subject, resource or "*"))
     return Answer([table])
 
 
-async def show_acl(tools: Tools, subject: str, address: str, cluster: str) -> Answer:
+async def show_acl(tools: Tools, subject: str, place: Place) -> Answer:
     """The policies of a subject at each broker; exit code 1 when it has none."""
     table = Table("policies", _ACL_COLUMNS)
-    for target in await find_targets(tools, address=address, cluster=cluster):
+    for target in await find_targets(tools, place):
         acl = await broker_access.query_acl(tools.remoting, target.address, subject)
         if acl is not None:
             table.rows += _acl_rows(target.address, acl)
@@ -117,12 +115,10 @@ async def show_acl(tools: Tools, subject: str, address: str, cluster: str) -> An
     return Answer([table], notes, exit_code=0 if table.rows else 1)
 
 
-async def list_acls(
-    tools: Tools, subject_part: str, resource_part: str, address: str, cluster: str
-) -> Answer:
+async def list_acls(tools: Tools, subject_part: str, resource_part: str, place: Place) -> Answer:
     """The policies whose subjects and resources hold these parts, at each broker."""
     table = Table("policies", _ACL_COLUMNS)
-    for target in await find_targets(tools, address=address, cluster=cluster):
+    for target in await find_targets(tools, place):
         acls = await broker_access.query_acls(tools.remoting, target.address, subject_part, resource_part)
         for acl in acls:
             table.rows += _acl_rows(target.address, acl)

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from tandemmq.admin import access
-from tandemmq.admin.options import Address, AsJson, Cluster, NameServers, demand_place, run
+from tandemmq.admin.options import Work, command
+from tandemmq.admin.targets import Place
 from tandemmq.protocol.bodies.access import AclInfo, EntryInfo, PolicyInfo, UserInfo
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -27,255 +28,127 @@ FromBroker = Annotated[str, typer.Option("-f", "--fromBroker", help="The source.
 ToBroker = Annotated[str, typer.Option("-t", "--toBroker", help="The target.", metavar="HOST:PORT")]
 
 
-@app.command("createUser")
+@command(app, "createUser")
 def create_user(
     user: UserName,
     password: Annotated[str, typer.Option("-p", "--password", help="Also the secret key of its clients.")],
+    place: Place,
     user_type: UserType = "",
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Create a user at one broker or every broker of a cluster."""
-    demand_place(broker, cluster)
     info = UserInfo(username=user, password=password, user_type=user_type or None)
-    run(
-        namesrv,
-        lambda tools: access.change_user(tools, info, broker, cluster, is_new=True),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: access.change_user(tools, info, place, is_new=True)
 
 
-@app.command("updateUser")
+@command(app, "updateUser")
 def update_user(
     user: UserName,
+    place: Place,
     password: Annotated[str, typer.Option("-p", "--password", help="The new one.")] = "",
     user_type: UserType = "",
     status: Annotated[str, typer.Option("-s", "--userStatus", help="enable or disable.")] = "",
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Change what is named of a user."""
-    demand_place(broker, cluster)
     if not (password or user_type or status):
         raise typer.BadParameter("name what changes: -p, -t or -s")
     info = UserInfo(
         username=user, password=password or None, user_type=user_type or None, status=status or None
     )
-    run(
-        namesrv,
-        lambda tools: access.change_user(tools, info, broker, cluster, is_new=False),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: access.change_user(tools, info, place, is_new=False)
 
 
-@app.command("deleteUser")
-def delete_user(
-    user: UserName,
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
-    as_json: AsJson = False,
-) -> None:
+@command(app, "deleteUser")
+def delete_user(user: UserName, place: Place) -> Work:
     """Delete a user and its policies; one that is not there is no error."""
-    demand_place(broker, cluster)
-    run(
-        namesrv,
-        lambda tools: access.remove_user(tools, user, broker, cluster),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: access.remove_user(tools, user, place)
 
 
-@app.command("getUser")
-def get_user(
-    user: UserName,
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
-    as_json: AsJson = False,
-) -> None:
+@command(app, "getUser")
+def get_user(user: UserName, place: Place) -> Work:
     """A user; exit code 1 when there is none."""
-    demand_place(broker, cluster)
-    run(
-        namesrv,
-        lambda tools: access.show_user(tools, user, broker, cluster),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: access.show_user(tools, user, place)
 
 
-@app.command("listUser")
+@command(app, "listUser")
 def list_users(
-    name_part: Annotated[str, typer.Option("-f", "--filter", help="A part of the names.")] = "",
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
-    as_json: AsJson = False,
-) -> None:
+    place: Place, name_part: Annotated[str, typer.Option("-f", "--filter", help="A part of the names.")] = ""
+) -> Work:
     """All users, or those whose names hold a part."""
-    demand_place(broker, cluster)
-    run(
-        namesrv,
-        lambda tools: access.list_users(tools, name_part, broker, cluster),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: access.list_users(tools, name_part, place)
 
 
-@app.command("copyUser")
+@command(app, "copyUser", names=False)
 def copy_users(
     source: FromBroker,
     target: ToBroker,
     names: Annotated[
         str, typer.Option("-u", "--usernames", help="Separated by commas; else all users.")
     ] = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Bring users of one broker to another one: new ones are created, others changed."""
-    run(
-        "",
-        lambda tools: access.copy_users(tools, source, target, _parts(names)),
-        as_json=as_json,
-        needs_names=False,
-    )
+    return lambda tools: access.copy_users(tools, source, target, _parts(names))
 
 
-@app.command("createAcl")
+@command(app, "createAcl")
 def create_acl(
     subject: Subject,
     resources: Resources,
     actions: Actions,
     decision: Decision,
+    place: Place,
     source_ips: SourceIps = "",
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Say what a user may do with resources."""
-    _change_acl(
-        _acl(subject, resources, actions, decision, source_ips),
-        namesrv,
-        broker,
-        cluster,
-        is_new=True,
-        as_json=as_json,
-    )
+    acl = _acl(subject, resources, actions, decision, source_ips)
+    return lambda tools: access.change_acl(tools, acl, place, is_new=True)
 
 
-@app.command("updateAcl")
+@command(app, "updateAcl")
 def update_acl(
     subject: Subject,
     resources: Resources,
     actions: Actions,
     decision: Decision,
+    place: Place,
     source_ips: SourceIps = "",
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Like createAcl, for a user that has policies."""
-    _change_acl(
-        _acl(subject, resources, actions, decision, source_ips),
-        namesrv,
-        broker,
-        cluster,
-        is_new=False,
-        as_json=as_json,
-    )
+    acl = _acl(subject, resources, actions, decision, source_ips)
+    return lambda tools: access.change_acl(tools, acl, place, is_new=False)
 
 
-@app.command("deleteAcl")
-def delete_acl(
-    subject: Subject,
-    resources: Resources = "",
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
-    as_json: AsJson = False,
-) -> None:
+@command(app, "deleteAcl")
+def delete_acl(subject: Subject, place: Place, resources: Resources = "") -> Work:
     """Delete what is said of resources; without one, all policies of a user."""
-    demand_place(broker, cluster)
-    run(
-        namesrv,
-        lambda tools: access.remove_acl(tools, subject, _parts(resources), broker, cluster),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: access.remove_acl(tools, subject, _parts(resources), place)
 
 
-@app.command("getAcl")
-def get_acl(
-    subject: Subject,
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
-    as_json: AsJson = False,
-) -> None:
+@command(app, "getAcl")
+def get_acl(subject: Subject, place: Place) -> Work:
     """The policies of a user; exit code 1 when it has none."""
-    demand_place(broker, cluster)
-    run(
-        namesrv,
-        lambda tools: access.show_acl(tools, subject, broker, cluster),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: access.show_acl(tools, subject, place)
 
 
-@app.command("listAcl")
+@command(app, "listAcl")
 def list_acls(
+    place: Place,
     subject: Annotated[str, typer.Option("-s", "--subject", help="A part of the subjects.")] = "",
     resource: Annotated[str, typer.Option("-r", "--resource", help="A part of the resources.")] = "",
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """All policies, or those whose subjects and resources hold a part."""
-    demand_place(broker, cluster)
-    run(
-        namesrv,
-        lambda tools: access.list_acls(tools, subject, resource, broker, cluster),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: access.list_acls(tools, subject, resource, place)
 
 
-@app.command("copyAcl")
+@command(app, "copyAcl", names=False)
 def copy_acls(
     source: FromBroker,
     target: ToBroker,
     subjects: Annotated[
         str, typer.Option("-s", "--subjects", help="Separated by commas; else all that have policies.")
     ] = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Bring policies of one broker to another one, whose entries for other resources stay."""
-    run(
-        "",
-        lambda tools: access.copy_acls(tools, source, target, _parts(subjects)),
-        as_json=as_json,
-        needs_names=False,
-    )
-
-
-def _change_acl(
-    acl: AclInfo, namesrv: str, broker: str, cluster: str, *, is_new: bool, as_json: bool
-) -> None:
-    demand_place(broker, cluster)
-    run(
-        namesrv,
-        lambda tools: access.change_acl(tools, acl, broker, cluster, is_new=is_new),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: access.copy_acls(tools, source, target, _parts(subjects))
 
 
 def _acl(subject: str, resources: str, actions: str, decision: str, source_ips: str) -> AclInfo:

@@ -19,7 +19,7 @@ import typer
 
 from tandemmq.admin.options import AsJson, Cluster, NameServers, run
 from tandemmq.admin.render import Answer, Table
-from tandemmq.admin.targets import MASTER_ID, Target, Tools, find_targets
+from tandemmq.admin.targets import MASTER_ID, Place, Target, Tools, find_targets
 from tandemmq.api.replica import read_log_checksum
 from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.codes import ResponseCode
@@ -184,7 +184,7 @@ def audit(
 async def audit_brokers(tools: Tools, broker_name: str, cluster: str, last_bytes: int | None) -> Answer:
     """A row for each slave; the exit code is a difference's before that of what could not be compared."""
     by_name: dict[tuple[str, str], list[Target]] = {}
-    for target in await find_targets(tools, cluster=cluster):
+    for target in await find_targets(tools, Place(cluster=cluster)):
         if not broker_name or target.broker_name == broker_name:
             by_name.setdefault((target.cluster, target.broker_name), []).append(target)
     if not by_name:

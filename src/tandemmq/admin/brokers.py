@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from tandemmq.admin.render import Answer, Row, Table
-from tandemmq.admin.targets import Target, Tools, find_targets
+from tandemmq.admin.targets import Place, Target, Tools, find_targets
 from tandemmq.api import broker_admin, nameserver, replica
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.ha import HaClient, HaStatus
@@ -56,19 +56,19 @@ _REPLICATION_TABLES: Final = (
 )
 
 
-async def change_config(tools: Tools, address: str, cluster: str, key: str, value: str) -> Answer:
+async def change_config(tools: Tools, place: Place, key: str, value: str) -> Answer:
     """Change a setting of the broker, or of all of the cluster."""
     table = Table("changed", ("broker", "key", "value"))
-    for target in await find_targets(tools, address=address, cluster=cluster):
+    for target in await find_targets(tools, place):
         await broker_admin.change_broker_config(tools.remoting, target.address, key, value)
         table.rows.append((target.address, key, value))
     return Answer([table])
 
 
-async def clean(tools: Tools, address: str, cluster: str, what: RequestCode) -> Answer:
+async def clean(tools: Tools, place: Place, what: RequestCode) -> Answer:
     """Let the broker, or all of the cluster, delete what is of no use any more."""
     table = Table("cleaned", ("broker",))
-    for target in await find_targets(tools, address=address, cluster=cluster):
+    for target in await find_targets(tools, place):
         await broker_admin.clean(tools.remoting, target.address, what)
         table.rows.append((target.address,))
     return Answer([table])
@@ -89,7 +89,7 @@ async def list_clusters(tools: Tools, cluster: str) -> Answer:
         "note",
     )
     table = Table("brokers", columns)
-    for target in await find_targets(tools, cluster=cluster):
+    for target in await find_targets(tools, Place(cluster=cluster)):
         place = (target.cluster, target.broker_name, target.broker_id, target.address)
         try:
             facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
@@ -104,33 +104,33 @@ async def list_clusters(tools: Tools, cluster: str) -> Answer:
     return Answer([table])
 
 
-async def show_status(tools: Tools, address: str, cluster: str) -> Answer:
+async def show_status(tools: Tools, place: Place) -> Answer:
     """All figures of one broker, or of those of a cluster."""
     table = Table("figures", ("broker", "name", "value"))
-    for target in await find_targets(tools, address=address, cluster=cluster):
+    for target in await find_targets(tools, place):
         facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
         table.rows += [(target.address, name, text) for name, text in sorted(facts.items())]
     return Answer([table])
 
 
-async def show_config(tools: Tools, address: str, cluster: str) -> Answer:
+async def show_config(tools: Tools, place: Place) -> Answer:
     """The settings that a broker shows."""
     table = Table("settings", ("broker", "key", "value"))
-    for target in await find_targets(tools, address=address, cluster=cluster):
+    for target in await find_targets(tools, place):
         text = await broker_admin.query_broker_config(tools.remoting, target.address)
         settings = parse_properties(text.encode(), target.address)
         table.rows += [(target.address, key, setting.text) for key, setting in sorted(settings.items())]
     return Answer([table])
 
 
-async def show_replication(tools: Tools, address: str, cluster: str) -> Answer:
+async def show_replication(tools: Tools, place: Place) -> Answer:
     """How far every slave is, as masters and as slaves see it.
 
     Exit code 1 when a slave has halted, or its master can give it nothing, or a master waits for slaves.
     """
     masters, slaves, copies = (Table(name, columns) for name, columns in _REPLICATION_TABLES)
     has_halted = is_waiting = False
-    for target in await find_targets(tools, address=address, cluster=cluster):
+    for target in await find_targets(tools, place):
         status = await broker_admin.query_ha_status(tools.remoting, target.address)
         if status.is_master:
             count = sum(one.away_ms is None for one in status.connections)

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from tandemmq.admin import access_command, brokers, controllers, groups, messages, topics
-from tandemmq.admin.options import Address, AsJson, Cluster, NameServers, demand_place, run
+from tandemmq.admin.options import Address, Cluster, NewValue, SettingKey, Work, command
+from tandemmq.admin.targets import EVERYWHERE, Place
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.client import Message, MessageQueue
 from tandemmq.protocol.bodies.assignment import RequestMode
@@ -36,6 +37,12 @@ TIME_FORMAT: Final = "%Y-%m-%d#%H:%M:%S:%f"
 
 Topic = Annotated[str, typer.Option("-t", "--topic", help="The topic.")]
 Group = Annotated[str, typer.Option("-g", "--groupName", help="The consumer group.")]
+ResetGroup = Annotated[str, typer.Option("-g", "--group", help="The consumer group.")]
+Force = Annotated[str, typer.Option("-f", "--force", help="Taken for granted, as by mqadmin.")]
+BrokerName = Annotated[str, typer.Option("-b", "--brokerName", help="The broker's name.")]
+QueueId = Annotated[int, typer.Option("-i", "--queueId", min=0)]
+Permission = Annotated[int, typer.Option("-p", "--perm", min=0, max=7, help="2 write, 4 read, 6 both.")]
+PrintBody = Annotated[str, typer.Option("-d", "--printBody", help="Means nothing: bodies are shown.")]
 Tags = Annotated[str, typer.Option("-s", "--subExpression", help="Only these tags, separated by ||.")]
 _TIMES: Final = "now, milliseconds since 1970 or yyyy-MM-dd#HH:mm:ss:SSS."
 Begin = Annotated[str, typer.Option("-b", "--beginTimestamp", help=f"Stored then or later: {_TIMES}")]
@@ -46,219 +53,147 @@ CountMax = Annotated[int, typer.Option("-m", "--maxNum", help="At most so many."
 # Brokers
 
 
-@app.command("clusterList")
-def cluster_list(namesrv: NameServers = "", cluster: Cluster = "", as_json: AsJson = False) -> None:
+@command(app, "clusterList")
+def cluster_list(cluster: Cluster = "") -> Work:
     """All registered brokers with role, version and rates."""
-    run(namesrv, lambda tools: brokers.list_clusters(tools, cluster), as_json=as_json)
+    return lambda tools: brokers.list_clusters(tools, cluster)
 
 
-@app.command("brokerStatus")
-def broker_status(
-    namesrv: NameServers = "", broker: Address = "", cluster: Cluster = "", as_json: AsJson = False
-) -> None:
+@command(app, "brokerStatus")
+def broker_status(place: Place = EVERYWHERE) -> Work:
     """All figures of a broker."""
-    run(
-        namesrv,
-        lambda tools: brokers.show_status(tools, broker, cluster),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: brokers.show_status(tools, place)
 
 
-@app.command("haStatus")
-def ha_status(
-    namesrv: NameServers = "", broker: Address = "", cluster: Cluster = "", as_json: AsJson = False
-) -> None:
+@command(app, "haStatus")
+def ha_status(place: Place = EVERYWHERE) -> Work:
     """How far the slaves are; exit code 1 when one has halted."""
-    run(
-        namesrv,
-        lambda tools: brokers.show_replication(tools, broker, cluster),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: brokers.show_replication(tools, place)
 
 
-@app.command("acceptLog")
-def accept_log(broker: Address, as_json: AsJson = False) -> None:
+@command(app, "acceptLog", names=False)
+def accept_log(broker: Address) -> Work:
     """Let a master that waits for its slaves serve its log as it is: what only they hold is given up."""
-    run("", lambda tools: brokers.accept_log(tools, broker), as_json=as_json, needs_names=False)
+    return lambda tools: brokers.accept_log(tools, broker)
 
 
-@app.command("getBrokerConfig")
-def get_broker_config(
-    namesrv: NameServers = "", broker: Address = "", cluster: Cluster = "", as_json: AsJson = False
-) -> None:
+@command(app, "getBrokerConfig")
+def get_broker_config(place: Place = EVERYWHERE) -> Work:
     """The settings of a broker."""
-    run(
-        namesrv,
-        lambda tools: brokers.show_config(tools, broker, cluster),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: brokers.show_config(tools, place)
 
 
-@app.command("updateBrokerConfig")
+@command(app, "updateBrokerConfig")
 def update_broker_config(
-    key: Annotated[str, typer.Option("-k", "--key", help="The setting.")],
-    value: Annotated[str, typer.Option("-v", "--value", help="Its new value.")],
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
-    as_json: AsJson = False,
-) -> None:
+    key: SettingKey,
+    value: NewValue,
+    place: Place,
+) -> Work:
     """Change a setting of a broker, or of all brokers of a cluster, while they run."""
-    demand_place(broker, cluster)
-    run(
-        namesrv,
-        lambda tools: brokers.change_config(tools, broker, cluster, key, value),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: brokers.change_config(tools, place, key, value)
 
 
-@app.command("cleanExpiredCQ")
-def clean_expired_queues(
-    namesrv: NameServers = "", broker: Address = "", cluster: Cluster = "", as_json: AsJson = False
-) -> None:
+@command(app, "cleanExpiredCQ")
+def clean_expired_queues(place: Place = EVERYWHERE) -> Work:
     """Delete queue files whose messages are gone; without a place, at all brokers."""
-    _clean(namesrv, broker, cluster, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, as_json=as_json)
+    return lambda tools: brokers.clean(tools, place, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
 
 
-@app.command("cleanUnusedTopic")
-def clean_unused_topics(
-    namesrv: NameServers = "", broker: Address = "", cluster: Cluster = "", as_json: AsJson = False
-) -> None:
+@command(app, "cleanUnusedTopic")
+def clean_unused_topics(place: Place = EVERYWHERE) -> Work:
     """Delete the queues of topics that are no more; without a place, at all brokers."""
-    _clean(namesrv, broker, cluster, RequestCode.CLEAN_UNUSED_TOPIC, as_json=as_json)
+    return lambda tools: brokers.clean(tools, place, RequestCode.CLEAN_UNUSED_TOPIC)
 
 
-@app.command("deleteExpiredCommitLog")
-def delete_expired_log(
-    namesrv: NameServers = "", broker: Address = "", cluster: Cluster = "", as_json: AsJson = False
-) -> None:
+@command(app, "deleteExpiredCommitLog")
+def delete_expired_log(place: Place = EVERYWHERE) -> Work:
     """Delete log files older than fileReservedTime at once; without a place, at all brokers."""
-    _clean(namesrv, broker, cluster, RequestCode.DELETE_EXPIRED_COMMITLOG, as_json=as_json)
-
-
-def _clean(namesrv: str, broker: str, cluster: str, what: RequestCode, *, as_json: bool) -> None:
-    run(
-        namesrv,
-        lambda tools: brokers.clean(tools, broker, cluster, what),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: brokers.clean(tools, place, RequestCode.DELETE_EXPIRED_COMMITLOG)
 
 
 # Name servers
 
 
-@app.command("getNamesrvConfig")
-def get_namesrv_config(namesrv: NameServers = "", as_json: AsJson = False) -> None:
+@command(app, "getNamesrvConfig")
+def get_namesrv_config() -> Work:
     """The settings of every name server that is named."""
-    run(namesrv, brokers.show_names_config, as_json=as_json)
+    return brokers.show_names_config
 
 
-@app.command("updateNamesrvConfig")
+@command(app, "updateNamesrvConfig")
 def update_namesrv_config(
-    key: Annotated[str, typer.Option("-k", "--key", help="The setting.")],
-    value: Annotated[str, typer.Option("-v", "--value", help="Its new value.")],
-    namesrv: NameServers = "",
-    as_json: AsJson = False,
-) -> None:
+    key: SettingKey,
+    value: NewValue,
+) -> Work:
     """Change a setting of every name server that is named."""
-    run(namesrv, lambda tools: brokers.change_names_config(tools, key, value), as_json=as_json)
+    return lambda tools: brokers.change_names_config(tools, key, value)
 
 
 Space = Annotated[str, typer.Option("-s", "--namespace", help="The namespace of the key.")]
 KvKey = Annotated[str, typer.Option("-k", "--key", help="The key.")]
 
 
-@app.command("updateKvConfig")
-def update_kv_config(
-    namespace: Space,
-    key: KvKey,
-    value: Annotated[str, typer.Option("-v", "--value", help="Its new value.")],
-    namesrv: NameServers = "",
-    as_json: AsJson = False,
-) -> None:
+@command(app, "updateKvConfig")
+def update_kv_config(namespace: Space, key: KvKey, value: NewValue) -> Work:
     """Store a value in the key-value configuration of the name servers."""
-    run(namesrv, lambda tools: brokers.change_kv(tools, namespace, key, value), as_json=as_json)
+    return lambda tools: brokers.change_kv(tools, namespace, key, value)
 
 
-@app.command("deleteKvConfig")
-def delete_kv_config(
-    namespace: Space, key: KvKey, namesrv: NameServers = "", as_json: AsJson = False
-) -> None:
+@command(app, "deleteKvConfig")
+def delete_kv_config(namespace: Space, key: KvKey) -> Work:
     """Delete a value of the key-value configuration of the name servers."""
-    run(namesrv, lambda tools: brokers.change_kv(tools, namespace, key, None), as_json=as_json)
+    return lambda tools: brokers.change_kv(tools, namespace, key, None)
 
 
-BrokerName = Annotated[str, typer.Option("-b", "--brokerName", help="The broker's name.")]
-
-
-@app.command("wipeWritePerm")
-def wipe_write_permission(name: BrokerName, namesrv: NameServers = "", as_json: AsJson = False) -> None:
+@command(app, "wipeWritePerm")
+def wipe_write_permission(name: BrokerName) -> Work:
     """Lead producers away from a broker: routes offer its queues to consumers only."""
-    run(
-        namesrv,
-        lambda tools: brokers.change_write_permission(tools, name, allows=False),
-        as_json=as_json,
-    )
+    return lambda tools: brokers.change_write_permission(tools, name, allows=False)
 
 
-@app.command("addWritePerm")
-def add_write_permission(name: BrokerName, namesrv: NameServers = "", as_json: AsJson = False) -> None:
+@command(app, "addWritePerm")
+def add_write_permission(name: BrokerName) -> Work:
     """Undo wipeWritePerm."""
-    run(
-        namesrv,
-        lambda tools: brokers.change_write_permission(tools, name, allows=True),
-        as_json=as_json,
-    )
+    return lambda tools: brokers.change_write_permission(tools, name, allows=True)
 
 
 # Topics
 
 
-@app.command("topicList")
-def topic_list(namesrv: NameServers = "", as_json: AsJson = False) -> None:
+@command(app, "topicList")
+def topic_list() -> Work:
     """The names of all topics."""
-    run(namesrv, topics.list_topics, as_json=as_json)
+    return topics.list_topics
 
 
-@app.command("topicRoute")
-def topic_route(topic: Topic, namesrv: NameServers = "", as_json: AsJson = False) -> None:
+@command(app, "topicRoute")
+def topic_route(topic: Topic) -> Work:
     """Queues and brokers of a topic."""
-    run(namesrv, lambda tools: topics.show_route(tools, topic), as_json=as_json)
+    return lambda tools: topics.show_route(tools, topic)
 
 
-@app.command("topicClusterList")
-def topic_cluster_list(topic: Topic, namesrv: NameServers = "", as_json: AsJson = False) -> None:
+@command(app, "topicClusterList")
+def topic_cluster_list(topic: Topic) -> Work:
     """The clusters of a topic."""
-    run(namesrv, lambda tools: topics.show_clusters(tools, topic), as_json=as_json)
+    return lambda tools: topics.show_clusters(tools, topic)
 
 
-@app.command("topicStatus")
-def topic_status(topic: Topic, namesrv: NameServers = "", as_json: AsJson = False) -> None:
+@command(app, "topicStatus")
+def topic_status(topic: Topic) -> Work:
     """The ends of each queue of a topic."""
-    run(namesrv, lambda tools: topics.show_ends(tools, topic), as_json=as_json)
+    return lambda tools: topics.show_ends(tools, topic)
 
 
-@app.command("updateTopic")
+@command(app, "updateTopic")
 def update_topic(
     topic: Topic,
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
+    place: Place,
     read_queues: Annotated[int, typer.Option("-r", "--readQueueNums", min=1, max=65535)] = 8,
     write_queues: Annotated[int, typer.Option("-w", "--writeQueueNums", min=1, max=65535)] = 8,
-    permission: Annotated[
-        int, typer.Option("-p", "--perm", min=0, max=7, help="2 write, 4 read, 6 both.")
-    ] = PERMISSION_DEFAULT,
+    permission: Permission = PERMISSION_DEFAULT,
     ordered: Annotated[str, typer.Option("-o", "--order", help="true or false.")] = "false",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Create a topic, or change it, at one broker or every master of a cluster."""
-    demand_place(broker, cluster)
     config = TopicConfig(
         name=topic,
         read_queue_count=read_queues,
@@ -266,100 +201,65 @@ def update_topic(
         permission=permission,
         is_ordered=_flag(ordered, "-o"),
     )
-    run(
-        namesrv,
-        lambda tools: topics.change_topic(tools, config, broker, cluster),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: topics.change_topic(tools, config, place)
 
 
-@app.command("statsAll")
+@command(app, "statsAll")
 def stats_all(
     topic: Annotated[str, typer.Option("-t", "--topic", help="Only this topic.")] = "",
     only_active: Annotated[
         bool, typer.Option("-a", "--activeTopic", help="Only where messages went in or out in 24 hours.")
     ] = False,
-    namesrv: NameServers = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """What goes into each topic and to each of its groups, and what waits."""
-    run(namesrv, lambda tools: topics.show_stats(tools, topic, only_active=only_active), as_json=as_json)
+    return lambda tools: topics.show_stats(tools, topic, only_active=only_active)
 
 
-@app.command("exportMetadata")
+@command(app, "exportMetadata")
 def export_metadata(
     directory: Annotated[
         Path, typer.Option("-f", "--filePath", help="The directory for metadata.json.", metavar="DIR")
     ],
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
-    as_json: AsJson = False,
-) -> None:
+    place: Place,
+) -> Work:
     """Write the topics and groups of a broker, or of a cluster's masters, into a file."""
-    demand_place(broker, cluster)
-    run(
-        namesrv,
-        lambda tools: topics.export_tables(tools, broker, cluster, directory),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: topics.export_tables(tools, place, directory)
 
 
-@app.command("updateTopicPerm")
+@command(app, "updateTopicPerm")
 def update_topic_permission(
     topic: Topic,
-    permission: Annotated[int, typer.Option("-p", "--perm", min=0, max=7, help="2 write, 4 read, 6 both.")],
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
-    as_json: AsJson = False,
-) -> None:
+    permission: Permission,
+    place: Place,
+) -> Work:
     """Change what a topic permits, at one broker or every master of a cluster."""
-    demand_place(broker, cluster)
-    run(
-        namesrv,
-        lambda tools: topics.change_permission(tools, topic, permission, broker, cluster),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: topics.change_permission(tools, topic, permission, place)
 
 
-@app.command("deleteTopic")
-def delete_topic(topic: Topic, cluster: Cluster, namesrv: NameServers = "", as_json: AsJson = False) -> None:
+@command(app, "deleteTopic")
+def delete_topic(topic: Topic, cluster: Cluster) -> Work:
     """Delete a topic at all brokers of a cluster and at the name servers."""
-    run(namesrv, lambda tools: topics.remove_topic(tools, topic, cluster), as_json=as_json)
+    return lambda tools: topics.remove_topic(tools, topic, cluster)
 
 
 # Groups
 
 
-@app.command("consumerProgress")
+@command(app, "consumerProgress")
 def consumer_progress(
-    namesrv: NameServers = "",
-    group: Group = "",
-    topic: Annotated[str, typer.Option("-t", "--topicName", help="Only this topic.")] = "",
-    as_json: AsJson = False,
-) -> None:
+    group: Group = "", topic: Annotated[str, typer.Option("-t", "--topicName", help="Only this topic.")] = ""
+) -> Work:
     """How far a group is in each queue; without one, the lag of every group."""
-    run(namesrv, lambda tools: groups.show_progress(tools, group, topic), as_json=as_json)
+    return lambda tools: groups.show_progress(tools, group, topic)
 
 
-@app.command("consumerConnection")
-def consumer_connection(
-    group: Group, namesrv: NameServers = "", broker: Address = "", as_json: AsJson = False
-) -> None:
+@command(app, "consumerConnection")
+def consumer_connection(group: Group, broker: Address = "") -> Work:
     """The members of a group, and what it was refused; exit code 1 when nobody is online."""
-    run(
-        namesrv,
-        lambda tools: groups.show_connections(tools, group, broker),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: groups.show_connections(tools, group, broker)
 
 
-@app.command("consumerStatus")
+@command(app, "consumerStatus")
 def consumer_status(
     group: Annotated[str, typer.Option("-g", "--consumerGroup", help="The consumer group.")],
     client_id: Annotated[str, typer.Option("-i", "--clientId", help="Only this member.")] = "",
@@ -367,66 +267,43 @@ def consumer_status(
         bool, typer.Option("-s", "--jstack", help="With the stacks of a Java client's threads.")
     ] = False,
     broker: Address = "",
-    namesrv: NameServers = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """What the members of a group do, as they say themselves; exit code 1 when nobody is online."""
-    run(
-        namesrv,
-        lambda tools: groups.show_members(tools, group, client_id, broker, has_stack=has_stack),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: groups.show_members(tools, group, client_id, broker, has_stack=has_stack)
 
 
-@app.command("producerConnection")
+@command(app, "producerConnection")
 def producer_connection(
     group: Annotated[str, typer.Option("-g", "--producerGroup", help="The producer group.")],
-    namesrv: NameServers = "",
     broker: Address = "",
     topic: Annotated[str, typer.Option("-t", "--topic", help="As by mqadmin; all brokers are asked.")] = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """The producers of a group; exit code 1 when nobody is online."""
-    run(
-        namesrv,
-        lambda tools: groups.show_producers(tools, group, broker),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: groups.show_producers(tools, group, broker)
 
 
-@app.command("getConsumerConfig")
-def get_consumer_config(group: Group, namesrv: NameServers = "", as_json: AsJson = False) -> None:
+@command(app, "getConsumerConfig")
+def get_consumer_config(group: Group) -> Work:
     """The settings of a group at each master; exit code 1 when none knows it."""
-    run(namesrv, lambda tools: groups.show_settings(tools, group), as_json=as_json)
+    return lambda tools: groups.show_settings(tools, group)
 
 
-@app.command("deleteSubGroup")
+@command(app, "deleteSubGroup")
 def delete_sub_group(
     group: Group,
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
+    place: Place,
     remove_offset: Annotated[
         str, typer.Option("-r", "--removeOffset", help="true: its offsets go, too.")
     ] = "false",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Delete a group at one broker or every master of a cluster."""
-    demand_place(broker, cluster)
     removes_offsets = _flag(remove_offset, "-r")
-    run(
-        namesrv,
-        lambda tools: groups.remove_group(tools, group, broker, cluster, removes_offsets=removes_offsets),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: groups.remove_group(tools, group, place, removes_offsets=removes_offsets)
 
 
-@app.command("resetOffsetByTime")
+@command(app, "resetOffsetByTime")
 def reset_offset_by_time(
-    group: Annotated[str, typer.Option("-g", "--group", help="The consumer group.")],
+    group: ResetGroup,
     topic: Topic,
     timestamp: Annotated[
         str,
@@ -434,49 +311,41 @@ def reset_offset_by_time(
             "-s", "--timestamp", help="now, milliseconds since 1970, -1 (the end) or yyyy-MM-dd#HH:mm:ss:SSS."
         ),
     ],
-    namesrv: NameServers = "",
-    force: Annotated[str, typer.Option("-f", "--force", help="Taken for granted, as by mqadmin.")] = "true",
-    as_json: AsJson = False,
-) -> None:
+    force: Force = "true",
+) -> Work:
     """Let a group, running or not, go on from a time."""
     _flag(force, "-f")
     time_ms = parse_time(timestamp, LoopClock().now_ms())
-    run(namesrv, lambda tools: groups.reset_by_time(tools, group, topic, time_ms), as_json=as_json)
+    return lambda tools: groups.reset_by_time(tools, group, topic, time_ms)
 
 
-@app.command("skipAccumulatedMessage")
+@command(app, "skipAccumulatedMessage")
 def skip_accumulated(
-    group: Annotated[str, typer.Option("-g", "--group", help="The consumer group.")],
+    group: ResetGroup,
     topic: Topic,
-    namesrv: NameServers = "",
-    force: Annotated[str, typer.Option("-f", "--force", help="Taken for granted, as by mqadmin.")] = "true",
-    as_json: AsJson = False,
-) -> None:
+    force: Force = "true",
+) -> Work:
     """Let a group, running or not, go on from the end of a topic: what waits is never handled."""
     _flag(force, "-f")
-    run(namesrv, lambda tools: groups.reset_by_time(tools, group, topic, END_OF_QUEUE_MS), as_json=as_json)
+    return lambda tools: groups.reset_by_time(tools, group, topic, END_OF_QUEUE_MS)
 
 
-@app.command("cloneGroupOffset")
+@command(app, "cloneGroupOffset")
 def clone_group_offset(
     source: Annotated[str, typer.Option("-s", "--srcGroup", help="The group whose place is taken.")],
     target: Annotated[str, typer.Option("-d", "--destGroup", help="The group that goes on there.")],
     topic: Topic,
     offline: Annotated[str, typer.Option("-o", "--offline", help="Means nothing, as by mqadmin.")] = "false",
-    namesrv: NameServers = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Let a group that is not running go on in a topic where another one is."""
     _flag(offline, "-o")
-    run(namesrv, lambda tools: groups.clone_offsets(tools, source, target, topic), as_json=as_json)
+    return lambda tools: groups.clone_offsets(tools, source, target, topic)
 
 
-@app.command("updateSubGroup")
+@command(app, "updateSubGroup")
 def update_sub_group(
     group: Group,
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
+    place: Place,
     consume: Annotated[str | None, typer.Option("-s", "--consumeEnable", help="true or false.")] = None,
     from_min: Annotated[
         str | None, typer.Option("-m", "--consumeFromMinEnable", help="true or false.")
@@ -491,10 +360,8 @@ def update_sub_group(
     retries: Annotated[int | None, typer.Option("-r", "--retryMaxTimes", min=-1)] = None,
     broker_id: Annotated[int | None, typer.Option("-i", "--brokerId", min=0)] = None,
     slow_broker_id: Annotated[int | None, typer.Option("-w", "--whichBrokerWhenConsumeSlowly", min=0)] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Create a group, or change what is named of it, at one broker or every master of a cluster."""
-    demand_place(broker, cluster)
     changes: dict[str, Any] = {
         "is_consume_enabled": consume and _flag(consume, "-s"),
         "is_from_min_enabled": from_min and _flag(from_min, "-m"),
@@ -506,19 +373,15 @@ def update_sub_group(
         "slow_read_broker_id": slow_broker_id,
     }
     changes = {name: value for name, value in changes.items() if value is not None}
-    run(
-        namesrv,
-        lambda tools: groups.change_group(tools, group, changes, broker, cluster),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: groups.change_group(tools, group, changes, place)
 
 
-@app.command("setConsumeMode")
+@command(app, "setConsumeMode")
 def set_consume_mode(
     topic: Annotated[str, typer.Option("-t", "--topicName", help="The topic.")],
     group: Group,
     mode: Annotated[str, typer.Option("-m", "--mode", help="PULL or POP.")],
+    place: Place,
     share_count: Annotated[
         int,
         typer.Option(
@@ -528,65 +391,48 @@ def set_consume_mode(
             min=0,
         ),
     ] = 0,
-    namesrv: NameServers = "",
-    broker: Address = "",
-    cluster: Cluster = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Let a group whose queues the broker assigns pull or pop a topic."""
-    demand_place(broker, cluster)
     name = mode.upper()
     if name != "PULL" and name != "POP":
         raise typer.BadParameter(f"-m {mode}: PULL or POP")
     wanted = RequestMode(group=group, mode=name, pop_share_queue_count=share_count, topic=topic)
-    run(
-        namesrv,
-        lambda tools: groups.change_mode(tools, wanted, broker, cluster),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: groups.change_mode(tools, wanted, place)
 
 
 # Messages
 
 
-@app.command("queryMsgById")
+@command(app, "queryMsgById")
 def query_message_by_id(
     message_id: Annotated[str, typer.Option("-i", "--msgId", help="Message id, or with -t unique key.")],
     topic: Annotated[str, typer.Option("-t", "--topic", help="For a producer's unique key.")] = "",
-    namesrv: NameServers = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """One message; exit code 1 when there is none."""
-    run(namesrv, lambda tools: messages.find_by_id(tools, message_id, topic), as_json=as_json)
+    return lambda tools: messages.find_by_id(tools, message_id, topic)
 
 
-@app.command("queryMsgByUniqueKey")
+@command(app, "queryMsgByUniqueKey")
 def query_message_by_unique_key(
-    topic: Topic,
-    unique_key: Annotated[str, typer.Option("-i", "--msgId", help="The producer's id of it.")],
-    namesrv: NameServers = "",
-    as_json: AsJson = False,
-) -> None:
+    topic: Topic, unique_key: Annotated[str, typer.Option("-i", "--msgId", help="The producer's id of it.")]
+) -> Work:
     """The message with a producer's id; exit code 1 when there is none."""
-    run(namesrv, lambda tools: messages.find_by_unique_key(tools, topic, unique_key), as_json=as_json)
+    return lambda tools: messages.find_by_unique_key(tools, topic, unique_key)
 
 
-@app.command("queryMsgByOffset")
+@command(app, "queryMsgByOffset")
 def query_message_by_offset(
     topic: Topic,
-    broker_name: Annotated[str, typer.Option("-b", "--brokerName", help="The broker's name.")],
-    queue_id: Annotated[int, typer.Option("-i", "--queueId", min=0)],
+    broker_name: BrokerName,
+    queue_id: QueueId,
     offset: Annotated[int, typer.Option("-o", "--offset", min=0)],
-    namesrv: NameServers = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """The message at a place of a queue; exit code 1 when there is none."""
     queue = MessageQueue(topic, broker_name, queue_id)
-    run(namesrv, lambda tools: messages.find_by_offset(tools, queue, offset), as_json=as_json)
+    return lambda tools: messages.find_by_offset(tools, queue, offset)
 
 
-@app.command("sendMessage")
+@command(app, "sendMessage")
 def send_message(
     topic: Topic,
     body: Annotated[str, typer.Option("-p", "--body", help="The message's body, as UTF-8.")],
@@ -594,53 +440,47 @@ def send_message(
     tags: Annotated[str, typer.Option("-c", "--tags", help="Its tag.")] = "",
     broker_name: Annotated[str, typer.Option("-b", "--broker", help="Only to the broker of this name.")] = "",
     queue_id: Annotated[int | None, typer.Option("-i", "--qid", help="Only to this queue.", min=0)] = None,
-    namesrv: NameServers = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Send one message; exit code 1 when it is not as safe as the broker's settings promise."""
     if queue_id is not None and not broker_name:
         raise typer.BadParameter("-i names a queue of a broker: name that, too (-b)")
     message = Message(topic, body.encode(), tags=tags, keys=keys.split())
-    run(namesrv, lambda _: messages.send(namesrv, message, broker_name, queue_id), as_json=as_json)
+    return lambda tools: messages.send(tools, message, broker_name, queue_id)
 
 
-@app.command("printMsg")
+@command(app, "printMsg")
 def print_messages(
     topic: Topic,
     expression: Tags = messages.ALL_TAGS,
     begin: Begin = "",
     end: End = "",
-    body: Annotated[str, typer.Option("-d", "--printBody", help="Means nothing: bodies are shown.")] = "true",
+    body: PrintBody = "true",
     count_max: CountMax = 10_000,
-    namesrv: NameServers = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """The messages of a topic; exit code 1 when there is none."""
     _flag(body, "-d")
     begin_ms, end_ms = _span(begin, end)
     wanted = messages.Wanted(expression=expression, begin_ms=begin_ms, end_ms=end_ms, count_max=count_max)
-    run(namesrv, lambda tools: messages.print_topic(tools, topic, wanted), as_json=as_json)
+    return lambda tools: messages.print_topic(tools, topic, wanted)
 
 
-@app.command("printMsgByQueue")
+@command(app, "printMsgByQueue")
 def print_messages_of_queue(
     topic: Topic,
     broker_name: Annotated[str, typer.Option("-a", "--brokerName", help="The broker's name.")],
-    queue_id: Annotated[int, typer.Option("-i", "--queueId", min=0)],
+    queue_id: QueueId,
     expression: Tags = messages.ALL_TAGS,
     begin: Begin = "",
     end: End = "",
     prints: Annotated[
         str, typer.Option("-p", "--printMsg", help="false: not the messages themselves.")
     ] = "true",
-    body: Annotated[str, typer.Option("-d", "--printBody", help="Means nothing: bodies are shown.")] = "true",
+    body: PrintBody = "true",
     by_tag: Annotated[
         str, typer.Option("-f", "--calculateByTag", help="true: how many have which tag.")
     ] = "false",
     count_max: CountMax = 10_000,
-    namesrv: NameServers = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """The messages of one queue; exit code 1 when there is none."""
     _flag(body, "-d")
     begin_ms, end_ms = _span(begin, end)
@@ -654,10 +494,10 @@ def print_messages_of_queue(
         is_printed=_flag(prints, "-p"),
         counts_tags=_flag(by_tag, "-f"),
     )
-    run(namesrv, lambda tools: messages.print_topic(tools, topic, wanted), as_json=as_json)
+    return lambda tools: messages.print_topic(tools, topic, wanted)
 
 
-@app.command("queryCq")
+@command(app, "queryCq")
 def query_queue_entries(
     topic: Topic,
     queue_id: Annotated[int, typer.Option("-q", "--queue", help="The queue's number.", min=0)],
@@ -665,31 +505,22 @@ def query_queue_entries(
     count: Annotated[int, typer.Option("-c", "--count", help="How many entries.", min=1)] = 10,
     broker: Annotated[str, typer.Option("-b", "--broker", help="One broker.", metavar="HOST:PORT")] = "",
     group: Annotated[str, typer.Option("-g", "--consumer", help="Whose subscription is tried.")] = "",
-    namesrv: NameServers = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Entries of a ConsumeQueue: where messages lie in the log."""
     header = ConsumeQueueRequest(
         topic=topic, queue_id=queue_id, queue_offset=index, count_max=count, consumer_group=group or None
     )
-    run(
-        namesrv,
-        lambda tools: messages.show_entries(tools, header, broker),
-        as_json=as_json,
-        needs_names=not broker,
-    )
+    return lambda tools: messages.show_entries(tools, header, broker)
 
 
-@app.command("queryMsgByKey")
+@command(app, "queryMsgByKey")
 def query_message_by_key(
     topic: Topic,
     key: Annotated[str, typer.Option("-k", "--msgKey", help="One of the message's keys.")],
-    namesrv: NameServers = "",
     count_max: Annotated[int, typer.Option("-m", "--maxNum", min=1, max=10_000)] = 64,
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Messages that carry a key; exit code 1 when there is none."""
-    run(namesrv, lambda tools: messages.find_by_key(tools, topic, key, count_max), as_json=as_json)
+    return lambda tools: messages.find_by_key(tools, topic, key, count_max)
 
 
 def _span(begin: str, end: str) -> tuple[int | None, int | None]:

@@ -9,9 +9,19 @@ from typing import Annotated
 
 import typer
 
-from tandemmq.admin.options import AsJson, Cluster, NameServers, demand_place, run
+from tandemmq.admin.options import (
+    AsJson,
+    Cluster,
+    NameServers,
+    NewValue,
+    SettingKey,
+    Work,
+    command,
+    demand_place,
+    run,
+)
 from tandemmq.admin.render import Answer, Table
-from tandemmq.admin.targets import Target, Tools, find_targets
+from tandemmq.admin.targets import Place, Target, Tools, find_targets
 from tandemmq.api import controller
 from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.protocol.requests.controller import CleanBrokerDataRequest, ElectMasterRequest
@@ -29,9 +39,10 @@ ControllerAddresses = Annotated[
 GroupOfBrokers = Annotated[
     str, typer.Option("-b", "--brokerName", help="The group of brokers.", metavar="NAME")
 ]
+OneGroup = Annotated[str, typer.Option("-bn", "--brokerName", help="The group of brokers.")]
 
 
-@app.command("controllers")
+@command(app, "controllers", names=False)
 def controllers(
     address: ControllerAddress,
     add: Annotated[
@@ -39,8 +50,7 @@ def controllers(
     ] = "",
     remove: Annotated[str, typer.Option("--remove", help="One that goes.", metavar="ID")] = "",
     hand_over: Annotated[str, typer.Option("--hand-over", help="Who is to lead.", metavar="ID")] = "",
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """The controllers of a group; add, remove or hand over to one of them."""
     if sum(map(bool, (add, remove, hand_over))) > 1:
         raise typer.BadParameter("one change at a time")
@@ -49,15 +59,10 @@ def controllers(
         raise typer.BadParameter("--add takes ID-HOST:PORT")
     action = "add" if add else "remove" if remove else "handOver" if hand_over else "list"
     name = name or remove or hand_over
-    run(
-        "",
-        lambda tools: change_controllers(tools, address, action, name, new_address),
-        as_json=as_json,
-        needs_names=False,
-    )
+    return lambda tools: change_controllers(tools, address, action, name, new_address)
 
 
-@app.command("handover")
+@command(app, "handover", names=False)
 def handover(
     address: ControllerAddress,
     name: GroupOfBrokers,
@@ -65,16 +70,15 @@ def handover(
         int | None,
         typer.Option("--to", help="Who is to be the master; else any member in sync.", metavar="ID"),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Another broker of an elected group becomes its master; no send fails."""
-    run("", lambda tools: hand_over(tools, address, name, target), as_json=as_json, needs_names=False)
+    return lambda tools: hand_over(tools, address, name, target)
 
 
-@app.command("getControllerMetaData")
-def get_controller_metadata(address: ControllerAddress, as_json: AsJson = False) -> None:
+@command(app, "getControllerMetaData", names=False)
+def get_controller_metadata(address: ControllerAddress) -> Work:
     """The group of a controller and its leader."""
-    run("", lambda tools: show_controller(tools, address), as_json=as_json, needs_names=False)
+    return lambda tools: show_controller(tools, address)
 
 
 @app.command("getSyncStateSet")
@@ -95,22 +99,21 @@ def get_sync_state_set(
     )
 
 
-@app.command("electMaster")
+@command(app, "electMaster", names=False)
 def elect_master(
     address: ControllerAddress,
     broker_id: Annotated[int, typer.Option("-b", "--brokerId", help="Who is to be the master.", min=1)],
-    name: Annotated[str, typer.Option("-bn", "--brokerName", help="The group of brokers.")],
+    name: OneGroup,
     cluster: Cluster,
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Make a broker of a group its master; sends fail meanwhile (`handover` lets none fail)."""
-    run("", lambda tools: elect(tools, address, cluster, name, broker_id), as_json=as_json, needs_names=False)
+    return lambda tools: elect(tools, address, cluster, name, broker_id)
 
 
-@app.command("cleanBrokerMetadata")
+@command(app, "cleanBrokerMetadata", names=False)
 def clean_broker_metadata(
     address: ControllerAddress,
-    name: Annotated[str, typer.Option("-bn", "--brokerName", help="The group of brokers.")],
+    name: OneGroup,
     cluster: Cluster = "",
     ids: Annotated[
         str,
@@ -123,8 +126,7 @@ def clean_broker_metadata(
     is_forced: Annotated[
         bool, typer.Option("-l", "--cleanLivingBroker", help="Also those that are alive.")
     ] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Work:
     """Let the controllers forget brokers that do not come back."""
     if not all(one.isdecimal() for one in ids.split(";") if ids):
         raise typer.BadParameter(f"-b {ids}: numbers of brokers, separated by ;")
@@ -133,7 +135,7 @@ def clean_broker_metadata(
     header = CleanBrokerDataRequest(
         cluster_name=cluster or None, broker_name=name, ids=ids or None, is_forced=is_forced
     )
-    run("", lambda tools: clean(tools, address, header), as_json=as_json, needs_names=False)
+    return lambda tools: clean(tools, address, header)
 
 
 @app.command("getBrokerEpoch")
@@ -154,26 +156,22 @@ def get_broker_epoch(
     )
 
 
-@app.command("getControllerConfig")
-def get_controller_config(
-    addresses: ControllerAddresses,
-    as_json: AsJson = False,
-) -> None:
+@command(app, "getControllerConfig", names=False)
+def get_controller_config(addresses: ControllerAddresses) -> Work:
     """The settings of controllers."""
     named = _split(addresses)
-    run("", lambda tools: show_config(tools, named), as_json=as_json, needs_names=False)
+    return lambda tools: show_config(tools, named)
 
 
-@app.command("updateControllerConfig")
+@command(app, "updateControllerConfig", names=False)
 def update_controller_config(
     addresses: ControllerAddresses,
-    key: Annotated[str, typer.Option("-k", "--key", help="The setting.")],
-    value: Annotated[str, typer.Option("-v", "--value", help="Its new value.")],
-    as_json: AsJson = False,
-) -> None:
+    key: SettingKey,
+    value: NewValue,
+) -> Work:
     """Change a setting of controllers while they run; name all of them."""
     named = _split(addresses)
-    run("", lambda tools: change_config(tools, named, key, value), as_json=as_json, needs_names=False)
+    return lambda tools: change_config(tools, named, key, value)
 
 
 def _split(addresses: str) -> list[str]:
@@ -228,7 +226,9 @@ async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) ->
     """
     leader = await controller.find_leader(tools.remoting, address)
     names = (
-        [name] if name else sorted({one.broker_name for one in await find_targets(tools, cluster=cluster)})
+        [name]
+        if name
+        else sorted({one.broker_name for one in await find_targets(tools, Place(cluster=cluster))})
     )
     groups = await controller.read_sync_states(tools.remoting, leader, names)
     table = Table("replicas", ("broker", "id", "address", "in_sync", "alive", "master", "master_epoch"))
@@ -292,7 +292,7 @@ async def show_epochs(tools: Tools, name: str, cluster: str, address: str) -> An
     if address:
         targets = [Target("", "", None, address)]
     else:
-        every = await find_targets(tools, cluster=cluster)
+        every = await find_targets(tools, Place(cluster=cluster))
         targets = [one for one in every if name in ("", one.broker_name)]
     table = Table("terms", ("broker", "address", "id", "epoch", "start_offset", "end_offset"))
     for target in targets:

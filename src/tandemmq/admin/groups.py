@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from tandemmq.admin.render import Answer, Row, Table
-from tandemmq.admin.targets import MASTER_ID, Target, Tools, find_targets
+from tandemmq.admin.targets import MASTER_ID, Place, Target, Tools, find_targets
 from tandemmq.api import broker_admin, broker_offset, broker_topic
 from tandemmq.errors import GroupNotFound, NoRoute, RequestRejected, TandemError
 from tandemmq.protocol.bodies.assignment import RequestMode
@@ -49,7 +49,7 @@ async def show_connections(tools: Tools, group: str, address: str) -> Answer:
     members = Table("members", ("broker", "client", "address", "language", "version"))
     wants = Table("subscriptions", ("broker", "topic", "expression", "type"))
     refused = Table("refusals", ("broker", "client", "request", "code", "count", "last_at", "reason"))
-    for target in await find_targets(tools, address=address):
+    for target in await find_targets(tools, Place(address)):
         found = await broker_admin.query_consumer_connections(tools.remoting, target.address, group)
         if found is None:
             continue
@@ -75,7 +75,7 @@ async def show_members(tools: Tools, group: str, client_id: str, address: str, *
     stacks: list[str] = []
     asked: set[str] = set()
     notes: list[str] = []
-    for target in await find_targets(tools, address=address, masters_only=not address):
+    for target in await find_targets(tools, Place(address), masters_only=not address):
         found = await broker_admin.query_consumer_connections(tools.remoting, target.address, group)
         for one in () if found is None else found.connections:
             if one.client_id in asked or client_id not in ("", one.client_id):
@@ -110,7 +110,7 @@ async def show_members(tools: Tools, group: str, client_id: str, address: str, *
 async def show_producers(tools: Tools, group: str, address: str) -> Answer:
     """Who sends as this group."""
     table = Table("producers", ("broker", "client", "address", "language", "version"))
-    for target in await find_targets(tools, address=address):
+    for target in await find_targets(tools, Place(address)):
         for one in await broker_admin.query_producer_connections(tools.remoting, target.address, group):
             version = render_version(one.version)
             table.rows.append((target.address, one.client_id, one.address, one.language, version))
@@ -130,12 +130,10 @@ async def show_settings(tools: Tools, group: str) -> Answer:
     return Answer([table], notes, exit_code=0 if table.rows else 1)
 
 
-async def remove_group(
-    tools: Tools, group: str, address: str, cluster: str, *, removes_offsets: bool
-) -> Answer:
+async def remove_group(tools: Tools, group: str, place: Place, *, removes_offsets: bool) -> Answer:
     """Delete the group at the broker or every master of the cluster, and its offsets when asked."""
     table = Table("deleted", ("broker", "group"))
-    for target in await find_targets(tools, address=address, cluster=cluster, masters_only=True):
+    for target in await find_targets(tools, place, masters_only=True):
         await broker_topic.delete_group(
             tools.remoting, target.address, group, removes_offsets=removes_offsets
         )
@@ -164,12 +162,10 @@ async def clone_offsets(tools: Tools, source: str, target: str, topic: str) -> A
     return Answer([table])
 
 
-async def change_group(
-    tools: Tools, group: str, changes: dict[str, Any], address: str, cluster: str
-) -> Answer:
+async def change_group(tools: Tools, group: str, changes: dict[str, Any], place: Place) -> Answer:
     """Create the group at the broker or every master of the cluster, or change the named fields of it."""
     table = Table("changed", ("broker", "group", "settings"))
-    for target in await find_targets(tools, address=address, cluster=cluster, masters_only=True):
+    for target in await find_targets(tools, place, masters_only=True):
         held = await broker_topic.query_group_config(tools.remoting, target.address, group)
         config = msgspec.structs.replace(held or SubscriptionGroupConfig(name=group), **changes)
         await broker_topic.create_group(tools.remoting, target.address, config)
@@ -177,10 +173,10 @@ async def change_group(
     return Answer([table])
 
 
-async def change_mode(tools: Tools, mode: RequestMode, address: str, cluster: str) -> Answer:
+async def change_mode(tools: Tools, mode: RequestMode, place: Place) -> Answer:
     """The group pulls or pops the topic, at the broker or every master of the cluster."""
     table = Table("changed", ("broker", "topic", "group", "mode", "pop_share_queues"))
-    for target in await find_targets(tools, address=address, cluster=cluster, masters_only=True):
+    for target in await find_targets(tools, place, masters_only=True):
         await broker_topic.set_request_mode(tools.remoting, target.address, mode)
         row = (target.address, mode.topic, mode.group, mode.mode, mode.pop_share_queue_count)
         table.rows.append(row)

@@ -179,9 +179,10 @@ def _pull_header(queue: MessageQueue, offset: int, count_max: int, expression: s
     )
 
 
-async def send(name_servers: str, message: Message, broker_name: str, queue_id: int | None) -> Answer:
+async def send(tools: Tools, message: Message, broker_name: str, queue_id: int | None) -> Answer:
     """Send one message, to one broker or queue when it is named."""
     options = ProducerOptions(client=tools_options())
+    name_servers = ";".join(tools.cluster_admin.name_servers)
     async with Producer("TANDEMMQ_ADMIN", name_servers, options=options) as producer:
         queue = None
         if broker_name or queue_id is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from tandemmq.admin.security import tools_options
 from tandemmq.client.admin import Admin, known_clusters
@@ -31,6 +32,17 @@ class Tools:
         if self.admin is None:
             raise ConfigError("name the name servers: -n HOST:PORT, or NAMESRV_ADDR")
         return self.admin
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The broker at `address`, else the brokers of the cluster, else those of all clusters."""
+
+    address: str = ""
+    cluster: str = ""
+
+
+EVERYWHERE: Final = Place()
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -65,15 +77,15 @@ async def open_tools(name_servers: str) -> AsyncIterator[Tools]:
 
 
 async def find_targets(
-    tools: Tools, *, address: str = "", cluster: str = "", masters_only: bool = False
+    tools: Tools, place: Place = EVERYWHERE, *, masters_only: bool = False
 ) -> list[Target]:
-    """The broker at `address`, else those of the cluster, else of all clusters; by cluster, name and id.
+    """The brokers of a place, by cluster, name and id.
 
     Raises:  ConfigError for an unknown cluster, or when no broker is registered.
     """
-    if address:
-        return [Target("", "", None, address)]
-    targets = targets_of(await tools.cluster_admin.cluster_info(), cluster, masters_only=masters_only)
+    if place.address:
+        return [Target("", "", None, place.address)]
+    targets = targets_of(await tools.cluster_admin.cluster_info(), place.cluster, masters_only=masters_only)
     if not targets:
         raise ConfigError("no broker is registered at the name servers")
     return targets

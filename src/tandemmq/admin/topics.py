@@ -12,7 +12,7 @@ import msgspec
 from msgspec import to_builtins
 
 from tandemmq.admin.render import Answer, Table
-from tandemmq.admin.targets import MASTER_ID, Tools, find_targets
+from tandemmq.admin.targets import MASTER_ID, Place, Tools, find_targets
 from tandemmq.api import broker_topic
 from tandemmq.api.broker_admin import query_groups_of_topic, query_stats
 from tandemmq.errors import NoRoute, TopicNotFound
@@ -64,21 +64,21 @@ async def show_ends(tools: Tools, topic: str) -> Answer:
     return Answer([table])
 
 
-async def change_topic(tools: Tools, config: TopicConfig, address: str, cluster: str) -> Answer:
+async def change_topic(tools: Tools, config: TopicConfig, place: Place) -> Answer:
     """Create the topic at the broker or at every master of the cluster, or change it."""
     check_topic(config.name)
     table = Table("changed", ("broker", "topic", "read_queues", "write_queues", "permission"))
-    for target in await find_targets(tools, address=address, cluster=cluster, masters_only=True):
+    for target in await find_targets(tools, place, masters_only=True):
         await broker_topic.create_topic(tools.remoting, target.address, config)
         counts = config.read_queue_count, config.write_queue_count
         table.rows.append((target.address, config.name, *counts, config.permission))
     return Answer([table])
 
 
-async def change_permission(tools: Tools, topic: str, permission: int, address: str, cluster: str) -> Answer:
+async def change_permission(tools: Tools, topic: str, permission: int, place: Place) -> Answer:
     """Change only the permission of a topic where it exists. Raises TopicNotFound when that is nowhere."""
     table = Table("changed", ("broker", "topic", "old_permission", "permission"))
-    for target in await find_targets(tools, address=address, cluster=cluster, masters_only=True):
+    for target in await find_targets(tools, place, masters_only=True):
         held = await broker_topic.query_topic_config(tools.remoting, target.address, topic)
         if held is None:
             continue
@@ -130,11 +130,11 @@ async def _sum_stats(tools: Tools, addresses: list[str], name: str, key: str) ->
     return sum(one.minute.tps for one in found), sum(one.day.sum for one in found)
 
 
-async def export_tables(tools: Tools, address: str, cluster: str, directory: Path) -> Answer:
+async def export_tables(tools: Tools, place: Place, directory: Path) -> Answer:
     """All topics and groups of a broker, or of the masters of a cluster together, in `metadata.json`."""
     topics: dict[str, object] = {}
     groups: dict[str, object] = {}
-    targets = await find_targets(tools, address=address, cluster=cluster, masters_only=True)
+    targets = await find_targets(tools, place, masters_only=True)
     for target in targets:
         table = await broker_topic.query_topic_configs(tools.remoting, target.address)
         topics |= {name: to_builtins(config) for name, config in table.topics.items()}
