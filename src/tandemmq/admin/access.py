@@ -19,9 +19,8 @@ _ACL_COLUMNS = ("broker", "subject", "policy", "resource", "actions", "source_ip
 async def change_user(tools: Tools, user: UserInfo, place: Place, *, is_new: bool) -> Answer:
     """Create the user, or change what is named of it, at the broker or every broker of the cluster."""
     table = Table("changed", ("broker", "user"))
-    change = broker_access.create_user if is_new else broker_access.update_user
     for target in await find_targets(tools, place):
-        await change(tools.remoting, target.address, user)
+        await broker_access.put_user(tools.remoting, target.address, user, is_new=is_new)
         table.rows.append((target.address, user.username))
     return Answer([table])
 
@@ -76,8 +75,7 @@ async def copy_users(tools: Tools, source: str, target: str, names: Sequence[str
     table = Table("copied", ("source", "target", "user"))
     for user in chosen:
         held = await broker_access.query_user(tools.remoting, target, str(user.username))
-        change = broker_access.create_user if held is None else broker_access.update_user
-        await change(tools.remoting, target, user)
+        await broker_access.put_user(tools.remoting, target, user, is_new=held is None)
         table.rows.append((source, target, user.username))
     return Answer([table])
 
@@ -87,9 +85,8 @@ async def change_acl(tools: Tools, acl: AclInfo, place: Place, *, is_new: bool) 
     resource is replaced.
     """
     table = Table("changed", ("broker", "subject"))
-    change = broker_access.create_acl if is_new else broker_access.update_acl
     for target in await find_targets(tools, place):
-        await change(tools.remoting, target.address, acl)
+        await broker_access.put_acl(tools.remoting, target.address, acl, is_new=is_new)
         table.rows.append((target.address, acl.subject))
     return Answer([table])
 
@@ -139,8 +136,7 @@ async def copy_acls(tools: Tools, source: str, target: str, subjects: Sequence[s
     for subject in subjects or known:
         acl = known[subject]
         held = await broker_access.query_acl(tools.remoting, target, str(subject))
-        change = broker_access.create_acl if held is None else broker_access.update_acl
-        await change(tools.remoting, target, acl)
+        await broker_access.put_acl(tools.remoting, target, acl, is_new=held is None)
         table.rows.append((source, target, subject))
     return Answer([table])
 
