@@ -6,7 +6,6 @@ Exit codes: 0 clean or repaired, 1 damaged (repair: refused because of it), 2 th
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -192,33 +191,19 @@ def _record_line(record: Record) -> str:
 
 
 def _tail_values(tail: KeptTail, records: list[Record]) -> dict[str, Any]:
+    from tandemmq.protocol.message import ReceivedMessage
+
+    messages = [
+        {**ReceivedMessage(record).as_object(), "log_offset": record.log_offset} for record in records
+    ]
     return {
         "path": str(tail.path),
         "epoch": tail.epoch,
         "begin": tail.begin,
         "end": tail.end,
         "kept_bytes": tail.size_bytes,
-        "messages": [_record_values(record) for record in records],
+        "messages": messages,
     }
-
-
-def _record_values(record: Record) -> dict[str, Any]:
-    """A body that is not UTF-8 is in `body_base64` and not in `body`."""
-    values: dict[str, Any] = {
-        "topic": record.topic,
-        "queue": record.queue_id,
-        "offset": record.queue_offset,
-        "log_offset": record.log_offset,
-        "message_id": record.unique_key or record.message_id,
-        "properties": record.properties,
-        "stored_at": record.stored_at_ms,
-    }
-    content = bytes(record.content)
-    try:
-        values["body"] = content.decode()
-    except UnicodeDecodeError:
-        values["body_base64"] = base64.b64encode(content).decode()
-    return values
 
 
 def _send_again(name_servers: str, records: list[Record]) -> int:

@@ -135,6 +135,9 @@ def test_what_was_cut_is_shown_message_by_message(root: Path) -> None:
     assert {message["topic"] for message in told["messages"]} == {"Orders"}
     assert told["messages"][0]["body"] == "00000001" * 60
     assert told["messages"][0]["properties"]["KEYS"] == "k1"
+    assert told["messages"][0]["keys"] == ["k1"]
+    assert "log_offset" in told["messages"][0]
+    assert "broker" not in told["messages"][0]
 
 
 def test_a_directory_that_is_none_has_no_tails(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ Source:     spec semantics 1.4, 1.5; spec remoting 12.5.
 
 from __future__ import annotations
 
+import binascii
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -214,6 +215,33 @@ class ReceivedMessage:
     def retry_count(self) -> int:
         """How many times a consumer has handed it back."""
         return self.record.retry_count
+
+    def as_object(self) -> dict[str, Any]:
+        """The message for programs, in values of JSON.
+
+        A body that is not UTF-8 is in `body_base64` and not in `body`; `broker` is there when it is known.
+        """
+        found: dict[str, Any] = {
+            "topic": self.topic,
+            "broker": self.broker_name,
+            "queue": self.queue_id,
+            "offset": self.queue_offset,
+            "message_id": self.message_id,
+            "tags": self.tags,
+            "keys": list(self.keys),
+            "properties": self.properties,
+            "born_at": self.born_at_ms,
+            "stored_at": self.stored_at_ms,
+            "retries": self.retry_count,
+        }
+        if not self.broker_name:
+            del found["broker"]
+        body = bytes(self.body)
+        try:
+            found["body"] = body.decode()
+        except UnicodeDecodeError:
+            found["body_base64"] = binascii.b2a_base64(body, newline=False).decode()
+        return found
 
     def note_retry(self) -> None:
         """The consumer itself hands it out once more."""

@@ -8,7 +8,6 @@ Invariants: standard output carries messages and nothing else, so pipes and file
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import logging
 import os
@@ -17,7 +16,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 
@@ -146,7 +145,7 @@ def write_messages(messages: Iterable[ReceivedMessage], *, as_json: bool, with_m
     out = sys.stdout.buffer
     for message in messages:
         if as_json:
-            line = json.dumps(as_object(message), ensure_ascii=False).encode()
+            line = json.dumps(message.as_object(), ensure_ascii=False).encode()
         else:
             line = bytes(message.body)
             if is_terminal:
@@ -156,29 +155,6 @@ def write_messages(messages: Iterable[ReceivedMessage], *, as_json: bool, with_m
                 line = _meta(message).encode() + b"\t" + line
         out.write(line + b"\n")
     out.flush()
-
-
-def as_object(message: ReceivedMessage) -> dict[str, Any]:
-    """A message for programs; a body that is not UTF-8 is in `body_base64` and not in `body`."""
-    found: dict[str, Any] = {
-        "topic": message.topic,
-        "broker": message.broker_name,
-        "queue": message.queue_id,
-        "offset": message.queue_offset,
-        "message_id": message.message_id,
-        "tags": message.tags,
-        "keys": list(message.keys),
-        "properties": message.properties,
-        "born_at": message.born_at_ms,
-        "stored_at": message.stored_at_ms,
-        "retries": message.retry_count,
-    }
-    body = bytes(message.body)
-    try:
-        found["body"] = body.decode()
-    except UnicodeDecodeError:
-        found["body_base64"] = base64.b64encode(body).decode()
-    return found
 
 
 def _meta(message: ReceivedMessage) -> str:
