@@ -29,6 +29,7 @@ from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import (
     Boundaries,
     RecordColumns,
+    gather_texts,
     read_columns,
     scan_boundaries,
     verify_bodies,
@@ -170,10 +171,20 @@ class _Rows:
         return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, buffers)
 
     def topic(self, column: OutputColumn) -> Any:
+        columns = self._columns
+        if len(columns):
+            sizes = columns.topic_size
+            size = int(sizes[0])
+            at = int(columns.topic_position[0])
+            if (sizes == size).all():
+                texts = gather_texts(self._data, columns.topic_position, size)
+                # A queue has one topic, so the usual case.
+                if (texts == texts[0]).all():
+                    return _repeat(bytes(self._data[at : at + size]), len(columns))
         return repair_text(self._take(_TOPIC).view(pa.string()))
 
     def broker_name(self, column: OutputColumn) -> Any:
-        parts = [pa.repeat(pa.scalar(name, pa.string()), count) for name, count in self._brokers]
+        parts = [_repeat(name.encode(), count) for name, count in self._brokers]
         return pa.concat_arrays(parts) if parts else pa.array([], type=pa.string())
 
     def body(self, column: OutputColumn) -> Any:
@@ -238,9 +249,14 @@ class _Rows:
         if (flags & (BORN_HOST_V6 | STORE_HOST_V6)).any() or not len(flags):
             return _render_hosts(self._hosts(at))
         # The usual case: eight bytes at the same place in every record, and few different ones.
-        words: NDArray[Any] = np.ndarray((len(self._data) - 7,), ">u8", buffer=self._data, strides=(1,))
-        packed, rows = np.unique(words[self._columns.position + at], return_inverse=True)
-        return _render_hosts([int(one).to_bytes(8, "big") for one in packed]).take(pa.array(rows))
+        words: NDArray[Any] = np.ndarray((len(self._data) - 7,), "u8", buffer=self._data, strides=(1,))
+        hosts = words[self._columns.position + at]
+        if (hosts == hosts[0]).all():
+            (text,) = _render_hosts([hosts[:1].tobytes()]).to_pylist()
+            return _repeat(text.encode(), len(hosts))
+        packed = pa.array(hosts).dictionary_encode()
+        known = packed.dictionary.to_numpy()
+        return _render_hosts([one.tobytes() for one in known]).take(packed.indices)
 
     def _hosts(self, at: int) -> list[bytes]:
         """The packed host that lies at `at` in a record whose hosts are all IPv4."""
@@ -276,6 +292,14 @@ class _Rows:
     def time_type(self, column: OutputColumn) -> Any:
         """Kafka's number for the time at which a broker stored the message."""
         return pa.array(np.ones(len(self._columns), dtype=np.int32))
+
+
+def _repeat(text: bytes, count: int) -> Any:
+    """The same text so many times; bytes that are no UTF-8 become U+FFFD."""
+    data = text.decode("utf-8", "replace").encode()
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data * count)]
+    return pa.Array.from_buffers(pa.string(), count, buffers)
 
 
 def _timestamps(times_ms: Ints) -> Any:

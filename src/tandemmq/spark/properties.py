@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ _NAME_END = 1
 _WORD = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PropertySpans:
     """Where the pairs lie in `blob`.
 
@@ -46,52 +47,107 @@ class PropertySpans:
     def record_count(self) -> int:
         return len(self.first_pair) - 1
 
+    @cached_property
+    def rows(self) -> Ints:
+        """Which record each pair belongs to."""
+        return np.repeat(np.arange(self.record_count, dtype=np.int64), np.diff(self.first_pair))
+
+    @cached_property
+    def pieces(self) -> Any:
+        """The blob cut at every bound of every pair: name, separator, value, separator, name, ..."""
+        bounds = np.empty(4 * len(self.name_at) + 1, dtype=np.int32)
+        bounds[0:-1:4] = self.name_at
+        bounds[1:-1:4] = self.name_end
+        np.add(self.name_end, 1, out=bounds[2:-1:4], casting="unsafe")
+        bounds[3:-1:4] = self.value_end
+        bounds[-1] = len(self.blob)
+        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(self.blob)]
+        return pa.Array.from_buffers(pa.string(), len(bounds) - 1, buffers)
+
+    @cached_property
+    def is_ascii(self) -> bool:
+        """Nothing needs `repair_text`."""
+        return not len(self.blob) or int(self.blob.max()) < 0x80
+
+    def repair(self, values: Any) -> Any:
+        """`repair_text` of values out of `blob`."""
+        return values if self.is_ascii else repair_text(values)
+
 
 def scan_properties(properties: Any) -> PropertySpans:
     """The pairs in a binary array of wire forms, one element per record."""
     blob, offsets = _blob_of(properties)
-    ends = np.flatnonzero(blob == _PAIR_END)
-    ends = _add_open_ends(blob, offsets, ends)
+    starts, splits, ends = _find_pairs(blob, offsets)
+    is_pair = (splits > starts) & (splits < ends - 1)
+    if not is_pair.all():
+        starts, splits, ends = starts[is_pair], splits[is_pair], ends[is_pair]
+    spans = PropertySpans(
+        blob=blob,
+        name_at=starts,
+        name_end=splits,
+        value_end=ends,
+        first_pair=_find_first_pairs(starts, offsets),
+        head=_read_heads(blob, starts, splits),
+    )
+    return _drop_overridden(spans)
+
+
+def _find_pairs(blob: NDArray[np.uint8], offsets: Ints) -> tuple[Ints, Ints, Ints]:
+    """Where each piece begins, where its name ends (past its end when it has none), and where it ends."""
+    marks = np.flatnonzero((blob == _NAME_END) | (blob == _PAIR_END))
+    kinds = blob[marks]
+    is_regular = (
+        len(marks) % 2 == 0
+        and bool((kinds[0::2] == _NAME_END).all())
+        and bool((kinds[1::2] == _PAIR_END).all())
+    )
+    ends = marks[1::2] if is_regular else marks[kinds == _PAIR_END]
+    with_open = _add_open_ends(blob, offsets, ends)
+    if is_regular and with_open is ends:
+        # The usual case: name, value, name, value, each with its separator behind it.
+        starts = np.empty_like(ends)
+        starts[:1] = 0
+        starts[1:] = ends[:-1] + 1
+        return starts, marks[0::2], ends
+    ends = with_open
     is_separator = np.zeros(len(ends), dtype=np.int64)
     inside = ends < len(blob)
     is_separator[inside] = blob[ends[inside]] == _PAIR_END
     starts = np.empty_like(ends)
     starts[:1] = 0
     starts[1:] = ends[:-1] + is_separator[:-1]
-    splits = _find_splits(np.flatnonzero(blob == _NAME_END), starts, ends)
-    is_pair = (splits > starts) & (splits < ends - 1)
-    starts, splits, ends = starts[is_pair], splits[is_pair], ends[is_pair]
-    spans = PropertySpans(
-        blob=blob,
-        name_at=starts,
-        name_end=splits,
-        value_end=ends,
-        first_pair=np.searchsorted(starts, offsets).astype(np.int64),
-        head=_read_heads(blob, starts, splits),
-    )
-    return _drop_overridden(spans)
+    return starts, _find_splits(marks[kinds == _NAME_END], starts, ends), ends
+
+
+def _find_first_pairs(starts: Ints, offsets: Ints) -> Ints:
+    """The first pair of each record, one more for the end."""
+    records = len(offsets) - 1
+    each = len(starts) // records if records else 0
+    if each and each * records == len(starts) and bool((starts[::each] == offsets[:-1]).all()):
+        # As many pairs in every record: no record begins anywhere else.
+        return np.arange(0, len(starts) + 1, each, dtype=np.int64)
+    return np.searchsorted(starts, offsets).astype(np.int64)
 
 
 def build_map(spans: PropertySpans) -> Any:
     """One `map<string, string>` per record."""
     offsets, names, values = _split_pairs(spans)
-    return pa.MapArray.from_arrays(pa.array(offsets), repair_text(names), repair_text(values))
+    return pa.MapArray.from_arrays(pa.array(offsets), spans.repair(names), spans.repair(values))
 
 
 def build_headers(spans: PropertySpans) -> Any:
     """One `list<struct<key: string, value: binary>>` per record, null for a record without pairs."""
     offsets, names, values = _split_pairs(spans)
-    pairs = pa.StructArray.from_arrays([repair_text(names), values.view(pa.binary())], ["key", "value"])
+    pairs = pa.StructArray.from_arrays([spans.repair(names), values.view(pa.binary())], ["key", "value"])
     is_empty = pa.array(offsets[1:] == offsets[:-1])
     return pa.ListArray.from_arrays(pa.array(offsets), pairs, mask=is_empty)
 
 
 def _split_pairs(spans: PropertySpans) -> tuple[NDArray[np.int32], Any, Any]:
     """Where the pairs of each record begin, one more for the end; all names; all values."""
-    pieces = _pieces(spans)
     count = len(spans.name_at)
-    names = pieces.take(pa.array(np.arange(0, 4 * count, 4, dtype=np.int32)))
-    values = pieces.take(pa.array(np.arange(2, 4 * count, 4, dtype=np.int32)))
+    names = spans.pieces.take(pa.array(np.arange(0, 4 * count, 4, dtype=np.int32)))
+    values = spans.pieces.take(pa.array(np.arange(2, 4 * count, 4, dtype=np.int32)))
     return spans.first_pair.astype(np.int32), names, values
 
 
@@ -99,13 +155,20 @@ def pick_values(spans: PropertySpans, name: bytes) -> Any:
     """The value of one property per record, null where it is absent; `name` has at most 8 bytes."""
     assert 0 < len(name) <= _WORD
     head = np.uint64(int.from_bytes(name.ljust(_WORD, b"\0"), "big"))
-    pairs = np.flatnonzero((spans.head == head) & (spans.name_end - spans.name_at == len(name)))
-    rows = np.searchsorted(spans.first_pair, pairs, side="right") - 1
+    pairs = np.flatnonzero(spans.head == head)
+    is_longer = spans.name_end[pairs] - spans.name_at[pairs] != len(name)
+    if is_longer.any():
+        pairs = pairs[~is_longer]
+    if len(pairs) == 0:
+        return pa.nulls(spans.record_count, pa.string())
+    if len(pairs) == spans.record_count:  # no name comes twice in a record, so every record has one
+        return spans.repair(spans.pieces.take(pa.array(4 * pairs + 2)))
+    rows = spans.rows[pairs]
     index = np.zeros(spans.record_count, dtype=np.int64)
     is_absent = np.ones(spans.record_count, dtype=bool)
     index[rows] = 4 * pairs + 2
     is_absent[rows] = False
-    return repair_text(_pieces(spans).take(pa.array(index, mask=is_absent)))
+    return spans.repair(spans.pieces.take(pa.array(index, mask=is_absent)))
 
 
 def repair_text(values: Any) -> Any:
@@ -165,8 +228,8 @@ def _drop_overridden(spans: PropertySpans) -> PropertySpans:
     counts = np.diff(spans.first_pair)
     if len(spans.name_at) == 0 or counts.max() < 2:
         return spans
-    rows = np.repeat(np.arange(len(counts), dtype=np.uint64), counts)
-    mark = spans.head ^ (rows * np.uint64(0x9E3779B97F4A7C15))
+    rows = spans.rows
+    mark = spans.head ^ (rows.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
     suspects = [
         (at, at + step)
         for step in range(1, int(counts.max()))
@@ -181,7 +244,7 @@ def _drop_overridden(spans: PropertySpans) -> PropertySpans:
 
 def leave_out(spans: PropertySpans, names: Iterable[bytes], prefix: bytes) -> PropertySpans:
     """Without the pairs that have one of the names, or a name that begins with `prefix`."""
-    found = _pieces(spans).take(pa.array(np.arange(0, 4 * len(spans.name_at), 4, dtype=np.int32)))
+    found = spans.pieces.take(pa.array(np.arange(0, 4 * len(spans.name_at), 4, dtype=np.int32)))
     found = found.view(pa.binary())
     is_out = pc.or_(pc.is_in(found, pa.array(sorted(names), pa.binary())), pc.starts_with(found, prefix))
     return _keep(spans, ~is_out.to_numpy(zero_copy_only=False))
@@ -202,16 +265,3 @@ def _keep(spans: PropertySpans, is_kept: NDArray[np.bool_]) -> PropertySpans:
 
 def _name(spans: PropertySpans, pair: int) -> bytes:
     return spans.blob[spans.name_at[pair] : spans.name_end[pair]].tobytes()
-
-
-def _pieces(spans: PropertySpans) -> Any:
-    """The blob cut at every bound of every pair: name, separator, value, separator, name, ..."""
-    bounds = np.empty(4 * len(spans.name_at) + 1, dtype=np.int32)
-    bounds[0:-1:4] = spans.name_at
-    bounds[1:-1:4] = spans.name_end
-    bounds[2:-1:4] = spans.name_end + 1
-    bounds[3:-1:4] = spans.value_end
-    bounds[-1] = len(spans.blob)
-    return pa.Array.from_buffers(
-        pa.string(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(spans.blob)]
-    )
