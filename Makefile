@@ -81,6 +81,7 @@ spark: SEED ?= 1
 spark: AUDIT_ROWS ?= 0
 spark: setup-dev ## Kill the pipelines 20 times under load, count what arrived, audit it, plant faults (KILLS=n ROWS=n SEED=n AUDIT_ROWS=n)
 	@$(PY) -m pytest tests/unit/spark tests/spark
+	@$(PY) -m pytest -s tests/spark_proof/prove_two_workers.py
 	@PYTHONPATH=tests $(PY) tests/spark_proof/prove_spark.py --kills $(KILLS) --rows $(ROWS) --seed $(SEED) --audit-rows $(AUDIT_ROWS) $(ARGS)
 
 fuzz: FRAMES ?= 1000000
