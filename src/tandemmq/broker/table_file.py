@@ -94,9 +94,7 @@ class TableSaver:
                 _tell(waiting, None)
                 return
             file.is_changed = file.is_due = False
-            write = partial(
-                self._disk.write_atomically, file.path, seal_json(file.encode()), keep_backup=True
-            )
+            write = partial(_write, file.path, seal_json(file.encode()), disk=self._disk)
             try:
                 await self._disk.offload(write)
             except OSError as error:
@@ -142,6 +140,20 @@ class TableSaver:
         self._wake.set()
 
 
+def _write(path: Path, data: bytes, *, disk: Disk) -> None:
+    """Raises OSError. The first content is its own backup: a turned bit must not keep the broker from
+    starting.
+    """
+    disk.write_atomically(path, data, keep_backup=True)
+    backup = _backup_of(path)
+    if not disk.exists(backup):
+        disk.write_atomically(backup, data)
+
+
+def _backup_of(path: Path) -> Path:
+    return path.with_name(path.name + ".bak")
+
+
 def _tell(waiting: list[OnSaved], error: OSError | None) -> None:
     for on_saved in waiting:
         on_saved(error)
@@ -169,7 +181,7 @@ def load_table(path: Path, apply: Callable[[bytes], None], *, disk: Disk) -> Loa
     Raises:  ConfigError when there is content but none of it can be read: to start with empty tables would
              forget every topic, which an operator must decide.
     """
-    backup = path.with_name(path.name + ".bak")
+    backup = _backup_of(path)
     error: Exception | None = None
     for candidate in (path, backup):
         if not disk.exists(candidate):

@@ -69,8 +69,8 @@ _STORE: Final = (
     Plant(
         name="the next queue offset is not reset after a cut",
         path="store/consume_queue.py",
-        sound="self.max_offset = self.next_offset = self._written = self._synced = self._tail_start = end",
-        bug="self.max_offset = self._written = self._synced = self._tail_start = end",
+        sound="self.max_offset = self.next_offset = self._written = self._synced = self.tail_start = end",
+        bug="self.max_offset = self._written = self._synced = self.tail_start = end",
         proofs=("crash",),
     ),
     Plant(
@@ -381,8 +381,8 @@ _REPLICATION: Final = (
     Plant(
         name="readers pass over an entry whose record is being looked for",
         path="store/reader.py",
-        sound="if self._on_doubt(queue, batch.next_offset) and not is_own:",
-        bug="if self._on_doubt(queue, batch.next_offset) and is_own:",
+        sound="if is_lost and self._on_doubt(queue, batch.next_offset) and waits:",
+        bug="if is_lost and self._on_doubt(queue, batch.next_offset) and not waits:",
         proofs=("unit/store/test_scrub.py",),
     ),
     Plant(
@@ -916,7 +916,7 @@ _ELECTED: Final = (
     Plant(
         name="a new master forgets the leases that its set does not hold yet",
         path="broker/delay/writer.py",
-        sound="bytes_max=limit, is_own=True",
+        sound="bytes_max=limit, is_own=True, waits=waits",
         bug="bytes_max=limit",
         proofs=("scenario/test_autoswitch_channel.py", "elected"),
     ),

@@ -8,7 +8,7 @@ slices are bounded too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -30,10 +30,12 @@ Ints = NDArray[np.int64]
 
 
 class Bulk(NamedTuple):
-    """What was collected: `ranges` of the log, [begin, end) each, that hold `record_count` records."""
+    """What was collected: `ranges` of the log that hold `record_count` records, each as [begin, end, queue
+    offset of its first record, beginning of its last one, queue offset of that].
+    """
 
     next_offset: int
-    ranges: list[tuple[int, int]]
+    ranges: list[list[int]]
     record_count: int
     size_bytes: int
     last_log_offset: int
@@ -50,11 +52,13 @@ def collect_bulk(
     bytes_max: int,
     near: int,
     limit: int | None,
+    lost: Set[int],
     tag_hashes: frozenset[int] | None,
     on_doubt: Callable[[ConsumeQueue, int], bool],
 ) -> Bulk | None:
     """Records from `offset` on, none that begins at `limit` of the log or behind it; None when there are no
-    entries. `near`: where warm data begins. `on_doubt`: as a `Reader` has it.
+    entries. `near`: where warm data begins. `lost`: entries that are passed over. `on_doubt`: as a `Reader`
+    has it.
     """
     entries = _read_entries(queue, offset, min(count_max, BULK_COUNT_MAX))
     if limit is not None and queue.end_log_offset > limit:
@@ -76,6 +80,9 @@ def collect_bulk(
     is_kept = (sizes != FILLER_SIZE) & (begins >= log.begin) & ~is_doubtful
     if tag_hashes is not None:
         is_kept &= np.isin(entries["tag_hash"].astype(np.int32), np.array(sorted(tag_hashes), dtype=np.int32))
+    for queue_offset in lost:
+        if queue_offset - offset < len(entries):
+            is_kept[queue_offset - offset] = False
     for damaged in log.damaged:
         is_kept &= (begins >= damaged.end) | (ends <= damaged.begin)
     rows = np.flatnonzero(is_kept)
@@ -85,7 +92,7 @@ def collect_bulk(
     # With rows left out behind the last one, the next answer begins there.
     is_cut = len(rows) < int(is_kept.sum())
     reached = int(rows[-1]) + 1 if is_cut else len(entries)
-    ranges = _join(begins[rows], sizes[rows], log.segment_bytes)
+    ranges = _join(begins[rows], sizes[rows], rows + offset, log.segment_bytes)
     return Bulk(
         next_offset=offset + reached,
         ranges=ranges,
@@ -124,10 +131,11 @@ def _fitting(begins: Ints, sizes: Ints, bytes_max: int, segment_bytes: int) -> i
     return max(1, min(by_bytes, by_slices))
 
 
-def _join(begins: Ints, sizes: Ints, segment_bytes: int) -> list[tuple[int, int]]:
+def _join(begins: Ints, sizes: Ints, offsets: Ints, segment_bytes: int) -> list[list[int]]:
     firsts = np.flatnonzero(_starts(begins, sizes, segment_bytes))
     lasts = np.append(firsts[1:], len(begins)) - 1
     if not len(begins):
         return []
     ends = begins[lasts] + sizes[lasts]
-    return list(zip(begins[firsts].tolist(), ends.tolist(), strict=True))
+    columns = begins[firsts], ends, offsets[firsts], begins[lasts], offsets[lasts]
+    return np.stack(columns, axis=1).tolist()  # type: ignore[no-any-return]  # of five numbers each

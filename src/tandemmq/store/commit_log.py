@@ -11,7 +11,7 @@ Knows not:  queues, watermarks, who waits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +144,29 @@ class CommitLog:
         stop = min(start + bytes_max, segment.size, self.end - segment.base)
         self._touch(segment, log_offset, segment.base + stop)
         return segment.view()[start:stop]
+
+    def views(self, places: Iterable[Sequence[int]]) -> list[memoryview]:
+        """As `view` for each place, which begins with where it begins and ends; the fewer lookups, the more
+        neighbours are of one file.
+        """
+        views: list[memoryview] = []
+        segment: Segment | None = None
+        base = stop = 0
+        whole = memoryview(b"")
+        for place in places:
+            begin, end = place[0], place[1]
+            if not base <= begin < stop:
+                segment = self.log.find(begin) if self.begin <= begin < self.end else None
+                if segment is None:
+                    base = stop = 0
+                    views.append(memoryview(b""))
+                    continue
+                base, stop, whole = segment.base, min(segment.end, self.end), segment.view()
+            assert segment is not None, begin
+            end = min(end, stop)
+            self._touch(segment, begin, end)
+            views.append(whole[begin - base : end - base])
+        return views
 
     def segment_view(self, log_offset: int) -> tuple[int, memoryview] | None:
         """First offset and all written bytes of the file that holds `log_offset`; None outside the log.

@@ -2,7 +2,7 @@
 
 Invariants: entry n lies at byte 20 * n of the queue's files; `max_offset` entries exist, `next_offset` is
 what the next append gets (it runs ahead while records wait to be confirmed); entries below `_written` are
-in the files, those from `_tail_start` on are in memory, the two overlap.
+in the files, those from `tail_start` on are in memory, the two overlap.
 Strategy:   appending is one bytearray +=. Files are written when the tail is long or the flusher comes by;
             they are derived data, which recovery builds again from the log, so a failed write only
             postpones them.
@@ -53,7 +53,6 @@ class ConsumeQueue:
         "_log",
         "_synced",
         "_tail",
-        "_tail_start",
         "_written",
         "end_log_offset",
         "is_dropped",
@@ -63,6 +62,7 @@ class ConsumeQueue:
         "max_offset",
         "min_offset",
         "next_offset",
+        "tail_start",
     )
 
     def __init__(
@@ -78,7 +78,7 @@ class ConsumeQueue:
         self.end_log_offset = -1  # where the record of the last entry ends that is no filler; -1 without one
         self._log = SegmentedLog(directory, file_bytes, files, sparse=True)
         self._tail = bytearray()
-        self._tail_start = 0
+        self.tail_start = 0  # entries from here on are in memory
         self._written = 0
         self._synced = 0
         self._has_stale = False  # a power cut may bring entries back that were cut off
@@ -149,8 +149,8 @@ class ConsumeQueue:
         if old is None or (old[1] != FILLER_SIZE and not replaces):
             return
         raw = _pack(log_offset, size, tag_hash)
-        if queue_offset >= self._tail_start:
-            at = (queue_offset - self._tail_start) * QUEUE_UNIT_BYTES
+        if queue_offset >= self.tail_start:
+            at = (queue_offset - self.tail_start) * QUEUE_UNIT_BYTES
             self._tail[at : at + QUEUE_UNIT_BYTES] = raw
         if queue_offset < self._written:
             segment = self._log.find(queue_offset * QUEUE_UNIT_BYTES)
@@ -164,7 +164,7 @@ class ConsumeQueue:
         self._log.remove_all()
         self._tail = bytearray()
         first = align_down(queue_offset, self._log.segment_bytes // QUEUE_UNIT_BYTES)
-        self._tail_start = self._written = self._synced = self.max_offset = self.next_offset = first
+        self.tail_start = self._written = self._synced = self.max_offset = self.next_offset = first
         self.end_log_offset = -1
         self._fill(queue_offset - first)
         self.min_offset = queue_offset
@@ -186,7 +186,7 @@ class ConsumeQueue:
         self.write()
         drop = max(0, len(self._tail) - TAIL_BYTES_KEPT)
         del self._tail[:drop]
-        self._tail_start += drop // QUEUE_UNIT_BYTES
+        self.tail_start += drop // QUEUE_UNIT_BYTES
 
     @property
     def first_offset(self) -> int:
@@ -215,7 +215,7 @@ class ConsumeQueue:
                 at = self._written * QUEUE_UNIT_BYTES
                 segment = self._log.open_at(at)
                 end = min(self.max_offset * QUEUE_UNIT_BYTES, segment.end)
-                start = at - self._tail_start * QUEUE_UNIT_BYTES
+                start = at - self.tail_start * QUEUE_UNIT_BYTES
                 segment.file.pwrite(at - segment.base, (tail[start : start + end - at],))
                 self._written = end // QUEUE_UNIT_BYTES
         finally:
@@ -241,7 +241,7 @@ class ConsumeQueue:
         """Give the memory of written entries back; for a queue that is idle."""
         if self._tail and self._written == self.max_offset:
             self._tail = bytearray()
-            self._tail_start = self.max_offset
+            self.tail_start = self.max_offset
 
     # Reading.
 
@@ -253,9 +253,9 @@ class ConsumeQueue:
         end = min(queue_offset + count_max, self.max_offset)
         if end <= queue_offset:
             return b""
-        if queue_offset >= self._tail_start:
-            start = (queue_offset - self._tail_start) * QUEUE_UNIT_BYTES
-            return bytes(self._tail[start : (end - self._tail_start) * QUEUE_UNIT_BYTES])
+        if queue_offset >= self.tail_start:
+            start = (queue_offset - self.tail_start) * QUEUE_UNIT_BYTES
+            return bytes(self._tail[start : (end - self.tail_start) * QUEUE_UNIT_BYTES])
         at = queue_offset * QUEUE_UNIT_BYTES
         segment = self._log.find(at)
         if segment is None:
@@ -300,7 +300,7 @@ class ConsumeQueue:
         """Everything below `end_bytes` is written, nothing is above."""
         self._log.truncate(end_bytes, zero_bytes_max=stale_bytes_max)
         end = end_bytes // QUEUE_UNIT_BYTES
-        self.max_offset = self.next_offset = self._written = self._synced = self._tail_start = end
+        self.max_offset = self.next_offset = self._written = self._synced = self.tail_start = end
         self._tail = bytearray()
 
     def truncate(self, log_end: int) -> int:

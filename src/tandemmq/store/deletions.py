@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,9 @@ import msgspec
 from tandemmq.errors import Corrupt
 from tandemmq.protocol.checksum import seal_json, unseal_json
 from tandemmq.runtime.ports import Disk
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
 
 DELETIONS_MAX: Final = 10_000
 
@@ -39,19 +43,23 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def read_deletions(path: Path, disk: Disk) -> Ends:
-    """What a store's file says; nothing when there is none.
+    """What a store's file says, or its second copy; nothing when there is none.
 
     Raises:  Corrupt: to go on without it would bring deleted messages back, which an operator must decide.
     """
-    if not disk.exists(path):
-        return {}
-    try:
-        return msgspec.json.decode(unseal_json(disk.read_bytes(path)), type=_File).topics
-    except (msgspec.MsgspecError, ValueError) as error:
-        reason = (
-            f"the deleted topics cannot be read: {error}; put back the file, a copy of this log has one, too"
-        )
-        raise Corrupt(path, 0, reason) from error
+    damage: Exception | None = None
+    for copy in (path, _second(path)):
+        if not disk.exists(copy):
+            continue
+        try:
+            return msgspec.json.decode(unseal_json(disk.read_bytes(copy)), type=_File).topics
+        except (msgspec.MsgspecError, ValueError) as error:
+            log.warning(events.TABLE_UNREADABLE, extra={"path": str(copy), "reason": str(error)})
+            damage = damage or error
+    if damage is not None:
+        reason = f"the deleted topics cannot be read: {damage}"
+        raise Corrupt(path, 0, f"{reason}; put back the file: a copy of this log has one, too") from damage
+    return {}
 
 
 class Deletions:
@@ -127,7 +135,17 @@ class Deletions:
 
     def _writer(self) -> partial[None]:
         data = seal_json(msgspec.json.encode(_File(topics=self.ends)))
-        return partial(self._disk.write_atomically, self._path, data)
+        return partial(_write, self._path, data, self._disk)
+
+
+def _second(path: Path) -> Path:
+    """The same content once more, unlike a backup: an older one would bring deleted messages back."""
+    return path.with_name(path.name + ".bak")
+
+
+def _write(path: Path, data: bytes, disk: Disk) -> None:
+    for copy in (_second(path), path):
+        disk.write_atomically(copy, data)
 
 
 def _merge(old: Ends, new: Mapping[str, int], log_begin: int) -> Ends:

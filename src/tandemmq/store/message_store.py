@@ -869,12 +869,14 @@ class MessageStore:
         record_filter: RecordFilter | None = None,
         is_bulk: bool = False,
         is_own: bool = False,
+        waits: bool = True,
     ) -> GetResult:
         """Records of a queue from `offset` on, at most as many as the transfer limits allow.
 
         Units:   count_max in records; tag_hashes: the hashes to deliver, None for all; record_filter: asked
                  of what the tags leave; is_bulk: limits of `bulk_read` instead of RocketMQ's; is_own: for the
-                 broker's own tables, which must know what readers do not see yet (`limit_reads`).
+                 broker's own tables, which must know what readers do not see yet (`limit_reads`); waits: for
+                 an entry that is being mended, else it is passed over.
         Source:  spec store 13.1.
         """
         return self._reader.get(
@@ -887,6 +889,7 @@ class MessageStore:
             record_filter=record_filter,
             is_bulk=is_bulk,
             is_own=is_own,
+            waits=waits,
         )
 
     async def heal(self, fetch: Fetch) -> int:
@@ -919,8 +922,8 @@ class MessageStore:
         await self._writers.scrubber.look_at(log_offset, end)
 
     def _doubt_entry(self, queue: ConsumeQueue, queue_offset: int) -> bool:
-        """A queue entry names bytes that the log does not have: its record is looked for where it must lie.
-        True: readers wait before it meanwhile; False: it was not found, they pass over it.
+        """A queue entry does not name its record: that is looked for where it must lie. True: readers wait
+        before it meanwhile; False: it was not found.
         """
         is_given_up = (queue.key, queue_offset) in self._lost_entries or not self._has_writers
         if is_given_up or len(self._lost_entries) >= LOST_ENTRIES_MAX:
@@ -939,8 +942,7 @@ class MessageStore:
             end = after[0]
         try:
             await self.scrub(begin, end)
-            entry = queue.entry(queue_offset)
-            if entry is not None and not 0 <= entry[0] < entry[0] + entry[1] <= self._log.end:
+            if not self._reader.is_right(queue, queue_offset):
                 self._lost_entries.add((queue.key, queue_offset))
                 extra = {"topic": queue.key[0], "queue_id": queue.key[1], "queue_offset": queue_offset}
                 log.error(events.QUEUE_ENTRY_LOST, extra=extra)

@@ -1,17 +1,22 @@
 """Reads queues: by offset with limits and a tag filter, by time; pure looking, nothing is changed.
 
 Invariants: only dispatched entries are seen, so nothing unconfirmed is read; slices stay valid whatever
-            happens to their file.
+            happens to their file. An entry that names no record, or another queue's, is not believed: a bit
+            of it has turned over, or of the record.
 Strategy:   entries are walked once; records that are neighbours in the log become one slice, so a pull of a
-            queue that has the log for itself costs one memoryview.
+            queue that has the log for itself costs one memoryview. Entries of such a slice confirm each
+            other; the record at its beginning and the last one are looked at.
 Source:     spec store 13.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
+from struct import Struct
+from typing import Final, NamedTuple
 
+from tandemmq.protocol.record_layout import MAGIC_V1, MAGIC_V2
 from tandemmq.store.bulk_read import collect_bulk
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queue import ConsumeQueue
@@ -25,11 +30,25 @@ GET_BYTES_MAX = 134_217_728
 GET_BYTES_MIN = 100
 FIRST_ENTRIES = 64
 """Entries fetched first; a scan that goes on (a filter that matches little) fetches the rest at once."""
+SHARED_PREFIX: Final = "%LMQ%"
+"""Entries of such topics name records of other topics (RocketMQ's light queues)."""
+_HEAD: Final = Struct(">ii4xi4xqq")  # size, magic, queue, queue offset, log offset
+_HEAD_BYTES: Final = _HEAD.size
+_MAGICS: Final = (MAGIC_V1, MAGIC_V2)
+
+
+class _Wrong(NamedTuple):
+    """An entry that names something else than its record; `is_record`: it names one, of another place."""
+
+    queue_offset: int
+    is_record: bool
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What a get has collected: slices as (log_offset, end) before they are cut from the log."""
+    """What a get has collected: slices before they are cut from the log, each as [begin, end, queue offset of
+    its first record, beginning of its last one, queue offset of that].
+    """
 
     next_offset: int
     ranges: list[list[int]] = field(default_factory=list)
@@ -39,15 +58,44 @@ class _Batch:
     was_removing: bool = False
     rejected_bytes: int = 0
     sizes: Packed = b""
+    wrong: _Wrong | None = None
 
-    def add(self, log_offset: int, size: int, segment_bytes: int) -> None:
-        ranges = self.ranges
-        if ranges and ranges[-1][1] == log_offset and log_offset % segment_bytes:
-            ranges[-1][1] = log_offset + size
-        else:
-            ranges.append([log_offset, log_offset + size])
-        self.count += 1
-        self.bytes += size
+
+def _first_wrong(
+    queue: ConsumeQueue, batch: _Batch, views: list[memoryview], kept: Set[int]
+) -> _Wrong | None:
+    """The first entry of the batch that does not name its record, but for those `kept`."""
+    queue_id = queue.key[1]
+    for (begin, end, first, last_begin, last), view in zip(batch.ranges, views, strict=True):
+        if last == first and len(view) >= _HEAD_BYTES:
+            # As `_wrong` finds nothing, without the call: queues that share the log have a slice per record.
+            size, magic, own_id, own_offset, own_begin = _HEAD.unpack_from(view)
+            is_sound = own_begin == begin and magic in _MAGICS and size == end - begin
+            if is_sound and own_offset == first and own_id == queue_id:
+                continue
+        wrong = _wrong(queue, first, begin, end - begin if last == first else None, view)
+        if wrong is None and last != first:
+            wrong = _wrong(queue, last, last_begin, end - last_begin, view[last_begin - begin :])
+        if wrong is not None and not (wrong.is_record and wrong.queue_offset in kept):
+            return wrong
+    return None
+
+
+def _wrong(
+    queue: ConsumeQueue, queue_offset: int, log_offset: int, size: int | None, view: memoryview
+) -> _Wrong | None:
+    """What is wrong with the entry there, which names the record that `view` begins with; None: nothing.
+    `size` is None where the next entry confirms it.
+    """
+    if len(view) < _HEAD_BYTES:
+        return _Wrong(queue_offset, is_record=False)
+    own_size, magic, own_id, own_offset, own_begin = _HEAD.unpack_from(view)
+    if own_begin != log_offset or magic not in _MAGICS or own_size != (size or own_size):
+        return _Wrong(queue_offset, is_record=False)
+    topic, queue_id = queue.key
+    if (own_offset != queue_offset or own_id != queue_id) and not topic.startswith(SHARED_PREFIX):
+        return _Wrong(queue_offset, is_record=True)
+    return None
 
 
 class Reader:
@@ -63,9 +111,7 @@ class Reader:
         role: BrokerRole,
         on_doubt: Callable[[ConsumeQueue, int], bool],
     ) -> None:
-        """`on_doubt(queue, offset)`: the entry there names bytes that the log does not have; whether readers
-        wait before it.
-        """
+        """`on_doubt(queue, offset)`: the entry there does not name its record; whether readers wait."""
         self._options = options
         self._memory_window_bytes = options.memory_window_bytes
         self._recorder = recorder
@@ -88,9 +134,11 @@ class Reader:
         record_filter: RecordFilter | None = None,
         is_bulk: bool = False,
         is_own: bool = False,
+        waits: bool = True,
     ) -> GetResult:
         """Records of a queue from `offset` on (spec store 13.1); `is_bulk`: without RocketMQ's limits, unless
-        there is a `record_filter`; `is_own`: all that is dispatched, and no entry is waited for.
+        there is a `record_filter`; `is_own`: all that is dispatched; `waits`: whether an entry is waited for
+        that is being mended.
         """
         queue = self._queues.table.get((topic, queue_id))
         if queue is not None and queue.max_offset < offset <= queue.next_offset:
@@ -109,18 +157,57 @@ class Reader:
         limit = None if is_own else self.limit
         if limit is not None and self._is_beyond(queue, offset, limit):
             return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
-        if is_bulk and record_filter is None:
-            batch = self._collect_bulk(queue, offset, count_max, bytes_max, tag_hashes, limit)
-        else:
-            batch = self._collect(
-                queue, offset, count_max, bytes_max, tag_hashes, record_filter, limit, is_own=is_own
-            )
-        if batch is None and queue.entry(offset) is not None:  # in doubt
-            return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
-        if batch is None:
-            next_offset = self._corrected(offset, queue.file_end(offset))
-            return GetResult(GetStatus.OFFSET_FOUND_NULL, next_offset, low, high)
-        return self._result(batch, low, high)
+        lost: Set[int] = frozenset()
+        kept: Set[int] = frozenset()
+        until = high
+        while True:
+            if is_bulk and record_filter is None:
+                batch = self._collect_bulk(
+                    queue, offset, count_max, bytes_max, tag_hashes, limit, until=until, lost=lost
+                )
+            else:
+                batch = self._collect(
+                    queue,
+                    offset,
+                    count_max,
+                    bytes_max,
+                    tag_hashes,
+                    record_filter,
+                    limit,
+                    until=until,
+                    lost=lost,
+                    kept=kept,
+                    waits=waits,
+                )
+            if batch is None and (until < high or queue.entry(offset) is not None):  # in doubt
+                return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+            if batch is None:
+                next_offset = self._corrected(offset, queue.file_end(offset))
+                return GetResult(GetStatus.OFFSET_FOUND_NULL, next_offset, low, high)
+            views = self._log.views(batch.ranges)
+            wrong = batch.wrong
+            if wrong is None and offset < queue.tail_start:  # those in memory cannot have changed
+                wrong = _first_wrong(queue, batch, views, kept)
+            if wrong is None:
+                return self._result(batch, views, low, high)
+            if self._on_doubt(queue, wrong.queue_offset) and waits:
+                until = wrong.queue_offset
+            elif wrong.is_record:  # what it says of itself is wrong
+                kept |= {wrong.queue_offset}
+            else:
+                lost |= {wrong.queue_offset}
+
+    def is_right(self, queue: ConsumeQueue, queue_offset: int) -> bool:
+        """Whether the entry there names its record, or one that is known to be damaged, or none at all."""
+        entry = queue.entry(queue_offset)
+        if entry is None or entry[1] == FILLER_SIZE:
+            return True
+        log_offset, size, _ = entry
+        if not 0 <= log_offset < log_offset + size <= self._log.end:
+            return False
+        if log_offset < self._log.begin or self._log.damaged.find(log_offset, log_offset + size):
+            return True
+        return _wrong(queue, queue_offset, log_offset, size, self._log.view(log_offset, size)) is None
 
     def _is_beyond(self, queue: ConsumeQueue, offset: int, limit: int) -> bool:
         """Whether the message of this entry is not to be shown: as if the queue ended before it."""
@@ -142,9 +229,14 @@ class Reader:
         record_filter: RecordFilter | None,
         limit: int | None,
         *,
-        is_own: bool,
+        until: int,
+        lost: Set[int],
+        kept: Set[int],
+        waits: bool,
     ) -> _Batch | None:
-        """Walk the entries of one queue file; None when there are none."""
+        """Walk the entries of one queue file, none from `until` on; None when there are none. Those that are
+        `lost` are passed over.
+        """
         options = self._options
         asked = 0
         log_begin, log_end = self._log.begin, self._log.end
@@ -153,10 +245,13 @@ class Reader:
         near = log_end - self._memory_window_bytes
         bytes_max = max(min(bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
         batch = _Batch(offset)
+        open_range: list[int] | None = None
+        last_begin = last_offset = 0
         limit = log_end if limit is None else limit
-        for log_offset, size, tag in self._walk(queue, offset, count_max):
-            if not 0 <= log_offset < log_offset + size <= log_end and size != FILLER_SIZE:
-                if self._on_doubt(queue, batch.next_offset) and not is_own:
+        for log_offset, size, tag in self._walk(queue, offset, count_max, until):
+            is_lost = not 0 <= log_offset < log_offset + size <= log_end and size != FILLER_SIZE
+            if is_lost or (lost and batch.next_offset in lost):
+                if is_lost and self._on_doubt(queue, batch.next_offset) and waits:
                     break
                 batch.next_offset += 1
                 batch.was_removing |= not batch.count
@@ -190,10 +285,27 @@ class Reader:
                     batch.next_offset -= 1
                     break
                 asked += 1
-                if not record_filter.matches(self._log.view(log_offset, size)):
+                view = self._log.view(log_offset, size)
+                wrong = _wrong(queue, batch.next_offset - 1, log_offset, size, view)
+                if wrong is not None and not (wrong.is_record and wrong.queue_offset in kept):
+                    batch.wrong = wrong
+                    break
+                if not record_filter.matches(view):
                     batch.rejected_bytes += size
                     continue
-            batch.add(log_offset, size, segment_bytes)
+            queue_offset = batch.next_offset - 1
+            if open_range is not None and open_range[1] == log_offset and log_offset % segment_bytes:
+                open_range[1] = log_offset + size
+            else:
+                if open_range is not None:
+                    open_range[3], open_range[4] = last_begin, last_offset
+                open_range = [log_offset, log_offset + size, queue_offset, log_offset, queue_offset]
+                batch.ranges.append(open_range)
+            last_begin, last_offset = log_offset, queue_offset
+            batch.count += 1
+            batch.bytes += size
+        if open_range is not None:
+            open_range[3], open_range[4] = last_begin, last_offset
         return batch if batch.next_offset > offset else None
 
     def _collect_bulk(
@@ -204,6 +316,9 @@ class Reader:
         bytes_max: int,
         tag_hashes: frozenset[int] | None,
         limit: int | None,
+        *,
+        until: int,
+        lost: Set[int],
     ) -> _Batch | None:
         """As `_collect`, for thousands of messages."""
         near = self._log.end - self._memory_window_bytes
@@ -211,10 +326,11 @@ class Reader:
             queue,
             self._log,
             offset,
-            count_max=count_max,
+            count_max=min(count_max, until - offset),
             bytes_max=bytes_max,
             near=near,
             limit=limit,
+            lost=lost,
             tag_hashes=tag_hashes,
             on_doubt=self._on_doubt,
         )
@@ -222,7 +338,7 @@ class Reader:
             return None
         return _Batch(
             bulk.next_offset,
-            [[begin, end] for begin, end in bulk.ranges],
+            bulk.ranges,
             bulk.record_count,
             bulk.size_bytes,
             bulk.last_log_offset,
@@ -230,10 +346,12 @@ class Reader:
             sizes=bulk.sizes,
         )
 
-    def _walk(self, queue: ConsumeQueue, offset: int, count_max: int) -> Iterator[tuple[int, int, int]]:
+    def _walk(
+        self, queue: ConsumeQueue, offset: int, count_max: int, until: int
+    ) -> Iterator[tuple[int, int, int]]:
         """Entries from `offset` to the end of its queue file, at most as many as one get may scan."""
         scan_bytes = max(self._options.filter_scan_bytes_max, count_max * QUEUE_UNIT_BYTES)
-        end = min(queue.max_offset, queue.file_end(offset), offset + -(-scan_bytes // QUEUE_UNIT_BYTES))
+        end = min(until, queue.file_end(offset), offset + -(-scan_bytes // QUEUE_UNIT_BYTES))
         step = min(max(1, count_max), FIRST_ENTRIES)
         while offset < end:
             raw = queue.entries(offset, min(step, end - offset))
@@ -243,7 +361,7 @@ class Reader:
             offset += len(raw) // QUEUE_UNIT_BYTES
             step = end - offset
 
-    def _result(self, batch: _Batch, low: int, high: int) -> GetResult:
+    def _result(self, batch: _Batch, views: list[memoryview], low: int, high: int) -> GetResult:
         if batch.count:
             status = GetStatus.FOUND
         elif batch.was_removing:
@@ -259,7 +377,7 @@ class Reader:
             batch.next_offset,
             low,
             high,
-            [self._log.view(begin, end - begin) for begin, end in batch.ranges],
+            views,
             batch.count,
             batch.bytes,
             is_far,

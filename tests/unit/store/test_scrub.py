@@ -10,14 +10,16 @@ import pytest
 from store_rig import Rig, record
 from test_damage import COUNT, FIELDS, FILE_BYTES, filled, flip, healed, log_bytes, place, read
 
+from tandemmq.protocol.record import decode_record
 from tandemmq.runtime.ports import File
-from tandemmq.store import FlushMode, GetStatus, MessageStore
+from tandemmq.store import FlushMode, GetResult, GetStatus, MessageStore
 from tandemmq.store.queue_entries import UNIT
 from tandemmq.store.scrub import BLOCK_BYTES, FIRST_DELAY_S
 from tandemmq.telemetry import events
 
 ROUND_S = 120
 COUNT_LONG = 300
+QUEUE_OFFSET_AT = 20
 SCRUB: dict[str, Any] = {"commit_log_file_bytes": FILE_BYTES, "scrub_interval_ms": ROUND_S * 1000}
 
 
@@ -237,24 +239,74 @@ async def test_a_turned_bit_in_a_queue_entry_is_found_and_mended(
 
 
 @pytest.mark.parametrize("is_bulk", [False, True])
-@pytest.mark.parametrize(("at", "bit"), [(0, 0x80), (3, 1), (8, 0x80), (8, 0x40)])
-async def test_readers_wait_while_the_record_of_an_impossible_entry_is_looked_for(
+@pytest.mark.parametrize(
+    ("at", "bit"), [(0, 0x80), (3, 1), (6, 2), (7, 4), (8, 0x80), (8, 0x40), (10, 1), (11, 1), (11, 0x10)]
+)
+async def test_readers_wait_while_the_record_of_a_wrong_entry_is_looked_for(
     at: int, bit: int, is_bulk: bool
 ) -> None:
-    """It would have seemed to them that retention took the message."""
+    """It would have seemed to them that retention took the message, or they would have got other bytes."""
     rig = Rig(**SCRUB)
     await filled(rig, 300)
     store = rig.stores[-1]
     await from_disk(rig)
-    flip_entry(rig, 10, at, bit)
+    flip_entry(rig, 15, at, bit)
     told: list[object] = []
     store.on_dispatch(told.append)
-    assert store.get("T", 0, 8, count_max=100, is_bulk=is_bulk).next_offset == 10
-    assert store.get("T", 0, 10, count_max=100, is_bulk=is_bulk).status is GetStatus.OFFSET_OVERFLOW_ONE
+    assert store.get("T", 0, 12, count_max=100, is_bulk=is_bulk).next_offset == 15
+    assert store.get("T", 0, 15, count_max=100, is_bulk=is_bulk).status is GetStatus.OFFSET_OVERFLOW_ONE
     await rig.clock.pass_time(1)
     assert told
-    assert store.get("T", 0, 10, count_max=1, is_bulk=is_bulk).status is GetStatus.FOUND
+    assert store.get("T", 0, 15, count_max=1, is_bulk=is_bulk).status is GetStatus.FOUND
     assert read(store, is_bulk=is_bulk) == list(range(300))
+    await store.close()
+
+
+class Everything:
+    """A filter that wants all that is a record."""
+
+    count_max = 1_000
+
+    def matches(self, record: memoryview) -> bool:
+        return bool(decode_record(record, 0).body)
+
+
+@pytest.mark.parametrize("how", ["plain", "bulk", "filter"])
+@pytest.mark.parametrize("other", [14, 17, 250])
+async def test_an_entry_that_names_the_record_of_another_place_is_mended_when_it_is_read(
+    other: int, how: str
+) -> None:
+    rig = Rig(**SCRUB)
+    await filled(rig, 300)
+    store = rig.stores[-1]
+    await from_disk(rig)
+    overwrite_entry(rig, 15, UNIT.pack(*store.queue_entries("T", 0, other, 1)[0]))
+    record_filter = Everything() if how == "filter" else None
+
+    def get(offset: int) -> GetResult:
+        return store.get("T", 0, offset, count_max=100, is_bulk=how == "bulk", record_filter=record_filter)
+
+    assert get(12).next_offset == 15
+    assert get(15).status is GetStatus.OFFSET_OVERFLOW_ONE
+    await rig.clock.pass_time(1)
+    assert get(12).next_offset == 20
+    assert read(store, is_bulk=how == "bulk") == list(range(300))
+    await store.close()
+
+
+@pytest.mark.parametrize("is_bulk", [False, True])
+async def test_a_record_that_tells_a_wrong_place_of_itself_is_given_to_its_readers(is_bulk: bool) -> None:
+    """No checksum covers what it says; its entry and the bytes at that place tell the same of all else."""
+    rig = Rig(**SCRUB)
+    await filled(rig, 300)
+    store = rig.stores[-1]
+    await from_disk(rig)
+    flip(rig, place(rig, 10) + QUEUE_OFFSET_AT + 7)
+    await rig.clock.pass_time(0)
+    assert store.get("T", 0, 10, count_max=1, is_bulk=is_bulk).status is GetStatus.OFFSET_OVERFLOW_ONE
+    await rig.clock.pass_time(1)
+    assert store.get("T", 0, 10, count_max=1, is_bulk=is_bulk).next_offset == 11
+    assert read(store, is_bulk=is_bulk)[11:] == list(range(11, 300))
     await store.close()
 
 

@@ -298,3 +298,17 @@ def test_topic_that_names_no_directory_is_refused(tmp_path: Path, topic: str) ->
     with pytest.raises(StoreError, match="no directory has such a name"):
         paths.consume_queue(topic, 0)
     assert paths.consume_queue("%RETRY%g", 3) == tmp_path / "consumequeue" / "%RETRY%g" / "3"
+
+
+def test_a_turned_bit_in_the_checkpoint_makes_no_mark() -> None:
+    times = CheckpointTimes(1_000, 2_000, 3_000, 4, 5, 77_777, 123)
+    data = encode_checkpoint(times)
+    for bit in range(8 * 160):
+        turned = bytearray(data)
+        turned[bit // 8] ^= 1 << bit % 8
+        read = decode_checkpoint(bytes(turned))
+        assert read.durable_log_offset in (None, 77_777), bit
+        assert read.queues_digest in (None, 123), bit
+    older = bytearray(data)
+    older[112:128] = bytes(16)  # a file of a version that wrote no checksum
+    assert decode_checkpoint(bytes(older)) == times

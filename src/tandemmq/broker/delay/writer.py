@@ -51,15 +51,21 @@ class Writer:
         return self._store.accepted_log_offset
 
     def read(
-        self, topic: str, queue_id: int, queue_offset: int, count_max: int = BATCH_COUNT_MAX
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        count_max: int = BATCH_COUNT_MAX,
+        *,
+        waits: bool = True,
     ) -> tuple[list[Record], int]:
         """Messages from `queue_offset` on, and the offset to go on at: beyond what retention deleted.
 
-        No messages and the same offset: nothing is there.
+        No messages and the same offset: nothing is there, or with `waits` an entry that is being mended.
         """
         limit = self.batch_bytes_max
         got = self._store.get(
-            topic, queue_id, queue_offset, count_max=count_max, bytes_max=limit, is_own=True
+            topic, queue_id, queue_offset, count_max=count_max, bytes_max=limit, is_own=True, waits=waits
         )
         if got.status is not GetStatus.FOUND:
             return [], max(queue_offset, got.next_offset)

@@ -138,7 +138,9 @@ class LeaseLog:
 
     def _read(self, queue_id: int, begin: int, end: int) -> Iterator[Record]:
         while begin < end:
-            records, next_offset = self._writer.read(self.records.topic, queue_id, begin, READ_COUNT)
+            records, next_offset = self._writer.read(
+                self.records.topic, queue_id, begin, READ_COUNT, waits=False
+            )
             yield from (record for record in records if record.queue_offset < end)
             if next_offset <= begin:
                 return

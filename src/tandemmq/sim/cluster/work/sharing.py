@@ -75,6 +75,8 @@ class PopWork(DirectWork):
         super().__init__(*args)
         self._leases: dict[int, tuple[float, int]] = {}
         """Message number -> since when somebody has it, and until when by the broker's clock."""
+        self._first_at: dict[int, tuple[float, tuple[str, int, int]]] = {}
+        """Message number -> when and where it was popped first."""
         self._lead_ms = 0
         """How far ahead a master's clock ever was."""
         self._done_s: dict[int, float] = {}
@@ -182,7 +184,11 @@ class PopWork(DirectWork):
         if done_s is not None and self._is_kept(done_s):
             world.findings.broken.append(f"{where}: {item}, whose acknowledgement was taken at {done_s:.3f}")
         since_s, ends_ms = self._leases.get(item.number, (0.0, 0))
-        if done_s is None and not self._is_over(ends_ms) and self._is_kept(since_s):
+        place = topic, record.queue_id, record.queue_offset
+        first_s, first_place = self._first_at.setdefault(item.number, (now_s, place))
+        # Lost progress of who brings messages back makes a second copy of one that he had brought back.
+        is_copy = place != first_place and not self._is_kept(first_s)
+        if done_s is None and not self._is_over(ends_ms) and self._is_kept(since_s) and not is_copy:
             world.findings.broken.append(f"{where}: {item}, which another has since {since_s:.3f}")
         if item.finished:
             self.count("popped again")

@@ -21,6 +21,8 @@ from tandemmq.sim.cluster.work.node import Item, WorkNode
 
 TABLES_S = 15.0
 """So long before its loss a master may have changed tables without a slave or its own disk knowing it."""
+ON_ITS_WAY_S = 0.1
+"""So long after its loss a master's last answer may come."""
 HEARD_S = 3.0
 """So long after a master is back its slaves have its tables."""
 
@@ -118,7 +120,9 @@ class OperatedWork(WorkNode):
 
     def is_discarded(self, at_s: float) -> bool:
         """What a master did then to its tables may have been thrown away with it."""
-        return any(begin_s - TABLES_S <= at_s <= end_s for begin_s, end_s in self.world.discards)
+        return any(
+            begin_s - TABLES_S <= at_s <= end_s + ON_ITS_WAY_S for begin_s, end_s in self.world.discards
+        )
 
 
 class RenewedWork(OperatedWork):
