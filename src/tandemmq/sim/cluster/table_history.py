@@ -24,7 +24,7 @@ from tandemmq.store import MessageStore
 
 NOTES_MAX = 60
 ROUNDS = 2
-SAVED_S = 8.0
+SAVED_S = 10.0
 """A slave has saved by then what it copied: the delays of its files and some tries on a failing disk."""
 
 Offsets = Mapping[str, Mapping[int, int]]
