@@ -17,7 +17,7 @@ from tandemmq.admin import audit_command
 from tandemmq.admin.audit_command import Outcome, compare_logs
 from tandemmq.admin.render import Answer
 from tandemmq.admin.targets import open_tools
-from tandemmq.api import nameserver, replica
+from tandemmq.api import broker_topic, nameserver, replica
 from tandemmq.broker.broker import Broker
 from tandemmq.cli import app
 from tandemmq.client import Message, Producer
@@ -126,6 +126,11 @@ async def test_messages_are_found(rig: Rig) -> None:
     found = await rows(rig, "queryMsgByKey", "-t", "T", "-k", "order-7")
     assert found["messages"] == [row]
     assert (await rows(rig, "queryMsgByKey", "-t", "T", "-k", "none", exit_code=1))["messages"] == []
+    stored_at = row["stored_at"]
+    by_key = ("queryMsgByKey", "-t", "T", "-k", "order-7")
+    assert (await rows(rig, *by_key, "-e", str(stored_at - 60_000), exit_code=1))["messages"] == []
+    found = await rows(rig, *by_key, "-b", str(stored_at - 60_000), "-e", str(stored_at + 60_000))
+    assert found["messages"] == [row]
 
 
 async def test_a_message_is_sent_and_found_by_its_place(rig: Rig) -> None:
@@ -165,7 +170,9 @@ async def test_producers_groups_and_settings_are_shown_and_changed(rig: Rig) -> 
     await rows(rig, "updateBrokerConfig", *place, "-k", "fileReservedTime", "-v", "48")
     assert store_of(broker).options.file_reserved_hours == 48
     for name in ("cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog"):
-        assert (await rows(rig, name))["cleaned"] == [{"broker": render_address(broker.address)}]
+        cleaned = [{"broker": render_address(broker.address)}]
+        assert (await rows(rig, name))["cleaned"] == cleaned
+        assert (await rows(rig, name, "--cluster", "DefaultCluster"))["cleaned"] == cleaned
 
 
 async def test_what_a_group_was_refused_is_shown(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -411,12 +418,16 @@ async def test_messages_are_printed_by_topic_queue_time_and_tag(rig: Rig) -> Non
     await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders", "-r", "2", "-w", "2")
     await send(rig, "Orders", 6, tags="A")
     await send(rig, "Orders", 3, tags="B")
-    found = (await rows(rig, "printMsg", "-t", "Orders"))["messages"]
+    assert "body" not in (await rows(rig, "printMsg", "-t", "Orders"))["messages"][0]
+    found = (await rows(rig, "printMsg", "-t", "Orders", "-d", "true"))["messages"]
     assert len(found) == 9
     assert {row["body"] for row in found} == {f"m{n}" for n in range(6)}
     found = (await rows(rig, "printMsg", "-t", "Orders", "-s", "B || C"))["messages"]
     assert {row["tags"] for row in found} == {"B"}
-    one = await rows(rig, "printMsgByQueue", "-t", "Orders", "-a", "broker-a", "-i", "0", "-f", "true")
+    queue = ("printMsgByQueue", "-t", "Orders", "-a", "broker-a", "-i", "0")
+    assert await rows(rig, *queue) == {}
+    assert "messages: -p true prints them" in (await invoke("admin", *queue, "-n", rig.namesrv)).stderr
+    one = await rows(rig, *queue, "-p", "true", "--calculate", "true")
     assert {row["queue"] for row in one["messages"]} == {0}
     assert sum(row["messages"] for row in one["tags"]) == len(one["messages"]) < 9
     newest = max(row["stored_at"] for row in found)
@@ -469,13 +480,71 @@ async def test_rates_and_lag_of_all_topics(rig: Rig) -> None:
 async def test_topics_and_groups_are_written_into_a_file(rig: Rig, tmp_path: Path) -> None:
     await rig.start_broker()
     await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders", "-r", "3", "-w", "2")
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "%RETRY%G")
     await rows(rig, "updateSubGroup", "-c", "DefaultCluster", "-g", "G")
     out = tmp_path / "export"
     [row] = (await rows(rig, "exportMetadata", "-c", "DefaultCluster", "-f", str(out)))["exported"]
     held = json.loads((out / "metadata.json").read_text())
     assert row["path"] == str(out / "metadata.json")
     assert held["topicConfigTable"]["Orders"]["readQueueNums"] == 3
-    assert "G" in held["subscriptionGroupTable"]
+    assert set(held["topicConfigTable"]) == {"Orders"}
+    assert set(held["subscriptionGroupTable"]) == {"G"}
+    await rows(rig, "exportMetadata", "-c", "DefaultCluster", "-f", str(out), "-t", "-s")
+    held = json.loads((out / "topic.json").read_text())
+    assert {"Orders", "%RETRY%G"} <= set(held["topicConfigTable"])
+    assert "subscriptionGroupTable" not in held
+    await rows(rig, "exportMetadata", "-c", "DefaultCluster", "-f", str(out), "-g")
+    held = json.loads((out / "subscriptionGroup.json").read_text())
+    assert set(held) == {"exportTime", "subscriptionGroupTable"}
+    both = await invoke("admin", "exportMetadata", "-c", "X", "-t", "-g")
+    assert (both.exit_code, "only topics" in both.output) == (2, True)
+
+
+POLICY = '{"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [10, 20]}}'
+
+
+async def test_what_only_mqadmin_names_of_topics_and_groups_is_set(rig: Rig) -> None:
+    broker = await rig.start_broker()
+    address = render_address(broker.address)
+    topic = ("updateTopic", "-b", address, "-t", "Orders")
+    await rows(rig, *topic, "-a", "+message.type=FIFO", "-u", "true", "--hasUnitSub", "true")
+    await rows(rig, "updateSubGroup", "-b", address, "-g", "G", "-a", "false", "-p", POLICY)
+    async with open_tools("") as tools:
+        config = await broker_topic.query_topic_config(tools.remoting, address, "Orders")
+        assert config is not None
+        assert (config.attributes, config.sys_flag) == ({"message.type": "FIFO"}, 3)
+        group = await broker_topic.query_group_config(tools.remoting, address, "G")
+        assert group is not None
+        assert group.retry_policy.customized is not None
+        assert (group.notifies_members, group.retry_policy.customized.delays_ms) == (False, (10, 20))
+        await rows(rig, *topic, "-a", "-message.type")
+        config = await broker_topic.query_topic_config(tools.remoting, address, "Orders")
+        assert config is not None
+        assert config.attributes == {}
+    for wrong in (("-a", "message.type=FIFO"), ("-a", "+message.type"), ("-u", "yes")):
+        result = await invoke("admin", *topic, *wrong)
+        assert (result.exit_code, wrong[1] in result.output) == (2, True)
+    result = await invoke("admin", "updateSubGroup", "-b", address, "-g", "G", "-p", "fast")
+    assert (result.exit_code, "CUSTOMIZED" in result.output) == (2, True)
+
+
+async def test_a_setting_of_a_cluster_is_its_masters_unless_told(rig: Rig) -> None:
+    master = await rig.start_broker()
+    slave = await rig.start_broker(broker_id=1)
+    await rig.wait_for_slave()
+    addresses = [render_address(one.address) for one in (master, slave)]
+    change = ("updateBrokerConfig", "-c", "DefaultCluster", "-k", "fileReservedTime", "-v", "48")
+    assert [row["broker"] for row in (await rows(rig, *change))["changed"]] == addresses[:1]
+    told = await rows(rig, *change, "--updateAllBroker", "true")
+    assert [row["broker"] for row in told["changed"]] == addresses
+
+
+async def test_name_servers_may_be_named_where_none_is_asked(rig: Rig) -> None:
+    """mqadmin takes -n everywhere, and its scripts name it everywhere."""
+    broker = await rig.start_broker()
+    address = render_address(broker.address)
+    result = await invoke("admin", "getControllerConfig", "-a", address, "-n", "127.0.0.1:1")
+    assert (result.exit_code, "request code 1010 is not supported" in result.stderr) == (1, True)
 
 
 async def test_a_list_of_controllers_names_one_at_least() -> None:

@@ -56,10 +56,10 @@ _REPLICATION_TABLES: Final = (
 )
 
 
-async def change_config(tools: Tools, place: Place, key: str, value: str) -> Answer:
-    """Change a setting of the broker, or of all of the cluster."""
+async def change_config(tools: Tools, place: Place, key: str, value: str, *, masters_only: bool) -> Answer:
+    """Change a setting of the broker, or of those of the cluster."""
     table = Table("changed", ("broker", "key", "value"))
-    for target in await find_targets(tools, place):
+    for target in await find_targets(tools, place, masters_only=masters_only):
         await broker_admin.change_broker_config(tools.remoting, target.address, key, value)
         table.rows.append((target.address, key, value))
     return Answer([table])

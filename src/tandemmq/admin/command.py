@@ -16,8 +16,16 @@ from tandemmq.admin.options import Address, Cluster, NewValue, SettingKey, Work,
 from tandemmq.admin.targets import EVERYWHERE, Place
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.client import Message, MessageQueue
+from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.bodies.assignment import RequestMode
-from tandemmq.protocol.bodies.topic import PERMISSION_DEFAULT, TopicConfig
+from tandemmq.protocol.bodies.codec import decode_body
+from tandemmq.protocol.bodies.group import GroupRetryPolicy
+from tandemmq.protocol.bodies.topic import (
+    PERMISSION_DEFAULT,
+    TOPIC_UNIT,
+    TOPIC_UNIT_SUBSCRIPTION,
+    TopicConfig,
+)
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.requests.admin import ConsumeQueueRequest
 from tandemmq.runtime.clock import LoopClock
@@ -37,12 +45,13 @@ TIME_FORMAT: Final = "%Y-%m-%d#%H:%M:%S:%f"
 
 Topic = Annotated[str, typer.Option("-t", "--topic", help="The topic.")]
 Group = Annotated[str, typer.Option("-g", "--groupName", help="The consumer group.")]
+ConsumerGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="The consumer group.")]
 ResetGroup = Annotated[str, typer.Option("-g", "--group", help="The consumer group.")]
 Force = Annotated[str, typer.Option("-f", "--force", help="Taken for granted, as by mqadmin.")]
 BrokerName = Annotated[str, typer.Option("-b", "--brokerName", help="The broker's name.")]
 QueueId = Annotated[int, typer.Option("-i", "--queueId", min=0)]
 Permission = Annotated[int, typer.Option("-p", "--perm", min=0, max=7, help="2 write, 4 read, 6 both.")]
-PrintBody = Annotated[str, typer.Option("-d", "--printBody", help="Means nothing: bodies are shown.")]
+PrintBody = Annotated[str, typer.Option("-d", "--printBody", help="true: with their bodies.")]
 Tags = Annotated[str, typer.Option("-s", "--subExpression", help="Only these tags, separated by ||.")]
 _TIMES: Final = "now, milliseconds since 1970 or yyyy-MM-dd#HH:mm:ss:SSS."
 Begin = Annotated[str, typer.Option("-b", "--beginTimestamp", help=f"Stored then or later: {_TIMES}")]
@@ -51,6 +60,9 @@ CountMax = Annotated[int, typer.Option("-m", "--maxNum", help="At most so many."
 
 
 # Brokers
+
+
+CleanedCluster = Annotated[str, typer.Option("-c", "--cluster", help="The brokers of this cluster.")]
 
 
 @command(app, "clusterList")
@@ -88,27 +100,31 @@ def update_broker_config(
     key: SettingKey,
     value: NewValue,
     place: Place,
+    has_slaves: Annotated[
+        str, typer.Option("-a", "--updateAllBroker", help="true: with -c at its slaves, too.")
+    ] = "false",
 ) -> Work:
-    """Change a setting of a broker, or of all brokers of a cluster, while they run."""
-    return lambda tools: brokers.change_config(tools, place, key, value)
+    """Change a setting of a broker, or of the masters of a cluster, while they run."""
+    masters_only = not _flag(has_slaves, "-a")
+    return lambda tools: brokers.change_config(tools, place, key, value, masters_only=masters_only)
 
 
 @command(app, "cleanExpiredCQ")
-def clean_expired_queues(place: Place = EVERYWHERE) -> Work:
+def clean_expired_queues(broker: Address = "", cluster: CleanedCluster = "") -> Work:
     """Delete queue files whose messages are gone; without a place, at all brokers."""
-    return lambda tools: brokers.clean(tools, place, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+    return lambda tools: brokers.clean(tools, Place(broker, cluster), RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
 
 
 @command(app, "cleanUnusedTopic")
-def clean_unused_topics(place: Place = EVERYWHERE) -> Work:
+def clean_unused_topics(broker: Address = "", cluster: CleanedCluster = "") -> Work:
     """Delete the queues of topics that are no more; without a place, at all brokers."""
-    return lambda tools: brokers.clean(tools, place, RequestCode.CLEAN_UNUSED_TOPIC)
+    return lambda tools: brokers.clean(tools, Place(broker, cluster), RequestCode.CLEAN_UNUSED_TOPIC)
 
 
 @command(app, "deleteExpiredCommitLog")
-def delete_expired_log(place: Place = EVERYWHERE) -> Work:
+def delete_expired_log(broker: Address = "", cluster: CleanedCluster = "") -> Work:
     """Delete log files older than fileReservedTime at once; without a place, at all brokers."""
-    return lambda tools: brokers.clean(tools, place, RequestCode.DELETE_EXPIRED_COMMITLOG)
+    return lambda tools: brokers.clean(tools, Place(broker, cluster), RequestCode.DELETE_EXPIRED_COMMITLOG)
 
 
 # Name servers
@@ -192,6 +208,9 @@ def update_topic(
     write_queues: Annotated[int, typer.Option("-w", "--writeQueueNums", min=1, max=65535)] = 8,
     permission: Permission = PERMISSION_DEFAULT,
     ordered: Annotated[str, typer.Option("-o", "--order", help="true or false.")] = "false",
+    attributes: Annotated[str, typer.Option("-a", "--attributes", help="Changes: +a=b,+c=d,-e.")] = "",
+    unit: Annotated[str, typer.Option("-u", "--unit", help="true or false.")] = "false",
+    unit_subscription: Annotated[str, typer.Option("-s", "--hasUnitSub", help="true or false.")] = "false",
 ) -> Work:
     """Create a topic, or change it, at one broker or every master of a cluster."""
     config = TopicConfig(
@@ -200,6 +219,8 @@ def update_topic(
         write_queue_count=write_queues,
         permission=permission,
         is_ordered=_flag(ordered, "-o"),
+        attributes=_attributes(attributes),
+        sys_flag=_flag(unit, "-u") * TOPIC_UNIT | _flag(unit_subscription, "-s") * TOPIC_UNIT_SUBSCRIPTION,
     )
     return lambda tools: topics.change_topic(tools, config, place)
 
@@ -217,13 +238,23 @@ def stats_all(
 
 @command(app, "exportMetadata")
 def export_metadata(
-    directory: Annotated[
-        Path, typer.Option("-f", "--filePath", help="The directory for metadata.json.", metavar="DIR")
-    ],
     place: Place,
+    directory: Annotated[
+        Path, typer.Option("-f", "--filePath", help="The directory for the file.", metavar="DIR")
+    ] = Path("/tmp/rocketmq/export"),
+    only_topics: Annotated[bool, typer.Option("-t", "--topic", help="Only topics: topic.json.")] = False,
+    only_groups: Annotated[
+        bool, typer.Option("-g", "--subscriptionGroup", help="Only groups: subscriptionGroup.json.")
+    ] = False,
+    has_special: Annotated[
+        bool, typer.Option("-s", "--specialTopic", help="Also topics of retries and dead letters.")
+    ] = False,
 ) -> Work:
-    """Write the topics and groups of a broker, or of a cluster's masters, into a file."""
-    return lambda tools: topics.export_tables(tools, place, directory)
+    """Write the users' topics and groups of a broker, or of a cluster's masters, into metadata.json."""
+    if only_topics and only_groups:
+        raise typer.BadParameter("-t: only topics, -g: only groups; name one of them, or none for both")
+    what = "topics" if only_topics else "groups" if only_groups else ""
+    return lambda tools: topics.export_tables(tools, place, directory, what, has_special=has_special)
 
 
 @command(app, "updateTopicPerm")
@@ -254,14 +285,14 @@ def consumer_progress(
 
 
 @command(app, "consumerConnection")
-def consumer_connection(group: Group, broker: Address = "") -> Work:
+def consumer_connection(group: ConsumerGroup, broker: Address = "") -> Work:
     """The members of a group, and what it was refused; exit code 1 when nobody is online."""
     return lambda tools: groups.show_connections(tools, group, broker)
 
 
 @command(app, "consumerStatus")
 def consumer_status(
-    group: Annotated[str, typer.Option("-g", "--consumerGroup", help="The consumer group.")],
+    group: ConsumerGroup,
     client_id: Annotated[str, typer.Option("-i", "--clientId", help="Only this member.")] = "",
     has_stack: Annotated[
         bool, typer.Option("-s", "--jstack", help="With the stacks of a Java client's threads.")
@@ -360,6 +391,12 @@ def update_sub_group(
     retries: Annotated[int | None, typer.Option("-r", "--retryMaxTimes", min=-1)] = None,
     broker_id: Annotated[int | None, typer.Option("-i", "--brokerId", min=0)] = None,
     slow_broker_id: Annotated[int | None, typer.Option("-w", "--whichBrokerWhenConsumeSlowly", min=0)] = None,
+    notifies: Annotated[
+        str | None, typer.Option("-a", "--notifyConsumerIdsChanged", help="true or false.")
+    ] = None,
+    retry_policy: Annotated[
+        str | None, typer.Option("-p", "--groupRetryPolicy", help="As mqadmin's: JSON.")
+    ] = None,
 ) -> Work:
     """Create a group, or change what is named of it, at one broker or every master of a cluster."""
     changes: dict[str, Any] = {
@@ -371,6 +408,8 @@ def update_sub_group(
         "retry_count_max": retries,
         "broker_id": broker_id,
         "slow_read_broker_id": slow_broker_id,
+        "notifies_members": notifies and _flag(notifies, "-a"),
+        "retry_policy": retry_policy and _retry_policy(retry_policy),
     }
     changes = {name: value for name, value in changes.items() if value is not None}
     return lambda tools: groups.change_group(tools, group, changes, place)
@@ -454,13 +493,18 @@ def print_messages(
     expression: Tags = messages.ALL_TAGS,
     begin: Begin = "",
     end: End = "",
-    body: PrintBody = "true",
+    body: PrintBody = "false",
     count_max: CountMax = 10_000,
 ) -> Work:
     """The messages of a topic; exit code 1 when there is none."""
-    _flag(body, "-d")
     begin_ms, end_ms = _span(begin, end)
-    wanted = messages.Wanted(expression=expression, begin_ms=begin_ms, end_ms=end_ms, count_max=count_max)
+    wanted = messages.Wanted(
+        expression=expression,
+        begin_ms=begin_ms,
+        end_ms=end_ms,
+        count_max=count_max,
+        has_bodies=_flag(body, "-d"),
+    )
     return lambda tools: messages.print_topic(tools, topic, wanted)
 
 
@@ -472,17 +516,14 @@ def print_messages_of_queue(
     expression: Tags = messages.ALL_TAGS,
     begin: Begin = "",
     end: End = "",
-    prints: Annotated[
-        str, typer.Option("-p", "--printMsg", help="false: not the messages themselves.")
-    ] = "true",
-    body: PrintBody = "true",
+    prints: Annotated[str, typer.Option("-p", "--printMsg", help="true: the messages themselves.")] = "false",
+    body: PrintBody = "false",
     by_tag: Annotated[
-        str, typer.Option("-f", "--calculateByTag", help="true: how many have which tag.")
+        str, typer.Option("-f", "--calculate", help="true: how many have which tag.")
     ] = "false",
     count_max: CountMax = 10_000,
 ) -> Work:
-    """The messages of one queue; exit code 1 when there is none."""
-    _flag(body, "-d")
+    """The messages of one queue (-p true), how many have which tag (-f true); exit code 1 without one."""
     begin_ms, end_ms = _span(begin, end)
     wanted = messages.Wanted(
         broker_name=broker_name,
@@ -492,6 +533,7 @@ def print_messages_of_queue(
         end_ms=end_ms,
         count_max=count_max,
         is_printed=_flag(prints, "-p"),
+        has_bodies=_flag(body, "-d"),
         counts_tags=_flag(by_tag, "-f"),
     )
     return lambda tools: messages.print_topic(tools, topic, wanted)
@@ -517,10 +559,13 @@ def query_queue_entries(
 def query_message_by_key(
     topic: Topic,
     key: Annotated[str, typer.Option("-k", "--msgKey", help="One of the message's keys.")],
+    begin: Begin = "",
+    end: End = "",
     count_max: Annotated[int, typer.Option("-m", "--maxNum", min=1, max=10_000)] = 64,
 ) -> Work:
     """Messages that carry a key; exit code 1 when there is none."""
-    return lambda tools: messages.find_by_key(tools, topic, key, count_max)
+    span = _span(begin, end)
+    return lambda tools: messages.find_by_key(tools, topic, key, count_max, span)
 
 
 def _span(begin: str, end: str) -> tuple[int | None, int | None]:
@@ -548,6 +593,25 @@ def parse_time(text: str, now_ms: int) -> int:
         raise typer.BadParameter(
             f"-s {text}: now, milliseconds since 1970, -1 or yyyy-MM-dd#HH:mm:ss:SSS"
         ) from None
+
+
+def _attributes(changes: str) -> dict[str, str]:
+    """Signed names -> values, as brokers take them. Raises typer.BadParameter."""
+    found: dict[str, str] = {}
+    for change in filter(None, map(str.strip, changes.split(","))):
+        name, has_value, value = change.partition("=")
+        if name[:1] not in ("+", "-") or len(name) == 1 or bool(has_value) != name.startswith("+"):
+            raise typer.BadParameter(f"-a {change}: +name=value or -name, separated by commas")
+        found[name] = value
+    return found
+
+
+def _retry_policy(text: str) -> GroupRetryPolicy:
+    try:
+        return decode_body(text.encode(), GroupRetryPolicy)
+    except RemoteProtocolError as error:
+        example = '{"type":"CUSTOMIZED","customizedRetryPolicy":{"next":[1000,5000]}}'
+        raise typer.BadParameter(f"-p {text}: {error}; allowed is JSON as {example}") from None
 
 
 def _flag(text: str, option: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
+from msgspec import to_builtins
 
 from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import MASTER_ID, Place, Target, Tools, find_targets
@@ -169,7 +170,7 @@ async def change_group(tools: Tools, group: str, changes: dict[str, Any], place:
         held = await broker_topic.query_group_config(tools.remoting, target.address, group)
         config = msgspec.structs.replace(held or SubscriptionGroupConfig(name=group), **changes)
         await broker_topic.create_group(tools.remoting, target.address, config)
-        table.rows.append((target.address, group, changes))
+        table.rows.append((target.address, group, to_builtins(changes)))
     return Answer([table])
 
 

@@ -12,6 +12,7 @@ from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.security import tools_options
 from tandemmq.admin.targets import MASTER_ID, Tools
 from tandemmq.api import broker_offset, broker_pull, broker_query
+from tandemmq.api.broker_query import END_OF_TIME_MS
 from tandemmq.client import Message, MessageQueue, Producer, ProducerOptions
 from tandemmq.client.route_view import build_view
 from tandemmq.errors import BadRequest, ClientError, ConfigError, NoRoute
@@ -39,6 +40,7 @@ class Wanted:
     end_ms: int | None = None
     count_max: int
     is_printed: bool = True
+    has_bodies: bool = True
     counts_tags: bool = False
 
     @property
@@ -72,9 +74,19 @@ async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record
     return found
 
 
-async def find_by_key(tools: Tools, topic: str, key: str, count_max: int) -> Answer:
-    """Messages that carry a key."""
-    return _answer(await tools.cluster_admin.find_by_key(topic, key, count_max=count_max))
+async def find_by_key(
+    tools: Tools, topic: str, key: str, count_max: int, span: tuple[int | None, int | None]
+) -> Answer:
+    """Messages that carry a key; `span`: stored between these times, None: from or to the end."""
+    begin, end = span
+    found = await tools.cluster_admin.find_by_key(
+        topic,
+        key,
+        count_max=count_max,
+        begin_at_ms=0 if begin is None else begin,
+        end_at_ms=END_OF_TIME_MS if end is None else end,
+    )
+    return _answer(found)
 
 
 async def find_by_unique_key(tools: Tools, topic: str, unique_key: str) -> Answer:
@@ -110,9 +122,13 @@ async def print_topic(tools: Tools, topic: str, wanted: Wanted) -> Answer:
             raise NoRoute(f"no address of broker {queue.broker_name!r} is known")
         await _read_queue(tools, addresses[min(addresses)], queue, wanted, records)
     has_more = len(records) > wanted.count_max
-    answer = _answer(records[: wanted.count_max])
+    answer = _answer(records[: wanted.count_max], has_bodies=wanted.has_bodies)
     notes = [*answer.notes, *([f"there are more than {wanted.count_max} (-m)"] if has_more else [])]
     tables = list(answer.tables) if wanted.is_printed else []
+    if records and not wanted.is_printed and not wanted.counts_tags:
+        notes.append(
+            f"{min(len(records), wanted.count_max)} messages: -p true prints them, -f true counts tags"
+        )
     if wanted.counts_tags:
         counts = Counter(one.tags or "" for one in records[: wanted.count_max])
         tables.append(Table("tags", ("tag", "messages"), [*counts.most_common()]))
@@ -201,9 +217,10 @@ async def send(tools: Tools, message: Message, broker_name: str, queue_id: int |
     return Answer([table], exit_code=0 if result.is_ok else 1)
 
 
-def _answer(records: list[Record]) -> Answer:
+def _answer(records: list[Record], *, has_bodies: bool = True) -> Answer:
     """Exit code 1 when there is nothing."""
-    table = Table("messages", _COLUMNS + _MORE, [_row(record) for record in records])
+    columns = _COLUMNS + (_MORE if has_bodies else _MORE[:-1])
+    table = Table("messages", columns, [_row(record)[: len(columns)] for record in records])
     return Answer([table], [] if records else ["no such message"], exit_code=0 if records else 1)
 
 

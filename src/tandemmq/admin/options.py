@@ -37,9 +37,9 @@ def command(
 ) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
     """Registers a function as the command `name`, with the options that all share behind its own.
 
-    These are --json, -n if `names`, and for a parameter `place` -b and -c, of which exactly one must be named
-    unless the parameter has a default. Name servers are not asked when `place` or a parameter `broker` is an
-    address.
+    These are -n, --json, and for a parameter `place` -b and -c, of which exactly one must be named unless the
+    parameter has a default. mqadmin takes -n everywhere; without `names`, or when `place` or a parameter
+    `broker` is an address, name servers are not asked.
     """
 
     def register(function: Callable[..., Work]) -> Callable[..., Work]:
@@ -51,12 +51,12 @@ def command(
             for parameter in own.values()
             if parameter.name != "place"
         ]
-        options += [_shared("namesrv", NameServers, "")] if names else []
+        options.append(_shared("namesrv", NameServers, ""))
         options += [_shared("broker", Address, ""), _shared("cluster", Cluster, "")] if has_place else []
         options.append(_shared("as_json", AsJson, False))
 
         def run_command(**values: Any) -> None:
-            as_json, name_servers = values.pop("as_json"), values.pop("namesrv", "")
+            as_json, name_servers = values.pop("as_json"), values.pop("namesrv")
             address = values.get("broker", "")
             if has_place:
                 place = Place(values.pop("broker"), values.pop("cluster"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from msgspec import to_builtins
@@ -17,7 +18,14 @@ from tandemmq.api import broker_topic
 from tandemmq.api.broker_admin import query_groups_of_topic, query_stats
 from tandemmq.errors import NoRoute, TopicNotFound
 from tandemmq.protocol.bodies.topic import TopicConfig
-from tandemmq.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX, check_topic
+from tandemmq.protocol.topic_names import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    check_topic,
+    is_dlq_topic,
+    is_retry_topic,
+    is_system_group,
+)
 from tandemmq.runtime.clock import LoopClock
 
 _STATS_COLUMNS = ("topic", "group", "lag", "in_tps", "out_tps", "in_24h", "out_24h")
@@ -130,21 +138,36 @@ async def _sum_stats(tools: Tools, addresses: list[str], name: str, key: str) ->
     return sum(one.minute.tps for one in found), sum(one.day.sum for one in found)
 
 
-async def export_tables(tools: Tools, place: Place, directory: Path) -> Answer:
-    """All topics and groups of a broker, or of the masters of a cluster together, in `metadata.json`."""
+_EXPORTS: Final = {"": "metadata.json", "topics": "topic.json", "groups": "subscriptionGroup.json"}
+
+
+async def export_tables(
+    tools: Tools, place: Place, directory: Path, what: str, *, has_special: bool
+) -> Answer:
+    """The users' topics and groups of a broker, or of the masters of a cluster together, in a file; `what`:
+    only "topics" or "groups".
+    """
     topics: dict[str, object] = {}
     groups: dict[str, object] = {}
     targets = await find_targets(tools, place, masters_only=True)
     for target in targets:
         table = await broker_topic.query_topic_configs(tools.remoting, target.address)
-        topics |= {name: to_builtins(config) for name, config in table.topics.items()}
+        system = await broker_topic.query_system_topics(tools.remoting, target.address)
+        topics |= {
+            name: to_builtins(config)
+            for name, config in table.topics.items()
+            if name not in system and (has_special or not (is_retry_topic(name) or is_dlq_topic(name)))
+        }
         held = await broker_topic.query_group_configs(tools.remoting, target.address)
-        groups |= {name: to_builtins(config) for name, config in held.groups.items()}
-    path = _write_json(
-        directory / "metadata.json",
-        {"topicConfigTable": topics, "subscriptionGroupTable": groups, "exportTime": LoopClock().now_ms()},
-    )
-    exported = Table("exported", ("path", "topics", "groups"), [(str(path), len(topics), len(groups))])
+        groups |= {
+            name: to_builtins(config) for name, config in held.groups.items() if not is_system_group(name)
+        }
+    values: dict[str, object] = {"exportTime": LoopClock().now_ms()}
+    values |= {"topicConfigTable": topics} if what != "groups" else {}
+    values |= {"subscriptionGroupTable": groups} if what != "topics" else {}
+    path = _write_json(directory / _EXPORTS[what], values)
+    counts = (None if what == "groups" else len(topics), None if what == "topics" else len(groups))
+    exported = Table("exported", ("path", "topics", "groups"), [(str(path), *counts)])
     return Answer([exported])
 
 

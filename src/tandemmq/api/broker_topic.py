@@ -16,8 +16,10 @@ from tandemmq.protocol.bodies.stats import TopicStats, decode_topic_stats
 from tandemmq.protocol.bodies.topic import (
     TopicConfig,
     TopicConfigTable,
+    as_changes,
     decode_topic_config,
     decode_topic_config_table,
+    decode_topic_list,
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.topic import (
@@ -48,7 +50,7 @@ async def create_topic(
         topic_filter_type=config.filter_type,
         topic_sys_flag=config.sys_flag,
         is_ordered=config.is_ordered,
-        attributes=",".join(f"+{key}={value}" for key, value in sorted(config.attributes.items())) or None,
+        attributes=as_changes(config.attributes) or None,
     )
     await call(client, address, RequestCode.UPDATE_AND_CREATE_TOPIC, header, timeout_s=timeout_s)
 
@@ -85,6 +87,13 @@ async def query_topic_configs(
     """All topics of a broker."""
     answer = await call(client, address, RequestCode.GET_ALL_TOPIC_CONFIG, timeout_s=timeout_s)
     return decode_topic_config_table(answer.body)
+
+
+async def query_system_topics(client: RemotingClient, address: str) -> frozenset[str]:
+    """What a broker made for itself: fixed names, its own, its cluster's."""
+    code = RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
+    answer = await call(client, address, code, timeout_s=ADMIN_TIMEOUT_S)
+    return frozenset(decode_topic_list(answer.body))
 
 
 async def query_topic_stats(

@@ -229,9 +229,18 @@ class Admin(Client):
         address = f"{host}:{where.port}"
         return await broker_query.view_message(self._remoting, address, where.log_offset)
 
-    async def find_by_key(self, topic: str, key: str, *, count_max: int = 32) -> list[Record]:
-        """Messages that carry the key, from every broker of the topic."""
-        return await self._find(topic, key, count_max=count_max, is_unique_key=False)
+    async def find_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = 32,
+        begin_at_ms: int = 0,
+        end_at_ms: int = broker_query.END_OF_TIME_MS,
+    ) -> list[Record]:
+        """Messages that carry the key and were stored between these times, from every broker of the topic."""
+        span = (begin_at_ms, end_at_ms)
+        return await self._find(topic, key, count_max=count_max, is_unique_key=False, span=span)
 
     async def find_by_unique_key(self, topic: str, unique_key: str) -> list[Record]:
         """The message with the producer's id; several when a send was repeated."""
@@ -239,7 +248,15 @@ class Admin(Client):
 
     # Inside
 
-    async def _find(self, topic: str, key: str, *, count_max: int, is_unique_key: bool) -> list[Record]:
+    async def _find(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int,
+        is_unique_key: bool,
+        span: tuple[int, int] = (0, broker_query.END_OF_TIME_MS),
+    ) -> list[Record]:
         view = build_view(topic, await self.topic_route(topic))
         records: list[Record] = []
         for _, replicas in sorted(view.addresses.items()):
@@ -251,6 +268,8 @@ class Admin(Client):
                     topic,
                     key,
                     count_max=count_max,
+                    begin_at_ms=span[0],
+                    end_at_ms=span[1],
                     is_unique_key=is_unique_key,
                 )
         return records[:count_max]

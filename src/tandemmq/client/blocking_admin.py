@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tandemmq.api.broker_query import END_OF_TIME_MS
 from tandemmq.client.admin import Admin, QueueRange
 from tandemmq.client.blocking import Facade
 from tandemmq.client.options import ClientOptions
@@ -91,9 +92,20 @@ class BlockingAdmin(Facade[Admin]):
         """Let a group go on from a time."""
         return self._call(self._running.reset_offsets(group, topic, time_ms))
 
-    def find_by_key(self, topic: str, key: str, *, count_max: int = 32) -> list[Record]:
-        """Messages that carry the key."""
-        return self._call(self._running.find_by_key(topic, key, count_max=count_max))
+    def find_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = 32,
+        begin_at_ms: int = 0,
+        end_at_ms: int = END_OF_TIME_MS,
+    ) -> list[Record]:
+        """Messages that carry the key and were stored between these times."""
+        found = self._running.find_by_key(
+            topic, key, count_max=count_max, begin_at_ms=begin_at_ms, end_at_ms=end_at_ms
+        )
+        return self._call(found)
 
     def find_by_unique_key(self, topic: str, unique_key: str) -> list[Record]:
         """The message with the producer's id; several when a send was repeated."""

@@ -20,6 +20,7 @@ from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import NotPermitted, ServiceNotAvailable
 from tandemmq.protocol.bodies.topic import (
     TopicConfig,
+    as_changes,
     decode_topic_config_list,
     encode_topic_config,
     encode_topic_list,
@@ -71,17 +72,6 @@ def apply_attributes(
         _check_value(key, value, is_mixed_allowed)
         after[key] = value
     return after
-
-
-def as_changes(attributes: Mapping[str, str]) -> str:
-    """The attributes of a configuration as changes: a key that has no sign of its own is set."""
-    changes = []
-    for key, value in attributes.items():
-        if key.startswith("-"):
-            changes.append(key)
-        else:
-            changes.append(f"+{key.removeprefix('+')}={value}")
-    return ",".join(changes)
 
 
 def _check_value(key: str, value: str, is_mixed_allowed: bool) -> None:

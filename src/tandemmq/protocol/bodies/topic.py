@@ -5,7 +5,7 @@ Source:  spec remoting 11.4 and 11.13; spec store 18.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntFlag
 from typing import Annotated
 
@@ -27,6 +27,9 @@ class Permission(IntFlag):
 
 PERMISSION_DEFAULT = 6
 """Read and write."""
+TOPIC_UNIT = 1
+TOPIC_UNIT_SUBSCRIPTION = 2
+"""Bits of a topic's sys flag (RocketMQ: TopicSysFlag)."""
 
 
 class TopicConfig(Body, frozen=True, kw_only=True):
@@ -54,6 +57,17 @@ class TopicConfig(Body, frozen=True, kw_only=True):
     @property
     def is_inherited(self) -> bool:
         return self.permission & Permission.INHERIT != 0
+
+
+def as_changes(attributes: Mapping[str, str]) -> str:
+    """The attributes of a configuration as changes: a key that has no sign of its own is set."""
+    changes = []
+    for key, value in attributes.items():
+        if key.startswith("-"):
+            changes.append(key)
+        else:
+            changes.append(f"+{key.removeprefix('+')}={value}")
+    return ",".join(changes)
 
 
 class TopicConfigTable(Body, frozen=True, kw_only=True):
