@@ -1,19 +1,34 @@
-"""Commands about clusters, brokers and name servers: clusterList, haStatus, getBrokerConfig, wipeWritePerm,
-updateKvConfig.
+"""Commands about brokers and name servers: clusterList, brokerStatus, haStatus, acceptLog, getBrokerConfig,
+updateBrokerConfig, cleanExpiredCQ, cleanUnusedTopic, deleteExpiredCommitLog; getNamesrvConfig,
+updateNamesrvConfig, updateKvConfig, deleteKvConfig, wipeWritePerm, addWritePerm.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
+import typer
+
+from tandemmq.admin.options import (
+    Address,
+    BrokerName,
+    Cluster,
+    NewValue,
+    SettingKey,
+    Work,
+    command,
+    flag,
+)
 from tandemmq.admin.render import Answer, Row, Table
-from tandemmq.admin.targets import Place, Target, Tools, find_targets
+from tandemmq.admin.targets import EVERYWHERE, Place, Target, Tools, find_targets
 from tandemmq.api import broker_admin, nameserver, replica
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.ha import HaClient, HaStatus
 from tandemmq.protocol.bodies.kv import REFUSALS_KEY
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.properties_file import parse_properties
+
+app = typer.Typer()
 
 _REFUSED: Final = ("AHEAD", "TOO_OLD", "HALTED")
 """States of a slave, as its master sees it, that end by an operator's hand only."""
@@ -54,6 +69,120 @@ _REPLICATION_TABLES: Final = (
         ),
     ),
 )
+
+
+CleanedCluster = Annotated[str, typer.Option("-c", "--cluster", help="The brokers of this cluster.")]
+
+
+@command(app, "clusterList")
+def cluster_list(cluster: Cluster = "") -> Work:
+    """All registered brokers with role, version and rates."""
+    return lambda tools: list_clusters(tools, cluster)
+
+
+@command(app, "brokerStatus")
+def broker_status(place: Place = EVERYWHERE) -> Work:
+    """All figures of a broker."""
+    return lambda tools: show_status(tools, place)
+
+
+@command(app, "haStatus")
+def ha_status(place: Place = EVERYWHERE) -> Work:
+    """How far the slaves are; exit code 1 when one has halted."""
+    return lambda tools: show_replication(tools, place)
+
+
+@command(app, "acceptLog", names=False)
+def accept_log(broker: Address) -> Work:
+    """Let a master that waits for its slaves serve its log as it is: what only they hold is given up."""
+    return lambda tools: release(tools, broker)
+
+
+@command(app, "getBrokerConfig")
+def get_broker_config(place: Place = EVERYWHERE) -> Work:
+    """The settings of a broker."""
+    return lambda tools: show_config(tools, place)
+
+
+@command(app, "updateBrokerConfig")
+def update_broker_config(
+    key: SettingKey,
+    value: NewValue,
+    place: Place,
+    has_slaves: Annotated[
+        str, typer.Option("-a", "--updateAllBroker", help="true: with -c at its slaves, too.")
+    ] = "false",
+) -> Work:
+    """Change a setting of a broker, or of the masters of a cluster, while they run."""
+    masters_only = not flag(has_slaves, "-a")
+    return lambda tools: change_config(tools, place, key, value, masters_only=masters_only)
+
+
+@command(app, "cleanExpiredCQ")
+def clean_expired_queues(broker: Address = "", cluster: CleanedCluster = "") -> Work:
+    """Delete queue files whose messages are gone; without a place, at all brokers."""
+    return lambda tools: clean(tools, Place(broker, cluster), RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+
+
+@command(app, "cleanUnusedTopic")
+def clean_unused_topics(broker: Address = "", cluster: CleanedCluster = "") -> Work:
+    """Delete the queues of topics that are no more; without a place, at all brokers."""
+    return lambda tools: clean(tools, Place(broker, cluster), RequestCode.CLEAN_UNUSED_TOPIC)
+
+
+@command(app, "deleteExpiredCommitLog")
+def delete_expired_log(broker: Address = "", cluster: CleanedCluster = "") -> Work:
+    """Delete log files older than fileReservedTime at once; without a place, at all brokers."""
+    return lambda tools: clean(tools, Place(broker, cluster), RequestCode.DELETE_EXPIRED_COMMITLOG)
+
+
+# Name servers
+
+
+@command(app, "getNamesrvConfig")
+def get_namesrv_config() -> Work:
+    """The settings of every name server that is named."""
+    return show_names_config
+
+
+@command(app, "updateNamesrvConfig")
+def update_namesrv_config(
+    key: SettingKey,
+    value: NewValue,
+) -> Work:
+    """Change a setting of every name server that is named."""
+    return lambda tools: change_names_config(tools, key, value)
+
+
+Space = Annotated[str, typer.Option("-s", "--namespace", help="The namespace of the key.")]
+KvKey = Annotated[str, typer.Option("-k", "--key", help="The key.")]
+
+
+@command(app, "updateKvConfig")
+def update_kv_config(namespace: Space, key: KvKey, value: NewValue) -> Work:
+    """Store a value in the key-value configuration of the name servers."""
+    return lambda tools: change_kv(tools, namespace, key, value)
+
+
+@command(app, "deleteKvConfig")
+def delete_kv_config(namespace: Space, key: KvKey) -> Work:
+    """Delete a value of the key-value configuration of the name servers."""
+    return lambda tools: change_kv(tools, namespace, key, None)
+
+
+@command(app, "wipeWritePerm")
+def wipe_write_permission(name: BrokerName) -> Work:
+    """Lead producers away from a broker: routes offer its queues to consumers only."""
+    return lambda tools: change_write_permission(tools, name, allows=False)
+
+
+@command(app, "addWritePerm")
+def add_write_permission(name: BrokerName) -> Work:
+    """Undo wipeWritePerm."""
+    return lambda tools: change_write_permission(tools, name, allows=True)
+
+
+# What they do
 
 
 async def change_config(tools: Tools, place: Place, key: str, value: str, *, masters_only: bool) -> Answer:
@@ -150,7 +279,7 @@ async def show_replication(tools: Tools, place: Place) -> Answer:
     return Answer(tables, notes, exit_code=1 if has_halted or is_waiting else 0)
 
 
-async def accept_log(tools: Tools, address: str) -> Answer:
+async def release(tools: Tools, address: str) -> Answer:
     """A master that waits for its slaves serves its log as it is."""
     return Answer([], [await replica.accept_log(tools.remoting, address)])
 

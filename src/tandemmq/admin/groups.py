@@ -5,19 +5,34 @@ deleteSubGroup, setConsumeMode.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+import typer
 from msgspec import to_builtins
 
+from tandemmq.admin.options import (
+    Address,
+    Group,
+    Topic,
+    Work,
+    command,
+    flag,
+    parse_time,
+)
 from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import MASTER_ID, Place, Target, Tools, find_targets
 from tandemmq.api import broker_admin, broker_offset, broker_topic
-from tandemmq.errors import GroupNotFound, NoRoute, RequestRejected, TandemError
+from tandemmq.api.broker_admin import END_OF_QUEUE_MS
+from tandemmq.errors import GroupNotFound, NoRoute, RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.bodies.assignment import RequestMode
-from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
+from tandemmq.protocol.bodies.codec import decode_body
+from tandemmq.protocol.bodies.group import GroupRetryPolicy, SubscriptionGroupConfig
 from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.topic_names import RETRY_PREFIX
+from tandemmq.runtime.clock import LoopClock
+
+app = typer.Typer()
 
 _SETTINGS: Final = (
     "is_consume_enabled",
@@ -27,6 +42,185 @@ _SETTINGS: Final = (
     "retry_queue_count",
     "retry_count_max",
 )
+
+
+ConsumerGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="The consumer group.")]
+ResetGroup = Annotated[str, typer.Option("-g", "--group", help="The consumer group.")]
+Force = Annotated[str, typer.Option("-f", "--force", help="Taken for granted, as by mqadmin.")]
+
+
+@command(app, "consumerProgress")
+def consumer_progress(
+    group: Group = "", topic: Annotated[str, typer.Option("-t", "--topicName", help="Only this topic.")] = ""
+) -> Work:
+    """How far a group is in each queue; without one, the lag of every group."""
+    return lambda tools: show_progress(tools, group, topic)
+
+
+@command(app, "consumerConnection")
+def consumer_connection(group: ConsumerGroup, broker: Address = "") -> Work:
+    """The members of a group, and what it was refused; exit code 1 when nobody is online."""
+    return lambda tools: show_connections(tools, group, broker)
+
+
+@command(app, "consumerStatus")
+def consumer_status(
+    group: ConsumerGroup,
+    client_id: Annotated[str, typer.Option("-i", "--clientId", help="Only this member.")] = "",
+    has_stack: Annotated[
+        bool, typer.Option("-s", "--jstack", help="With the stacks of a Java client's threads.")
+    ] = False,
+    broker: Address = "",
+) -> Work:
+    """What the members of a group do, as they say themselves; exit code 1 when nobody is online."""
+    return lambda tools: show_members(tools, group, client_id, broker, has_stack=has_stack)
+
+
+@command(app, "producerConnection")
+def producer_connection(
+    group: Annotated[str, typer.Option("-g", "--producerGroup", help="The producer group.")],
+    broker: Address = "",
+    topic: Annotated[str, typer.Option("-t", "--topic", help="As by mqadmin; all brokers are asked.")] = "",
+) -> Work:
+    """The producers of a group; exit code 1 when nobody is online."""
+    return lambda tools: show_producers(tools, group, broker)
+
+
+@command(app, "getConsumerConfig")
+def get_consumer_config(group: Group) -> Work:
+    """The settings of a group at each master; exit code 1 when none knows it."""
+    return lambda tools: show_settings(tools, group)
+
+
+@command(app, "deleteSubGroup")
+def delete_sub_group(
+    group: Group,
+    place: Place,
+    remove_offset: Annotated[
+        str, typer.Option("-r", "--removeOffset", help="true: its offsets go, too.")
+    ] = "false",
+) -> Work:
+    """Delete a group at one broker or every master of a cluster."""
+    removes_offsets = flag(remove_offset, "-r")
+    return lambda tools: remove_group(tools, group, place, removes_offsets=removes_offsets)
+
+
+@command(app, "resetOffsetByTime")
+def reset_offset_by_time(
+    group: ResetGroup,
+    topic: Topic,
+    timestamp: Annotated[
+        str,
+        typer.Option(
+            "-s", "--timestamp", help="now, milliseconds since 1970, -1 (the end) or yyyy-MM-dd#HH:mm:ss:SSS."
+        ),
+    ],
+    force: Force = "true",
+) -> Work:
+    """Let a group, running or not, go on from a time."""
+    flag(force, "-f")
+    time_ms = parse_time(timestamp, LoopClock().now_ms())
+    return lambda tools: reset_by_time(tools, group, topic, time_ms)
+
+
+@command(app, "skipAccumulatedMessage")
+def skip_accumulated(
+    group: ResetGroup,
+    topic: Topic,
+    force: Force = "true",
+) -> Work:
+    """Let a group, running or not, go on from the end of a topic: what waits is never handled."""
+    flag(force, "-f")
+    return lambda tools: reset_by_time(tools, group, topic, END_OF_QUEUE_MS)
+
+
+@command(app, "cloneGroupOffset")
+def clone_group_offset(
+    source: Annotated[str, typer.Option("-s", "--srcGroup", help="The group whose place is taken.")],
+    target: Annotated[str, typer.Option("-d", "--destGroup", help="The group that goes on there.")],
+    topic: Topic,
+    offline: Annotated[str, typer.Option("-o", "--offline", help="Means nothing, as by mqadmin.")] = "false",
+) -> Work:
+    """Let a group that is not running go on in a topic where another one is."""
+    flag(offline, "-o")
+    return lambda tools: clone_offsets(tools, source, target, topic)
+
+
+@command(app, "updateSubGroup")
+def update_sub_group(
+    group: Group,
+    place: Place,
+    consume: Annotated[str | None, typer.Option("-s", "--consumeEnable", help="true or false.")] = None,
+    from_min: Annotated[
+        str | None, typer.Option("-m", "--consumeFromMinEnable", help="true or false.")
+    ] = None,
+    broadcast: Annotated[
+        str | None, typer.Option("-d", "--consumeBroadcastEnable", help="true or false.")
+    ] = None,
+    orderly: Annotated[
+        str | None, typer.Option("-o", "--consumeMessageOrderly", help="true or false.")
+    ] = None,
+    retry_queues: Annotated[int | None, typer.Option("-q", "--retryQueueNums", min=0)] = None,
+    retries: Annotated[int | None, typer.Option("-r", "--retryMaxTimes", min=-1)] = None,
+    broker_id: Annotated[int | None, typer.Option("-i", "--brokerId", min=0)] = None,
+    slow_broker_id: Annotated[int | None, typer.Option("-w", "--whichBrokerWhenConsumeSlowly", min=0)] = None,
+    notifies: Annotated[
+        str | None, typer.Option("-a", "--notifyConsumerIdsChanged", help="true or false.")
+    ] = None,
+    retry_policy: Annotated[
+        str | None, typer.Option("-p", "--groupRetryPolicy", help="As mqadmin's: JSON.")
+    ] = None,
+) -> Work:
+    """Create a group, or change what is named of it, at one broker or every master of a cluster."""
+    changes: dict[str, Any] = {
+        "is_consume_enabled": consume and flag(consume, "-s"),
+        "is_from_min_enabled": from_min and flag(from_min, "-m"),
+        "is_broadcast_enabled": broadcast and flag(broadcast, "-d"),
+        "is_orderly": orderly and flag(orderly, "-o"),
+        "retry_queue_count": retry_queues,
+        "retry_count_max": retries,
+        "broker_id": broker_id,
+        "slow_read_broker_id": slow_broker_id,
+        "notifies_members": notifies and flag(notifies, "-a"),
+        "retry_policy": retry_policy and _retry_policy(retry_policy),
+    }
+    changes = {name: value for name, value in changes.items() if value is not None}
+    return lambda tools: change_group(tools, group, changes, place)
+
+
+@command(app, "setConsumeMode")
+def set_consume_mode(
+    topic: Annotated[str, typer.Option("-t", "--topicName", help="The topic.")],
+    group: Group,
+    mode: Annotated[str, typer.Option("-m", "--mode", help="PULL or POP.")],
+    place: Place,
+    share_count: Annotated[
+        int,
+        typer.Option(
+            "-q",
+            "--popShareQueueNum",
+            help="POP: also the queues of so many next members; 0: all queues.",
+            min=0,
+        ),
+    ] = 0,
+) -> Work:
+    """Let a group whose queues the broker assigns pull or pop a topic."""
+    name = mode.upper()
+    if name != "PULL" and name != "POP":
+        raise typer.BadParameter(f"-m {mode}: PULL or POP")
+    wanted = RequestMode(group=group, mode=name, pop_share_queue_count=share_count, topic=topic)
+    return lambda tools: change_mode(tools, wanted, place)
+
+
+def _retry_policy(text: str) -> GroupRetryPolicy:
+    try:
+        return decode_body(text.encode(), GroupRetryPolicy)
+    except RemoteProtocolError as error:
+        example = '{"type":"CUSTOMIZED","customizedRetryPolicy":{"next":[1000,5000]}}'
+        raise typer.BadParameter(f"-p {text}: {error}; allowed is JSON as {example}") from None
+
+
+# What they do
 
 
 async def show_progress(tools: Tools, group: str, topic: str) -> Answer:

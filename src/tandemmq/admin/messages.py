@@ -6,11 +6,22 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
+import typer
+
+from tandemmq.admin.options import (
+    Begin,
+    BrokerName,
+    End,
+    Topic,
+    Work,
+    command,
+    flag,
+    span,
+)
 from tandemmq.admin.render import Answer, Row, Table
-from tandemmq.admin.security import tools_options
-from tandemmq.admin.targets import MASTER_ID, Tools
+from tandemmq.admin.targets import MASTER_ID, Tools, tools_options
 from tandemmq.api import broker_offset, broker_pull, broker_query
 from tandemmq.api.broker_query import END_OF_TIME_MS
 from tandemmq.client import Message, MessageQueue, Producer, ProducerOptions
@@ -20,6 +31,8 @@ from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.admin import ConsumeQueueRequest
 from tandemmq.protocol.requests.pull import PULL_HAS_SUBSCRIPTION, PullRequest
 from tandemmq.protocol.topic_names import TOOLS_GROUP
+
+app = typer.Typer()
 
 BODY_CHARS_MAX = 1_000
 """Of a body, in characters; more is cut with an ellipsis."""
@@ -52,6 +65,141 @@ _COLUMNS = ("message_id", "unique_key", "topic", "queue", "queue_offset", "log_o
 _MORE = ("stored_at", "retries", "size", "tags", "keys", "properties", "body")
 
 
+PrintBody = Annotated[str, typer.Option("-d", "--printBody", help="true: with their bodies.")]
+Tags = Annotated[str, typer.Option("-s", "--subExpression", help="Only these tags, separated by ||.")]
+CountMax = Annotated[int, typer.Option("-m", "--maxNum", help="At most so many.", min=1, max=1_000_000)]
+QueueId = Annotated[int, typer.Option("-i", "--queueId", min=0)]
+
+
+@command(app, "queryMsgById")
+def query_message_by_id(
+    message_id: Annotated[str, typer.Option("-i", "--msgId", help="Message id, or with -t unique key.")],
+    topic: Annotated[str, typer.Option("-t", "--topic", help="For a producer's unique key.")] = "",
+) -> Work:
+    """One message; exit code 1 when there is none."""
+    return lambda tools: find_by_id(tools, message_id, topic)
+
+
+@command(app, "queryMsgByUniqueKey")
+def query_message_by_unique_key(
+    topic: Topic, unique_key: Annotated[str, typer.Option("-i", "--msgId", help="The producer's id of it.")]
+) -> Work:
+    """The message with a producer's id; exit code 1 when there is none."""
+    return lambda tools: find_by_unique_key(tools, topic, unique_key)
+
+
+@command(app, "queryMsgByOffset")
+def query_message_by_offset(
+    topic: Topic,
+    broker_name: BrokerName,
+    queue_id: QueueId,
+    offset: Annotated[int, typer.Option("-o", "--offset", min=0)],
+) -> Work:
+    """The message at a place of a queue; exit code 1 when there is none."""
+    queue = MessageQueue(topic, broker_name, queue_id)
+    return lambda tools: find_by_offset(tools, queue, offset)
+
+
+@command(app, "sendMessage")
+def send_message(
+    topic: Topic,
+    body: Annotated[str, typer.Option("-p", "--body", help="The message's body, as UTF-8.")],
+    keys: Annotated[str, typer.Option("-k", "--key", help="Its keys, separated by spaces.")] = "",
+    tags: Annotated[str, typer.Option("-c", "--tags", help="Its tag.")] = "",
+    broker_name: Annotated[str, typer.Option("-b", "--broker", help="Only to the broker of this name.")] = "",
+    queue_id: Annotated[int | None, typer.Option("-i", "--qid", help="Only to this queue.", min=0)] = None,
+) -> Work:
+    """Send one message; exit code 1 when it is not as safe as the broker's settings promise."""
+    if queue_id is not None and not broker_name:
+        raise typer.BadParameter("-i names a queue of a broker: name that, too (-b)")
+    message = Message(topic, body.encode(), tags=tags, keys=keys.split())
+    return lambda tools: send(tools, message, broker_name, queue_id)
+
+
+@command(app, "printMsg")
+def print_messages(
+    topic: Topic,
+    expression: Tags = ALL_TAGS,
+    begin: Begin = "",
+    end: End = "",
+    body: PrintBody = "false",
+    count_max: CountMax = 10_000,
+) -> Work:
+    """The messages of a topic; exit code 1 when there is none."""
+    begin_ms, end_ms = span(begin, end)
+    wanted = Wanted(
+        expression=expression,
+        begin_ms=begin_ms,
+        end_ms=end_ms,
+        count_max=count_max,
+        has_bodies=flag(body, "-d"),
+    )
+    return lambda tools: print_topic(tools, topic, wanted)
+
+
+@command(app, "printMsgByQueue")
+def print_messages_of_queue(
+    topic: Topic,
+    broker_name: Annotated[str, typer.Option("-a", "--brokerName", help="The broker's name.")],
+    queue_id: QueueId,
+    expression: Tags = ALL_TAGS,
+    begin: Begin = "",
+    end: End = "",
+    prints: Annotated[str, typer.Option("-p", "--printMsg", help="true: the messages themselves.")] = "false",
+    body: PrintBody = "false",
+    by_tag: Annotated[
+        str, typer.Option("-f", "--calculate", help="true: how many have which tag.")
+    ] = "false",
+    count_max: CountMax = 10_000,
+) -> Work:
+    """The messages of one queue (-p true), how many have which tag (-f true); exit code 1 without one."""
+    begin_ms, end_ms = span(begin, end)
+    wanted = Wanted(
+        broker_name=broker_name,
+        queue_id=queue_id,
+        expression=expression,
+        begin_ms=begin_ms,
+        end_ms=end_ms,
+        count_max=count_max,
+        is_printed=flag(prints, "-p"),
+        has_bodies=flag(body, "-d"),
+        counts_tags=flag(by_tag, "-f"),
+    )
+    return lambda tools: print_topic(tools, topic, wanted)
+
+
+@command(app, "queryCq")
+def query_queue_entries(
+    topic: Topic,
+    queue_id: Annotated[int, typer.Option("-q", "--queue", help="The queue's number.", min=0)],
+    index: Annotated[int, typer.Option("-i", "--index", help="The first queue offset.", min=0)],
+    count: Annotated[int, typer.Option("-c", "--count", help="How many entries.", min=1)] = 10,
+    broker: Annotated[str, typer.Option("-b", "--broker", help="One broker.", metavar="HOST:PORT")] = "",
+    group: Annotated[str, typer.Option("-g", "--consumer", help="Whose subscription is tried.")] = "",
+) -> Work:
+    """Entries of a ConsumeQueue: where messages lie in the log."""
+    header = ConsumeQueueRequest(
+        topic=topic, queue_id=queue_id, queue_offset=index, count_max=count, consumer_group=group or None
+    )
+    return lambda tools: show_entries(tools, header, broker)
+
+
+@command(app, "queryMsgByKey")
+def query_message_by_key(
+    topic: Topic,
+    key: Annotated[str, typer.Option("-k", "--msgKey", help="One of the message's keys.")],
+    begin: Begin = "",
+    end: End = "",
+    count_max: Annotated[int, typer.Option("-m", "--maxNum", min=1, max=10_000)] = 64,
+) -> Work:
+    """Messages that carry a key; exit code 1 when there is none."""
+    times = span(begin, end)
+    return lambda tools: find_by_key(tools, topic, key, count_max, times)
+
+
+# What they do
+
+
 async def find_by_id(tools: Tools, message_id: str, topic: str) -> Answer:
     """The message of an id."""
     return _answer(await find_records(tools, message_id, topic))
@@ -75,10 +223,10 @@ async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record
 
 
 async def find_by_key(
-    tools: Tools, topic: str, key: str, count_max: int, span: tuple[int | None, int | None]
+    tools: Tools, topic: str, key: str, count_max: int, times: tuple[int | None, int | None]
 ) -> Answer:
-    """Messages that carry a key; `span`: stored between these times, None: from or to the end."""
-    begin, end = span
+    """Messages that carry a key; `times`: stored between them, None: from or to the end."""
+    begin, end = times
     found = await tools.cluster_admin.find_by_key(
         topic,
         key,

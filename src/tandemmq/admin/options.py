@@ -4,7 +4,7 @@ A command is a function whose parameters are its options, and which returns its 
 
     @command(app, "deleteUser")
     def delete_user(user: UserName, place: Place) -> Work:
-        return lambda tools: access.remove_user(tools, user, place)
+        return lambda tools: remove_user(tools, user, place)
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, get_type_hints
+from datetime import datetime
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
 from tandemmq.admin.render import Answer, print_answer
 from tandemmq.admin.targets import Place, Tools, open_tools
+from tandemmq.api.broker_admin import END_OF_QUEUE_MS
+from tandemmq.runtime.clock import LoopClock
 
 Work = Callable[[Tools], Awaitable[Answer]]
 
@@ -30,6 +33,15 @@ Address = Annotated[str, typer.Option("-b", "--brokerAddr", help="One broker.", 
 Cluster = Annotated[str, typer.Option("-c", "--clusterName", help="The brokers of this cluster.")]
 SettingKey = Annotated[str, typer.Option("-k", "--key", help="The setting.")]
 NewValue = Annotated[str, typer.Option("-v", "--value", help="Its new value.")]
+Topic = Annotated[str, typer.Option("-t", "--topic", help="The topic.")]
+Group = Annotated[str, typer.Option("-g", "--groupName", help="The consumer group.")]
+BrokerName = Annotated[str, typer.Option("-b", "--brokerName", help="The broker's name.")]
+
+TIME_FORMAT: Final = "%Y-%m-%d#%H:%M:%S:%f"
+"""mqadmin's, local time."""
+_TIMES: Final = "now, milliseconds since 1970 or yyyy-MM-dd#HH:mm:ss:SSS."
+Begin = Annotated[str, typer.Option("-b", "--beginTimestamp", help=f"Stored then or later: {_TIMES}")]
+End = Annotated[str, typer.Option("-e", "--endTimestamp", help=f"Stored then or earlier: {_TIMES}")]
 
 
 def command(
@@ -94,3 +106,39 @@ def demand_place(broker: str, cluster: str) -> None:
     """Raises typer.BadParameter unless exactly one of them is named."""
     if bool(broker) == bool(cluster):
         raise typer.BadParameter("name either a broker (-b) or a cluster (-c)")
+
+
+# Values of options
+
+
+def span(begin: str, end: str) -> tuple[int | None, int | None]:
+    """The milliseconds of two times; None: from or to the end."""
+    now_ms = LoopClock().now_ms()
+    begin_ms, end_ms = (parse_time(text, now_ms) if text else None for text in (begin, end))
+    if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
+        raise typer.BadParameter(f"-b {begin} is later than -e {end}")
+    return begin_ms, end_ms
+
+
+def parse_time(text: str, now_ms: int) -> int:
+    """The milliseconds of a time as mqadmin takes it. Raises typer.BadParameter."""
+    if text == "now":
+        return now_ms
+    if text.removeprefix("-").isdecimal():
+        time_ms = int(text)
+        if time_ms >= END_OF_QUEUE_MS:
+            return time_ms
+        raise typer.BadParameter(f"-s {text}: -1 is the end of each queue, other times are not below 0")
+    try:
+        # %f takes milliseconds as the front of microseconds, which they are.
+        return int(datetime.strptime(text, TIME_FORMAT).timestamp() * 1000)
+    except ValueError:
+        raise typer.BadParameter(
+            f"-s {text}: now, milliseconds since 1970, -1 or yyyy-MM-dd#HH:mm:ss:SSS"
+        ) from None
+
+
+def flag(text: str, option: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise typer.BadParameter(f"{option} {text}: true or false")
+    return text.lower() == "true"

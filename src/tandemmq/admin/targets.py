@@ -1,20 +1,48 @@
-"""Whom a command concerns: one broker by address, or the brokers of a cluster; and how to reach them."""
+"""Whom a command concerns: one broker by address, or the brokers of a cluster; and how to reach them.
+
+What the tools sign with and whether they speak TLS is read from RocketMQ's places, and the environment.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from tandemmq.admin.security import tools_options
+from tandemmq.broker.access.plain_files import read_tools_credentials
 from tandemmq.client.admin import Admin, known_clusters
+from tandemmq.client.options import ClientOptions
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.cluster import ClusterInfo
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.tls_door import make_client_tls
+from tandemmq.remoting.tls_options import TlsClientOptions
 from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork
+
+CALL_TIMEOUT_S = 5.0
+TRUST_VARIABLE = "TANDEMMQ_TLS_CA"
+
+
+def tools_options() -> ClientOptions:
+    """Signed with $ROCKETMQ_HOME/conf/tools.yml when it is there; TLS when TANDEMMQ_TLS_CA names the
+    certificates to trust.
+
+    Raises:  ConfigError for a tools.yml that cannot be used.
+    """
+    home, trust = os.environ.get("ROCKETMQ_HOME"), os.environ.get(TRUST_VARIABLE)
+    credentials = read_tools_credentials(Path(home) / "conf", RealDisk()) if home else None
+    return ClientOptions(
+        call_timeout_s=CALL_TIMEOUT_S,
+        access_key="" if credentials is None else credentials.access_key,
+        secret_key="" if credentials is None else credentials.secret_key,
+        tls=TlsClientOptions(trust_path=Path(trust)) if trust else None,
+    )
+
 
 MASTER_ID = 0
 

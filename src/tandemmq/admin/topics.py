@@ -7,17 +7,30 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+import typer
 from msgspec import to_builtins
 
+from tandemmq.admin.options import (
+    Cluster,
+    Topic,
+    Work,
+    command,
+    flag,
+)
 from tandemmq.admin.render import Answer, Table
 from tandemmq.admin.targets import MASTER_ID, Place, Tools, find_targets
 from tandemmq.api import broker_topic
 from tandemmq.api.broker_admin import query_groups_of_topic, query_stats
 from tandemmq.errors import NoRoute, TopicNotFound
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.topic import (
+    PERMISSION_DEFAULT,
+    TOPIC_UNIT,
+    TOPIC_UNIT_SUBSCRIPTION,
+    TopicConfig,
+)
 from tandemmq.protocol.topic_names import (
     DLQ_PREFIX,
     RETRY_PREFIX,
@@ -28,7 +41,123 @@ from tandemmq.protocol.topic_names import (
 )
 from tandemmq.runtime.clock import LoopClock
 
+app = typer.Typer()
+
 _STATS_COLUMNS = ("topic", "group", "lag", "in_tps", "out_tps", "in_24h", "out_24h")
+
+
+Permission = Annotated[int, typer.Option("-p", "--perm", min=0, max=7, help="2 write, 4 read, 6 both.")]
+
+
+@command(app, "topicList")
+def topic_list() -> Work:
+    """The names of all topics."""
+    return list_topics
+
+
+@command(app, "topicRoute")
+def topic_route(topic: Topic) -> Work:
+    """Queues and brokers of a topic."""
+    return lambda tools: show_route(tools, topic)
+
+
+@command(app, "topicClusterList")
+def topic_cluster_list(topic: Topic) -> Work:
+    """The clusters of a topic."""
+    return lambda tools: show_clusters(tools, topic)
+
+
+@command(app, "topicStatus")
+def topic_status(topic: Topic) -> Work:
+    """The ends of each queue of a topic."""
+    return lambda tools: show_ends(tools, topic)
+
+
+@command(app, "updateTopic")
+def update_topic(
+    topic: Topic,
+    place: Place,
+    read_queues: Annotated[int, typer.Option("-r", "--readQueueNums", min=1, max=65535)] = 8,
+    write_queues: Annotated[int, typer.Option("-w", "--writeQueueNums", min=1, max=65535)] = 8,
+    permission: Permission = PERMISSION_DEFAULT,
+    ordered: Annotated[str, typer.Option("-o", "--order", help="true or false.")] = "false",
+    attributes: Annotated[str, typer.Option("-a", "--attributes", help="Changes: +a=b,+c=d,-e.")] = "",
+    unit: Annotated[str, typer.Option("-u", "--unit", help="true or false.")] = "false",
+    unit_subscription: Annotated[str, typer.Option("-s", "--hasUnitSub", help="true or false.")] = "false",
+) -> Work:
+    """Create a topic, or change it, at one broker or every master of a cluster."""
+    config = TopicConfig(
+        name=topic,
+        read_queue_count=read_queues,
+        write_queue_count=write_queues,
+        permission=permission,
+        is_ordered=flag(ordered, "-o"),
+        attributes=_attributes(attributes),
+        sys_flag=flag(unit, "-u") * TOPIC_UNIT | flag(unit_subscription, "-s") * TOPIC_UNIT_SUBSCRIPTION,
+    )
+    return lambda tools: change_topic(tools, config, place)
+
+
+@command(app, "statsAll")
+def stats_all(
+    topic: Annotated[str, typer.Option("-t", "--topic", help="Only this topic.")] = "",
+    only_active: Annotated[
+        bool, typer.Option("-a", "--activeTopic", help="Only where messages went in or out in 24 hours.")
+    ] = False,
+) -> Work:
+    """What goes into each topic and to each of its groups, and what waits."""
+    return lambda tools: show_stats(tools, topic, only_active=only_active)
+
+
+@command(app, "exportMetadata")
+def export_metadata(
+    place: Place,
+    directory: Annotated[
+        Path, typer.Option("-f", "--filePath", help="The directory for the file.", metavar="DIR")
+    ] = Path("/tmp/rocketmq/export"),
+    only_topics: Annotated[bool, typer.Option("-t", "--topic", help="Only topics: topic.json.")] = False,
+    only_groups: Annotated[
+        bool, typer.Option("-g", "--subscriptionGroup", help="Only groups: subscriptionGroup.json.")
+    ] = False,
+    has_special: Annotated[
+        bool, typer.Option("-s", "--specialTopic", help="Also topics of retries and dead letters.")
+    ] = False,
+) -> Work:
+    """Write the users' topics and groups of a broker, or of a cluster's masters, into metadata.json."""
+    if only_topics and only_groups:
+        raise typer.BadParameter("-t: only topics, -g: only groups; name one of them, or none for both")
+    what = "topics" if only_topics else "groups" if only_groups else ""
+    return lambda tools: export_tables(tools, place, directory, what, has_special=has_special)
+
+
+@command(app, "updateTopicPerm")
+def update_topic_permission(
+    topic: Topic,
+    permission: Permission,
+    place: Place,
+) -> Work:
+    """Change what a topic permits, at one broker or every master of a cluster."""
+    return lambda tools: change_permission(tools, topic, permission, place)
+
+
+@command(app, "deleteTopic")
+def delete_topic(topic: Topic, cluster: Cluster) -> Work:
+    """Delete a topic at all brokers of a cluster and at the name servers."""
+    return lambda tools: remove_topic(tools, topic, cluster)
+
+
+def _attributes(changes: str) -> dict[str, str]:
+    """Signed names -> values, as brokers take them. Raises typer.BadParameter."""
+    found: dict[str, str] = {}
+    for change in filter(None, map(str.strip, changes.split(","))):
+        name, has_value, value = change.partition("=")
+        if name[:1] not in ("+", "-") or len(name) == 1 or bool(has_value) != name.startswith("+"):
+            raise typer.BadParameter(f"-a {change}: +name=value or -name, separated by commas")
+        found[name] = value
+    return found
+
+
+# What they do
 
 
 async def list_topics(tools: Tools) -> Answer:

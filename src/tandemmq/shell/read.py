@@ -16,8 +16,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tandemmq.admin.security import tools_options
-from tandemmq.admin.targets import Tools, open_tools
+from tandemmq.admin.targets import Tools, open_tools, tools_options
 from tandemmq.api import broker_pull
 from tandemmq.api.broker_pull import Pulled, PullStatus
 from tandemmq.client import Consumer, ConsumerOptions, MessageQueue, ReceivedMessage, StartFrom

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tandemmq.admin.security import tools_options
-from tandemmq.admin.targets import Tools, open_tools
+from tandemmq.admin.targets import Tools, open_tools, tools_options
 from tandemmq.api import broker_send
 from tandemmq.client import (
     BlockingProducer,

@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 import typer
 
-from tandemmq.admin.command import parse_time
+from tandemmq.admin.options import parse_time
 from tandemmq.admin.render import Answer, Table, print_answer, render_time
 from tandemmq.admin.targets import Target, targets_of
 from tandemmq.errors import ConfigError
