@@ -239,6 +239,34 @@ async def test_a_group_skips_what_waits_and_another_goes_on_there(rig: Rig) -> N
     assert (await lag("G"), await lag("H")) == (0, 0)
 
 
+async def test_a_group_goes_on_from_a_place_of_one_queue(rig: Rig) -> None:
+    broker = await rig.start_broker()
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "T", "-r", "2", "-w", "2")
+    await send(rig, "T", 10)
+    await rows(rig, "updateSubGroup", "-c", "DefaultCluster", "-g", "G")
+    await rows(rig, "skipAccumulatedMessage", "-g", "G", "-t", "T")
+    reset = ("resetOffsetByTime", "-g", "G", "-t", "T", "-s", "0")
+    queue = ("-b", render_address(broker.address), "-q", "1")
+
+    async def offsets() -> list[int]:
+        shown = await rows(rig, "consumerProgress", "-g", "G", "-t", "T")
+        return [row["consumer_offset"] for row in sorted(shown["queues"], key=lambda row: row["queue"])]
+
+    first, second = await offsets()
+    moved = await rows(rig, *reset, *queue, "-o", "2")
+    assert [(row["queue"], row["offset"]) for row in moved["queues"]] == [(1, 2)]
+    assert await offsets() == [first, 2]
+    assert second > 2
+    moved = await rows(rig, *reset, *queue)
+    assert [(row["queue"], row["offset"]) for row in moved["queues"]] == [(1, 0)]
+    assert await offsets() == [first, 0]
+    for wrong, why in ((queue[:2], "-b and -q"), (queue[2:], "-b and -q"), (("-o", "1"), "name that, too")):
+        result = await invoke("admin", *reset, *wrong, "-n", rig.namesrv)
+        assert (result.exit_code, why in " ".join(result.output.split())) == (2, True)
+    far = await invoke("admin", *reset, *queue, "-o", "99")
+    assert (far.exit_code, "offset 99 of queue 1 of T is outside 0.." in far.stderr) == (1, True)
+
+
 async def test_producers_are_led_away_by_permissions(rig: Rig) -> None:
     await rig.start_broker()
     place = ("-c", "DefaultCluster", "-t", "T")

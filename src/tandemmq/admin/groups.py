@@ -25,6 +25,7 @@ from tandemmq.admin.targets import MASTER_ID, Place, Target, Tools, find_targets
 from tandemmq.api import broker_admin, broker_offset, broker_topic
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.errors import GroupNotFound, NoRoute, RemoteProtocolError, RequestRejected, TandemError
+from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.assignment import RequestMode
 from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.bodies.group import GroupRetryPolicy, SubscriptionGroupConfig
@@ -116,11 +117,25 @@ def reset_offset_by_time(
         ),
     ],
     force: Force = "true",
+    broker: Annotated[
+        str, typer.Option("-b", "--broker", help="With -q: the queue's master, 5.x.", metavar="HOST:PORT")
+    ] = "",
+    queue_id: Annotated[int | None, typer.Option("-q", "--queue", help="Only this queue.", min=0)] = None,
+    offset: Annotated[
+        int | None, typer.Option("-o", "--offset", help="With -q: from there, not from the time.", min=0)
+    ] = None,
 ) -> Work:
     """Let a group, running or not, go on from a time."""
     flag(force, "-f")
     time_ms = parse_time(timestamp, LoopClock().now_ms())
-    return lambda tools: reset_by_time(tools, group, topic, time_ms)
+    if bool(broker) != (queue_id is not None):
+        raise typer.BadParameter("-b and -q name a queue together")
+    if queue_id is None and offset is not None:
+        raise typer.BadParameter("-o is an offset in a queue: name that, too (-b and -q)")
+    if queue_id is None:
+        return lambda tools: reset_by_time(tools, group, topic, time_ms)
+    queue = queue_id
+    return lambda tools: reset_queue(tools, broker, group, topic, time_ms, queue, offset)
 
 
 @command(app, "skipAccumulatedMessage")
@@ -338,7 +353,20 @@ async def remove_group(tools: Tools, group: str, place: Place, *, removes_offset
 
 async def reset_by_time(tools: Tools, group: str, topic: str, time_ms: int) -> Answer:
     """Let a group go on from a time in every queue; -1: from the ends."""
-    offsets = await tools.cluster_admin.reset_offsets(group, topic, time_ms)
+    return _moved(await tools.cluster_admin.reset_offsets(group, topic, time_ms))
+
+
+async def reset_queue(
+    tools: Tools, address: str, group: str, topic: str, time_ms: int, queue_id: int, offset: int | None
+) -> Answer:
+    """Let a group go on from an offset of one queue, without one from a time."""
+    moved = await broker_admin.reset_offsets(
+        tools.remoting, address, group, topic, time_ms, queue_id=queue_id, offset=offset
+    )
+    return _moved(moved)
+
+
+def _moved(offsets: dict[MessageQueue, int]) -> Answer:
     table = Table("queues", ("broker", "queue", "offset"))
     table.rows += [(queue.broker_name, queue.queue_id, offset) for queue, offset in sorted(offsets.items())]
     return Answer([table])

@@ -173,13 +173,18 @@ async def reset_offsets(
     topic: str,
     time_ms: int,
     *,
+    queue_id: int | None = None,
+    offset: int | None = None,
     timeout_s: float = ADMIN_TIMEOUT_S,
 ) -> dict[MessageQueue, int]:
     """Let the group go on from the first message stored at or after `time_ms`; the new offsets per queue.
 
-    Running consumers learn it from their next pull.
+    With a queue only in that one, and there from the offset if it is named; brokers of 4.9 know no queue and
+    move all. Running consumers learn it from their next pull.
     """
-    header = ResetOffsetRequest(topic=topic, group=group, timestamp_ms=time_ms, is_forced=True)
+    header = ResetOffsetRequest(
+        topic=topic, group=group, timestamp_ms=time_ms, is_forced=True, queue_id=queue_id, offset=offset
+    )
     answer = await call(
         client, address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, timeout_s=timeout_s
     )
