@@ -233,7 +233,8 @@ class Cluster:
         self.world.discards.append((now_s if emptied_at_s is None else emptied_at_s, now_s))
         self.promises.on_replaced(now_s, 0 if chosen.store is None else chosen.store.max_log_offset)
         will_be_killed = self.world.dice.happens(50)
-        self._tables.note_promotion(lost, chosen, now_s=now_s, will_be_killed=will_be_killed)
+        saves_now = not will_be_killed and not chosen.disk.is_full
+        self._tables.note_promotion(lost, chosen, now_s=now_s, saves_now=saves_now)
         self.world.note(f"{chosen.name} becomes master")
         self.ledger.counts["promotions"] += 1
         if will_be_killed:

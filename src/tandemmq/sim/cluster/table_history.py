@@ -24,8 +24,8 @@ from tandemmq.store import MessageStore
 
 NOTES_MAX = 60
 ROUNDS = 2
-SAVED_S = 10.0
-"""A slave has saved by then what it copied: the delays of its files and some tries on a failing disk."""
+SAVED_S = 15.0
+"""A slave has saved by then what it copied: the delays of its files, and a full disk meanwhile."""
 
 Offsets = Mapping[str, Mapping[int, int]]
 
@@ -84,14 +84,14 @@ class TableHistory:
         }
         self._notes.append((now_s, master.life, TableNote.of(master), held))
 
-    def note_promotion(
-        self, lost: BrokerNode, chosen: BrokerNode, *, now_s: float, will_be_killed: bool
-    ) -> None:
-        """The master is gone; its slave still runs. What the slave must know as a master is now known."""
+    def note_promotion(self, lost: BrokerNode, chosen: BrokerNode, *, now_s: float, saves_now: bool) -> None:
+        """The master is gone; its slave still runs. What the slave must know as a master is now known.
+        `saves_now`: it ends in order, on a disk that takes its tables.
+        """
         self._expected = None
         if chosen.life is not None and chosen.store is not None:
             finished = _copies_of(chosen)
-            if will_be_killed:
+            if not saves_now:
                 saved = [held for at_s, _, _, held in self._notes if at_s <= now_s - SAVED_S]
                 known = saved[-1].get(chosen.life) if saved else None
                 finished = 0 if known is None else known.finished
