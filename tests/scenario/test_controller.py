@@ -174,6 +174,28 @@ async def test_the_next_leader_waits_for_what_the_one_before_may_have_granted(th
     assert three.clock.monotonic() - begun > elections.LEASE_MS / 1000
 
 
+async def test_a_master_that_is_lost_with_the_leader_is_not_waited_for(
+    three: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next leader has never heard of it; that its address refuses connections tells that it is gone."""
+    monkeypatch.setattr(elections, "UNHEARD_S", 3600.0)
+    one, two = [await three.broker(number, is_ours=True) for number in (1, 2)]
+    await one.elect()
+    await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
+    leader = await three.leader()
+    for name in [name for name in three.names if name != leader]:
+        await three.stop(name)
+        await three.start(name)
+        groups = three.controllers[name].groups
+        await until(lambda groups=groups: groups.get(GROUP) is not None, "it knows the group")  # type: ignore[misc]
+    await two.beat()
+    await until(lambda: all(epochs(three, name)[3] == 2 for name in three.names), "all know the set")
+    await three.stop(leader)
+    await one.close()
+    second = await three.leader()
+    await until(lambda: epochs(three, second)[:2] == (2, 2))
+
+
 async def test_all_controllers_agree_and_the_next_one_goes_on(three: Rig) -> None:
     one = await three.broker(1)
     await three.broker(2)

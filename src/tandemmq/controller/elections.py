@@ -73,6 +73,8 @@ class Elections:
         self._granted_s: dict[str, float] = {}
         self._promotion_s: dict[str, float] = {}
         self._leader_since_s = 0.0
+        self._refusing: set[tuple[str, int]] = set()
+        """Masters that this leader has never heard, and whose address refuses connections."""
         self._raft: RaftServer | None = None
 
     def use(self, raft: RaftServer) -> None:
@@ -87,8 +89,11 @@ class Elections:
         if change.role is Role.LEADER:
             self._leader_since_s = self._clock.monotonic()
             self._granted_s.clear()
+            self._refusing.clear()
             for group in self._groups.all():
                 self._await_promotion(group)
+                if group.master_id is not None and self._live.get(group.name, group.master_id) is None:
+                    self._scope.start(f"probe-{group.name}", self._probe_unheard(group))
 
     # Who lives.
 
@@ -99,7 +104,8 @@ class Elections:
         now_s = self._clock.monotonic()
         heard = self._live.get(group.name, group.master_id)
         if heard is None:
-            return now_s >= self._leader_since_s + UNHEARD_S
+            is_refusing = (group.name, group.master_id) in self._refusing
+            return now_s >= self._leader_since_s + (LEASE_END_S if is_refusing else UNHEARD_S)
         if now_s < heard.heard_s + heard.timeout_s:
             return False
         is_ended = heard.timeout_s == 0.0
@@ -133,16 +139,30 @@ class Elections:
             self._end(name, broker_id)
 
     async def _probe(self, name: str, broker_id: int, heard: Heard) -> None:
-        """Only a refused connection tells that the process is gone."""
+        if await self._is_refused(heard.address) and self._live.get(name, broker_id) is heard:
+            self._end(name, broker_id)
+
+    async def _probe_unheard(self, group: Group) -> None:
+        """A master that was lost together with the leader before this one is not waited for as one that is
+        slow to come; what that leader granted it ends first.
+        """
+        assert group.master_id is not None
+        if await self._is_refused(group.master_address):
+            self._refusing.add((group.name, group.master_id))
+            rest_s = self._leader_since_s + LEASE_END_S - self._clock.monotonic()
+            self._clock.call_later(max(CLOSED_S, rest_s), self.look_at, group.name)
+
+    async def _is_refused(self, address: str | None) -> bool:
+        """Only a refused connection tells that a process is gone."""
         try:
-            host, port = parse_address(heard.address)
+            host, port = parse_address(address or "")
             transport = await self._network.connect(host, port, asyncio.Protocol, PROBE_TIMEOUT_S)
             transport.abort()
         except ConnectionRefusedError:
-            if self._live.get(name, broker_id) is heard:
-                self._end(name, broker_id)
+            return True
         except (OSError, TandemError):
             pass
+        return False
 
     def _end(self, name: str, broker_id: int) -> None:
         self._live.end(name, broker_id)
