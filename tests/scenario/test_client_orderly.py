@@ -24,7 +24,7 @@ from tandemmq.client import (
     ReceivedMessage,
     StartFrom,
 )
-from tandemmq.client.consumer import assignment, orderly_gate
+from tandemmq.client.consumer import assignment, inbox
 from tandemmq.errors import ClientError
 from waits import PATIENCE_S, until
 
@@ -167,7 +167,7 @@ async def test_without_a_master_a_queue_goes_on_until_its_lock_has_run_out(
             assert reader.gate is not None
             gate = reader.gate
             with monkeypatch.context() as later:
-                later.setattr(orderly_gate, "LOCK_VALID_S", 0.0)
+                later.setattr(inbox, "LOCK_VALID_S", 0.0)
                 await until(lambda: gate.is_resting, "the lock has run out")
                 await consumer.poll(1, 0.1)
                 assert await consumer.poll(1, 0.3) == [], "nothing without a lock"

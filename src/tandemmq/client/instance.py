@@ -15,10 +15,9 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from tandemmq.api import broker_client
-from tandemmq.client.name_servers import NameServers
 from tandemmq.client.options import ClientOptions, parse_name_servers
 from tandemmq.client.producer.questions import ProducerQuestions
-from tandemmq.client.route_cache import RouteCache
+from tandemmq.client.route_cache import NameServers, RouteCache
 from tandemmq.client.route_view import MASTER_ID
 from tandemmq.errors import BrokerUnreachable, ClientError, TandemError
 from tandemmq.protocol.bodies.heartbeat import ConsumerData, Heartbeat, ProducerData

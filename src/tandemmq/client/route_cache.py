@@ -3,20 +3,21 @@ date.
 
 A topic that the name servers suddenly do not know keeps its last view: a name server that has just restarted
 knows nothing for some seconds, and a wrong address is found out soon enough. One question per topic is under
-way at a time.
+way at a time. One name server is asked until it fails, then the next (`NameServers`; spec remoting 5).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from tandemmq.api import nameserver
-from tandemmq.client.name_servers import NameServers
 from tandemmq.client.route_view import RouteView, build_template_view, build_view
-from tandemmq.errors import NoRoute, TandemError
+from tandemmq.errors import BrokerUnreachable, ClientError, NoRoute, RequestTimeout, TandemError
 from tandemmq.protocol.bodies.route import TopicRoute
+from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Clock
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
@@ -168,3 +169,44 @@ class RouteCache:
         return await self._name_servers.ask(
             lambda client, address: nameserver.query_route(client, address, topic, timeout_s=self._timeout_s)
         )
+
+
+T = TypeVar("T")
+
+
+class NameServers:
+    """All answer the same questions; the first to ask is drawn by the caller, to spread the load of many
+    clients.
+    """
+
+    def __init__(self, client: RemotingClient, addresses: Sequence[str], *, first: int = 0) -> None:
+        assert addresses
+        self._client = client
+        self._addresses = tuple(addresses)
+        self._current = first % len(addresses)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._addresses
+
+    @property
+    def current(self) -> str:
+        """The one that is asked next."""
+        return self._addresses[self._current]
+
+    async def ask(self, question: Callable[[RemotingClient, str], Awaitable[T]]) -> T:
+        """The answer of the first name server that gives one; a refusal is an answer too.
+
+        Raises:  BrokerUnreachable or RequestTimeout of the last one when none answers.
+        """
+        last: ClientError | None = None
+        for _ in self._addresses:
+            address = self.current
+            try:
+                return await question(self._client, address)
+            except (BrokerUnreachable, RequestTimeout) as error:
+                last = error
+                if self.current == address:
+                    self._current = (self._current + 1) % len(self._addresses)
+        assert last is not None
+        raise last

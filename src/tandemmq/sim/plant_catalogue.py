@@ -678,7 +678,7 @@ _ACCESS: Final = (
 _CLIENT: Final = (
     Plant(
         name="a consumer commits what it pulled",
-        path="client/consumer/in_flight.py",
+        path="client/consumer/inbox.py",
         sound="            return offset\n",
         bug="            return self.next_offset\n",
         proofs=("sim",),
@@ -699,7 +699,7 @@ _CLIENT: Final = (
     ),
     Plant(
         name="an orderly queue hands out the next batch before the last is done",
-        path="client/consumer/orderly_gate.py",
+        path="client/consumer/inbox.py",
         sound="if self._out or self._pause is not None or not self._backlog",
         bug="if self._pause is not None or not self._backlog",
         proofs=("unit/client/test_orderly_gate.py", "scenario/test_client_orderly.py"),

@@ -7,18 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemmq.api.broker_send import SendAnswer
-from tandemmq.client.consumer.in_flight import InFlight
+from tandemmq.client.consumer.inbox import InFlight
 from tandemmq.client.consumer.rebalance import allocate_averagely, plan_change
 from tandemmq.client.consumer.replica_choice import Replica, choose_replica
 from tandemmq.client.consumer.subscription import parse_subscription
-from tandemmq.client.faulty_peers import AVOID_S_MAX, FaultyPeers
 from tandemmq.client.options import ConsumerOptions, ProducerOptions, parse_name_servers
 from tandemmq.client.producer.bulk import chunk_messages
 from tandemmq.client.producer.packer import must_travel_alone
-from tandemmq.client.producer.queue_choice import QueueChoice, queue_by_key
 from tandemmq.client.producer.results import SendStatus, split_answer
-from tandemmq.client.producer.sender import RETRY_CODES
-from tandemmq.client.route_view import build_template_view, build_view, parse_order_queues
+from tandemmq.client.producer.sender import RETRY_CODES, QueueChoice, queue_by_key
+from tandemmq.client.route_view import (
+    AVOID_S_MAX,
+    FaultyPeers,
+    build_template_view,
+    build_view,
+    parse_order_queues,
+)
 from tandemmq.errors import BadRequest, ConfigError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.route import BrokerData, QueueData, TopicRoute

@@ -10,8 +10,8 @@ import pytest
 from tandemmq.api.broker_offset import Progress
 from tandemmq.client.consumer.inbox import Delivery, Inbox
 from tandemmq.client.consumer.offsets import LocalOffsets
-from tandemmq.client.name_servers import NameServers
 from tandemmq.client.producer.outbox import Window
+from tandemmq.client.route_cache import NameServers
 from tandemmq.errors import BrokerUnreachable, ClientError, ConfigError, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.checksum import seal_json

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.client.consumer.inbox import Delivery, Inbox
-from tandemmq.client.consumer.orderly_gate import LOCK_VALID_S, OrderlyGate
+from tandemmq.client.consumer.inbox import LOCK_VALID_S, Delivery, Inbox, OrderlyGate
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.record import Record
 from tandemmq.runtime.memory import ManualClock

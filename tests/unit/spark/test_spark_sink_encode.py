@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tandemmq.client.producer.queue_choice import queue_by_key
+from tandemmq.client.producer.sender import queue_by_key
 from tandemmq.errors import ConfigError, MessageIllegal
 from tandemmq.protocol.batch import split_batch
 from tandemmq.protocol.bodies import MessageQueue

@@ -12,11 +12,10 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
 from tandemmq.api import broker_client
-from tandemmq.client.consumer.offsets import OffsetStore
+from tandemmq.client.consumer.offsets import OffsetStore, find_start_offset
 from tandemmq.client.consumer.queue_lock_keeper import RENEW_S, TRY_AGAIN_S, QueueLockKeeper
 from tandemmq.client.consumer.queue_reader import QueueReader, ReaderSeams
 from tandemmq.client.consumer.rebalance import plan_change
-from tandemmq.client.consumer.start_offset import find_start_offset
 from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.client.options import MessageModel
 from tandemmq.client.route_view import RouteView

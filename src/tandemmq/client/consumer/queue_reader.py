@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from tandemmq.api import broker_offset, broker_pull
 from tandemmq.api.broker_offset import Progress
 from tandemmq.api.broker_pull import Pulled, PullStatus
-from tandemmq.client.consumer.in_flight import InFlight
-from tandemmq.client.consumer.inbox import Delivery, Inbox
-from tandemmq.client.consumer.orderly_gate import OrderlyGate
+from tandemmq.client.consumer.inbox import Delivery, Inbox, InFlight, OrderlyGate
 from tandemmq.client.consumer.replica_choice import MASTER_ID, ReadPolicy, Replica
 from tandemmq.client.consumer.subscription import Subscription
-from tandemmq.client.faulty_peers import FaultyPeers
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ConsumerOptions, MessageModel
+from tandemmq.client.route_view import FaultyPeers
 from tandemmq.errors import (
     BrokerUnreachable,
     LocalProtocolError,

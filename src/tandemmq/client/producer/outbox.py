@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from tandemmq.api import broker_send
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ProducerOptions
-from tandemmq.client.producer.packer import Packer, must_travel_alone, room_of
+from tandemmq.client.producer.packer import Packer, Shipment, Waiter, must_travel_alone, room_of
 from tandemmq.client.producer.results import SendResult
 from tandemmq.client.producer.sender import Sender
-from tandemmq.client.producer.shipment import Shipment, Waiter
 from tandemmq.client.route_view import RouteView
 from tandemmq.errors import ClientError, NoRoute
 from tandemmq.protocol import properties as names

@@ -21,8 +21,8 @@ from tandemmq.client.options import ProducerOptions
 from tandemmq.client.producer.bulk import OnResult, SendSummary, cut_messages, send_chunks
 from tandemmq.client.producer.outbox import Outbox
 from tandemmq.client.producer.packer import room_of
-from tandemmq.client.producer.queue_choice import queue_by_key
 from tandemmq.client.producer.results import SendResult, broker_of_handle, send_reply
+from tandemmq.client.producer.sender import queue_by_key
 from tandemmq.client.route_view import MASTER_ID, RouteView
 from tandemmq.client.tracing import SendObserver, Tracer
 from tandemmq.errors import ClientError, NoRoute, RequestTimeout

@@ -1,26 +1,29 @@
 """Carries shipments to brokers: queue choice, connections, retries; no task and no timer per message.
 
-Everything between `dispatch` and the result is plain calls: the answer's callback runs inside the read of
-the socket. Only a missing route or connection goes through a task, one for all shipments that wait for the
-same thing.
+Everything between `dispatch` and the result is plain calls: the answer's callback runs inside the read of the
+socket. Only a missing route or connection goes through a task, one for all shipments that wait for the same
+thing.
 
 When the only broker for a message is gone, its group may have another master in a moment: the send is tried
 again until its deadline, and so is one whose broker is silent while the routes name another master.
+
+The queues of a topic take turns (`QueueChoice`), and brokers that failed are passed over. The turn starts at
+a random queue (many producers that start together must not all begin with queue 0) and moves by one per
+choice. A broker to avoid is passed over for at most one full turn: when every queue lies on such a broker the
+plain turn decides, because a doubtful broker is better than none (spec semantics 3.2).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from tandemmq.api.broker_send import SendStatus, read_send_answer, send_command
-from tandemmq.client.faulty_peers import FaultyPeers
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ProducerOptions
-from tandemmq.client.producer.queue_choice import QueueChoice
-from tandemmq.client.producer.shipment import Shipment
-from tandemmq.client.route_view import RouteView
+from tandemmq.client.producer.packer import Shipment
+from tandemmq.client.route_view import FaultyPeers, RouteView
 from tandemmq.errors import (
     BrokerUnreachable,
     NoRoute,
@@ -316,3 +319,32 @@ class Sender:
         self._instance.beat_soon()
         for shipment in self._awaiting_channel.pop(address, ()):
             self._send(shipment, channel, address)
+
+
+class QueueChoice:
+    """The turn of one topic."""
+
+    __slots__ = ("_turn",)
+
+    def __init__(self, start: int) -> None:
+        self._turn = start
+
+    def next_queue(self, queues: Sequence[MessageQueue], avoid: Collection[str] = ()) -> MessageQueue:
+        """The next queue whose broker name is not in `avoid`; any queue when all are. `queues` is not
+        empty.
+        """
+        count = len(queues)
+        turn = self._turn + 1
+        if avoid:
+            for step in range(count):
+                if queues[(turn + step) % count].broker_name not in avoid:
+                    turn += step
+                    break
+        turn %= count
+        self._turn = turn
+        return queues[turn]
+
+
+def queue_by_key(queues: Sequence[MessageQueue], key_hash: int) -> MessageQueue:
+    """The queue of an ordering key: abs(hash) modulo the number of queues (spec semantics 3.8)."""
+    return queues[abs(key_hash) % len(queues)]
