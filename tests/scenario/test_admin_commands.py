@@ -490,6 +490,8 @@ async def test_consumers_tell_what_they_do(rig: Rig) -> None:
         assert {"subscription of Orders", "PROP_CONSUME_TYPE"} <= {row["name"] for row in told["members"]}
         [queue] = [row for row in told["queues"] if row["topic"] == "Orders"]
         assert (queue["broker"], queue["queue"]) == ("broker-a", 0)
+        shown = await rows(rig, "consumerProgress", "-g", "G", "-t", "Orders", "--showClientIP", "true")
+        assert [row["client_ip"] for row in shown["queues"]] == ["127.0.0.1"]
         await rows(rig, "consumerStatus", "-g", "G", "-i", "somebody@else", exit_code=1)
 
 
@@ -503,6 +505,10 @@ async def test_rates_and_lag_of_all_topics(rig: Rig) -> None:
     [row] = [row for row in told if row["topic"] == "Orders"]
     assert row["group"] == "G"
     assert {row["topic"] for row in (await rows(rig, "statsAll", "-t", "Orders"))["topics"]} == {"Orders"}
+    listed = (await rows(rig, "topicList", "-c"))["topics"]
+    assert {"cluster": "DefaultCluster", "topic": "Orders", "group": "G"} in listed
+    assert {"cluster": "DefaultCluster", "topic": "TBW102", "group": ""} in listed
+    assert not [row for row in listed if row["topic"].startswith("%RETRY%")]
 
 
 async def test_topics_and_groups_are_written_into_a_file(rig: Rig, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.assignment import RequestMode
 from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.bodies.group import GroupRetryPolicy, SubscriptionGroupConfig
+from tandemmq.protocol.bodies.stats import RunningInfo
 from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.topic_names import RETRY_PREFIX
 from tandemmq.runtime.clock import LoopClock
@@ -52,10 +53,15 @@ Force = Annotated[str, typer.Option("-f", "--force", help="Taken for granted, as
 
 @command(app, "consumerProgress")
 def consumer_progress(
-    group: Group = "", topic: Annotated[str, typer.Option("-t", "--topicName", help="Only this topic.")] = ""
+    group: Group = "",
+    topic: Annotated[str, typer.Option("-t", "--topicName", help="Only this topic.")] = "",
+    show_client: Annotated[
+        str, typer.Option("-s", "--showClientIP", help="true: with -g also who reads each queue.")
+    ] = "false",
 ) -> Work:
     """How far a group is in each queue; without one, the lag of every group."""
-    return lambda tools: show_progress(tools, group, topic)
+    has_clients = flag(show_client, "-s")
+    return lambda tools: show_progress(tools, group, topic, has_clients=has_clients)
 
 
 @command(app, "consumerConnection")
@@ -238,11 +244,11 @@ def _retry_policy(text: str) -> GroupRetryPolicy:
 # What they do
 
 
-async def show_progress(tools: Tools, group: str, topic: str) -> Answer:
-    """How far one group is in each queue, or all groups in sum."""
+async def show_progress(tools: Tools, group: str, topic: str, *, has_clients: bool = False) -> Answer:
+    """How far one group is in each queue, with the member that reads it if wanted, or all groups in sum."""
     masters = await find_targets(tools, masters_only=True)
     if group:
-        return await _progress_of_group(tools, masters, group, topic)
+        return await _progress_of_group(tools, masters, group, topic, has_clients=has_clients)
     names = await tools.cluster_admin.topics()
     table = Table("groups", ("group", "members", "lag"))
     for name in names:
@@ -283,36 +289,25 @@ async def show_members(tools: Tools, group: str, client_id: str, address: str, *
         "queues", ("client", "topic", "broker", "queue", "commit_offset", "cached", "locked", "pulled_at")
     )
     stacks: list[str] = []
-    asked: set[str] = set()
     notes: list[str] = []
-    for target in await find_targets(tools, Place(address), masters_only=not address):
-        found = await broker_admin.query_consumer_connections(tools.remoting, target.address, group)
-        for one in () if found is None else found.connections:
-            if one.client_id in asked or client_id not in ("", one.client_id):
-                continue
-            asked.add(one.client_id)
-            try:
-                info = await broker_admin.query_running_info(
-                    tools.remoting, target.address, group, one.client_id, has_stack=has_stack
-                )
-            except TandemError as error:
-                notes.append(f"{one.client_id} does not tell: {error}")
-                continue
-            place = (target.address, one.client_id)
-            members.rows += [(*place, name, text) for name, text in sorted(info.properties.items())]
-            members.rows += [
-                (*place, f"subscription of {data.topic}", data.expression) for data in info.subscriptions
-            ]
-            queues.rows += [
-                (
-                    one.client_id,
-                    *(queue.topic, queue.broker_name, queue.queue_id),
-                    *(state.commit_offset, state.cached_count, state.is_locked, state.pulled_at_ms),
-                )
-                for queue, state in sorted(info.queues.items())
-            ]
-            stacks += [f"{one.client_id}:\n{info.stack}"] if info.stack else []
-    if not asked:
+    targets = await find_targets(tools, Place(address), masters_only=not address)
+    told = await _ask_members(tools, targets, group, notes, client_id=client_id, has_stack=has_stack)
+    for broker, client, info in told:
+        place = (broker, client)
+        members.rows += [(*place, name, text) for name, text in sorted(info.properties.items())]
+        members.rows += [
+            (*place, f"subscription of {data.topic}", data.expression) for data in info.subscriptions
+        ]
+        queues.rows += [
+            (
+                client,
+                *(queue.topic, queue.broker_name, queue.queue_id),
+                *(state.commit_offset, state.cached_count, state.is_locked, state.pulled_at_ms),
+            )
+            for queue, state in sorted(info.queues.items())
+        ]
+        stacks += [f"{client}:\n{info.stack}"] if info.stack else []
+    if not told and not notes:
         notes.append(f"no such consumer of the group {group!r} is online")
     return Answer([members, queues], [*notes, *stacks], exit_code=0 if members.rows else 1)
 
@@ -406,7 +401,9 @@ async def change_mode(tools: Tools, mode: RequestMode, place: Place) -> Answer:
     return Answer([table])
 
 
-async def _progress_of_group(tools: Tools, masters: list[Target], group: str, topic: str) -> Answer:
+async def _progress_of_group(
+    tools: Tools, masters: list[Target], group: str, topic: str, *, has_clients: bool
+) -> Answer:
     columns = ("topic", "broker", "queue", "broker_offset", "consumer_offset", "lag", "in_flight")
     table = Table("queues", (*columns, "consumed_at"))
     table.rows = await _rows(tools, masters, group, topic)
@@ -414,7 +411,51 @@ async def _progress_of_group(tools: Tools, masters: list[Target], group: str, to
         raise GroupNotFound(f"group {group!r} has committed no offset" + (f" in {topic!r}" if topic else ""))
     lag = sum(row[-3] for row in table.rows)
     members = await _member_count(tools, masters, group)
-    return Answer([table], [f"lag {lag} messages, {members} members online"])
+    notes = [f"lag {lag} messages, {members} members online"]
+    if has_clients:
+        readers = await _readers(tools, masters, group, notes)
+        table.columns = (*table.columns, "client_ip")
+        table.rows = [(*row, readers.get(MessageQueue(*row[:3]))) for row in table.rows]
+    return Answer([table], notes)
+
+
+async def _readers(
+    tools: Tools, masters: list[Target], group: str, notes: list[str]
+) -> dict[MessageQueue, str]:
+    """The address that names each queue's member."""
+    told = await _ask_members(tools, masters, group, notes)
+    return {queue: client.partition("@")[0] for _, client, info in told for queue in info.queues}
+
+
+async def _ask_members(
+    tools: Tools,
+    targets: list[Target],
+    group: str,
+    notes: list[str],
+    *,
+    client_id: str = "",
+    has_stack: bool = False,
+) -> list[tuple[str, str, RunningInfo]]:
+    """What each member of a group, or one, says of itself, with the broker that asked it and its client id;
+    a note for each that does not tell.
+    """
+    told: list[tuple[str, str, RunningInfo]] = []
+    asked: set[str] = set()
+    for target in targets:
+        found = await broker_admin.query_consumer_connections(tools.remoting, target.address, group)
+        for one in () if found is None else found.connections:
+            if one.client_id in asked or client_id not in ("", one.client_id):
+                continue
+            asked.add(one.client_id)
+            try:
+                info = await broker_admin.query_running_info(
+                    tools.remoting, target.address, group, one.client_id, has_stack=has_stack
+                )
+            except TandemError as error:
+                notes.append(f"{one.client_id} does not tell: {error}")
+                continue
+            told.append((target.address, one.client_id, info))
+    return told
 
 
 async def _rows(tools: Tools, masters: list[Target], group: str, topic: str) -> list[Row]:

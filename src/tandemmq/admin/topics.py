@@ -25,6 +25,7 @@ from tandemmq.admin.targets import MASTER_ID, Place, Tools, find_targets
 from tandemmq.api import broker_topic
 from tandemmq.api.broker_admin import query_groups_of_topic, query_stats
 from tandemmq.errors import NoRoute, TopicNotFound
+from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.topic import (
     PERMISSION_DEFAULT,
     TOPIC_UNIT,
@@ -32,8 +33,6 @@ from tandemmq.protocol.bodies.topic import (
     TopicConfig,
 )
 from tandemmq.protocol.topic_names import (
-    DLQ_PREFIX,
-    RETRY_PREFIX,
     check_topic,
     is_dlq_topic,
     is_retry_topic,
@@ -50,9 +49,13 @@ Permission = Annotated[int, typer.Option("-p", "--perm", min=0, max=7, help="2 w
 
 
 @command(app, "topicList")
-def topic_list() -> Work:
+def topic_list(
+    with_clusters: Annotated[
+        bool, typer.Option("-c", "--clusterModel", help="With their clusters and groups.")
+    ] = False,
+) -> Work:
     """The names of all topics."""
-    return list_topics
+    return list_topics_of_clusters if with_clusters else list_topics
 
 
 @command(app, "topicRoute")
@@ -166,6 +169,27 @@ async def list_topics(tools: Tools) -> Answer:
     return Answer([Table("topics", ("topic",), [(name,) for name in names])])
 
 
+async def list_topics_of_clusters(tools: Tools) -> Answer:
+    """Topics with their clusters and readers; those of retries and dead letters are left out."""
+    table = Table("topics", ("cluster", "topic", "group"))
+    for name in await tools.cluster_admin.topics():
+        if is_retry_topic(name) or is_dlq_topic(name):
+            continue
+        route = await tools.cluster_admin.topic_route(name)
+        groups = await _groups_of(tools, _masters(route), name)
+        clusters = sorted({one.cluster for one in route.brokers})
+        table.rows += [(cluster, name, group) for cluster in clusters for group in groups or [""]]
+    return Answer([table])
+
+
+async def _groups_of(tools: Tools, masters: list[str], topic: str) -> list[str]:
+    return sorted({one for at in masters for one in await query_groups_of_topic(tools.remoting, at, topic)})
+
+
+def _masters(route: TopicRoute) -> list[str]:
+    return [one.addresses[MASTER_ID] for one in route.brokers if MASTER_ID in one.addresses]
+
+
 async def show_route(tools: Tools, topic: str) -> Answer:
     """Where a topic's queues are."""
     route = await tools.cluster_admin.topic_route(topic)
@@ -245,12 +269,12 @@ async def show_stats(tools: Tools, topic: str, *, only_active: bool) -> Answer:
     """
     table = Table("topics", _STATS_COLUMNS)
     for name in sorted(await tools.cluster_admin.topics()):
-        if topic not in ("", name) or name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        if topic not in ("", name) or is_retry_topic(name) or is_dlq_topic(name):
             continue
         route = await tools.cluster_admin.topic_route(name)
-        masters = [one.addresses[MASTER_ID] for one in route.brokers if MASTER_ID in one.addresses]
+        masters = _masters(route)
         in_tps, in_day = await _sum_stats(tools, masters, "TOPIC_PUT_NUMS", name)
-        groups = sorted({g for at in masters for g in await query_groups_of_topic(tools.remoting, at, name)})
+        groups = await _groups_of(tools, masters, name)
         for group in groups or [""]:
             out_tps, out_day, lag = 0.0, 0, None
             if group:
