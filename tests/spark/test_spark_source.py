@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tandemmq.protocol.compression import SYS_FLAGS, compressor
 from tandemmq.protocol.message import Message
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.spark.wire import POOL
+from waits import until_blocking
 
 
 def _read(spark: Any, cluster: Any, topic: str, **options: str) -> Any:
@@ -108,6 +110,42 @@ def test_options_columns_and_aliases(spark: Any, cluster: Any) -> None:
         _read(spark, cluster, "SparkOptions", startingOffsets="latest").load().count()
     with pytest.raises(Exception, match=r"names SparkOptions@c:0, .* there are SparkOptions@b:0"):
         _read(spark, cluster, "SparkOptions", startingOffsets='{"SparkOptions":{"c":{"0":1}}}').load().count()
+
+
+def test_options_that_cut_and_divide_a_read(spark: Any, cluster: Any) -> None:
+    topic = "SparkDivided"
+    early = cluster.send(topic, 120)
+    sent_by = time.time()
+    until_blocking(lambda: time.time() > sent_by + 0.002, "the clock has passed the last store time")
+    late = cluster.send(topic, 80, first=120)
+
+    def bodies(**options: str) -> list[bytes]:
+        rows = _read(spark, cluster, topic, columns="body", **options).load().collect()
+        return sorted(bytes(row.body) for row in rows)
+
+    at = json.dumps({topic: {"b": {str(queue): int(sent_by * 1000) + 1 for queue in range(4)}}})
+    assert bodies(endingOffsetsByTimestamp=at) == sorted(early)
+    assert bodies(startingOffsetsByTimestamp=at) == sorted(late)
+    assert bodies(subExpression="b") == sorted((early + late)[1::2])
+    assert bodies(verifyCrc="true", arrowBytes="1k") == sorted(early + late)
+    divided = _read(spark, cluster, topic, minPartitions="10").load()
+    assert divided.rdd.getNumPartitions() >= 10
+    assert divided.count() == 200
+    assert _read(spark, cluster, topic).load().rdd.getNumPartitions() == 1
+
+
+def test_progress_is_committed_for_a_group_unless_it_is_not_wanted(
+    lake_spark: Any, cluster: Any, tmp_path: Path
+) -> None:
+    topic = "SparkProgress"
+    cluster.send(topic, 60)
+    for group, options in (("progress-on", {}), ("progress-off", {"commitProgress": "false"})):
+        stream = follow_topic(lake_spark, cluster.namesrv, topic, group=group, **options)
+        land(stream, tmp_path / group)
+        assert pq.read_table(tmp_path / group).num_rows == 60
+    with BlockingAdmin(cluster.namesrv) as admin:
+        assert admin.lag("progress-on", topic) == 0
+        assert admin.lag("progress-off", topic) == 60
 
 
 def test_conditions_are_pushed_down_in_sessions_that_allow_it(spark: Any, cluster: Any) -> None:
