@@ -8,6 +8,7 @@ Source:     spec store 3.3, 5, 8.
 from __future__ import annotations
 
 from functools import lru_cache
+from struct import Struct
 from typing import Final, TypeAlias
 
 import msgspec
@@ -35,6 +36,9 @@ from tandemmq.protocol.record_layout import (
     RecordOutcome,
 )
 from tandemmq.protocol.sys_flag import HOSTS_V6_MASK
+
+_FACTS_V4: Final = Struct(">ii28xi44xi")
+"""Size, magic, system flag and body size of a record with addresses of four bytes."""
 
 _SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 
@@ -160,7 +164,13 @@ def find_record_properties(view: Buffer) -> bytes | None:
     """
     if len(view) < RECORD_BYTES_MIN:
         return None
-    size, magic = PREFIX.unpack_from(view)
+    size, magic, sys_flag, body_size = _FACTS_V4.unpack_from(view)
+    if magic == MAGIC_V1 and not sys_flag & HOSTS_V6_MASK and 0 <= body_size <= size - RECORD_BYTES_MIN:
+        # Nearly all records are such.
+        topic_at = HEAD_V4_BYTES + body_size
+        begin = topic_at + 3 + view[topic_at] if size <= len(view) else size + 1
+        if begin <= size and begin + (view[begin - 2] << 8 | view[begin - 1]) == size:
+            return bytes(view[begin:size])
     if not RECORD_BYTES_MIN <= size <= len(view) or (magic != MAGIC_V1 and magic != MAGIC_V2):
         return None
     hosts = view[SYS_FLAG_AT + 3] & HOSTS_V6_MASK

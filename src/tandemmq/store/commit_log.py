@@ -55,6 +55,32 @@ def warm(file: File, warmth: Warmth) -> None:
             unsynced = 0
 
 
+class Window:
+    """Looks at many places of a log, most of which are in the file of the one before."""
+
+    __slots__ = ("_base", "_log", "_segment", "_stop", "_whole")
+
+    def __init__(self, log: CommitLog) -> None:
+        self._log = log
+        self._segment: Segment | None = None
+        self._base = self._stop = 0
+        self._whole = memoryview(b"")
+
+    def view(self, begin: int, end: int) -> memoryview:
+        """As `CommitLog.view`, up to `end`."""
+        if not self._base <= begin < self._stop:
+            log = self._log
+            if not log.begin <= begin < log.end:
+                return memoryview(b"")
+            segment = self._segment = log.log.find(begin)
+            assert segment is not None, begin
+            self._base, self._stop, self._whole = segment.base, min(segment.end, log.end), segment.view()
+        end = min(end, self._stop)
+        assert self._segment is not None
+        self._log.touch(self._segment, begin, end)
+        return self._whole[begin - self._base : end - self._base]
+
+
 class CommitLog:
     """The log's bytes. `end` is where the next byte goes."""
 
@@ -142,31 +168,15 @@ class CommitLog:
         assert segment is not None, log_offset
         start = log_offset - segment.base
         stop = min(start + bytes_max, segment.size, self.end - segment.base)
-        self._touch(segment, log_offset, segment.base + stop)
+        self.touch(segment, log_offset, segment.base + stop)
         return segment.view()[start:stop]
 
     def views(self, places: Iterable[Sequence[int]]) -> list[memoryview]:
         """As `view` for each place, which begins with where it begins and ends; the fewer lookups, the more
         neighbours are of one file.
         """
-        views: list[memoryview] = []
-        segment: Segment | None = None
-        base = stop = 0
-        whole = memoryview(b"")
-        for place in places:
-            begin, end = place[0], place[1]
-            if not base <= begin < stop:
-                segment = self.log.find(begin) if self.begin <= begin < self.end else None
-                if segment is None:
-                    base = stop = 0
-                    views.append(memoryview(b""))
-                    continue
-                base, stop, whole = segment.base, min(segment.end, self.end), segment.view()
-            assert segment is not None, begin
-            end = min(end, stop)
-            self._touch(segment, begin, end)
-            views.append(whole[begin - base : end - base])
-        return views
+        window = Window(self)
+        return [window.view(place[0], place[1]) for place in places]
 
     def segment_view(self, log_offset: int) -> tuple[int, memoryview] | None:
         """First offset and all written bytes of the file that holds `log_offset`; None outside the log.
@@ -180,11 +190,11 @@ class CommitLog:
             return None
         segment = self.log.find(log_offset)
         assert segment is not None, log_offset
-        self._touch(segment, log_offset, min(read_end, segment.end))
+        self.touch(segment, log_offset, min(read_end, segment.end))
         view = segment.view()
         return segment.base, view if segment.end <= self.end else view[: self.end - segment.base]
 
-    def _touch(self, segment: Segment, begin: int, end: int) -> None:
+    def touch(self, segment: Segment, begin: int, end: int) -> None:
         """Somebody is about to read these bytes through the map."""
         blocks = self._blocks
         first, last = begin >> BLOCK_SHIFT, (end - 1) >> BLOCK_SHIFT

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from tandemmq.protocol.record_layout import MAGIC_V1, MAGIC_V2
 from tandemmq.store.bulk_read import collect_bulk
-from tandemmq.store.commit_log import CommitLog
+from tandemmq.store.commit_log import CommitLog, Window
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.options import QUEUE_UNIT_BYTES, BrokerRole, StoreOptions
@@ -245,6 +245,7 @@ class Reader:
         near = log_end - self._memory_window_bytes
         bytes_max = max(min(bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
         batch = _Batch(offset)
+        window = Window(self._log)
         open_range: list[int] | None = None
         last_begin = last_offset = 0
         limit = log_end if limit is None else limit
@@ -285,7 +286,7 @@ class Reader:
                     batch.next_offset -= 1
                     break
                 asked += 1
-                view = self._log.view(log_offset, size)
+                view = window.view(log_offset, log_offset + size)
                 wrong = _wrong(queue, batch.next_offset - 1, log_offset, size, view)
                 if wrong is not None and not (wrong.is_record and wrong.queue_offset in kept):
                     batch.wrong = wrong

@@ -156,3 +156,30 @@ def test_filter_reads_the_properties_of_a_stored_record() -> None:
     assert compile_filter("a > 5 AND TAGS = 't'").matches_record(memoryview(raw))
     assert not compile_filter("a > 7").matches_record(raw)
     assert not compile_filter("TRUE").matches_record(raw[:50])
+
+
+@given(
+    st.sampled_from(
+        ("a > 5 OR b = 'x'", "a = b", "NOT (a > b)", "a IS NULL AND b IS NOT NULL", "TRUE", "a IN ('1', 'x')")
+    ),
+    st.lists(
+        st.dictionaries(st.sampled_from("abc"), st.sampled_from(("1", "6", "x", "six", "y" * 80))),
+        max_size=12,
+    ),
+)
+def test_what_is_known_of_some_values_is_what_would_be_found_again(
+    expression: str, messages: list[dict[str, str]]
+) -> None:
+    kept = compile_filter(expression)
+    for properties in messages:
+        new = NewRecord(
+            topic="T",
+            queue_id=0,
+            body=b"",
+            properties=encode_properties(properties),
+            born_at_ms=1,
+            born_host=bytes(8),
+        )
+        raw = encode_record(new, queue_offset=3, log_offset=100, stored_at_ms=2, store_host=bytes(8))
+        assert kept.matches_record(raw) is matches(expression, **properties)
+    assert len(kept._known) <= len(messages)

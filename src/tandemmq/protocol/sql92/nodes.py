@@ -49,20 +49,24 @@ _BOOLEANS: Final = (Kind.BOOLEAN, Kind.BOOLEAN_CONSTANT)
 
 
 class Node(NamedTuple):
-    """A part of an expression. `size` counts its nodes, `depth` how far they nest."""
+    """A part of an expression. `size` counts its nodes, `depth` how far they nest; `names` are those of the
+    properties that it asks for.
+    """
 
     kind: Kind
     evaluate: Evaluate
     size: int = 1
     depth: int = 1
     constant: Value = None
+    names: frozenset[str] = frozenset()
 
 
 def _join(kind: Kind, evaluate: Evaluate, *parts: Node) -> Node:
     depth = 1 + max(part.depth for part in parts)
     if depth > DEPTH_MAX:
         raise SqlError(f"the expression nests more than {DEPTH_MAX} levels deep")
-    return Node(kind, evaluate, 1 + sum(part.size for part in parts), depth)
+    names = frozenset().union(*(part.names for part in parts))
+    return Node(kind, evaluate, 1 + sum(part.size for part in parts), depth, names=names)
 
 
 def _constant(value: Value, kind: Kind = Kind.CONSTANT) -> Node:
@@ -357,4 +361,4 @@ class Builder(Transformer[Token, Node]):
 
     def name(self, token: Token) -> Node:
         name = str(token)
-        return Node(Kind.PROPERTY, lambda lookup: lookup(name))
+        return Node(Kind.PROPERTY, lambda lookup: lookup(name), names=frozenset({name}))
