@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tandemmq.controller.controller import Controller
     from tandemmq.controller.options import ControllerOptions
     from tandemmq.protocol.signature import Credentials
-    from tandemmq.remoting.tls_options import TlsOptions
+    from tandemmq.remoting.options import TlsOptions
 
 
 class _Commands(TyperGroup):

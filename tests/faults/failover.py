@@ -48,7 +48,7 @@ from tandemmq.api.controller import apply_broker_id, find_leader, hand_over_grou
 from tandemmq.client import Admin, Message, Producer, ProducerOptions
 from tandemmq.errors import NotLeader, TandemError
 from tandemmq.protocol.bodies.codec import decode_body
-from tandemmq.protocol.bodies.controller import BrokerEpochs, EpochRange, GroupSyncState
+from tandemmq.protocol.bodies.replica import BrokerEpochs, EpochRange, GroupSyncState
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.remoting.client import RemotingClient

@@ -11,7 +11,7 @@ from outside_lists import OutsideLists, consuming, sending
 from tandemmq.api import broker_admin, broker_offset
 from tandemmq.client import Admin
 from tandemmq.errors import TandemError
-from tandemmq.protocol.bodies.ha import HaStatus
+from tandemmq.protocol.bodies.replica import HaStatus
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.network import TcpNetwork

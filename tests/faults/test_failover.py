@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from failover import FULL_HANDED_OVER, Ack, Failover, NoSuchFault, different_logs, failover, two_masters
 
-from tandemmq.protocol.bodies.controller import EpochRange
+from tandemmq.protocol.bodies.replica import EpochRange
 
 TERMS = [EpochRange(end=100, epoch=1, start=0), EpochRange(end=2**63 - 1, epoch=3, start=100)]
 

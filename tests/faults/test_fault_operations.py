@@ -16,7 +16,7 @@ from outside_lists import OutsideLists, sending
 
 from tandemmq.api.replica import HeldTable, fetch_topics
 from tandemmq.errors import TandemError
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion
 from waits import until
 
 pytestmark = pytest.mark.process

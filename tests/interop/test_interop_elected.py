@@ -22,7 +22,7 @@ from tandemmq.api.controller import find_leader, hand_over_group, read_sync_stat
 from tandemmq.client import BlockingAdmin
 from tandemmq.errors import TandemError
 from tandemmq.launcher import Server
-from tandemmq.protocol.bodies.controller import GroupSyncState
+from tandemmq.protocol.bodies.replica import GroupSyncState
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.network import TcpNetwork

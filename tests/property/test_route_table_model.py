@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tandemmq.errors import RequestRejected
 from tandemmq.nameserver.brokers import Registration
 from tandemmq.nameserver.route_table import RouteTable
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.topic import TopicConfig
 
 NAMES = st.sampled_from(["a", "b", "c"])

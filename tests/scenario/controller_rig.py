@@ -7,7 +7,7 @@ from typing import Any
 
 from tandemmq.controller.controller import Controller
 from tandemmq.controller.options import ControllerOptions
-from tandemmq.protocol.bodies.controller import SyncStateSet, decode_sync_state_set, encode_sync_state_set
+from tandemmq.protocol.bodies.replica import SyncStateSet, decode_sync_state_set, encode_sync_state_set
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.command import Command, Header
 from tandemmq.protocol.requests import controller as headers

@@ -32,10 +32,10 @@ from tandemmq.protocol.requests.access import (
     UpdateWhiteAddressesRequest,
     UserRequest,
 )
+from tandemmq.protocol.requests.admin import CreateTopicRequest, TopicConfigRequest
 from tandemmq.protocol.requests.pull import ViewMessageRequest
 from tandemmq.protocol.requests.replica import LogChecksumRequest
 from tandemmq.protocol.requests.send import EndTransactionRequest, SendBackRequest, SendResponse
-from tandemmq.protocol.requests.topic import CreateTopicRequest, TopicConfigRequest
 from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.address import render_address
 from tandemmq.remoting.client import RemotingClient

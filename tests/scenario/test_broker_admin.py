@@ -16,6 +16,7 @@ from tandemmq.api.nameserver import query_route
 from tandemmq.broker import registration
 from tandemmq.broker.broker import Broker
 from tandemmq.errors import ConfigError
+from tandemmq.protocol.bodies.codec import MessageQueue, decode_kv_table
 from tandemmq.protocol.bodies.group import (
     SubscriptionGroupConfig,
     decode_group_config,
@@ -24,8 +25,6 @@ from tandemmq.protocol.bodies.group import (
     encode_group_config,
 )
 from tandemmq.protocol.bodies.heartbeat import MessageModel
-from tandemmq.protocol.bodies.kv import decode_kv_table
-from tandemmq.protocol.bodies.message_queue import MessageQueue
 from tandemmq.protocol.bodies.register import decode_register_broker_body
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.stats import decode_consume_stats, decode_topic_stats
@@ -36,18 +35,19 @@ from tandemmq.protocol.bodies.topic import (
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.admin import ConsumeStatsRequest, TopicConsumersRequest
-from tandemmq.protocol.requests.offset import QueryOffsetRequest, UpdateOffsetRequest
-from tandemmq.protocol.requests.pull import QueryMessageRequest, ViewMessageRequest
-from tandemmq.protocol.requests.replica import AllTopicConfigRequest
-from tandemmq.protocol.requests.topic import (
+from tandemmq.protocol.requests.admin import (
+    ConsumeStatsRequest,
     CreateTopicRequest,
     DeleteGroupRequest,
     DeleteTopicRequest,
     GroupConfigRequest,
     TopicConfigRequest,
+    TopicConsumersRequest,
     TopicStatsRequest,
 )
+from tandemmq.protocol.requests.offset import QueryOffsetRequest, UpdateOffsetRequest
+from tandemmq.protocol.requests.pull import QueryMessageRequest, ViewMessageRequest
+from tandemmq.protocol.requests.replica import AllTopicConfigRequest
 from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.server import RemotingServer

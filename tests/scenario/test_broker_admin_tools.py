@@ -14,8 +14,7 @@ from pop_rig import ack, change, pop_all
 from tandemmq.broker.broker import Broker
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
-from tandemmq.protocol.bodies.codec import decode_plain
-from tandemmq.protocol.bodies.message_queue import MessageQueue
+from tandemmq.protocol.bodies.codec import MessageQueue, decode_plain
 from tandemmq.protocol.bodies.offset import ConsumerStatus, decode_consumer_status, encode_consumer_status
 from tandemmq.protocol.bodies.topic import decode_topic_config
 from tandemmq.protocol.catalogue import CATALOGUE, ELECTED, RELAYED, UNSUPPORTED, Role
@@ -23,13 +22,13 @@ from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests import admin as headers
+from tandemmq.protocol.requests.admin import DeleteTopicRequest, TopicConfigRequest
 from tandemmq.protocol.requests.offset import QueryOffsetRequest, UpdateOffsetRequest
 from tandemmq.protocol.requests.replica import (
     ExchangeHaInfoRequest,
     ExchangeHaInfoResponse,
     ResetMasterFlushedOffsetRequest,
 )
-from tandemmq.protocol.requests.topic import DeleteTopicRequest, TopicConfigRequest
 from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.clock import LoopClock

@@ -17,8 +17,8 @@ from tandemmq.protocol.bodies.client import (
     decode_producer_connections,
     encode_lock_request,
 )
+from tandemmq.protocol.bodies.codec import MessageQueue
 from tandemmq.protocol.bodies.heartbeat import MessageModel
-from tandemmq.protocol.bodies.message_queue import MessageQueue
 from tandemmq.protocol.bodies.offset import decode_reset_offsets
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -26,6 +26,7 @@ from tandemmq.protocol.requests.admin import (
     ConsumerConnectionsRequest,
     ProducerConnectionsRequest,
     ResetOffsetRequest,
+    TopicConfigRequest,
 )
 from tandemmq.protocol.requests.client import (
     ConsumerListRequest,
@@ -33,7 +34,6 @@ from tandemmq.protocol.requests.client import (
     UnregisterClientRequest,
 )
 from tandemmq.protocol.requests.pop import NotificationRequest
-from tandemmq.protocol.requests.topic import TopicConfigRequest
 from tandemmq.remoting.channel import Channel
 from waits import until
 

@@ -16,7 +16,7 @@ from tandemmq.protocol.bodies.offset import decode_reset_offsets
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command, Header
 from tandemmq.protocol.frame import encode_frame
-from tandemmq.protocol.requests.admin import ResetOffsetRequest
+from tandemmq.protocol.requests.admin import CreateTopicRequest, ResetOffsetRequest
 from tandemmq.protocol.requests.offset import (
     EarliestStoreTimeRequest,
     EarliestStoreTimeResponse,
@@ -31,7 +31,6 @@ from tandemmq.protocol.requests.offset import (
     UpdateOffsetRequest,
 )
 from tandemmq.protocol.requests.pull import ForbiddenResponse
-from tandemmq.protocol.requests.topic import CreateTopicRequest
 from waits import until
 
 SUSPEND = 0x2

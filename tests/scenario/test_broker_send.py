@@ -16,9 +16,9 @@ from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, RequestCode, ResponseCod
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.requests.admin import CreateTopicRequest, TopicConfigRequest
 from tandemmq.protocol.requests.pull import ViewMessageRequest
 from tandemmq.protocol.requests.send import SendBackRequest, SendRequest, SendResponse
-from tandemmq.protocol.requests.topic import CreateTopicRequest, TopicConfigRequest
 from tandemmq.store import BrokerRole
 from waits import until
 

@@ -14,7 +14,7 @@ from tandemmq.api import controller
 from tandemmq.consensus.core.messages import TakeOver, encode_message
 from tandemmq.controller import elections
 from tandemmq.errors import FlushFailed, RequestRejected
-from tandemmq.protocol.bodies.controller import decode_sync_state_set
+from tandemmq.protocol.bodies.replica import decode_sync_state_set
 from tandemmq.protocol.catalogue import CATALOGUE, Role
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode

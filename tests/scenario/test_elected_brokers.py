@@ -23,7 +23,7 @@ from tandemmq.controller.elections import LEASE_MS
 from tandemmq.errors import RequestRejected, RequestTimeout, ServiceNotAvailable, TandemError
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
-from tandemmq.protocol.bodies.controller import SyncStateSet
+from tandemmq.protocol.bodies.replica import SyncStateSet
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command

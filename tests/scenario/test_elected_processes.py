@@ -23,7 +23,7 @@ from tandemmq.api.controller import find_leader
 from tandemmq.client import Admin, Consumer, ConsumerOptions, Message, Producer, ProducerOptions, StartFrom
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.codec import decode_body, encode_body
-from tandemmq.protocol.bodies.controller import GroupSyncState, SyncStateData
+from tandemmq.protocol.bodies.replica import GroupSyncState, SyncStateData
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.clock import LoopClock

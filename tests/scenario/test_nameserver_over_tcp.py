@@ -11,7 +11,7 @@ from tandemmq.api import nameserver as api
 from tandemmq.errors import BrokerUnreachable
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.register import RegisterBrokerBody
 from tandemmq.protocol.bodies.topic import TopicConfig, TopicConfigTable
 from tandemmq.remoting.address import render_address

@@ -17,6 +17,7 @@ from tandemmq.protocol.bodies.pop import BatchAck, BatchAckEntry, encode_batch_a
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX
+from tandemmq.protocol.requests.admin import DeleteGroupRequest, DeleteTopicRequest
 from tandemmq.protocol.requests.pop import (
     AckRequest,
     ChangeInvisibleRequest,
@@ -27,7 +28,6 @@ from tandemmq.protocol.requests.pop import (
     PollingInfoResponse,
     PopResponse,
 )
-from tandemmq.protocol.requests.topic import DeleteGroupRequest, DeleteTopicRequest
 from tandemmq.store.options import FlushMode
 from tandemmq.telemetry import events
 from waits import PATIENCE_S, until

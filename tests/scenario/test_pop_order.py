@@ -22,9 +22,8 @@ from tandemmq.protocol.bodies.assignment import (
     encode_request_mode,
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
-from tandemmq.protocol.requests.admin import ResetOffsetRequest
+from tandemmq.protocol.requests.admin import DeleteTopicRequest, ResetOffsetRequest
 from tandemmq.protocol.requests.pop import NotificationRequest, NotificationResponse, PopResponse
-from tandemmq.protocol.requests.topic import DeleteTopicRequest
 from tandemmq.store.options import FlushMode
 from waits import until
 

@@ -19,9 +19,9 @@ from tandemmq.protocol.bodies.heartbeat import ConsumeFromWhere, ConsumeType, Me
 from tandemmq.protocol.bodies.offset import decode_delay_offsets
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.admin import DeleteTopicRequest
 from tandemmq.protocol.requests.offset import QueryOffsetRequest, UpdateOffsetRequest
 from tandemmq.protocol.requests.pull import SeenRecord
-from tandemmq.protocol.requests.topic import DeleteTopicRequest
 from tandemmq.protocol.topic_names import TOOLS_GROUP
 from waits import until
 

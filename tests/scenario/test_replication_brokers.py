@@ -21,8 +21,7 @@ from tandemmq.api.replica import HeldTable, fetch_ha_status, fetch_topics, read_
 from tandemmq.broker.broker import Broker
 from tandemmq.client import Admin
 from tandemmq.errors import ConfigError, TopicNotFound
-from tandemmq.protocol.bodies.data_version import DataVersion
-from tandemmq.protocol.bodies.kv import decode_kv_table
+from tandemmq.protocol.bodies.codec import DataVersion, decode_kv_table
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.replica import ReadLogRequest

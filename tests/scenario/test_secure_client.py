@@ -28,7 +28,7 @@ from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.address import render_address
-from tandemmq.remoting.tls_options import TlsMode, TlsOptions
+from tandemmq.remoting.options import TlsMode, TlsOptions
 from tandemmq.runtime.chance import SeededRandom
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk

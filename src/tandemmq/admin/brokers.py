@@ -23,8 +23,8 @@ from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import EVERYWHERE, Place, Target, Tools, find_targets
 from tandemmq.api import broker_admin, nameserver, replica
 from tandemmq.errors import TandemError
-from tandemmq.protocol.bodies.ha import HaClient, HaStatus
-from tandemmq.protocol.bodies.kv import REFUSALS_KEY
+from tandemmq.protocol.bodies.codec import REFUSALS_KEY
+from tandemmq.protocol.bodies.replica import HaClient, HaStatus
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.properties_file import parse_properties
 

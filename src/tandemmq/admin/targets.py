@@ -16,10 +16,10 @@ from tandemmq.broker.access.plain_files import read_tools_credentials
 from tandemmq.client.admin import Admin, known_clusters
 from tandemmq.client.options import ClientOptions
 from tandemmq.errors import ConfigError
-from tandemmq.protocol.bodies.cluster import ClusterInfo
+from tandemmq.protocol.bodies.route import ClusterInfo
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.options import TlsClientOptions
 from tandemmq.remoting.tls_door import make_client_tls
-from tandemmq.remoting.tls_options import TlsClientOptions
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork

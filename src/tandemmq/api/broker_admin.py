@@ -12,11 +12,10 @@ from tandemmq.protocol.bodies.client import (
     decode_consumer_connections,
     decode_producer_connections,
 )
-from tandemmq.protocol.bodies.codec import decode_body
+from tandemmq.protocol.bodies.codec import decode_body, decode_kv_table
 from tandemmq.protocol.bodies.group import decode_group_list
-from tandemmq.protocol.bodies.ha import HaStatus, decode_ha_status
-from tandemmq.protocol.bodies.kv import decode_kv_table
 from tandemmq.protocol.bodies.offset import decode_reset_offsets
+from tandemmq.protocol.bodies.replica import HaStatus, decode_ha_status
 from tandemmq.protocol.bodies.stats import (
     BrokerStats,
     ConsumeStats,

@@ -22,7 +22,7 @@ from tandemmq.protocol.bodies.topic import (
     decode_topic_list,
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
-from tandemmq.protocol.requests.topic import (
+from tandemmq.protocol.requests.admin import (
     CreateTopicRequest,
     DeleteGroupRequest,
     DeleteTopicRequest,

@@ -9,7 +9,7 @@ from tandemmq.api.calls import CALL_TIMEOUT_S, call
 from tandemmq.errors import ClientError, NotLeader, RequestRejected
 from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies.codec import decode_body, encode_body
-from tandemmq.protocol.bodies.controller import (
+from tandemmq.protocol.bodies.replica import (
     BrokerEpochs,
     ControllerMember,
     GroupSyncState,

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from tandemmq.api.calls import CALL_TIMEOUT_S, ask, call
 from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies import DataVersion
-from tandemmq.protocol.bodies.cluster import ClusterInfo, decode_cluster_info
-from tandemmq.protocol.bodies.data_version import encode_data_version
-from tandemmq.protocol.bodies.kv import decode_kv_table
+from tandemmq.protocol.bodies.codec import decode_kv_table, encode_data_version
 from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, encode_register_broker_body
-from tandemmq.protocol.bodies.route import TopicRoute, decode_topic_route
+from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute, decode_cluster_info, decode_topic_route
 from tandemmq.protocol.bodies.topic import decode_topic_list
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.properties_file import edit_properties, parse_properties

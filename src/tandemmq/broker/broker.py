@@ -37,9 +37,9 @@ from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import FrameBudget
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
+from tandemmq.remoting.options import PLAIN, TlsOptions
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.tls_door import TlsDoor, make_client_tls
-from tandemmq.remoting.tls_options import PLAIN, TlsOptions
 from tandemmq.replication.core.notice import SlaveName
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell.autoswitch import AutoSwitch

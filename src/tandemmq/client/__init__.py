@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from tandemmq.client.tracing import ConsumeEvent, SendEvent
     from tandemmq.protocol.bodies import MessageQueue
     from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
-    from tandemmq.remoting.tls_options import TlsClientOptions
+    from tandemmq.remoting.options import TlsClientOptions
 
 __all__ = [
     "Admin",
@@ -139,6 +139,6 @@ __getattr__, __dir__ = names_on_demand(
         "tracing": ("ConsumeEvent", "SendEvent"),
         "tandemmq.protocol.bodies": ("MessageQueue",),
         "tandemmq.protocol.message": ("Message", "PoppedMessage", "ReceivedMessage"),
-        "tandemmq.remoting.tls_options": ("TlsClientOptions",),
+        "tandemmq.remoting.options": ("TlsClientOptions",),
     },
 )

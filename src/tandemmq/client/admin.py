@@ -20,8 +20,7 @@ from tandemmq.client.options import ClientOptions
 from tandemmq.client.route_view import RouteView, build_view
 from tandemmq.errors import BadRequest, NoRoute, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.cluster import ClusterInfo
-from tandemmq.protocol.bodies.route import TopicRoute
+from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
 from tandemmq.protocol.bodies.topic import PERMISSION_DEFAULT, TopicConfig
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.record import Record

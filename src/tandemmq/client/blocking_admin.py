@@ -15,8 +15,7 @@ from tandemmq.client.admin import Admin, QueueRange
 from tandemmq.client.blocking import Facade
 from tandemmq.client.options import ClientOptions
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.cluster import ClusterInfo
-from tandemmq.protocol.bodies.route import TopicRoute
+from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
 from tandemmq.protocol.bodies.topic import PERMISSION_DEFAULT
 from tandemmq.protocol.record import Record
 from tandemmq.units import QueueOffset

@@ -16,7 +16,7 @@ from tandemmq.protocol.bodies.heartbeat import MessageModel
 from tandemmq.protocol.compression import Compression
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import TRACE_TOPIC, check_topic
-from tandemmq.remoting.tls_options import TlsClientOptions
+from tandemmq.remoting.options import TlsClientOptions
 from tandemmq.units import KIB, MIB
 
 if TYPE_CHECKING:

@@ -44,8 +44,8 @@ from tandemmq.config.kinds import (
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.nameserver.options import option_keys as nameserver_option_keys
 from tandemmq.protocol.frame import FRAME_BYTES_MAX
+from tandemmq.remoting.options import ClientAuth, TlsMode
 from tandemmq.remoting.settings import option_keys
-from tandemmq.remoting.tls_options import ClientAuth, TlsMode
 from tandemmq.replication.core.options import FirstTransfer
 from tandemmq.store.options import BrokerRole, FlushMode
 from tandemmq.units import KIB

@@ -33,10 +33,10 @@ from tandemmq.remoting.address import parse_address
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler, OnFatal
+from tandemmq.remoting.options import PLAIN, TlsOptions
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
 from tandemmq.remoting.tls_door import TlsDoor, make_client_tls
-from tandemmq.remoting.tls_options import PLAIN, TlsOptions
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events

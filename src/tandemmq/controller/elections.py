@@ -18,7 +18,7 @@ from tandemmq.controller.groups import NO_ID, Elect, Group, Groups, Outcome, cho
 from tandemmq.controller.live import Heard, LiveTable
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.errors import RequestRejected, TandemError
-from tandemmq.protocol.bodies.controller import SyncStateSet, encode_sync_state_set
+from tandemmq.protocol.bodies.replica import SyncStateSet, encode_sync_state_set
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.controller import MasterResponse

@@ -28,7 +28,7 @@ from tandemmq.controller.groups import (
 from tandemmq.controller.groups import Command as GroupCommand
 from tandemmq.controller.live import LiveTable
 from tandemmq.errors import BadRequest, NotLeader, RequestRejected
-from tandemmq.protocol.bodies import controller as bodies
+from tandemmq.protocol.bodies import replica as bodies
 from tandemmq.protocol.codes import ResponseCode as Code
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests import controller as headers

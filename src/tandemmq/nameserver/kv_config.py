@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected, TandemError
-from tandemmq.protocol.bodies.codec import decode_plain, encode_body
-from tandemmq.protocol.bodies.kv import encode_kv_table
+from tandemmq.protocol.bodies.codec import decode_plain, encode_body, encode_kv_table
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Buffer, Command
 from tandemmq.protocol.loose_json import text_map

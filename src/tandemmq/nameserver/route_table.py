@@ -19,16 +19,16 @@ from tandemmq.errors import RequestRejected
 from tandemmq.nameserver.brokers import (
     HEARTBEAT_TIMEOUT_MS,
     MASTER_ID,
+    SYNC_MEMBER_TOPIC_PREFIX,
     BrokerKey,
     LiveBroker,
     MasterAddresses,
     Registration,
     ReplicaSet,
+    with_acting_master,
 )
-from tandemmq.nameserver.route_view import SYNC_MEMBER_TOPIC_PREFIX, with_acting_master
-from tandemmq.protocol.bodies.cluster import ClusterInfo
-from tandemmq.protocol.bodies.data_version import DataVersion
-from tandemmq.protocol.bodies.route import MemberGroup, QueueData, TopicRoute
+from tandemmq.protocol.bodies.codec import DataVersion
+from tandemmq.protocol.bodies.route import ClusterInfo, MemberGroup, QueueData, TopicRoute
 from tandemmq.protocol.bodies.topic import Permission
 
 

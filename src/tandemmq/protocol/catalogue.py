@@ -25,7 +25,6 @@ from tandemmq.protocol.requests import (
     replica,
     route,
     send,
-    topic,
 )
 
 
@@ -134,15 +133,15 @@ _REPLICAS = _entries(
 
 _ADMIN = _entries(
     Role.BROKER,
-    (Code.UPDATE_AND_CREATE_TOPIC, topic.CreateTopicRequest, None),
+    (Code.UPDATE_AND_CREATE_TOPIC, admin.CreateTopicRequest, None),
     (Code.UPDATE_AND_CREATE_TOPIC_LIST, None, None),
-    (Code.DELETE_TOPIC_IN_BROKER, topic.DeleteTopicRequest, None),
-    (Code.GET_TOPIC_CONFIG, topic.TopicConfigRequest, None),
-    (Code.GET_TOPIC_STATS_INFO, topic.TopicStatsRequest, None),
+    (Code.DELETE_TOPIC_IN_BROKER, admin.DeleteTopicRequest, None),
+    (Code.GET_TOPIC_CONFIG, admin.TopicConfigRequest, None),
+    (Code.GET_TOPIC_STATS_INFO, admin.TopicStatsRequest, None),
     (Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, None),
     (Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, None, None),
-    (Code.GET_SUBSCRIPTIONGROUP_CONFIG, topic.GroupConfigRequest, None),
-    (Code.DELETE_SUBSCRIPTIONGROUP, topic.DeleteGroupRequest, None),
+    (Code.GET_SUBSCRIPTIONGROUP_CONFIG, admin.GroupConfigRequest, None),
+    (Code.DELETE_SUBSCRIPTIONGROUP, admin.DeleteGroupRequest, None),
     (Code.GET_CONSUME_STATS, admin.ConsumeStatsRequest, None),
     (Code.GET_BROKER_CONSUME_STATS, admin.BrokerConsumeStatsRequest, None),
     (Code.GET_CONSUMER_CONNECTION_LIST, admin.ConsumerConnectionsRequest, None),

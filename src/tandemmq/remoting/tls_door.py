@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final, cast
 
 from tandemmq.errors import ConfigError
+from tandemmq.remoting.options import ClientAuth, TlsClientOptions, TlsMode, TlsOptions
 from tandemmq.remoting.tls import TlsConnection
-from tandemmq.remoting.tls_options import ClientAuth, TlsClientOptions, TlsMode, TlsOptions
 from tandemmq.runtime.ports import Address, Clock, Disk, TimerHandle
 from tandemmq.telemetry import events
 

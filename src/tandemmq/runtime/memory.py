@@ -22,8 +22,8 @@ from typing import Any, Protocol
 
 from tandemmq.errors import StoreLocked
 from tandemmq.runtime.chance import SeededRandom
-from tandemmq.runtime.delivery import deliver
 from tandemmq.runtime.manual_clock import ManualClock
+from tandemmq.runtime.network import deliver
 from tandemmq.runtime.ports import Address, Advice, Buffer, Clock, ProtocolFactory, StreamProtocol, T
 
 TOTAL_BYTES = 1 << 40

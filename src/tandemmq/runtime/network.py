@@ -1,11 +1,13 @@
-"""Real TCP connections of the running event loop."""
+"""Real TCP connections of the running event loop; and `deliver`, by which networks in memory hand bytes to a
+protocol as these do.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 
-from tandemmq.runtime.ports import Address, ProtocolFactory
+from tandemmq.runtime.ports import Address, ProtocolFactory, StreamProtocol
 
 BACKLOG = 1024
 
@@ -57,3 +59,18 @@ def reserve_port(host: str) -> socket.socket:
         one.close()
         raise
     return one
+
+
+def deliver(protocol: StreamProtocol, data: bytes) -> None:
+    """Give `data` to a protocol, whole, or piece by piece into the buffer that it offers."""
+    if isinstance(protocol, asyncio.Protocol):
+        protocol.data_received(data)
+        return
+    rest = memoryview(data)
+    while rest:
+        room = memoryview(protocol.get_buffer(len(rest)))
+        count = min(len(rest), len(room))
+        assert count, "a protocol must offer room when bytes come"
+        room[:count] = rest[:count]
+        protocol.buffer_updated(count)
+        rest = rest[count:]

@@ -18,8 +18,8 @@ from tandemmq.admin.targets import MASTER_ID, Target, Tools, open_tools, targets
 from tandemmq.api import broker_admin, nameserver
 from tandemmq.client.options import parse_name_servers
 from tandemmq.errors import TandemError
-from tandemmq.protocol.bodies.cluster import ClusterInfo
-from tandemmq.protocol.bodies.ha import HaStatus
+from tandemmq.protocol.bodies.replica import HaStatus
+from tandemmq.protocol.bodies.route import ClusterInfo
 from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.protocol.topic_names import is_system_topic
 from tandemmq.runtime.clock import LoopClock

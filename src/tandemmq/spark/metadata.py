@@ -16,7 +16,7 @@ from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from tandemmq.errors import NoRoute, RequestRejected
-from tandemmq.protocol.bodies.kv import decode_kv_table
+from tandemmq.protocol.bodies.codec import decode_kv_table
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import decode_record, decode_records

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tandemmq.errors import BrokerUnreachable
 from tandemmq.protocol import rejections
-from tandemmq.protocol.bodies.cluster import decode_cluster_info
-from tandemmq.protocol.bodies.route import TopicRoute, decode_topic_route
+from tandemmq.protocol.bodies.route import TopicRoute, decode_cluster_info, decode_topic_route
 from tandemmq.protocol.bodies.topic import decode_topic_list
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command, Header

@@ -12,8 +12,7 @@ from tandemmq.admin.options import parse_time
 from tandemmq.admin.render import Answer, Table, print_answer, render_time
 from tandemmq.admin.targets import Target, targets_of
 from tandemmq.errors import ConfigError
-from tandemmq.protocol.bodies.cluster import ClusterInfo
-from tandemmq.protocol.bodies.route import BrokerData
+from tandemmq.protocol.bodies.route import BrokerData, ClusterInfo
 
 NOW_MS = 1_700_000_000_000
 

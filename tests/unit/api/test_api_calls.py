@@ -31,8 +31,8 @@ from tandemmq.errors import (
 )
 from tandemmq.protocol.bodies import DataVersion, MessageQueue
 from tandemmq.protocol.bodies.client import encode_consumer_list
+from tandemmq.protocol.bodies.codec import encode_kv_table
 from tandemmq.protocol.bodies.heartbeat import Heartbeat, decode_heartbeat
-from tandemmq.protocol.bodies.kv import encode_kv_table
 from tandemmq.protocol.bodies.offset import encode_reset_offsets
 from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, decode_register_broker_body
 from tandemmq.protocol.bodies.topic import TopicConfig, TopicConfigTable, encode_topic_list

@@ -17,7 +17,7 @@ from tandemmq.protocol.bodies.assignment import (
     decode_assignments,
     encode_assignments,
 )
-from tandemmq.protocol.bodies.message_queue import MessageQueue
+from tandemmq.protocol.bodies.codec import MessageQueue
 from tandemmq.protocol.bodies.route import QueueData, TopicRoute
 
 QUEUES = [MessageQueue("T", "a", number) for number in range(5)]

@@ -23,7 +23,7 @@ from tandemmq.broker.delay.timer_check import (
 from tandemmq.broker.delay.timer_rule import TimerLimits, plan_timer, read_timer, slot_of, slots_over
 from tandemmq.broker.delay.timer_wheel import CANCELLING, TimerKey
 from tandemmq.errors import MessageIllegal, RemoteProtocolError, RequestRejected
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.properties import decode_properties, encode_properties
 from tandemmq.protocol.record import NewRecord, Record, decode_record, encode_record
 

@@ -277,7 +277,7 @@ async def test_slave_that_becomes_master_goes_on_where_its_master_was() -> None:
     machine.time("pending", at(machine, 20))
     await machine.clock.pass_time(10)
     from tandemmq.broker.delay.timer_check import TimerCheck, decode_timer_answer, encode_timer_answer
-    from tandemmq.protocol.bodies.data_version import DataVersion
+    from tandemmq.protocol.bodies.codec import DataVersion
 
     first = decode_properties(machine.delivered(TIMER_TOPIC)[1].raw_properties)["TIMER_OUT_MS"]
     check = TimerCheck(TimerKey(int(first), 1), 2, 1)

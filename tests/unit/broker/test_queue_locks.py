@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandemmq.broker.clients.queue_locks import QueueLocks
-from tandemmq.protocol.bodies.message_queue import MessageQueue
+from tandemmq.protocol.bodies.codec import MessageQueue
 from tandemmq.runtime.manual_clock import ManualClock
 
 Q0, Q1 = (MessageQueue(topic="T", broker_name="b", queue_id=i) for i in (0, 1))

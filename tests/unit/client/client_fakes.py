@@ -9,9 +9,15 @@ from dataclasses import dataclass, field
 
 from tandemmq.protocol.batch import split_batch
 from tandemmq.protocol.bodies.client import encode_consumer_list
-from tandemmq.protocol.bodies.cluster import ClusterInfo, encode_cluster_info
 from tandemmq.protocol.bodies.heartbeat import Heartbeat, decode_heartbeat
-from tandemmq.protocol.bodies.route import BrokerData, QueueData, TopicRoute, encode_topic_route
+from tandemmq.protocol.bodies.route import (
+    BrokerData,
+    ClusterInfo,
+    QueueData,
+    TopicRoute,
+    encode_cluster_info,
+    encode_topic_route,
+)
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.java_hash import tag_hash

@@ -16,8 +16,12 @@ from tandemmq.errors import ConfigError, TandemError
 from tandemmq.nameserver import kv_config
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
-from tandemmq.protocol.bodies.data_version import DataVersion, decode_data_version, encode_data_version
-from tandemmq.protocol.bodies.kv import decode_kv_table
+from tandemmq.protocol.bodies.codec import (
+    DataVersion,
+    decode_data_version,
+    decode_kv_table,
+    encode_data_version,
+)
 from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, encode_register_broker_body
 from tandemmq.protocol.bodies.route import (
     QueueData,

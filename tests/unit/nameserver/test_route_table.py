@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from tandemmq.errors import RequestRejected
-from tandemmq.nameserver.brokers import MasterAddresses, Registration
+from tandemmq.nameserver.brokers import MasterAddresses, Registration, select_zone
 from tandemmq.nameserver.route_table import RouteTable
-from tandemmq.nameserver.route_view import select_zone
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.route import QueueData, TopicRoute
 from tandemmq.protocol.bodies.topic import TopicConfig
 

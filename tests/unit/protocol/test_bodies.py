@@ -21,8 +21,7 @@ from tandemmq.protocol.bodies.client import (
     encode_lock_answer,
     encode_lock_request,
 )
-from tandemmq.protocol.bodies.cluster import ClusterInfo, decode_cluster_info, encode_cluster_info
-from tandemmq.protocol.bodies.codec import decode_body, encode_body
+from tandemmq.protocol.bodies.codec import decode_body, decode_kv_table, encode_body, encode_kv_table
 from tandemmq.protocol.bodies.group import (
     GroupRetryPolicy,
     SubscriptionGroupConfig,
@@ -30,7 +29,6 @@ from tandemmq.protocol.bodies.group import (
     encode_group_config,
     encode_group_table,
 )
-from tandemmq.protocol.bodies.ha import HaStatus, decode_ha_status, encode_ha_status
 from tandemmq.protocol.bodies.heartbeat import (
     ConsumeFromWhere,
     ConsumerData,
@@ -42,19 +40,22 @@ from tandemmq.protocol.bodies.heartbeat import (
     decode_heartbeat,
     encode_heartbeat,
 )
-from tandemmq.protocol.bodies.kv import decode_kv_table, encode_kv_table
 from tandemmq.protocol.bodies.offset import (
     ConsumerOffsetTable,
     decode_consumer_offsets,
     decode_delay_offsets,
     encode_consumer_offsets,
 )
+from tandemmq.protocol.bodies.replica import HaStatus, decode_ha_status, encode_ha_status
 from tandemmq.protocol.bodies.route import (
     BrokerData,
+    ClusterInfo,
     MemberGroup,
     QueueData,
     TopicRoute,
+    decode_cluster_info,
     decode_topic_route,
+    encode_cluster_info,
     encode_member_group,
     encode_topic_route,
 )

@@ -18,16 +18,15 @@ from tandemmq.protocol.batch import encode_batch, split_batch
 from tandemmq.protocol.bodies import (
     assignment,
     client,
-    cluster,
+    codec,
     group,
     heartbeat,
-    kv,
     offset,
     route,
     stats,
     topic,
 )
-from tandemmq.protocol.bodies.data_version import decode_data_version, encode_data_version
+from tandemmq.protocol.bodies.codec import decode_data_version, encode_data_version
 from tandemmq.protocol.bodies.pop import decode_batch_ack, encode_batch_ack
 from tandemmq.protocol.catalogue import CATALOGUE
 from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, RequestCode
@@ -67,14 +66,14 @@ BODIES: dict[tuple[int, str], Codec] = {
         client.encode_producer_connections,
     ),
     (RequestCode.GET_BROKER_CLUSTER_INFO, "response"): (
-        cluster.decode_cluster_info,
-        cluster.encode_cluster_info,
+        route.decode_cluster_info,
+        route.encode_cluster_info,
     ),
     (RequestCode.GET_ROUTEINFO_BY_TOPIC, "response"): (route.decode_topic_route, route.encode_topic_route),
     (RequestCode.GET_BROKER_MEMBER_GROUP, "response"): (route.decode_member_group, route.encode_member_group),
     (RequestCode.QUERY_DATA_VERSION, "request"): (decode_data_version, encode_data_version),
-    (RequestCode.REGISTER_BROKER, "response"): (kv.decode_kv_table, kv.encode_kv_table),
-    (RequestCode.GET_BROKER_RUNTIME_INFO, "response"): (kv.decode_kv_table, kv.encode_kv_table),
+    (RequestCode.REGISTER_BROKER, "response"): (codec.decode_kv_table, codec.encode_kv_table),
+    (RequestCode.GET_BROKER_RUNTIME_INFO, "response"): (codec.decode_kv_table, codec.encode_kv_table),
     (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, "response"): (
         topic.decode_topic_list,
         topic.encode_topic_list,

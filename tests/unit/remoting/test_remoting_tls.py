@@ -17,10 +17,17 @@ from tandemmq.protocol.command import Command
 from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.remoting.options import ChannelLimits, ClientOptions, ServerOptions
+from tandemmq.remoting.options import (
+    ChannelLimits,
+    ClientAuth,
+    ClientOptions,
+    ServerOptions,
+    TlsClientOptions,
+    TlsMode,
+    TlsOptions,
+)
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.tls_door import TlsDoor, make_client_tls
-from tandemmq.remoting.tls_options import ClientAuth, TlsClientOptions, TlsMode, TlsOptions
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.network import TcpNetwork

@@ -1,7 +1,7 @@
 import pytest
 
 from tandemmq.broker.replica.handlers import PAGE_ENTRY_COUNT_MAX, plan_page, take_page
-from tandemmq.protocol.bodies.data_version import DataVersion, encode_data_version
+from tandemmq.protocol.bodies.codec import DataVersion, encode_data_version
 
 CURRENT = DataVersion(counter=3, timestamp_ms=9)
 SAME = encode_data_version(CURRENT).decode()

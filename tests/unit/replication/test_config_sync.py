@@ -15,9 +15,9 @@ from tandemmq.broker.replica import ConfigSync, ReplicaTables
 from tandemmq.broker.replica.handlers import ReplicaHandlers
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
-from tandemmq.protocol.bodies.ha import HaStatus
+from tandemmq.protocol.bodies.replica import HaStatus
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.codes import LanguageCode, RequestCode
 from tandemmq.protocol.command import Command

@@ -14,9 +14,9 @@ from tandemmq.broker.replica.handlers import ReplicaHandlers
 from tandemmq.broker.replica.table_waits import TableWaits
 from tandemmq.broker.replica.table_watch import TableWatch
 from tandemmq.errors import Busy, RequestRejected
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
-from tandemmq.protocol.bodies.ha import HaStatus
+from tandemmq.protocol.bodies.replica import HaStatus
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.server import RemotingServer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tandemmq.runtime.delivery import deliver
+from tandemmq.runtime.network import deliver
 
 
 class Small(asyncio.BufferedProtocol):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tandemmq.admin.targets import Target
-from tandemmq.protocol.bodies.cluster import ClusterInfo
-from tandemmq.protocol.bodies.ha import HaClient, HaConnection, HaStatus
-from tandemmq.protocol.bodies.route import BrokerData
+from tandemmq.protocol.bodies.replica import HaClient, HaConnection, HaStatus
+from tandemmq.protocol.bodies.route import BrokerData, ClusterInfo
 from tandemmq.shell.doctor import Checkup, judge_broker, judge_groups, judge_name_servers
 
 NOW_MS = 1_800_000_000_000

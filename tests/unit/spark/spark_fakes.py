@@ -10,9 +10,15 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from tandemmq.errors import BrokerUnreachable
-from tandemmq.protocol.bodies.cluster import ClusterInfo, encode_cluster_info
-from tandemmq.protocol.bodies.kv import encode_kv_table
-from tandemmq.protocol.bodies.route import BrokerData, QueueData, TopicRoute, encode_topic_route
+from tandemmq.protocol.bodies.codec import encode_kv_table
+from tandemmq.protocol.bodies.route import (
+    BrokerData,
+    ClusterInfo,
+    QueueData,
+    TopicRoute,
+    encode_cluster_info,
+    encode_topic_route,
+)
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import encode_host

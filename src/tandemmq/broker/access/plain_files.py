@@ -22,7 +22,7 @@ from tandemmq.broker.access.plain_rules import (
     build_rules,
 )
 from tandemmq.errors import ConfigError
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.signature import Credentials
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.telemetry import events

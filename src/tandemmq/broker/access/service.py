@@ -28,8 +28,7 @@ from tandemmq.broker.access.plain_rules import PlainRules
 from tandemmq.broker.table_file import TableFile, TableSaver, load_table, save_or_reject
 from tandemmq.errors import ConfigError, NotPermitted, RequestRejected
 from tandemmq.protocol.bodies.access import AccountInfo, AccountsInfo, AclInfo, UserInfo
-from tandemmq.protocol.bodies.codec import decode_body, encode_body
-from tandemmq.protocol.bodies.data_version import DataVersion, encode_data_version
+from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body, encode_data_version
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Buffer, Command

@@ -18,7 +18,7 @@ from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.client import GroupSubscription, encode_group_subscription
-from tandemmq.protocol.bodies.message_queue import MessageQueue
+from tandemmq.protocol.bodies.codec import MessageQueue
 from tandemmq.protocol.bodies.stats import (
     ConsumeQueueEntry,
     ConsumeQueueView,

@@ -10,8 +10,8 @@ from tandemmq.broker.clients.consumer_table import BROADCASTING, ConsumerTable
 from tandemmq.broker.guards import require_topic
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.protocol.bodies.codec import MessageQueue
 from tandemmq.protocol.bodies.group import encode_group_list
-from tandemmq.protocol.bodies.message_queue import MessageQueue
 from tandemmq.protocol.bodies.stats import (
     ConsumeStats,
     QueueProgress,
@@ -22,8 +22,12 @@ from tandemmq.protocol.bodies.stats import (
 )
 from tandemmq.protocol.bodies.topic import TopicConfig, encode_topic_list
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.admin import ConsumeStatsRequest, GroupTopicsRequest, TopicConsumersRequest
-from tandemmq.protocol.requests.topic import TopicStatsRequest
+from tandemmq.protocol.requests.admin import (
+    ConsumeStatsRequest,
+    GroupTopicsRequest,
+    TopicConsumersRequest,
+    TopicStatsRequest,
+)
 from tandemmq.remoting.channel import Channel
 from tandemmq.store.message_store import MessageStore
 

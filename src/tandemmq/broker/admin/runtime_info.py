@@ -21,7 +21,7 @@ from tandemmq.broker.delay.timer_rule import TIMER_TOPIC
 from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.stats import SAMPLE_PERIOD_S, BrokerStats
-from tandemmq.protocol.bodies.kv import REFUSALS_KEY, encode_kv_table
+from tandemmq.protocol.bodies.codec import REFUSALS_KEY, encode_kv_table
 from tandemmq.protocol.codes import OUR_VERSION, render_version
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.exactly_once import CAPABILITY, CLAIM_VERSION

@@ -20,7 +20,7 @@ from tandemmq.broker.access.options import OPEN, AccessOptions
 from tandemmq.broker.guards import invalid
 from tandemmq.broker.options import PERMISSION_MAX, BrokerOptions
 from tandemmq.errors import BadRequest, ConfigError, NotPermitted, RequestRejected
-from tandemmq.protocol.bodies.data_version import DataVersion, encode_data_version
+from tandemmq.protocol.bodies.codec import DataVersion, encode_data_version
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.delay_levels import render_delay_levels

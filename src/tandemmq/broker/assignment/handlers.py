@@ -27,7 +27,7 @@ from tandemmq.protocol.bodies.assignment import (
     decode_request_mode,
     encode_assignments,
 )
-from tandemmq.protocol.bodies.message_queue import MessageQueue
+from tandemmq.protocol.bodies.codec import MessageQueue
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.topic_names import is_retry_topic

@@ -11,7 +11,7 @@ from tandemmq.api.nameserver import query_route
 from tandemmq.broker.options import PERMISSION_READ, BrokerOptions
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import TandemError
-from tandemmq.protocol.bodies.message_queue import MessageQueue
+from tandemmq.protocol.bodies.codec import MessageQueue
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Clock

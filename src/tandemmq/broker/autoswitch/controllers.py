@@ -19,7 +19,7 @@ from tandemmq.api import controller as api
 from tandemmq.api.controller import HeartbeatAnswer, MasterFacts
 from tandemmq.broker.autoswitch.options import ElectionOptions
 from tandemmq.errors import ClientError, NotLeader, TandemError
-from tandemmq.protocol.bodies.controller import SyncStateSet
+from tandemmq.protocol.bodies.replica import SyncStateSet
 from tandemmq.protocol.requests.controller import (
     AlterSyncStateSetRequest,
     ElectMasterRequest,

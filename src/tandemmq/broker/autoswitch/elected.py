@@ -31,7 +31,7 @@ from tandemmq.broker.autoswitch.vouches import Promise, Vouches
 from tandemmq.broker.broker import Broker, ha_port_of
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.errors import Busy, ClientError, ConfigError, NotLeader, RequestRejected, StaleTerm, TandemError
-from tandemmq.protocol.bodies.controller import BrokerEpochs, EpochRange, encode_broker_epochs
+from tandemmq.protocol.bodies.replica import BrokerEpochs, EpochRange, encode_broker_epochs
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.controller import (
@@ -45,8 +45,8 @@ from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
+from tandemmq.remoting.options import PLAIN, TlsOptions
 from tandemmq.remoting.tls_door import make_client_tls
-from tandemmq.remoting.tls_options import PLAIN, TlsOptions
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell.autoswitch import AutoSwitch, AutoSwitchReplication
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random

@@ -25,7 +25,7 @@ from tandemmq.broker.replica.table_waits import TableWaits
 from tandemmq.broker.replica.table_watch import TableWatch
 from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.errors import ClientError, ServiceNotAvailable
-from tandemmq.protocol.bodies.ha import HaClient, HaStatus
+from tandemmq.protocol.bodies.replica import HaClient, HaStatus
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.replication.core.options import ReplicationOptions

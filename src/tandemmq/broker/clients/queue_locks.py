@@ -15,7 +15,7 @@ from tandemmq.broker.guards import invalid, read_body, require_group
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.protocol.bodies.client import LockRequest, decode_lock_request, encode_lock_answer
-from tandemmq.protocol.bodies.message_queue import MessageQueue
+from tandemmq.protocol.bodies.codec import MessageQueue
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock

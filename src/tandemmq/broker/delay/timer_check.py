@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tandemmq.broker.delay.timer_rule import ROLL_AFTER_MS
 from tandemmq.broker.delay.timer_wheel import TimerKey
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.checksum import crc32
 
 FILE_BYTES = 4096

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.offset import DelayOffsetTable as Body
 from tandemmq.protocol.bodies.offset import decode_delay_offsets, encode_delay_offsets
 

@@ -15,7 +15,7 @@ from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import BrokerUnreachable, Busy, RemoteProtocolError, RequestRejected, RequestTimeout
-from tandemmq.protocol.bodies.message_queue import MessageQueue
+from tandemmq.protocol.bodies.codec import MessageQueue
 from tandemmq.protocol.bodies.offset import (
     ConsumerStatus,
     decode_consumer_status,

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec import UNSET, UnsetType, structs
 
 from tandemmq.errors import Busy
-from tandemmq.protocol.bodies.codec import encode_body
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion, encode_body
 from tandemmq.protocol.bodies.offset import (
     ConsumerOffsetTable,
     decode_consumer_offsets,

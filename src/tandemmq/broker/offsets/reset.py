@@ -16,7 +16,7 @@ from tandemmq.broker.pull.long_poll import LongPolls
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import GroupNotFound, RequestRejected
-from tandemmq.protocol.bodies.message_queue import MessageQueue
+from tandemmq.protocol.bodies.codec import MessageQueue
 from tandemmq.protocol.bodies.offset import encode_reset_offsets
 from tandemmq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from tandemmq.protocol.command import Command

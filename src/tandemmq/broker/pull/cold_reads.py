@@ -22,7 +22,7 @@ from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE, ConsumerTable
 from tandemmq.broker.guards import invalid
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.errors import BadRequest, ConfigError
-from tandemmq.protocol.bodies.cold import ColdControlInfo, GroupColdReads, encode_cold_control_info
+from tandemmq.protocol.bodies.stats import ColdControlInfo, GroupColdReads, encode_cold_control_info
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.protocol.requests.pull import PullRequest

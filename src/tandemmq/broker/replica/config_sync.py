@@ -36,7 +36,7 @@ from tandemmq.broker.delay.timer_check import decode_timer_answer
 from tandemmq.broker.delay.timer_rule import TIMER_TOPIC
 from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.errors import TandemError
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.replication.core.options import ReplicationOptions

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tandemmq.protocol.bodies.ha import HaClient, HaConnection, HaStatus
+from tandemmq.protocol.bodies.replica import HaClient, HaConnection, HaStatus
 from tandemmq.remoting.address import render_address
 from tandemmq.replication.core.effects import HaltReason
 from tandemmq.replication.core.progress import StartRule

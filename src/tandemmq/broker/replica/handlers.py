@@ -19,11 +19,10 @@ from tandemmq.broker.replica.ha_status import without_ours
 from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.errors import RemoteProtocolError, RequestRejected
 from tandemmq.protocol.bodies.assignment import encode_request_modes
-from tandemmq.protocol.bodies.codec import encode_body
-from tandemmq.protocol.bodies.data_version import DataVersion, decode_data_version
+from tandemmq.protocol.bodies.codec import DataVersion, decode_data_version, encode_body
 from tandemmq.protocol.bodies.group import encode_group_table
-from tandemmq.protocol.bodies.ha import HaStatus, encode_ha_status
 from tandemmq.protocol.bodies.offset import encode_consumer_offsets, encode_delay_offsets
+from tandemmq.protocol.bodies.replica import HaStatus, encode_ha_status
 from tandemmq.protocol.bodies.topic import ReplicatedTopics, encode_topic_config_table
 from tandemmq.protocol.codes import OUR_LANGUAGE, RequestCode
 from tandemmq.protocol.command import Command

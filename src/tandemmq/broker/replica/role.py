@@ -25,7 +25,7 @@ from tandemmq.broker.replica.table_watch import TableWatch
 from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.broker.replica.tail_check import TailCheck
 from tandemmq.broker.replica.tail_wait import TailWait
-from tandemmq.protocol.bodies.ha import HaStatus
+from tandemmq.protocol.bodies.replica import HaStatus
 from tandemmq.remoting.address import parse_address, render_address
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler

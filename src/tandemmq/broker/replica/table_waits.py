@@ -16,7 +16,7 @@ from typing import Final
 
 from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.errors import Busy
-from tandemmq.protocol.bodies.data_version import DataVersion, decode_data_version
+from tandemmq.protocol.bodies.codec import DataVersion, decode_data_version
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.replica import AwaitTablesRequest

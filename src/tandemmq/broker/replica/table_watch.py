@@ -13,7 +13,7 @@ from tandemmq.api.replica import await_tables
 from tandemmq.broker.replica.config_sync import ConfigSync
 from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.errors import RequestRejected, TandemError
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Clock

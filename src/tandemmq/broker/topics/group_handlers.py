@@ -21,8 +21,7 @@ from tandemmq.protocol.bodies.group import (
     encode_group_forbidden,
 )
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.admin import GroupForbiddenRequest
-from tandemmq.protocol.requests.topic import DeleteGroupRequest, GroupConfigRequest
+from tandemmq.protocol.requests.admin import DeleteGroupRequest, GroupConfigRequest, GroupForbiddenRequest
 from tandemmq.protocol.topic_names import group_fault
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock

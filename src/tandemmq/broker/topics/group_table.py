@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec import UNSET
 
 from tandemmq.errors import Busy
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.group import (
     SubscriptionGroupConfig,
     SubscriptionGroupTable,

@@ -27,7 +27,7 @@ from tandemmq.protocol.bodies.topic import (
 )
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.pop_receipts import pop_retry_v1, pop_retry_v2
-from tandemmq.protocol.requests.topic import CreateTopicRequest, DeleteTopicRequest, TopicConfigRequest
+from tandemmq.protocol.requests.admin import CreateTopicRequest, DeleteTopicRequest, TopicConfigRequest
 from tandemmq.protocol.topic_names import is_system_topic, topic_fault
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Address, Clock

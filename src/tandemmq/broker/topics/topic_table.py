@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from tandemmq.errors import Busy
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.topic import (
     TopicConfig,
     TopicConfigTable,

@@ -5,7 +5,6 @@ Every body has a pair of pure functions, `encode_...` and `decode_...`. What is 
 is read may be FastJSON's loose dialect. A body that cannot be read is a RemoteProtocolError.
 """
 
-from tandemmq.protocol.bodies.data_version import DataVersion
-from tandemmq.protocol.bodies.message_queue import MessageQueue
+from tandemmq.protocol.bodies.codec import DataVersion, MessageQueue
 
 __all__ = ["DataVersion", "MessageQueue"]

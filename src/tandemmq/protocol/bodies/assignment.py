@@ -8,8 +8,7 @@ from typing import Annotated
 
 from msgspec import field
 
-from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body, enum_names
-from tandemmq.protocol.bodies.message_queue import MessageQueue
+from tandemmq.protocol.bodies.codec import Body, MessageQueue, decode_body, encode_body, enum_names
 from tandemmq.protocol.command import Buffer
 
 PULL = "PULL"

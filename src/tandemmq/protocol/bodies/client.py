@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import field
 
-from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
+from tandemmq.protocol.bodies.codec import Body, MessageQueue, decode_body, encode_body
 from tandemmq.protocol.bodies.heartbeat import ConsumeFromWhere, ConsumeType, MessageModel, SubscriptionData
-from tandemmq.protocol.bodies.message_queue import MessageQueue
 from tandemmq.protocol.command import Buffer
 
 

@@ -1,19 +1,26 @@
-"""How all bodies are read and written; the shapes are in the other files of this folder.
+"""How all bodies are read and written, and the three values that many of them have: a table of texts, the
+version of a table, the name of a queue. The other shapes are in the other files of this folder.
 
-Writing is strict JSON without whitespace and without nulls: Go splits some texts at commas without
-trimming, and pyrocketmq evaluates some as Python, where `null` is unknown (spec remoting 6). Reading tries
-the strict parser first and FastJSON's dialect second; in both, absent keys and nulls take the default,
-numbers may be quoted, and an enum may be the number of its place, as the C++ client writes it.
+Writing is strict JSON without whitespace and without nulls: Go splits some texts at commas without trimming,
+and pyrocketmq evaluates some as Python, where `null` is unknown (spec remoting 6). Reading tries the strict
+parser first and FastJSON's dialect second; in both, absent keys and nulls take the default, numbers may be
+quoted, and an enum may be the number of its place, as the C++ client writes it.
+
+Tables of texts are KV namespaces and runtime info (spec remoting 11.8). A DataVersion tells which state of a
+table this is (spec remoting 11.1). A MessageQueue is the name of one queue in the cluster. FastJSON writes a
+map that is keyed by it with whole objects as keys, `{{"brokerName":"b","queueId":0,"topic":"T"}:5}`. Go reads
+only this spelling, so it is written exactly so, compact (spec remoting 6); read are objects and texts as
+keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
-from msgspec import inspect
+from msgspec import field, inspect
 
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol import loose_json
@@ -139,3 +146,97 @@ def _name_enums(value: Any, enums: dict[str, tuple[str, ...]]) -> Any:
         for key, item in value.items()
         if item != "" or key not in enums
     }
+
+
+V = TypeVar("V")
+
+
+class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):
+    """One queue of a topic on one broker; sorts by topic, broker, queue."""
+
+    topic: str = ""
+    broker_name: str = field(name="brokerName", default="")
+    queue_id: int = field(name="queueId", default=0)
+
+
+class _Wire(msgspec.Struct):
+    """The same in the order in which Java writes the keys."""
+
+    brokerName: str
+    queueId: int
+    topic: str
+
+
+def encode_queue_key(queue: MessageQueue) -> bytes:
+    return encode_body(_Wire(queue.broker_name, queue.queue_id, queue.topic))
+
+
+def encode_queue_map(
+    values: Mapping[MessageQueue, V], encode_value: Callable[[V], bytes] = encode_body
+) -> bytes:
+    """FastJSON's map with objects as keys; not JSON."""
+    pairs = [encode_queue_key(queue) + b":" + encode_value(value) for queue, value in values.items()]
+    return b"{" + b",".join(pairs) + b"}"
+
+
+def convert_queue_map(value: Any, shape: type[V]) -> dict[MessageQueue, V]:
+    """The typed map of one that `loose_json` has parsed, where each key is the text of its object.
+
+    Raises:  RemoteProtocolError when it is no map, or a key is no message queue.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise RemoteProtocolError("a map keyed by message queue is not a JSON object")
+    return {decode_body(key, MessageQueue): convert(item, shape) for key, item in value.items()}
+
+
+class DataVersion(Body, frozen=True, kw_only=True):
+    """Equal only when all three are; any inequality counts as changed, also an older one."""
+
+    counter: int = 0
+    state_version: int = field(name="stateVersion", default=0)
+    timestamp_ms: int = field(name="timestamp", default=0)
+
+    def next(self, now_ms: int) -> DataVersion:
+        """The version after one more change."""
+        return DataVersion(counter=self.counter + 1, state_version=self.state_version, timestamp_ms=now_ms)
+
+    def of_term(self, epoch: int, now_ms: int) -> DataVersion:
+        """The first version of an elected master's term."""
+        return DataVersion(counter=self.counter + 1, state_version=epoch, timestamp_ms=now_ms)
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Sorts older before newer."""
+        return (self.state_version, self.counter, self.timestamp_ms)
+
+
+def encode_data_version(version: DataVersion) -> bytes:
+    return encode_body(version)
+
+
+def decode_data_version(data: Buffer | str) -> DataVersion:
+    return decode_body(data, DataVersion)
+
+
+REFUSALS_KEY: Final = "tandemConsumerRefusals"
+"""Ours, in the runtime info: heartbeats, pulls and pops that were refused since the start."""
+
+
+def encode_kv_table(table: Mapping[str, str]) -> bytes:
+    return encode_body({"table": dict(table)})
+
+
+def decode_kv_table(data: Buffer) -> dict[str, str]:
+    """The table; numbers and booleans become texts.
+
+    Raises:  RemoteProtocolError.
+    """
+    value = decode_plain(data)
+    table = value.get("table") if isinstance(value, dict) else None
+    if table is None and isinstance(value, dict):
+        return {}
+    if not isinstance(table, dict):
+        raise RemoteProtocolError("a KV table is not a JSON object")
+    return loose_json.text_map(table)

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import UNSET, UnsetType, field
 
-from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import Body, DataVersion, decode_body, encode_body
 from tandemmq.protocol.command import Buffer
 
 

@@ -11,9 +11,17 @@ from typing import Any
 from msgspec import UNSET, UnsetType, field
 
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.protocol.bodies.codec import Body, convert, decode_body, decode_plain, encode_body
-from tandemmq.protocol.bodies.data_version import DataVersion
-from tandemmq.protocol.bodies.message_queue import MessageQueue, convert_queue_map, encode_queue_map
+from tandemmq.protocol.bodies.codec import (
+    Body,
+    DataVersion,
+    MessageQueue,
+    convert,
+    convert_queue_map,
+    decode_body,
+    decode_plain,
+    encode_body,
+    encode_queue_map,
+)
 from tandemmq.protocol.command import Buffer
 
 

@@ -12,8 +12,14 @@ import msgspec
 from msgspec import field
 
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
-from tandemmq.protocol.bodies.data_version import DataVersion, decode_data_version, encode_data_version
+from tandemmq.protocol.bodies.codec import (
+    Body,
+    DataVersion,
+    decode_body,
+    decode_data_version,
+    encode_body,
+    encode_data_version,
+)
 from tandemmq.protocol.bodies.topic import TopicConfig, TopicConfigTable, decode_topic_config_table
 from tandemmq.protocol.codes import OUR_VERSION, VERSION_REGISTER_MAPPING, VERSION_WRAPPED_REGISTER_BODY
 from tandemmq.protocol.command import Buffer

@@ -1,8 +1,9 @@
-"""Where the queues of a topic are (spec remoting 11.2; spec nameserver 2 and 6).
+"""Where the queues of a topic are (spec remoting 11.2; spec nameserver 2 and 6), and which brokers form which
+clusters (spec remoting 11.3).
 
-Routes and clusters have two dialects. Clients of today read strict JSON, and some demand
-`enableActingMaster`. Older ones read the texts with parsers of their own: broker ids without quotes, by which
-Python clients look masters up, no whitespace, and none of `true`, `false`, `null` (spec remoting 6).
+Both have two dialects. Clients of today read strict JSON, and some demand `enableActingMaster`. Older ones
+read the texts with parsers of their own: broker ids without quotes, by which Python clients look masters up,
+no whitespace, and none of `true`, `false`, `null` (spec remoting 6).
 """
 
 from __future__ import annotations
@@ -104,3 +105,24 @@ def encode_member_group(group: MemberGroup) -> bytes:
 
 def decode_member_group(data: Buffer) -> MemberGroup:
     return decode_body(data, _MemberGroupAnswer).group
+
+
+class ClusterInfo(Body, frozen=True, kw_only=True):
+    """Brokers by name, and names of brokers by cluster."""
+
+    brokers: dict[str, BrokerData] = field(name="brokerAddrTable", default_factory=dict)
+    clusters: dict[str, tuple[str, ...]] = field(name="clusterAddrTable", default_factory=dict)
+
+
+def encode_cluster_info(info: ClusterInfo, *, is_strict: bool = True) -> bytes:
+    """In the dialect of today, or in the old one (see `route`)."""
+    if is_strict:
+        fields = msgspec.to_builtins(info, str_keys=True)
+        return encode_strict(fields, fields["brokerAddrTable"].values())
+    rows = [encode_body(name) + b":" + encode_old_broker(broker) for name, broker in info.brokers.items()]
+    clusters = encode_body(info.clusters)
+    return b'{"brokerAddrTable":{' + b",".join(rows) + b'},"clusterAddrTable":' + clusters + b"}"
+
+
+def decode_cluster_info(data: Buffer) -> ClusterInfo:
+    return decode_body(data, ClusterInfo)

@@ -1,4 +1,6 @@
-"""Figures about topics, groups and brokers (spec remoting 11.7 and 11.13)."""
+"""Figures about topics, groups and brokers (spec remoting 11.7 and 11.13), and about cold reads:
+GET_COLD_DATA_FLOW_CTR_INFO (2003; spec semantics 20.3).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,17 @@ from msgspec import field
 from msgspec.structs import replace
 
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.protocol.bodies.codec import Body, convert, decode_plain, encode_body
+from tandemmq.protocol.bodies.codec import (
+    Body,
+    MessageQueue,
+    convert,
+    convert_queue_map,
+    decode_body,
+    decode_plain,
+    encode_body,
+    encode_queue_map,
+)
 from tandemmq.protocol.bodies.heartbeat import SubscriptionData
-from tandemmq.protocol.bodies.message_queue import MessageQueue, convert_queue_map, encode_queue_map
 from tandemmq.protocol.command import Buffer
 
 
@@ -192,3 +202,31 @@ def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RemoteProtocolError("the body is not a JSON object")
     return value
+
+
+class GroupColdReads(Body, frozen=True, kw_only=True):
+    """One group, in the window that runs (RocketMQ: AccAndTimeStamp)."""
+
+    bytes: int = field(name="coldAcc", default=0)
+    began_at_ms: int = field(name="createTimeMills", default=0)
+    read_at_ms: int = field(name="lastColdReadTimeMills", default=0)
+
+
+class ColdControlInfo(Body, frozen=True, kw_only=True):
+    """Thresholds, by group where one was set, and what was read of old messages."""
+
+    group_threshold_bytes: int = field(name="cgColdReadThreshold", default=0)
+    thresholds: dict[str, int] = field(name="configTable", default_factory=dict)
+    all_bytes: int = field(name="globalAcc", default=0)
+    all_threshold_bytes: int = field(name="globalColdReadThreshold", default=0)
+    groups: dict[str, GroupColdReads] = field(name="runtimeTable", default_factory=dict)
+
+
+def encode_cold_control_info(info: ColdControlInfo) -> bytes:
+    """JSON with RocketMQ's keys."""
+    return encode_body(info)
+
+
+def decode_cold_control_info(data: Buffer) -> ColdControlInfo:
+    """Raises RemoteProtocolError for what is no such body."""
+    return decode_body(data, ColdControlInfo)

@@ -11,8 +11,7 @@ from typing import Annotated
 
 from msgspec import field
 
-from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body, enum_names
-from tandemmq.protocol.bodies.data_version import DataVersion
+from tandemmq.protocol.bodies.codec import Body, DataVersion, decode_body, encode_body, enum_names
 from tandemmq.protocol.command import Buffer
 
 

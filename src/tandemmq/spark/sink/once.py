@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tandemmq.errors import MessageIllegal, NotPermitted
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.kv import decode_kv_table
+from tandemmq.protocol.bodies.codec import decode_kv_table
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.exactly_once import CAPABILITY, CLAIM_VERSION, render_claim
