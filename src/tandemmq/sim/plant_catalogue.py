@@ -386,6 +386,20 @@ _REPLICATION: Final = (
         proofs=("unit/store/test_scrub.py",),
     ),
     Plant(
+        name="readers get what a wrong queue entry names",
+        path="store/reader.py",
+        sound="if wrong is None and offset < queue.tail_start:",
+        bug="if wrong is None and offset < 0:",
+        proofs=("unit/store/test_scrub.py",),
+    ),
+    Plant(
+        name="the checkpoint's marks are believed with a turned bit",
+        path="store/checkpoint.py",
+        sound="if any(name) and (name, checksum) != (_SUM_NAME, crc32(data[_MARK_AT:_SUM_AT])):",
+        bug="if any(name) and name != _SUM_NAME:",
+        proofs=("unit/store/test_store_files.py",),
+    ),
+    Plant(
         name="a new master keeps the beginning of a record",
         path="store/message_store.py",
         sound="end = self._replica_log.cut_partial(self.dispatched.value)",
@@ -395,6 +409,34 @@ _REPLICATION: Final = (
 )
 
 _TABLES: Final = (
+    Plant(
+        name="a turned bit in a table is another number",
+        path="protocol/checksum.py",
+        sound="if crc32(content) != int(found[1], 16):",
+        bug="if crc32(content) == 0:",
+        proofs=("unit/broker/test_table_file.py",),
+    ),
+    Plant(
+        name="a group whose progress was lost begins with the newest message",
+        path="broker/tables.py",
+        sound="if self._offset_file in self._not_found:",
+        bug="if self._order_file in self._not_found:",
+        proofs=("scenario/test_broker_admin.py",),
+    ),
+    Plant(
+        name="a filter keeps another answer than it gave",
+        path="protocol/sql92/filter.py",
+        sound="self._known[values] = is_match",
+        bug="self._known[values] = True",
+        proofs=("unit/protocol/test_sql92.py",),
+    ),
+    Plant(
+        name="a master that was lost with the leader is waited for as one that is slow",
+        path="controller/elections.py",
+        sound="(LEASE_END_S if is_refusing else UNHEARD_S)",
+        bug="UNHEARD_S",
+        proofs=("scenario/test_controller.py",),
+    ),
     Plant(
         name="consumer offsets are copied one too high",
         path="broker/replica/config_sync.py",
