@@ -351,7 +351,8 @@ class Trouble:
         else:
             await node.end_in_order()
         await self._pause(0, 10_000)
-        node.start()
+        if not node.is_running:  # another fault may have lost it, too, and have started it
+            node.start()
 
     # The network.
 

@@ -268,7 +268,9 @@ class MovedWork(OperatedWork):
 
     async def load(self) -> None:
         if self._moves and not self._moves[-1].offsets:
-            await self._move(lambda: self._reset(0))  # what the process before began may have come through
+            # What the process before began may have come through, be it the deletion of the group.
+            await self.insist(self._create_group)
+            await self._move(lambda: self._reset(0))
         await self.start_consumer()
         await super().load()
 
@@ -318,15 +320,15 @@ class MovedWork(OperatedWork):
             await broker_topic.delete_group(self.instance.remoting, address, self.group, removes_offsets=True)
             return dict.fromkeys(range(self.queue_count), 0)
 
-        async def create() -> None:
-            config = SubscriptionGroupConfig(name=self.group, retry_count_max=dice.between(1, 20))
-            await broker_topic.create_group(self.instance.remoting, await self.master_address(), config)
-
         await self._move(delete)
         self.count("deleted")
         if dice.happens(50):
-            await self.insist(create)
+            await self.insist(self._create_group)
         await self.start_consumer()
+
+    async def _create_group(self) -> None:
+        config = SubscriptionGroupConfig(name=self.group, retry_count_max=self.world.dice.between(1, 20))
+        await broker_topic.create_group(self.instance.remoting, await self.master_address(), config)
 
     async def _reset(self, time_ms: int) -> dict[int, int]:
         offsets = await self.admin.reset_offsets(self.group, self.topic, time_ms)
