@@ -30,6 +30,8 @@ GET_BYTES_MAX = 134_217_728
 GET_BYTES_MIN = 100
 FIRST_ENTRIES = 64
 """Entries fetched first; a scan that goes on (a filter that matches little) fetches the rest at once."""
+LOOKS_MAX: Final = 16
+"""So many wrong entries are passed over in one get; it ends before the next one."""
 SHARED_PREFIX: Final = "%LMQ%"
 """Entries of such topics name records of other topics (RocketMQ's light queues)."""
 _HEAD: Final = Struct(">ii4xi4xqq")  # size, magic, queue, queue offset, log offset
@@ -160,6 +162,7 @@ class Reader:
         lost: Set[int] = frozenset()
         kept: Set[int] = frozenset()
         until = high
+        looks = 0
         while True:
             if is_bulk and record_filter is None:
                 batch = self._collect_bulk(
@@ -190,7 +193,9 @@ class Reader:
                 wrong = _first_wrong(queue, batch, views, kept)
             if wrong is None:
                 return self._result(batch, views, low, high)
-            if self._on_doubt(queue, wrong.queue_offset) and waits:
+            looks += 1
+            is_enough = looks > LOOKS_MAX and wrong.queue_offset > offset
+            if is_enough or (self._on_doubt(queue, wrong.queue_offset) and waits):
                 until = wrong.queue_offset
             elif wrong.is_record:  # what it says of itself is wrong
                 kept |= {wrong.queue_offset}

@@ -12,7 +12,7 @@ from test_damage import COUNT, FIELDS, FILE_BYTES, filled, flip, healed, log_byt
 
 from tandemmq.protocol.record import decode_record
 from tandemmq.runtime.ports import File
-from tandemmq.store import FlushMode, GetResult, GetStatus, MessageStore
+from tandemmq.store import FlushMode, GetResult, GetStatus, MessageStore, reader
 from tandemmq.store.queue_entries import UNIT
 from tandemmq.store.scrub import BLOCK_BYTES, FIRST_DELAY_S
 from tandemmq.telemetry import events
@@ -307,6 +307,38 @@ async def test_a_record_that_tells_a_wrong_place_of_itself_is_given_to_its_reade
     await rig.clock.pass_time(1)
     assert store.get("T", 0, 10, count_max=1, is_bulk=is_bulk).next_offset == 11
     assert read(store, is_bulk=is_bulk)[11:] == list(range(11, 300))
+    await store.close()
+
+
+@pytest.mark.parametrize("is_bulk", [False, True])
+@pytest.mark.parametrize("is_record", [False, True])
+async def test_many_entries_that_cannot_be_mended_are_passed_in_steps(
+    is_record: bool, is_bulk: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(**SCRUB | {"consume_queue_file_bytes": 6_000})
+    await filled(rig, 300)
+    store = rig.stores[-1]
+    await from_disk(rig)
+    log_offset, size, tag = store.queue_entries("T", 0, 250, 1)[0]
+    for number in range(20, 120):
+        overwrite_entry(rig, number, UNIT.pack(log_offset + (not is_record), size, tag))
+    monkeypatch.setattr(store._reader, "_on_doubt", lambda _queue, _offset: False)
+    looks: list[int] = []
+    first_wrong = reader._first_wrong
+
+    def counted(*args: Any) -> Any:
+        looks.append(1)
+        return first_wrong(*args)
+
+    monkeypatch.setattr(reader, "_first_wrong", counted)
+    offset, given, most = 0, 0, 0
+    while offset < 300:
+        looks.clear()
+        got = store.get("T", 0, offset, count_max=1_000, is_bulk=is_bulk)
+        assert got.next_offset > offset
+        offset, given, most = got.next_offset, given + got.count, max(most, len(looks))
+    assert given == (300 if is_record else 200)
+    assert most <= reader.LOOKS_MAX + 2
     await store.close()
 
 
