@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.pop.lease_log import LeaseLog
 from tandemmq.broker.pop.lease_records import Finished, LeaseRecords, NewLease, read_change
 from tandemmq.broker.pop.leases import Lease, LeaseKey, Leases
 from tandemmq.protocol.bodies.pop import Position
 from tandemmq.protocol.record import NewRecord, Record, decode_record, encode_record
+from tandemmq.runtime.memory import ManualClock, MemoryDisk
+from tandemmq.store import MessageStore, StoreOptions
 
 
 def make(
@@ -132,3 +137,22 @@ def test_positions_and_what_is_unknown() -> None:
     assert read_change(stored(new)) is None
     new.body = b'{"n":0}'
     assert read_change(stored(new)) is None
+
+
+async def test_a_lease_that_was_stored_but_not_shown_when_its_broker_took_office_is_known_later() -> None:
+    """Otherwise the broker would say of its acknowledgement that it was taken, and give the message again."""
+    clock = ManualClock()
+    store = await MessageStore.open(
+        StoreOptions(root=Path("/store"), commit_log_file_bytes=1 << 16), disk=MemoryDisk(), clock=clock
+    )
+    records = LeaseRecords(cluster="c", broker_name="b")
+    log = LeaseLog(store, Leases(), OffsetTable(), records=records, queue_count=1, clock=clock)
+    log.recover()
+    log.open([make()], lambda _status: None)
+    assert log.recover() == 0
+    await clock.pass_time(1)
+    assert log.note_dispatched(0, store.queue_max(records.topic, 0))
+    log.read_foreign()
+    assert log.leases.get(make().key) is not None
+    assert log.position(("T", "G", 0)) == 3
+    await store.close()

@@ -78,6 +78,7 @@ class LeaseLog:
         self._moved: dict[QueueKey, int] = {}  # since the last round
         self._seen_ends: dict[int, int] = {}
         self._foreign: list[tuple[int, int, int]] = []  # (queue, begin, end) that we have not written
+        self._recovered_ends: dict[int, int] = {}  # below them nothing is known but what was read
         self._acks: dict[Lease, list[_Ack]] = {}
         self._progress: Progress[_Settled] = Progress()
         self.is_ready = False
@@ -89,7 +90,7 @@ class LeaseLog:
     def recover(self) -> int:
         """Read the revive topic from its committed offsets on; how many leases there are."""
         self.leases.clear()
-        for table in (self._positions, self._moved, self._seen_ends, self._acks):
+        for table in (self._positions, self._moved, self._seen_ends, self._recovered_ends, self._acks):
             table.clear()
         self._foreign.clear()
         self._progress = Progress()
@@ -134,6 +135,8 @@ class LeaseLog:
         begin = self._offsets.committed(REVIVE_GROUP, topic, queue_id) or 0
         begin = min(max(begin, self._store.queue_min(topic, queue_id)), end)
         self._seen_ends[queue_id] = end
+        # A broker that was not sure to be the master has stored what its queues do not show yet.
+        self._recovered_ends[queue_id] = self._store.queue_next(topic, queue_id)
         yield from self._read(queue_id, begin, end)
 
     def _read(self, queue_id: int, begin: int, end: int) -> Iterator[Record]:
@@ -164,7 +167,8 @@ class LeaseLog:
             for record in self._read(queue_id, begin, end):
                 change = self._change_in(record)
                 if change is not None:
-                    self._apply(change, record.queue_offset, is_live=True)
+                    is_live = record.queue_offset >= self._recovered_ends.get(queue_id, 0)
+                    self._apply(change, record.queue_offset, is_live=is_live)
 
     def _change_in(self, record: Record) -> Change | None:
         """None also for what was said of a topic before it was deleted."""
