@@ -19,6 +19,7 @@ from tandemmq.protocol.record import (
     decode_record,
     decode_records,
     encode_record,
+    encode_records,
     encode_sealed_record,
     record_size,
 )
@@ -90,6 +91,25 @@ def test_record_survives_the_round_trip(
     assert check_record(sealed, require_seal=True).outcome is RecordOutcome.OK
 
 
+@given(st.lists(st.tuples(RECORDS, INT64), max_size=8), st.integers(0, 2**62), INT64, HOSTS)
+def test_records_of_one_send_are_those_that_are_made_one_by_one(
+    news: list[tuple[NewRecord, int]], log_offset: int, stored_at_ms: int, store_host: bytes
+) -> None:
+    alone, end = [], log_offset
+    for new, queue_offset in news:
+        place = {"queue_offset": queue_offset, "log_offset": end, "stored_at_ms": stored_at_ms}
+        alone.append(encode_record(new, **place, store_host=store_host))
+        end += len(alone[-1])
+    together = encode_records(
+        [new for new, _ in news],
+        [queue_offset for _, queue_offset in news],
+        log_offset=log_offset,
+        stored_at_ms=stored_at_ms,
+        store_host=store_host,
+    )
+    assert together == alone
+
+
 @given(st.lists(RECORDS, max_size=8), HOSTS, st.binary(max_size=120))
 def test_both_readers_agree_on_a_log(news: list[NewRecord], store_host: bytes, tail: bytes) -> None:
     log = b""
@@ -159,7 +179,12 @@ def test_one_property_is_found_as_all_are_decoded(raw: bytes) -> None:
         assert (None if found is None else found.decode("utf-8", "replace")) == decoded.get(name)
 
 
-@given(st.lists(st.text(max_size=50), max_size=20))
+@given(
+    st.one_of(
+        st.lists(st.text(max_size=50), max_size=20),
+        st.integers(0, 40).flatmap(lambda n: st.lists(st.text("aZ0#~", min_size=n, max_size=n), max_size=9)),
+    )
+)
 def test_hashes_agree_with_the_definition(texts: list[str]) -> None:
     for text in texts:
         assert java_hash(text) == naive_hash(text)

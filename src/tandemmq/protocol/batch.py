@@ -58,11 +58,12 @@ def split_batch(batch: Buffer) -> list[BatchItem]:
     view = memoryview(batch)
     total = len(view)
     items: list[BatchItem] = []
+    unpack_head, make = _HEAD.unpack_from, tuple.__new__  # half the time of BatchItem(...)
     position = 0
     while position < total:
         if total - position < _ITEM_BYTES_MIN or len(items) == BATCH_COUNT_MAX:
             raise _illegal(position, len(items))
-        size, _, _, flag, body_size = _HEAD.unpack_from(view, position)
+        size, _, _, flag, body_size = unpack_head(view, position)
         body_at = position + _HEAD_BYTES
         properties_at = body_at + body_size + 2
         end = position + size
@@ -71,7 +72,8 @@ def split_batch(batch: Buffer) -> list[BatchItem]:
         properties_size = view[properties_at - 2] << 8 | view[properties_at - 1]
         if properties_at + properties_size != end or properties_size > PROPERTIES_BYTES_MAX:
             raise _illegal(position, len(items))
-        items.append(BatchItem(flag, view[body_at : body_at + body_size], bytes(view[properties_at:end])))
+        body = view[body_at : body_at + body_size]
+        items.append(make(BatchItem, (flag, body, bytes(view[properties_at:end]))))
         position = end
     if not items:
         raise MessageIllegal("the batch holds no message")

@@ -100,10 +100,15 @@ def java_hashes(texts: Sequence[str]) -> NDArray[np.int32]:
     joined = "".join(texts)
     if not joined.isascii() or max(map(len, texts), default=0) > _LENGTH_MAX:
         return np.fromiter(map(java_hash, texts), dtype=np.int32, count=len(texts))
-    result = np.zeros(len(texts), dtype=np.uint32)
     lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
-    ends = np.cumsum(lengths)
     units = np.frombuffer(joined.encode("ascii"), dtype=np.uint8)
+    if len(units) and (lengths == lengths[0]).all():
+        # The unique keys of one topic: a table, a row for each text.
+        table = units.reshape(len(texts), -1) * _powers_rising()[: lengths[0]][::-1]
+        sums: NDArray[np.uint32] = table.sum(axis=1, dtype=np.uint32)
+        return sums.view(np.int32)
+    result = np.zeros(len(texts), dtype=np.uint32)
+    ends = np.cumsum(lengths)
     weights = _powers_rising()[np.repeat(ends, lengths) - 1 - np.arange(len(units))]
     filled = lengths > 0
     if filled.any():

@@ -118,8 +118,8 @@ _STORE: Final = (
     Plant(
         name="a failed write keeps its queue offsets",
         path="store/appender.py",
-        sound="        _take_back_offsets(units)\n        self._forget_stage()\n        ranges",
-        bug="        self._forget_stage()\n        ranges",
+        sound="_take_back_offsets([unit[0] for unit in units])\n        self._forget_stage()\n        ranges",
+        bug="self._forget_stage()\n        ranges",
         proofs=("crash",),
     ),
     Plant(
@@ -982,6 +982,13 @@ _ELECTED: Final = (
         sound="                connection.send_head()\n",
         bug="                pass\n",
         proofs=("scenario/test_autoswitch_channel.py",),
+    ),
+    Plant(
+        name="the entries of a batch have the first message's tag",
+        path="store/dispatcher.py",
+        sound="_pack(unit[1], unit[2], unit[3].tag_hash) for unit in run",
+        bug="_pack(unit[1], unit[2], run[0][3].tag_hash) for unit in run",
+        proofs=("unit/store/test_store_append.py",),
     ),
     Plant(
         name="who waits for a message is not told when it is confirmed",

@@ -15,6 +15,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
 
 from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS, delivered_at_ms
 from tandemmq.protocol.properties import find_property
@@ -28,6 +30,7 @@ from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues, QueueKey
 from tandemmq.store.options import StoreOptions
+from tandemmq.store.queue_entries import UNIT
 from tandemmq.store.record_block import LEVEL_DIGITS_MAX, RecordBlock, block_of, read_block
 from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
@@ -41,6 +44,10 @@ BLOCK_BYTES_MIN = 96 * KIB
 """From about so many bytes on reading all records at once is quicker than one by one."""
 BLOCK_COUNT_MAX = 32_768
 _UNQUEUED = 0x4
+_RUN_MIN = 8
+"""From about so many records of one queue on putting their entries as a block is quicker than one by one."""
+_pack = UNIT.pack
+_queue_of: Callable[[Unit], ConsumeQueue | None] = itemgetter(0)
 
 DispatchListener = Callable[[Mapping[QueueKey, int]], None]
 
@@ -121,6 +128,24 @@ class Dispatcher:
         self._finish(done, touched)
 
     def _put(self, units: list[Unit], touched: dict[ConsumeQueue, None]) -> None:
+        if len(units) < _RUN_MIN:
+            self._put_each(units, touched)
+            return
+        # A batch goes to one queue: its entries are put as a block.
+        for queue, group in groupby(units, _queue_of):
+            run = list(group)
+            if queue is None or queue.is_schedule or len(run) < _RUN_MIN:
+                self._put_each(run, touched)
+                continue
+            touched[queue] = None
+            last = run[-1]
+            entries = b"".join([_pack(unit[1], unit[2], unit[3].tag_hash) for unit in run])
+            try:
+                queue.put_many(entries, last[1] + last[2])
+            except OSError as error:
+                self.block(queue, error)
+
+    def _put_each(self, units: list[Unit], touched: dict[ConsumeQueue, None]) -> None:
         for queue, log_offset, size, record, stored_at_ms in units:
             if queue is None:
                 continue

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime, timedelta
+from itertools import chain
 
 import numpy as np
 
@@ -161,18 +162,19 @@ class KeyIndexes:
         for _queue, log_offset, _size, record, stored_at_ms in units:
             if record.sys_flag & _ROLLBACK == _ROLLBACK:
                 continue
-            if record.unique_key:
-                texts.append(f"{record.topic}#{record.unique_key}")
+            unique_key, keys = record.unique_key, record.keys
+            if unique_key:
+                texts.append(f"{record.topic}#{unique_key}")
                 places.append((log_offset, stored_at_ms))
-            if record.keys:
-                for key in record.keys.split(" "):
+            if keys:
+                for key in keys.split(" "):
                     if key:
                         texts.append(f"{record.topic}#{key}")
                         places.append((log_offset, stored_at_ms))
         if units[0][1] == self.indexed_to:
             del texts[: self._indexed_key_count], places[: self._indexed_key_count]
         if texts:
-            columns = np.array(places, dtype=np.int64)
+            columns = np.fromiter(chain.from_iterable(places), np.int64, 2 * len(places)).reshape(-1, 2)
             self._put(fold_hashes(java_hashes(texts)), columns[:, 0], columns[:, 1])
 
     def _put(self, hashes: Ints, log_offsets: Ints, stored_at_ms: Ints) -> None:

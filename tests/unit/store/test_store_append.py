@@ -155,6 +155,34 @@ async def test_a_batch_is_consecutive_and_lies_in_one_file() -> None:
     await store.close()
 
 
+async def test_a_long_batch_leaves_the_files_that_its_messages_leave_alone() -> None:
+    """Entries of one queue are put as a block; those of short runs, delayed and unqueued ones are not."""
+    mixed = [
+        *(record(b"%d" % n, tags=f"t{n}", keys=f"k{n}", unique_key=f"U{n:03}") for n in range(20)),
+        *(record(b"q%d" % n, queue_id=n % 2) for n in range(6)),
+        record(b"half", sys_flag=0x4),
+        *(
+            record(b"later", topic="SCHEDULE_TOPIC_XXXX", queue_id=1, properties={"DELAY": "2"})
+            for _ in range(9)
+        ),
+        *(record(b"r%d" % n, queue_id=1) for n in range(11)),
+    ]
+    contents = []
+    for batches in ([mixed], [[new] for new in mixed]):
+        rig = Rig()
+        store = await rig.open(commit_log_file_bytes=1 << 16)
+        for batch in batches:
+            store.append(batch, lambda _: None)
+            rig.clock.run_soon()  # each goes to the dispatcher as it came
+        ends = [store.queue_max("T", 0), store.queue_max("T", 1), store.queue_max("SCHEDULE_TOPIC_XXXX", 1)]
+        nexts = [store.queue_next("T", 0), store.queue_next("T", 1)]
+        assert (ends, nexts) == ([23, 14, 9], [23, 14])
+        await store.close()
+        paths = ["commitlog", "consumequeue/T/0", "consumequeue/T/1", "consumequeue/SCHEDULE_TOPIC_XXXX/1"]
+        contents.append([rig.disk.read_bytes(ROOT / path / ("0" * 20)) for path in paths])
+    assert contents[0] == contents[1]
+
+
 async def test_a_bad_record_in_a_batch_takes_the_whole_batch_back() -> None:
     rig = Rig()
     store = await rig.open()
