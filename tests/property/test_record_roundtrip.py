@@ -19,7 +19,6 @@ from tandemmq.protocol.record import (
     decode_record,
     decode_records,
     encode_record,
-    encode_records,
     encode_sealed_record,
     record_size,
 )
@@ -89,25 +88,6 @@ def test_record_survives_the_round_trip(
     assert check.unique_key == record.unique_key
     sealed = encode_sealed_record(new, **place, store_host=store_host)
     assert check_record(sealed, require_seal=True).outcome is RecordOutcome.OK
-
-
-@given(st.lists(st.tuples(RECORDS, INT64), max_size=8), st.integers(0, 2**62), INT64, HOSTS)
-def test_records_of_one_send_are_those_that_are_made_one_by_one(
-    news: list[tuple[NewRecord, int]], log_offset: int, stored_at_ms: int, store_host: bytes
-) -> None:
-    alone, end = [], log_offset
-    for new, queue_offset in news:
-        place = {"queue_offset": queue_offset, "log_offset": end, "stored_at_ms": stored_at_ms}
-        alone.append(encode_record(new, **place, store_host=store_host))
-        end += len(alone[-1])
-    together = encode_records(
-        [new for new, _ in news],
-        [queue_offset for _, queue_offset in news],
-        log_offset=log_offset,
-        stored_at_ms=stored_at_ms,
-        store_host=store_host,
-    )
-    assert together == alone
 
 
 @given(st.lists(RECORDS, max_size=8), HOSTS, st.binary(max_size=120))

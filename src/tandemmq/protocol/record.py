@@ -30,7 +30,6 @@ from tandemmq.protocol.record_encode import (
     NewRecord,
     encode_blank,
     encode_record,
-    encode_records,
     encode_sealed_record,
     record_size,
 )
@@ -49,7 +48,6 @@ __all__ = [
     "decode_records",
     "encode_blank",
     "encode_record",
-    "encode_records",
     "encode_sealed_record",
     "record_size",
     "tag_hash_of",

@@ -8,9 +8,8 @@ Source:     spec store 3, spec remoting 12.1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -63,11 +62,6 @@ class NewRecord(msgspec.Struct, gc=False, kw_only=True):
     unique_key: str = ""
     wait_stored: bool = True
     is_internal: bool = False
-
-    if TYPE_CHECKING:
-
-        def __copy__(self) -> NewRecord:
-            """A record of its own with the same content; every struct has this."""
 
 
 @lru_cache(maxsize=8192)
@@ -138,75 +132,6 @@ def encode_record(
             properties,
         )
     )
-
-
-def encode_records(
-    records: Sequence[NewRecord],
-    queue_offsets: Sequence[int],
-    *,
-    log_offset: int,
-    stored_at_ms: int,
-    store_host: bytes,
-) -> list[bytes]:
-    """What `encode_record` makes of each, one behind the other from `log_offset` on, in half the time.
-
-    Raises:  LocalProtocolError as `encode_record`.
-    """
-    encoded: list[bytes] = []
-    add, pack, join = encoded.append, HEAD_V4.pack, b"".join
-    host_size = 16 - len(store_host)
-    topic = ""
-    for new, queue_offset in zip(records, queue_offsets, strict=True):
-        body = new.body
-        properties = new.properties
-        born_host = new.born_host
-        properties_size = len(properties)
-        if len(born_host) != host_size or properties_size > PROPERTIES_BYTES_MAX:
-            data = encode_record(
-                new,
-                queue_offset=queue_offset,
-                log_offset=log_offset,
-                stored_at_ms=stored_at_ms,
-                store_host=store_host,
-            )
-            add(data)
-            log_offset += len(data)
-            continue
-        if new.topic is not topic:
-            topic = new.topic
-            magic, topic_field = _topic_field(topic)
-            rest = RECORD_BYTES_MIN - 1 + len(topic_field)
-        body_size = len(body)
-        size = rest + body_size + properties_size
-        add(
-            join(
-                (
-                    pack(
-                        size,
-                        magic,
-                        crc32(body) & CRC_MASK,
-                        new.queue_id,
-                        new.flag,
-                        queue_offset,
-                        log_offset,
-                        new.sys_flag & ~HOSTS_V6_MASK,
-                        new.born_at_ms,
-                        born_host,
-                        stored_at_ms,
-                        store_host,
-                        new.retry_count,
-                        new.prepared_offset,
-                        body_size,
-                    ),
-                    body,
-                    topic_field,
-                    properties_size.to_bytes(2, "big"),
-                    properties,
-                )
-            )
-        )
-        log_offset += size
-    return encoded
 
 
 def _hosts_flag(born_host: bytes, store_host: bytes) -> int:

@@ -118,8 +118,8 @@ _STORE: Final = (
     Plant(
         name="a failed write keeps its queue offsets",
         path="store/appender.py",
-        sound="_take_back_offsets([unit[0] for unit in units])\n        self._forget_stage()\n        ranges",
-        bug="self._forget_stage()\n        ranges",
+        sound="        _take_back_offsets(units)\n        self._forget_stage()\n        ranges",
+        bug="        self._forget_stage()\n        ranges",
         proofs=("crash",),
     ),
     Plant(

@@ -217,10 +217,10 @@ class Appender:
             elif total > self._options.message_bytes_max:
                 self._maker.check_size(records, total)
         except RequestRejected:
-            _take_back_offsets([unit[0] for unit in units])
+            _take_back_offsets(units)
             raise
         if units[0][1] != self._position:
-            _take_back_offsets([unit[0] for unit in units])
+            _take_back_offsets(units)
             first_offset, units, encoded, end = self._encode_many(records, now)
         self.stored_at_ms = now
         self._buffers += encoded
@@ -232,37 +232,33 @@ class Appender:
 
     def _encode_many(
         self, records: Sequence[NewRecord], now: int
-    ) -> tuple[int, list[Unit], list[bytes], int]:
+    ) -> tuple[int, list[Unit], list[Buffer], int]:
         """The first one's queue offset, the records at the end of what is staged, their bytes, and where they
         end; their queues have given them offsets. Raises MessageIllegal: then no queue has.
         """
+        encode, position = self._maker.encode, self._position
+        units: list[Unit] = []
+        encoded: list[Buffer] = []
         topic, queue_id = records[0].topic, records[0].queue_id
         queue = self._queues.get_or_create((topic, queue_id))
         first_offset = 0 if records[0].sys_flag & _UNQUEUED else queue.next_offset
-        queues: list[ConsumeQueue | None] = []
-        queue_offsets: list[int] = []
-        position = self._position
         try:
             for record in records:
                 if record.queue_id != queue_id or record.topic != topic:
                     topic, queue_id = record.topic, record.queue_id
                     queue = self._queues.get_or_create((topic, queue_id))
                 if record.sys_flag & _UNQUEUED:
-                    queues.append(None)
-                    queue_offsets.append(0)
+                    data = encode(record, 0, position, now)
+                    units.append((None, position, len(data), record, now))
                 else:
-                    queues.append(queue)
-                    queue_offsets.append(queue.next_offset)
+                    data = encode(record, queue.next_offset, position, now)
                     queue.next_offset += 1
-            encoded = self._maker.encode_many(records, queue_offsets, position, now)
+                    units.append((queue, position, len(data), record, now))
+                encoded.append(data)
+                position += len(data)
         except MessageIllegal:
-            _take_back_offsets(queues)
+            _take_back_offsets(units)
             raise
-        units: list[Unit] = []
-        for queue_of, data, record in zip(queues, encoded, records, strict=True):
-            size = len(data)
-            units.append((queue_of, position, size, record, now))
-            position += size
         return first_offset, units, encoded, position
 
     def _make_room(self, records: Sequence[NewRecord], total: int) -> None:
@@ -309,7 +305,7 @@ class Appender:
             return  # also on a slave, whose log grows without us
         groups, units, sends, end = self._groups, self._units, self._sends, self._position
         if self._is_halted:
-            _take_back_offsets([unit[0] for unit in units])
+            _take_back_offsets(units)
             self._forget_stage()
             self._on_refused(sends, PutStatus.UNKNOWN_ERROR)
             return
@@ -339,7 +335,7 @@ class Appender:
         self, groups: list[tuple[int, list[Buffer]]], units: list[Unit], sends: Sends, error: OSError
     ) -> None:
         """Undo a failed write: nothing of it was promised to anyone but its senders."""
-        _take_back_offsets([unit[0] for unit in units])
+        _take_back_offsets(units)
         self._forget_stage()
         ranges = [(offset, sum(map(len, buffers))) for offset, buffers in groups]
         self._failed.take_back(ranges, sends, error)
@@ -354,7 +350,7 @@ class Appender:
             raise refusal()
 
 
-def _take_back_offsets(queues: Sequence[ConsumeQueue | None]) -> None:
-    for queue in queues:
+def _take_back_offsets(units: Sequence[Unit]) -> None:
+    for queue, *_ in units:
         if queue is not None:
             queue.next_offset -= 1

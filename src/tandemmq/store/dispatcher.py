@@ -128,10 +128,11 @@ class Dispatcher:
         self._finish(done, touched)
 
     def _put(self, units: list[Unit], touched: dict[ConsumeQueue, None]) -> None:
-        if len(units) < _RUN_MIN:
+        # A batch goes to one queue: its entries are put as a block. Single sends take turns: looking for runs
+        # would cost more than their entries.
+        if len(units) < _RUN_MIN or not units[0][0] is units[1][0] is units[_RUN_MIN - 1][0]:
             self._put_each(units, touched)
             return
-        # A batch goes to one queue: its entries are put as a block.
         for queue, group in groupby(units, _queue_of):
             run = list(group)
             if queue is None or queue.is_schedule or len(run) < _RUN_MIN:

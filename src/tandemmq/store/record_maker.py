@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandemmq.errors import LocalProtocolError, MessageIllegal
-from tandemmq.protocol.record import NewRecord, encode_record, encode_records
+from tandemmq.protocol.record import NewRecord, encode_record
 from tandemmq.store.options import StoreOptions
 
 BLANK_BYTES = 8
@@ -28,28 +28,14 @@ class RecordMaker:
 
     def encode(self, record: NewRecord, queue_offset: int, log_offset: int, stored_at_ms: int) -> bytes:
         """The bytes of the record for its place."""
-        _check_properties(record.properties)
+        properties = record.properties
+        if properties.endswith(b"\0") or (len(properties) >= SECTOR_BYTES and ZERO_SECTOR in properties):
+            # No checksum covers them; recovery takes such properties for what a power cut left.
+            raise MessageIllegal(f"the properties end in a zero byte, or hold {SECTOR_BYTES} in a row")
         try:
             return encode_record(
                 record,
                 queue_offset=queue_offset,
-                log_offset=log_offset,
-                stored_at_ms=stored_at_ms,
-                store_host=self.store_host,
-            )
-        except LocalProtocolError as error:
-            raise MessageIllegal(str(error)) from None
-
-    def encode_many(
-        self, records: Sequence[NewRecord], queue_offsets: Sequence[int], log_offset: int, stored_at_ms: int
-    ) -> list[bytes]:
-        """The bytes of records that lie one behind the other from `log_offset` on."""
-        for record in records:
-            _check_properties(record.properties)
-        try:
-            return encode_records(
-                records,
-                queue_offsets,
                 log_offset=log_offset,
                 stored_at_ms=stored_at_ms,
                 store_host=self.store_host,
@@ -70,9 +56,3 @@ class RecordMaker:
             raise MessageIllegal(
                 f"{total} bytes never fit into a file of {options.commit_log_file_bytes} bytes"
             )
-
-
-def _check_properties(properties: bytes) -> None:
-    """No checksum covers them; recovery takes properties that are refused here for what a power cut left."""
-    if properties.endswith(b"\0") or (len(properties) >= SECTOR_BYTES and ZERO_SECTOR in properties):
-        raise MessageIllegal(f"the properties end in a zero byte, or hold {SECTOR_BYTES} in a row")

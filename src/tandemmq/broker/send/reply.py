@@ -140,9 +140,8 @@ class SendReply(msgspec.Struct, gc=False):
 
     def _header(self) -> SendResponse:
         form, appended = self.form, self.appended
-        host_hex = form.host_hex
         return SendResponse(
-            message_id=",".join([f"{host_hex}{offset:016X}" for offset in appended.log_offsets]),
+            message_id=",".join([form.message_id(offset) for offset in appended.log_offsets]),
             queue_id=self.queue_id,
             queue_offset=appended.queue_offset,
             transaction_id=self.unique_key or None,
