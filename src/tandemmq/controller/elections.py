@@ -115,9 +115,10 @@ class Elections:
         return self._live.alive(group.name, group.replicas, self._clock.monotonic())
 
     def _hears_all(self, group: Group) -> bool:
-        """Whether who is not heard would have been by now."""
+        """Whether who has not told its log would have done so by now."""
         now_s = self._clock.monotonic()
-        return now_s >= self._leader_since_s + UNHEARD_S or len(self.alive(group)) == len(group.replicas)
+        told = sum(heard.facts.tells_its_log for heard in self.alive(group))
+        return now_s >= self._leader_since_s + UNHEARD_S or told == len(group.replicas)
 
     def grant(self, group: Group, broker_id: int) -> bool:
         """Whether this broker may go on as master for LEASE_MS from when it asked."""

@@ -60,6 +60,11 @@ class Live(msgspec.Struct, frozen=True, array_like=True):
     is_incomplete: bool = False
     """It may have lost what it acknowledged."""
 
+    @property
+    def tells_its_log(self) -> bool:
+        """A broker that has only registered has not told yet how long its log is."""
+        return self.max_offset >= 0
+
 
 class ApplyId(msgspec.Struct, frozen=True, tag="apply id"):
     cluster: str
@@ -294,14 +299,16 @@ def choose_master(group: Group, command: Elect) -> int | None:
         # Nobody was ever master, so no log is complete: the best one that is there, or who is wanted.
         live.setdefault(command.caller, Live(command.caller))
         return command.caller if command.is_designated else _best(live.values())
-    pool = _electable(group, live, takes_incomplete=command.takes_incomplete)
     if command.is_restart:
+        # The caller has not told its log yet, so logs cannot be compared: only a whole one may lead at once.
+        pool = _electable(group, live, takes_incomplete=False)
         others = [one for key, one in pool.items() if key != command.caller]
         if others:
             return _best(others)
         caller = live.get(command.caller)
         is_whole = caller is None or not caller.is_incomplete
         return command.caller if is_whole or len(group.replicas) == 1 else None
+    pool = _electable(group, live, takes_incomplete=command.takes_incomplete)
     if command.is_passed_over:
         others = [one for key, one in pool.items() if key != group.master_id]
         return _best(others) if others else group.master_id
@@ -313,12 +320,13 @@ def choose_master(group: Group, command: Elect) -> int | None:
 
 def _electable(group: Group, live: dict[int, Live], *, takes_incomplete: bool) -> dict[int, Live]:
     """The members of the set that may lead. Those that may have lost the end of their log wait for one that
-    has not. If all members are heard and all may have lost it, the longest log of the group is the best that
-    there is, a member's or not.
+    has not. If all members have told their logs and all may have lost it, the longest log of the group is
+    the best that there is, a member's or not.
     """
     members = {key: one for key, one in live.items() if key in group.sync_set}
     whole = {key: one for key, one in members.items() if not one.is_incomplete}
-    if whole or not takes_incomplete or len(members) < len(group.sync_set):
+    told = sum(one.tells_its_log for one in members.values())
+    if whole or not takes_incomplete or told < len(group.sync_set):
         return whole
     return {key: one for key, one in live.items() if one.is_ours} | members
 

@@ -935,6 +935,13 @@ _ELECTED: Final = (
         proofs=("simulation/test_elected_simulation.py", "elected"),
     ),
     Plant(
+        name="a log that was not told is the shortest",
+        path="controller/groups.py",
+        sound="    told = sum(one.tells_its_log for one in members.values())\n",
+        bug="    told = len(members)\n",
+        proofs=("unit/controller/test_groups.py",),
+    ),
+    Plant(
         name="a deletion is answered before the next master knows of it",
         path="broker/autoswitch/term.py",
         sound="if told is not None and told.code == ResponseCode.SUCCESS:",

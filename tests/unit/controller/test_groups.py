@@ -229,6 +229,18 @@ def test_who_may_have_lost_the_end_of_its_log_waits_for_who_has_not(
         assert group.sync_set == (1, 2)
 
 
+def test_logs_are_compared_when_all_members_have_told_theirs() -> None:
+    groups = made(1, 2, master=1, members=(1,))
+    returned, shorter = Live(1, is_ours=True, is_incomplete=True), Live(2, 1, 80, is_ours=True)
+    restart = Elect(name=NAME, caller=1, is_restart=True, takes_incomplete=True, live=(returned, shorter))
+    assert run(groups, restart).code == Code.CONTROLLER_ELECT_MASTER_FAILED
+    run(groups, Elect(name=NAME, takes_incomplete=True, live=(returned, shorter)))
+    assert present(groups).master_id is None
+    told = Live(1, 1, 90, is_ours=True, is_incomplete=True)
+    run(groups, Elect(name=NAME, takes_incomplete=True, live=(told, shorter)))
+    assert (present(groups).master_id, present(groups).sync_set) == (1, (1,))
+
+
 def test_the_only_broker_of_a_group_leads_whatever_it_has_lost() -> None:
     groups = made(1, master=1)
     lost = Live(1, is_ours=True, is_incomplete=True)
