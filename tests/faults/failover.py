@@ -14,6 +14,8 @@ rto_killed    of rounds in which the master was killed
 rto_silent    of rounds in which silence had to be waited for: of the master (SIGSTOP, its host cut, the port
               of its log), or of the leading controller that was killed with the master
 full disks    each broker and each controller has a small file system of its own, which only root can mount
+linearizable  each queue can have been one list that every send and every delivery met at one moment, whoever
+              was the master; what contradicts that is named
 two masters   two brokers that acknowledged in one term, or one that acknowledged a send which began after a
               newer term had acknowledged one
 """
@@ -54,6 +56,7 @@ from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.network import TcpNetwork
+from tandemmq.sim.linearizable import Append, Read, contradiction
 from waits import until
 
 TOPIC = "Failover"
@@ -119,6 +122,8 @@ class History:
     cause: str = "start"
     failed: int = 0
     duplicated: list[str] = field(default_factory=list)
+    begun_s: dict[int, float] = field(default_factory=dict)
+    """When each send began, by the number in its body, also of those without an answer."""
     faults: list[str] = field(default_factory=list)
     """What else is wrong: a group that is not whole in time, a process that ended by itself."""
 
@@ -189,8 +194,10 @@ class Failover:
         """Never returns."""
         history = self._history
         while True:
-            body = b"%d " % next(self._numbers) + b"x" * 100
+            number = next(self._numbers)
+            body = b"%d " % number + b"x" * 100
             cause, begun_s = history.cause, time.monotonic()
+            history.begun_s[number] = begun_s
             try:
                 result = await producer.send(Message(topic=TOPIC, body=body))
             except TandemError as error:
@@ -424,6 +431,27 @@ def two_masters(acks: Iterable[Ack], ranges: Iterable[EpochRange]) -> list[str]:
     return found
 
 
+def not_linearizable(history: History) -> list[str]:
+    """Which queues no list can have been, and why."""
+    appends: dict[int, list[Append]] = defaultdict(list)
+    reads: dict[int, list[Read]] = defaultdict(list)
+    promised = history.lists.promised
+    for (place, body), ack in zip(promised.items(), history.acks, strict=True):
+        appends[place[1]].append(Append(_number_in(body), ack.begun_s, ack.done_s, place[2]))
+    for place, body in history.lists.delivered().items():
+        number, at_s = _number_in(body), history.lists.delivered_s[place]
+        reads[place[1]].append(Read(place[2], (number,), 0.0, at_s))
+        if promised.get(place) != body:
+            # No answer came, or this is what a send had stored before it was sent again.
+            appends[place[1]].append(Append(number, history.begun_s[number]))
+    found = {queue_id: contradiction(appends[queue_id], reads[queue_id]) for queue_id in sorted(reads)}
+    return [f"queue {queue_id} is not linearizable: {why}" for queue_id, why in found.items() if why]
+
+
+def _number_in(body: bytes) -> int:
+    return int(body.split(b" ", 1)[0])
+
+
 def different_logs(stores: list[Path]) -> list[str]:
     """The files of the log in which the stores differ. One that is missing holds nothing but zeros."""
     names = sorted({path.name for store in stores for path in (store / "commitlog").iterdir()})
@@ -515,6 +543,8 @@ def tell(history: History, masters: list[str]) -> int:
     handed_over = [one for one in history.rounds if one.cause == HANDED_OVER]
     failed = sum(one.failed_sends for one in handed_over)
     wrong = [*history.faults, *history.duplicated, *findings.lost, *findings.skipped, *masters]
+    if not history.duplicated:
+        wrong += not_linearizable(history)
     if failed:
         wrong.append(f"{failed} sends failed at a planned hand-over")
     Console(width=None if sys.stdout.isatty() else 110).print(table_of(history, lost))

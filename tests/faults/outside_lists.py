@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -56,6 +57,8 @@ class OutsideLists:
         self.statuses: Counter[str] = Counter()
         self.findings = Findings()
         self._delivered: dict[Place, bytes] = {}
+        self.delivered_s: dict[Place, float] = {}
+        """When each place was delivered first, by the monotonic clock."""
         self._next: dict[tuple[str, int], int] = {}
         self._last_promised: dict[tuple[str, int], int] = {}
 
@@ -82,12 +85,17 @@ class OutsideLists:
             if self._delivered[place] != message.body:
                 self.findings.lost.append(f"{place} was {self._delivered[place]!r}, now {message.body!r}")
         self._delivered[place] = message.body
+        self.delivered_s.setdefault(place, time.monotonic())
         self._next[key] = max(expected, offset + 1)
 
     @property
     def missing(self) -> list[Place]:
         """Promised and not delivered yet."""
         return [place for place in self.promised if place not in self._delivered]
+
+    def delivered(self) -> dict[Place, bytes]:
+        """What came last from each place."""
+        return dict(self._delivered)
 
     def check(self) -> Findings:
         """All that was found, in the end."""

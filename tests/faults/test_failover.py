@@ -6,7 +6,18 @@ import re
 from pathlib import Path
 
 import pytest
-from failover import FULL_HANDED_OVER, Ack, Failover, NoSuchFault, different_logs, failover, two_masters
+from failover import (
+    FULL_HANDED_OVER,
+    TOPIC,
+    Ack,
+    Failover,
+    History,
+    NoSuchFault,
+    different_logs,
+    failover,
+    not_linearizable,
+    two_masters,
+)
 
 from tandemmq.protocol.bodies.replica import EpochRange
 
@@ -61,6 +72,31 @@ def ack(host: str, log_offset: int, begun_s: float) -> Ack:
 )
 def test_two_masters_are_found(acks: list[Ack], found: int) -> None:
     assert len(two_masters(acks, TERMS)) == found
+
+
+@pytest.mark.parametrize(
+    ("places", "found"),
+    [
+        pytest.param({0: 0, 1: 1, 2: 2}, "", id="one after the other"),
+        pytest.param({0: 0, 1: 2, 2: 1}, "was answered before", id="a later send lies before an earlier one"),
+        pytest.param({0: 0, 1: 1, 2: 3}, "", id="without an answer"),
+        pytest.param({0: 0, 1: 3, 2: 1}, "was answered before", id="begun when a later one had its answer"),
+        pytest.param({0: 0, 1: 1, 2: 1}, "", id="sent again"),
+    ],
+)
+def test_a_history_that_no_list_has_is_found(places: dict[int, int], found: str) -> None:
+    """Three sends with an answer, one after the other; the fourth has none."""
+    history = History(begun_s={number: float(number) for number in range(4)})
+    delivered = {}
+    for offset, number in places.items():
+        body = b"%d x" % number
+        delivered[TOPIC, 0, offset] = body
+        history.lists.delivered_s[TOPIC, 0, offset] = 9.0
+        if number < 3 and body not in history.lists.promised.values():
+            history.note_ack(0, offset, body, Ack(number, number + 0.5, "a", 0, ""))
+    history.lists._delivered = delivered
+    assert found in " ".join(not_linearizable(history))
+    assert bool(not_linearizable(history)) is bool(found)
 
 
 def test_logs_that_differ_are_found(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
@@ -14,6 +15,7 @@ from tandemmq.sim.cluster.promises import Promises
 from tandemmq.sim.cluster.settings import TOPIC, Group
 from tandemmq.sim.cluster.watch import EXCUSE_S, holds
 from tandemmq.sim.cluster.world import World
+from tandemmq.sim.linearizable import Append, Read, contradiction
 from tandemmq.store import GetStatus, MessageStore
 
 SHOWN_MAX = 5
@@ -166,6 +168,28 @@ def check_copies(world: World, ledger: Ledger, queues: dict[Place, list[Sent]]) 
             ledger.counts["stored more than once"] += 1
             if not world.had_trouble(sent.sent_at - EXCUSE_S, sent.settled_at or world.loop.time()):
                 world.findings.broken.append(f"{sent} is stored {count} times without a reason")
+
+
+def check_history(ledger: Ledger, place: Place, reads: Sequence[Read], held: Sequence[Sent]) -> str:
+    """Empty, or why one list cannot have shown what producers and consumers saw of a queue that holds this in
+    the end.
+
+    A send that asked for no copies, or was told that it has too few, promises nothing: it counts as one
+    without an answer. One that was sent again may be there once more, as if it had been another.
+    """
+    appends = []
+    answered: dict[int, int] = {}
+    for sent in ledger.sent.values():
+        if sent.fate is Fate.ACKNOWLEDGED and sent.is_waiting and (sent.topic, sent.queue_id) == place:
+            appends.append(Append(sent.number, sent.sent_at, sent.settled_at, sent.queue_offset))
+            answered[sent.queue_offset] = sent.number
+    appends += [
+        Append(sent.number, sent.sent_at)
+        for offset, sent in enumerate(held)
+        if answered.get(offset) != sent.number
+    ]
+    end = Read(0, tuple([sent.number for sent in held]), math.inf, math.inf, is_end=True)
+    return contradiction(appends, [*reads, end])
 
 
 def first_unequal_key(master: BrokerNode, slave: BrokerNode) -> str:

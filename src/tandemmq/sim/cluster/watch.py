@@ -14,6 +14,7 @@ from tandemmq.sim.cluster.nodes import BrokerNode
 from tandemmq.sim.cluster.promises import Promises
 from tandemmq.sim.cluster.settings import PASSING_TOPIC, TOPIC, Group
 from tandemmq.sim.cluster.world import World
+from tandemmq.sim.linearizable import Read
 
 EXCUSE_S = 25.0
 """So long after something went wrong, repeats and offsets that step back are expected."""
@@ -33,7 +34,7 @@ class Watch:
         self.brokers: list[BrokerNode] = []
         self._at_place: dict[tuple[int, int], Sent] = {}
         self._handed: dict[tuple[str, Place, int, int], float] = {}
-        """When each was handed out first."""
+        """When each was handed out first, by group, place, offset and number."""
         self._retried_at: dict[tuple[str, int], float] = {}
         self._sessions: dict[object, int] = {}
         self._topics_seen: dict[Life, tuple[int, bool]] = {}
@@ -115,6 +116,16 @@ class Watch:
             self._ledger.counts["duplicates"] += 1
             if not world.had_trouble(first_s - EXCUSE_S, now_s):
                 world.findings.broken.append(f"{where} at {first_s:.3f} and again without a reason")
+
+    def reads_of(self, place: Place) -> list[Read]:
+        """What consumers got of a queue, each message as soon as the first member of each group had it. When
+        they asked is not known: it is said to have been long ago, which accuses nobody.
+        """
+        return [
+            Read(offset, (number,), 0.0, at_s)
+            for (_, where, offset, number), at_s in self._handed.items()
+            if where == place
+        ]
 
     def on_finished(self, group: Group, message: ReceivedMessage) -> None:
         """The application is done with a message."""

@@ -244,6 +244,23 @@ class ElectedCluster(Cluster):
         if len({str(one.entries) for one in epochs.values()}) > 1:
             self.world.findings.broken.append(f"the lists of terms differ: {epochs}")
         await super().check()
+        self._check_histories()
+
+    def _check_histories(self) -> None:
+        """Each queue was one list for all who used it, whoever led. Not told when its master was alone and
+        lost its power: then it may have shown what nobody has.
+        """
+        if self.ledger.counts["power cuts of a master alone"] or self.master.store is None:
+            return
+        for place in sorted(self.master.store.queue_keys()):
+            if place[0] != TOPIC:
+                continue
+            records = checkers.read_queue(self.master.store, place)
+            held = [sent for record in records if (sent := self.ledger.find(record.content)) is not None]
+            why = checkers.check_history(self.ledger, place, self.watch.reads_of(place), held)
+            self.ledger.counts["histories checked"] += 1
+            if why:
+                self.world.findings.order.append(f"{place} is not linearizable: {why}")
 
     async def age(self) -> None:
         """Nothing: retention is the store's, and the other simulation has it."""
