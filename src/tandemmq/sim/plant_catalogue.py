@@ -601,6 +601,13 @@ _POP: Final = (
         bug="is_beyond = has_target and not messages",
         proofs=("scenario/test_pop_delivery.py",),
     ),
+    Plant(
+        name="leases are read back before all of them are shown",
+        path="broker/pop/revive.py",
+        sound="        if self._log.is_shown:\n",
+        bug="        if self._log:\n",
+        proofs=("unit/broker/test_pop_leases.py", "elected"),
+    ),
 )
 
 _EXACTLY_ONCE: Final = (

@@ -6,9 +6,16 @@ import json
 from pathlib import Path
 
 from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.lease_log import LeaseLog
 from tandemmq.broker.pop.lease_records import Finished, LeaseRecords, NewLease, read_change
 from tandemmq.broker.pop.leases import Lease, LeaseKey, Leases
+from tandemmq.broker.pop.revive import Revive
+from tandemmq.broker.table_file import TableSaver
+from tandemmq.broker.topics.auto_create import TopicCreator
+from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.broker.topics.unsaved_topics import UnsavedTopics
 from tandemmq.protocol.bodies.pop import Position
 from tandemmq.protocol.record import NewRecord, Record, decode_record, encode_record
 from tandemmq.runtime.memory import ManualClock, MemoryDisk
@@ -139,20 +146,35 @@ def test_positions_and_what_is_unknown() -> None:
     assert read_change(stored(new)) is None
 
 
-async def test_a_lease_that_was_stored_but_not_shown_when_its_broker_took_office_is_known_later() -> None:
-    """Otherwise the broker would say of its acknowledgement that it was taken, and give the message again."""
+async def test_leases_are_read_back_when_all_that_are_stored_are_shown() -> None:
+    """Otherwise the broker would say of an acknowledgement that it was taken, and give the message again."""
     clock = ManualClock()
     store = await MessageStore.open(
         StoreOptions(root=Path("/store"), commit_log_file_bytes=1 << 16), disk=MemoryDisk(), clock=clock
     )
-    records = LeaseRecords(cluster="c", broker_name="b")
-    log = LeaseLog(store, Leases(), OffsetTable(), records=records, queue_count=1, clock=clock)
+    log = LeaseLog(
+        store,
+        Leases(),
+        OffsetTable(),
+        records=LeaseRecords(cluster="c", broker_name="b"),
+        queue_count=1,
+        clock=clock,
+    )
+    topics, groups, saver = TopicTable(), GroupTable(), TableSaver(disk=MemoryDisk(), clock=clock)
+    unsaved = UnsavedTopics(saver, saver.add(Path("/topics.json"), lambda: b"", delay_ms=1))
+    creator = TopicCreator(BrokerOptions(), topics, groups, clock, unsaved)
+    revive = Revive(
+        log, store=store, topics=topics, groups=groups, creator=creator, uses_v2=False, clock=clock
+    )
     log.recover()
-    log.open([make()], lambda _status: None)
-    assert log.recover() == 0
+    lease = make(pop_time=clock.now_ms(), invisible=60_000)
+    log.open([lease], lambda _status: None)
+    log.is_ready = False
+    revive.start(None)
+    assert not log.is_ready
     await clock.pass_time(1)
-    assert log.note_dispatched(0, store.queue_max(records.topic, 0))
-    log.read_foreign()
-    assert log.leases.get(make().key) is not None
+    assert log.is_ready
+    assert log.leases.get(lease.key) is not None
     assert log.position(("T", "G", 0)) == 3
+    await revive.stop()
     await store.close()

@@ -52,7 +52,7 @@ def is_stored(status: PutStatus) -> bool:
 
 
 class LeaseLog:
-    """`recover` first, on a master only; then the rest."""
+    """`recover` first, on a master only and once `is_shown`; then the rest."""
 
     def __init__(
         self,
@@ -86,6 +86,18 @@ class LeaseLog:
         """Called when a lease may end before all others."""
 
     # Reading what was written.
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the revive topic's queues show all that the log holds of it. A broker that was not sure to
+        be the master may have stored leases that are shown when its slaves hold them: an ack that is taken
+        without knowing its lease is lost.
+        """
+        topic = self.records.topic
+        return all(
+            self._store.queue_max(topic, queue_id) == self._store.queue_next(topic, queue_id)
+            for queue_id in self._queue_ids()
+        )
 
     def recover(self) -> int:
         """Read the revive topic from its committed offsets on; how many leases there are."""
@@ -134,9 +146,7 @@ class LeaseLog:
         end = self._store.queue_max(topic, queue_id)
         begin = self._offsets.committed(REVIVE_GROUP, topic, queue_id) or 0
         begin = min(max(begin, self._store.queue_min(topic, queue_id)), end)
-        self._seen_ends[queue_id] = end
-        # A broker that was not sure to be the master has stored what its queues do not show yet.
-        self._recovered_ends[queue_id] = self._store.queue_next(topic, queue_id)
+        self._seen_ends[queue_id] = self._recovered_ends[queue_id] = end
         yield from self._read(queue_id, begin, end)
 
     def _read(self, queue_id: int, begin: int, end: int) -> Iterator[Record]:

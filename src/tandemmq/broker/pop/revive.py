@@ -85,14 +85,19 @@ class Revive:
         store.on_dispatch(self._on_dispatch)
 
     def start(self, on_fatal: Callable[[BaseException], None] | None) -> None:
-        """Read back what is leased, then bring back what ends; does nothing when it runs."""
+        """Read back what is leased, as soon as all of it is shown, then bring back what ends; does nothing
+        when it runs.
+        """
         if self._task is not None:
             return
-        count = self._log.recover()
         self._is_stopping = False
+        self._recover_when_shown()
         self._scope = TaskScope("pop", None if on_fatal is None else lambda _name, error: on_fatal(error))
         self._task = self._scope.start("revive", self._run())
-        log.info(events.REVIVE_STARTED, extra={"lease_count": count})
+
+    def _recover_when_shown(self) -> None:
+        if self._log.is_shown:
+            log.info(events.REVIVE_STARTED, extra={"lease_count": self._log.recover()})
 
     async def stop(self) -> None:
         """Returns when nothing more is brought back; `settle` afterwards, once the store is closed."""
@@ -111,7 +116,10 @@ class Revive:
             self._log.settle()
 
     def _on_dispatch(self, newest: Mapping[tuple[str, int], int]) -> None:
-        if self._revive_queues.isdisjoint(newest) or not self._log.is_ready:
+        if self._revive_queues.isdisjoint(newest):
+            return
+        if not self._log.is_ready:
+            self._wake.set()
             return
         for key in self._revive_queues & newest.keys():
             if self._log.note_dispatched(key[1], newest[key]):
@@ -120,13 +128,18 @@ class Revive:
     async def _run(self) -> None:
         while not self._is_stopping:
             self._wake.clear()
-            self._log.read_foreign()
-            await self._revive_ended()
-            self._log.roll()
-            self._log.settle()
+            if not self._log.is_ready:
+                self._recover_when_shown()
+            if self._log.is_ready:
+                self._log.read_foreign()
+                await self._revive_ended()
+                self._log.roll()
+                self._log.settle()
             await self._wake.wait(self._sleep_s())
 
     def _sleep_s(self) -> float | None:
+        if not self._log.is_ready:
+            return TICK_S
         ends_at_ms = self._log.leases.next_end_ms()
         if ends_at_ms is None:
             return None if self._log.is_settled else TICK_S

@@ -295,6 +295,7 @@ class Trouble:
         record = decode_record(store.log_view(at := self._dice.pick(flushed), 1 << 20))
         if not record.body:
             return
+        self._cluster.watch.on_copy_lost(node)
         node.kill() if self._dice.happens(50) else await node.end_in_order()
         node.flip_bit(at + HEAD_V4_BYTES + self._dice.below(len(record.body)), self._dice.below(8))
         await self._start_again(node)
