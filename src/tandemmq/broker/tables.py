@@ -116,19 +116,20 @@ class Tables:
             self.groups.add_missing(SYSTEM_GROUPS_AT_START, now_ms)
 
     def follow(self, store: MessageStore) -> None:
-        """Progress is counted in this log from now on. What was saved of it before its topic was deleted is
-        forgotten: the topic may have been made again, and its first messages were consumed by nobody.
+        """Progress is counted in this log from now on. What was saved of it without knowing that its topic
+        was deleted is forgotten: the topic may have been made again, and its first messages were consumed by
+        nobody.
 
         Where the log has messages and a file is not there that every broker has, it was lost.
         """
-        self.offsets.log_end = lambda: store.accepted_log_offset
+        self.offsets.deleted_topics = lambda: store.deleted_topics
         if store.accepted_log_offset:
             for file, loaded in self._not_found.items():
                 if loaded is Loaded.NOTHING:
                     log.warning(events.TABLE_LOST, extra={"path": str(file.path)})
             if self._offset_file in self._not_found:
                 self.offsets.forget_progress(config.name for config in self.groups.configs)
-        self._tell_lowered(self._offset_file, self.offsets.forget_deleted(store.deleted_topics))
+        self._tell_lowered(self._offset_file, self.offsets.forget_deleted())
 
     def begin_life(self, store: MessageStore) -> None:
         """A master takes up its log: no progress may lie behind the ends of the queues, because what comes

@@ -526,6 +526,13 @@ _DELAY: Final = (
         why_not="a master lowers all saved progress to the ends of its queues before it delivers",
     ),
     Plant(
+        name="progress saved before the last of two deletions is kept",
+        path="broker/offsets/offset_table.py",
+        sound="if end != told.get(topic)}",
+        bug="if topic not in told}",
+        proofs=("unit/broker/test_broker_tables.py",),
+    ),
+    Plant(
         name="a cancellation in the slot of the horizon is forgotten",
         path="broker/delay/timer_wheel.py",
         sound="if self.horizon is not None and slot_ms > self.horizon.slot_ms:",

@@ -125,6 +125,34 @@ def test_dropped_topic_and_group_leave_no_offsets() -> None:
     assert table.pulled("g", "U", 0) == 2
 
 
+def test_progress_of_before_a_deletion_is_forgotten_when_it_is_read_back() -> None:
+    deleted: dict[str, int] = {}
+
+    def read_back(data: bytes) -> tuple[int, int | None]:
+        copy = OffsetTable()
+        copy.load(data)
+        copy.deleted_topics = lambda: deleted
+        return copy.forget_deleted(), copy.committed("g", "T", 0)
+
+    table = OffsetTable()
+    table.commit("g", "T", 0, 7, 0)
+    table.commit("g", "U", 0, 7, 0)
+    of_another_broker = table.encode()
+    table.deleted_topics = lambda: deleted
+    table.forget_deleted()
+    assert read_back(table.encode()) == (0, 7)
+    deleted["T"] = 1_000
+    # Saved when the deletion was on disk and the table did not know of it yet.
+    assert read_back(table.encode()) == (1, None)
+    table.drop_topic("T")
+    table.commit("g", "T", 0, 1, 0)
+    made_again = table.encode()
+    assert read_back(made_again) == (0, 1)
+    deleted["T"] = 2_000
+    assert read_back(made_again) == (1, None)
+    assert read_back(of_another_broker) == (0, 7)
+
+
 def test_slave_merges_the_masters_offsets_by_key() -> None:
     table = OffsetTable()
     table.commit("g", "T", 0, 1, 0)

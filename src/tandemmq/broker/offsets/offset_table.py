@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, structs
 
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.codec import DataVersion, encode_body
@@ -34,8 +34,8 @@ class OffsetTable:
         self.on_change: list[Callable[[], None]] = []
         self.on_topic_dropped: list[Callable[[str], None]] = []
         self.on_group_dropped: list[Callable[[str], None]] = []
-        self.log_end: Callable[[], int] | None = None
-        """Set by the owner: where the log ends now."""
+        self.deleted_topics: Callable[[], Mapping[str, int]] | None = None
+        """Set by the owner: topic -> log offset of its last deletion."""
         self.on_reset: list[Callable[[str, str, int], None]] = []
         self._version_step = version_step
         self._key_count_max = key_count_max
@@ -43,7 +43,8 @@ class OffsetTable:
         self._committed: dict[str, QueueOffsets] = {}
         self._pulled: dict[str, QueueOffsets] = {}
         self._resets: dict[str, QueueOffsets] = {}
-        self._loaded_log_end: int | UnsetType = UNSET
+        self._came_after: dict[str, int] | None = {}
+        """Topic -> the deletion that its offsets come after; None of a file that does not tell."""
         self._forgotten: frozenset[str] = frozenset()
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, now_ms: int) -> None:
@@ -121,7 +122,12 @@ class OffsetTable:
         return [topic for topic, _, name in map(_split, self._committed) if name == group]
 
     def drop_topic(self, topic: str) -> None:
+        """The topic was deleted: what comes from now on is of one that is made again."""
         self._drop([key for key in self._keys() if key.startswith(topic + "@")])
+        deletion = None if self.deleted_topics is None else self.deleted_topics().get(topic)
+        if deletion is not None:
+            assert self._came_after is not None
+            self._came_after[topic] = deletion
         for callback in self.on_topic_dropped:
             callback(topic)
 
@@ -131,15 +137,17 @@ class OffsetTable:
         for callback in self.on_group_dropped:
             callback(group)
 
-    def forget_deleted(self, deleted: Mapping[str, int]) -> int:
-        """Drop what the file says of topics that were deleted after it was saved; how many keys.
-
-        Units:   deleted: topic -> where the log ended at its deletion.
+    def forget_deleted(self) -> int:
+        """Drop what the file says of topics before the last deletion of each; how many keys. A file of
+        another broker does not tell which deletions it knows.
         """
-        saved_at = self._loaded_log_end
-        if saved_at is UNSET:
-            return 0  # another broker wrote it
-        keys = [key for key in self._committed if deleted.get(_split(key)[0], -1) >= saved_at]
+        assert self.deleted_topics is not None
+        deleted, told = self.deleted_topics(), self._came_after
+        self._came_after = dict(deleted)
+        if told is None:
+            return 0
+        topics = {topic for topic, end in deleted.items() if end != told.get(topic)}
+        keys = [key for key in self._committed if _split(key)[0] in topics]
         self._drop(keys)
         return len(keys)
 
@@ -194,12 +202,16 @@ class OffsetTable:
     def encode(self) -> bytes:
         """The content of consumerOffset.json; `groupTopicMap` is only for people and is not read back."""
         topics: dict[str, list[str]] = {}
+        came_after = self._came_after or {}
+        deleted: dict[str, int] = {}
         for key in self._committed:
             topic, _, group = _split(key)
             topics.setdefault(group, []).append(topic)
+            if topic in came_after:
+                deleted[topic] = came_after[topic]
         table = self.snapshot()
-        if self.log_end is not None:
-            table = structs.replace(table, log_end=self.log_end())
+        if self.deleted_topics is not None:
+            table = structs.replace(table, deleted=deleted)
         return b'{"groupTopicMap":' + encode_body(topics) + b"," + encode_consumer_offsets(table)[1:]
 
     def load(self, data: bytes) -> None:
@@ -207,7 +219,7 @@ class OffsetTable:
         table = decode_consumer_offsets(data)
         self._committed = {key: dict(queues) for key, queues in table.offsets.items()}
         self.data_version = table.data_version
-        self._loaded_log_end = table.log_end
+        self._came_after = None if table.deleted is UNSET else dict(table.deleted)
         self._forgotten = frozenset(table.forgotten or ())
 
     def _keys(self) -> set[str]:

@@ -28,13 +28,13 @@ from tandemmq.protocol.command import Buffer
 class ConsumerOffsetTable(Body, frozen=True, kw_only=True):
     """Committed offsets: `topic@group` -> queue id -> next offset; also the shape of consumerOffset.json.
 
-    Ours, and ignored by RocketMQ: `log_end`: in the file, where the log ended when it was saved; `forgotten`:
-    groups whose progress was lost.
+    Ours, and ignored by RocketMQ: `deleted`: in the file, topics that were deleted and made again -> the log
+    offset of the deletion that their offsets come after; `forgotten`: groups whose progress was lost.
     """
 
     data_version: DataVersion = field(name="dataVersion", default=DataVersion())
     offsets: dict[str, dict[int, int]] = field(name="offsetTable", default_factory=dict)
-    log_end: int | UnsetType = field(name="tandemLogEnd", default=UNSET)
+    deleted: dict[str, int] | UnsetType = field(name="tandemDeletedTopics", default=UNSET)
     forgotten: tuple[str, ...] | UnsetType = field(name="tandemForgottenGroups", default=UNSET)
 
 
