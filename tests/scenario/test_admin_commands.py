@@ -585,3 +585,98 @@ async def test_a_list_of_controllers_names_one_at_least() -> None:
     for command in (("getControllerConfig",), ("updateControllerConfig", "-k", "x", "-v", "y")):
         result = await invoke("admin", *command, "-a", ";")
         assert (result.exit_code, "name at least one controller" in result.output) == (2, True)
+
+
+async def test_lists_of_topics_and_groups_are_made_or_refused_as_a_whole(rig: Rig, tmp_path: Path) -> None:
+    broker = await rig.start_broker()
+    place = ("-b", render_address(broker.address))
+    topics, groups = tmp_path / "topics.json", tmp_path / "groups.json"
+    topics.write_text('[{"topicName":"A","readQueueNums":2,"writeQueueNums":2},{"topicName":"B"}]')
+    groups.write_text('[{"groupName":"g","retryMaxTimes":3},{"groupName":"h"}]')
+    made = (await rows(rig, "updateTopicList", "-f", str(topics), *place))["changed"]
+    assert [row["topic"] for row in made] == ["A", "B"]
+    assert [row["read_queues"] for row in (await rows(rig, "topicRoute", "-t", "A"))["queues"]] == [2]
+    made = (await rows(rig, "updateSubGroupList", "-f", str(groups), *place))["changed"]
+    assert [row["group"] for row in made] == ["g", "h"]
+    (config,) = (await rows(rig, "getConsumerConfig", "-g", "g"))["groups"]
+    assert config["retry_count_max"] == 3
+    topics.write_text('[{"topicName":"C"},{"topicName":"not a name"}]')
+    result = await invoke("admin", "updateTopicList", "-f", str(topics), *place)
+    assert result.exit_code == 1
+    assert {"topic": "C"} not in (await rows(rig, "topicList"))["topics"]
+    for text in ("[]", "{}", "no JSON"):
+        topics.write_text(text)
+        result = await invoke("admin", "updateTopicList", "-f", str(topics), *place)
+        assert result.exit_code == 2, text
+
+
+async def test_orders_of_queues_and_shares_of_members(rig: Rig) -> None:
+    await rig.start_broker()
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders", "-r", "3", "-w", "3")
+    (row,) = (await rows(rig, "updateOrderConf", "-t", "Orders", "-v", "broker-a:3"))["orders"]
+    assert row["order"] == "broker-a:3"
+    (row,) = (await rows(rig, "updateOrderConf", "-t", "Orders", "-m", "get"))["orders"]
+    assert row["order"] == "broker-a:3"
+    (row,) = (await rows(rig, "updateOrderConf", "-t", "Orders", "-m", "delete"))["orders"]
+    assert row["order"] is None
+    for wrong in (("-m", "put"), ("-m", "get", "-v", "a:1"), ("-m", "other")):
+        result = await invoke("admin", "updateOrderConf", "-t", "Orders", *wrong, "-n", rig.namesrv)
+        assert result.exit_code == 2, wrong
+    shares = (await rows(rig, "allocateMQ", "-t", "Orders", "-i", "10.0.0.2, 10.0.0.1"))["shares"]
+    assert [(row["member"], row["queue"]) for row in shares] == [
+        ("10.0.0.2", 2),
+        ("10.0.0.1", 0),
+        ("10.0.0.1", 1),
+    ]
+
+
+async def test_producers_and_progress_of_all_groups_at_a_broker(rig: Rig) -> None:
+    place = ("-b", render_address((await rig.start_broker()).address))
+    assert (await rows(rig, "producer", *place, exit_code=1))["producers"] == []
+    async with Producer("P", rig.namesrv) as producer:
+        for _ in range(4):
+            await producer.send(Message("Orders", b"m"))
+        groups = {row["group"] for row in (await rows(rig, "producer", *place))["producers"]}
+        assert "P" in groups
+    async with rig.consumer("g", "Orders") as reader:
+        reader.ack(*await take(reader, 4))
+        await reader.commit()
+    await send(rig, "Orders", 2)
+    queues = (await rows(rig, "brokerConsumeStats", *place))["queues"]
+    assert {(row["topic"], row["group"]) for row in queues} >= {("Orders", "g")}
+    assert sum(row["lag"] for row in queues) == 2
+    assert all(row["lag"] for row in (await rows(rig, "brokerConsumeStats", *place, "-l", "1"))["queues"])
+    assert (await rows(rig, "brokerConsumeStats", *place, "-o", "true"))["queues"] == []
+
+
+async def test_messages_are_consumed_and_sends_tried(rig: Rig) -> None:
+    await rig.start_broker()
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders", "-r", "1", "-w", "1")
+    await send(rig, "Orders", 5)
+    found = (await rows(rig, "consumeMessage", "-t", "Orders", "-c", "3"))["messages"]
+    assert [row["body"] for row in found] == ["m0", "m1", "m2"]
+    place = ("-b", "broker-a", "-i", "0", "-o", "3")
+    found = (await rows(rig, "consumeMessage", "-t", "Orders", *place))["messages"]
+    assert [row["body"] for row in found] == ["m3", "m4"]
+    for wrong in (("-i", "0"), ("-b", "broker-a", "-o", "1")):
+        result = await invoke("admin", "consumeMessage", "-t", "Orders", *wrong, "-n", rig.namesrv)
+        assert result.exit_code == 2, wrong
+    tried = await rows(rig, "sendMsgStatus", "-b", "broker-a", "-c", "3", "-s", "10")
+    assert [row["status"] for row in tried["sends"]] == ["SEND_OK"] * 3
+    tried = await rows(rig, "checkMsgSendRT", "-t", "Orders", "-a", "2")
+    assert (tried["summary"][0]["sends"], tried["summary"][0]["failed"]) == (2, 0)
+    refused = await rows(rig, "checkMsgSendRT", "-t", "%SYS%no topic", "-a", "1", exit_code=1)
+    assert refused["summary"][0]["failed"] == 1
+
+
+async def test_thresholds_of_cold_reads(rig: Rig) -> None:
+    broker = await rig.start_broker()
+    place = ("-b", render_address(broker.address))
+    await rows(rig, "updateColdDataFlowCtrGroupConfig", "-g", "slow", "-v", "4096", *place)
+    shown = (await rows(rig, "getColdDataFlowCtrInfo", *place))["cold_reads"]
+    assert {row["group"]: row["threshold_bytes"] for row in shown}["slow"] == 4096
+    await rows(rig, "removeColdDataFlowCtrGroupConfig", "-g", "slow", *place)
+    shown = (await rows(rig, "getColdDataFlowCtrInfo", *place))["cold_reads"]
+    assert [row["group"] for row in shown] == ["(all)"]
+    result = await invoke("admin", "updateColdDataFlowCtrGroupConfig", "-g", "slow", "-v", "much", *place)
+    assert (result.exit_code, "bytes per 5 s" in result.output) == (1, True)

@@ -1,6 +1,7 @@
 """Commands about brokers and name servers: clusterList, brokerStatus, haStatus, acceptLog, getBrokerConfig,
 updateBrokerConfig, cleanExpiredCQ, cleanUnusedTopic, deleteExpiredCommitLog; getNamesrvConfig,
-updateNamesrvConfig, updateKvConfig, deleteKvConfig, wipeWritePerm, addWritePerm.
+updateNamesrvConfig, updateKvConfig, deleteKvConfig, wipeWritePerm, addWritePerm; getColdDataFlowCtrInfo,
+updateColdDataFlowCtrGroupConfig, removeColdDataFlowCtrGroupConfig.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ _REPLICATION_TABLES: Final = (
 )
 
 
+ColdGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="The consumer group.")]
 CleanedCluster = Annotated[str, typer.Option("-c", "--cluster", help="The brokers of this cluster.")]
 
 
@@ -168,6 +170,28 @@ def update_kv_config(namespace: Space, key: KvKey, value: NewValue) -> Work:
 def delete_kv_config(namespace: Space, key: KvKey) -> Work:
     """Delete a value of the key-value configuration of the name servers."""
     return lambda tools: change_kv(tools, namespace, key, None)
+
+
+@command(app, "getColdDataFlowCtrInfo")
+def get_cold_reads(place: Place) -> Work:
+    """What groups read of old messages in the running 5 s, and how much they may."""
+    return lambda tools: show_cold_reads(tools, place)
+
+
+@command(app, "updateColdDataFlowCtrGroupConfig")
+def update_cold_threshold(
+    group: ColdGroup,
+    threshold: Annotated[str, typer.Option("-v", "--threshold", help="Bytes of old messages in 5 s.")],
+    place: Place,
+) -> Work:
+    """How much a group may read of old messages (coldDataFlowControlEnable)."""
+    return lambda tools: change_cold_threshold(tools, group, threshold, place)
+
+
+@command(app, "removeColdDataFlowCtrGroupConfig")
+def remove_cold_threshold(group: ColdGroup, place: Place) -> Work:
+    """Let a group read as much of old messages as all others."""
+    return lambda tools: change_cold_threshold(tools, group, None, place)
 
 
 @command(app, "wipeWritePerm")
@@ -332,6 +356,29 @@ def _first_rate(text: str | None) -> float | None:
         return round(float((text or "").split()[0]), 1)
     except (IndexError, ValueError):
         return None
+
+
+async def show_cold_reads(tools: Tools, place: Place) -> Answer:
+    """Old messages that were read at each broker, with the thresholds of all and of single groups."""
+    table = Table("cold_reads", ("broker", "group", "bytes", "threshold_bytes", "read_at"))
+    for target in await find_targets(tools, place, masters_only=not place.address):
+        info = await broker_admin.query_cold_reads(tools.remoting, target.address)
+        table.rows.append((target.address, "(all)", info.all_bytes, info.all_threshold_bytes, None))
+        for group in sorted({*info.groups, *info.thresholds}):
+            reads = info.groups.get(group)
+            threshold = info.thresholds.get(group, info.group_threshold_bytes)
+            figures = (None, None) if reads is None else (reads.bytes, reads.read_at_ms)
+            table.rows.append((target.address, group, figures[0], threshold, figures[1]))
+    return Answer([table])
+
+
+async def change_cold_threshold(tools: Tools, group: str, threshold: str | None, place: Place) -> Answer:
+    """How many bytes of old messages a group may read in 5 s; None: as many as all others."""
+    table = Table("changed", ("broker", "group", "threshold_bytes"))
+    for target in await find_targets(tools, place, masters_only=True):
+        await broker_admin.set_cold_threshold(tools.remoting, target.address, group, threshold)
+        table.rows.append((target.address, group, threshold))
+    return Answer([table])
 
 
 # Name servers: each of them is told, because they know nothing of each other

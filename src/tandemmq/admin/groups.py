@@ -1,6 +1,6 @@
 """Commands about groups: consumerProgress, consumerConnection, consumerStatus, producerConnection,
-resetOffsetByTime, skipAccumulatedMessage, cloneGroupOffset, getConsumerConfig, updateSubGroup,
-deleteSubGroup, setConsumeMode.
+producer, brokerConsumeStats, resetOffsetByTime, skipAccumulatedMessage, cloneGroupOffset, getConsumerConfig,
+updateSubGroup, updateSubGroupList, deleteSubGroup, setConsumeMode.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from msgspec import to_builtins
 
 from tandemmq.admin.options import (
     Address,
+    BrokerAddress,
     Group,
+    ListFile,
     Topic,
     Work,
     command,
     flag,
     parse_time,
+    read_list,
 )
 from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import MASTER_ID, Place, Target, Tools, find_targets
@@ -91,6 +94,30 @@ def producer_connection(
 ) -> Work:
     """The producers of a group; exit code 1 when nobody is online."""
     return lambda tools: show_producers(tools, group, broker)
+
+
+@command(app, "producer", names=False)
+def all_producers(broker: BrokerAddress) -> Work:
+    """The producers of all groups at one broker; exit code 1 when nobody is online."""
+    return lambda tools: show_all_producers(tools, broker)
+
+
+@command(app, "brokerConsumeStats", names=False)
+def broker_consume_stats(
+    broker: BrokerAddress,
+    timeout_ms: Annotated[
+        int, typer.Option("-t", "--timeoutMillis", help="How long the broker may take.", min=1)
+    ] = 50_000,
+    lag_min: Annotated[
+        int, typer.Option("-l", "--level", help="Only queues that lag by so much, or more.", min=0)
+    ] = 0,
+    ordered: Annotated[str, typer.Option("-o", "--order", help="true: only ordered topics.")] = "false",
+) -> Work:
+    """How far every group is in every queue of one broker."""
+    is_ordered = flag(ordered, "-o")
+    return lambda tools: show_all_progress(
+        tools, broker, lag_min=lag_min, is_ordered=is_ordered, timeout_s=timeout_ms / 1000
+    )
 
 
 @command(app, "getConsumerConfig")
@@ -209,6 +236,13 @@ def update_sub_group(
     return lambda tools: change_group(tools, group, changes, place)
 
 
+@command(app, "updateSubGroupList")
+def update_sub_group_list(file: ListFile, place: Place) -> Work:
+    """Create or change all groups of a file, or none, at one broker or every master of a cluster."""
+    configs = read_list(file, SubscriptionGroupConfig)
+    return lambda tools: change_groups(tools, configs, place)
+
+
 @command(app, "setConsumeMode")
 def set_consume_mode(
     topic: Annotated[str, typer.Option("-t", "--topicName", help="The topic.")],
@@ -323,6 +357,39 @@ async def show_producers(tools: Tools, group: str, address: str) -> Answer:
     return Answer([table], notes, exit_code=0 if table.rows else 1)
 
 
+async def show_all_producers(tools: Tools, address: str) -> Answer:
+    """Who sends to this broker, by group."""
+    table = Table("producers", ("group", "client", "address", "language", "version", "seen_at"))
+    found = await broker_admin.query_all_producers(tools.remoting, address)
+    table.rows += [
+        (group, one.client_id, one.address, one.language, render_version(one.version), one.updated_at_ms)
+        for group, members in sorted(found.items())
+        for one in members
+    ]
+    notes = [] if table.rows else ["no producer is online"]
+    return Answer([table], notes, exit_code=0 if table.rows else 1)
+
+
+async def show_all_progress(
+    tools: Tools, address: str, *, lag_min: int, is_ordered: bool, timeout_s: float
+) -> Answer:
+    """How far all groups are at this broker, where they lag by `lag_min` messages or more."""
+    table = Table(
+        "queues", ("topic", "group", "broker", "queue", "broker_offset", "commit_offset", "lag", "last_at")
+    )
+    found = await broker_admin.query_all_consume_stats(
+        tools.remoting, address, is_ordered=is_ordered, timeout_s=timeout_s
+    )
+    for group, stats in sorted(found.items()):
+        for queue, one in sorted(stats.queues.items()):
+            lag = one.broker_offset - one.committed_offset
+            if lag >= lag_min:
+                place = (queue.topic, group, queue.broker_name, queue.queue_id)
+                offsets = (one.broker_offset, one.committed_offset, lag, one.last_timestamp_ms)
+                table.rows.append((*place, *offsets))
+    return Answer([table], [f"{sum(row[6] for row in table.rows)} messages wait in these queues"])
+
+
 async def show_settings(tools: Tools, group: str) -> Answer:
     """What each master knows of the group."""
     table = Table("groups", ("broker", "group", *_SETTINGS))
@@ -388,6 +455,15 @@ async def change_group(tools: Tools, group: str, changes: dict[str, Any], place:
         config = msgspec.structs.replace(held or SubscriptionGroupConfig(name=group), **changes)
         await broker_topic.create_group(tools.remoting, target.address, config)
         table.rows.append((target.address, group, to_builtins(changes)))
+    return Answer([table])
+
+
+async def change_groups(tools: Tools, configs: list[SubscriptionGroupConfig], place: Place) -> Answer:
+    """Create or change all of these groups, or none, at the broker or at each master of the cluster."""
+    table = Table("changed", ("broker", "group"))
+    for target in await find_targets(tools, place, masters_only=True):
+        await broker_topic.create_groups(tools.remoting, target.address, configs)
+        table.rows += [(target.address, config.name) for config in configs]
     return Answer([table])
 
 

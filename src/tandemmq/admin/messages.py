@@ -1,5 +1,5 @@
 """Commands about messages: queryMsgById, queryMsgByUniqueKey, queryMsgByKey, queryMsgByOffset, printMsg,
-printMsgByQueue, queryCq, sendMessage.
+printMsgByQueue, consumeMessage, queryCq, sendMessage, sendMsgStatus, checkMsgSendRT.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from tandemmq.api import broker_offset, broker_pull, broker_query
 from tandemmq.api.broker_query import END_OF_TIME_MS
 from tandemmq.client import Message, MessageQueue, Producer, ProducerOptions
 from tandemmq.client.route_view import build_view
-from tandemmq.errors import BadRequest, ClientError, ConfigError, NoRoute
+from tandemmq.errors import BadRequest, ClientError, ConfigError, NoRoute, TandemError
 from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.admin import ConsumeQueueRequest
 from tandemmq.protocol.requests.pull import PULL_HAS_SUBSCRIPTION, PullRequest
 from tandemmq.protocol.topic_names import TOOLS_GROUP
+from tandemmq.runtime.clock import LoopClock
 
 app = typer.Typer()
 
@@ -48,6 +49,7 @@ class Wanted:
 
     broker_name: str = ""
     queue_id: int | None = None
+    offset: int | None = None
     expression: str = ALL_TAGS
     begin_ms: int | None = None
     end_ms: int | None = None
@@ -69,6 +71,9 @@ PrintBody = Annotated[str, typer.Option("-d", "--printBody", help="true: with th
 Tags = Annotated[str, typer.Option("-s", "--subExpression", help="Only these tags, separated by ||.")]
 CountMax = Annotated[int, typer.Option("-m", "--maxNum", help="At most so many.", min=1, max=1_000_000)]
 QueueId = Annotated[int, typer.Option("-i", "--queueId", min=0)]
+ProbeBytes = Annotated[
+    int, typer.Option("-s", "--size", "--messageSize", help="Bytes of each body.", min=1, max=4 << 20)
+]
 
 
 @command(app, "queryMsgById")
@@ -166,6 +171,62 @@ def print_messages_of_queue(
         counts_tags=flag(by_tag, "-f"),
     )
     return lambda tools: print_topic(tools, topic, wanted)
+
+
+@command(app, "consumeMessage")
+def consume_message(
+    topic: Topic,
+    broker_name: Annotated[str, typer.Option("-b", "--brokerName", help="Only of this broker.")] = "",
+    offset: Annotated[
+        int | None, typer.Option("-o", "--offset", help="With -b and -i: from this queue offset.", min=0)
+    ] = None,
+    queue_id: Annotated[
+        int | None, typer.Option("-i", "--queueId", help="With -b: one queue.", min=0)
+    ] = None,
+    begin: Annotated[str, typer.Option("-s", "--beginTimestamp", help="Stored then or later.")] = "",
+    end: Annotated[str, typer.Option("-e", "--endTimestamp", help="Stored then or earlier.")] = "",
+    count_max: Annotated[
+        int, typer.Option("-c", "--MessageNumber", help="At most so many.", min=1, max=1_000_000)
+    ] = 128,
+    group: Annotated[
+        str, typer.Option("-g", "--consumerGroup", help="As by mqadmin; no group's progress is touched.")
+    ] = "",
+) -> Work:
+    """Messages of a topic, a broker or a queue, as a consumer would get them; exit code 1 without one."""
+    if queue_id is not None and not broker_name:
+        raise typer.BadParameter("-i names a queue of a broker: name that, too (-b)")
+    if offset is not None and queue_id is None:
+        raise typer.BadParameter("-o is an offset in a queue: name that, too (-b and -i)")
+    begin_ms, end_ms = span(begin, end)
+    wanted = Wanted(
+        broker_name=broker_name,
+        queue_id=queue_id,
+        offset=offset,
+        begin_ms=begin_ms,
+        end_ms=end_ms,
+        count_max=count_max,
+    )
+    return lambda tools: print_topic(tools, topic, wanted)
+
+
+@command(app, "sendMsgStatus")
+def send_message_status(
+    broker_name: Annotated[str, typer.Option("-b", "--brokerName", help="The broker that is tried.")],
+    size: ProbeBytes = 128,
+    count: Annotated[int, typer.Option("-c", "--count", help="How many sends.", min=1, max=100_000)] = 50,
+) -> Work:
+    """Send to the topic that a broker has of its own name; exit code 1 when a send fails."""
+    return lambda tools: try_sends(tools, broker_name, count, size)
+
+
+@command(app, "checkMsgSendRT")
+def check_send_time(
+    topic: Topic,
+    count: Annotated[int, typer.Option("-a", "--amount", help="How many sends.", min=1, max=100_000)] = 100,
+    size: ProbeBytes = 128,
+) -> Work:
+    """Send to a topic and tell how long each send takes; exit code 1 when one fails."""
+    return lambda tools: try_sends(tools, topic, count, size)
 
 
 @command(app, "queryCq")
@@ -313,6 +374,8 @@ async def _read_queue(
     end = await broker_offset.query_max_offset(remoting, address, topic, queue_id)
     if wanted.begin_ms is not None:
         offset = await broker_offset.search_offset(remoting, address, topic, queue_id, wanted.begin_ms)
+    if wanted.offset is not None:
+        offset = max(offset, wanted.offset)
     while offset < end and len(records) <= wanted.count_max:
         header = _pull_header(queue, offset, PULL_COUNT_MAX, wanted.expression)
         pulled = await broker_pull.pull(remoting, address, header)
@@ -363,6 +426,34 @@ async def send(tools: Tools, message: Message, broker_name: str, queue_id: int |
     place = (result.queue.broker_name, result.queue.queue_id, result.queue_offset)
     table.rows.append((*place, result.status.value, result.message_id, result.unique_key))
     return Answer([table], exit_code=0 if result.is_ok else 1)
+
+
+async def try_sends(tools: Tools, topic: str, count: int, size: int) -> Answer:
+    """Send so many messages of this size one after the other. Exit code 1 when one fails."""
+    sends = Table("sends", ("number", "broker", "queue", "status", "took_ms", "error"))
+    name_servers = ";".join(tools.cluster_admin.name_servers)
+    clock = LoopClock()
+    body = b"a" * size
+    async with Producer(
+        "TANDEMMQ_ADMIN", name_servers, options=ProducerOptions(client=tools_options())
+    ) as producer:
+        for number in range(count):
+            begun_s = clock.monotonic()
+            broker = queue = error = None
+            status = "FAILED"
+            try:
+                result = await producer.send(Message(topic, body))
+            except TandemError as failure:
+                error = str(failure)
+            else:
+                broker, queue, status = result.queue.broker_name, result.queue.queue_id, result.status.value
+            took_ms = round((clock.monotonic() - begun_s) * 1_000, 1)
+            sends.rows.append((number, broker, queue, status, took_ms, error))
+    times = sorted(row[4] for row in sends.rows)
+    failed = sum(row[5] is not None for row in sends.rows)
+    figures = (count, failed, times[len(times) // 2], times[-1])
+    summary = Table("summary", ("sends", "failed", "took_ms_p50", "took_ms_max"), [figures])
+    return Answer([sends, summary], exit_code=1 if failed else 0)
 
 
 def _answer(records: list[Record], *, has_bodies: bool = True) -> Answer:

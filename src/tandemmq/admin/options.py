@@ -13,15 +13,19 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from typing import Annotated, Any, Final, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar, get_type_hints
 
 import typer
 
 from tandemmq.admin.render import Answer, print_answer
 from tandemmq.admin.targets import Place, Tools, open_tools
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
+from tandemmq.errors import RemoteProtocolError
+from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.runtime.clock import LoopClock
 
+Kind = TypeVar("Kind")
 Work = Callable[[Tools], Awaitable[Answer]]
 
 NameServers = Annotated[
@@ -30,11 +34,15 @@ NameServers = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Address = Annotated[str, typer.Option("-b", "--brokerAddr", help="One broker.", metavar="HOST:PORT")]
+BrokerAddress = Annotated[str, typer.Option("-b", "--brokerAddr", help="The broker.", metavar="HOST:PORT")]
 Cluster = Annotated[str, typer.Option("-c", "--clusterName", help="The brokers of this cluster.")]
 SettingKey = Annotated[str, typer.Option("-k", "--key", help="The setting.")]
 NewValue = Annotated[str, typer.Option("-v", "--value", help="Its new value.")]
 Topic = Annotated[str, typer.Option("-t", "--topic", help="The topic.")]
 Group = Annotated[str, typer.Option("-g", "--groupName", help="The consumer group.")]
+ListFile = Annotated[
+    Path, typer.Option("-f", "--filename", help="A file with a JSON list, as mqadmin's.", dir_okay=False)
+]
 BrokerName = Annotated[str, typer.Option("-b", "--brokerName", help="The broker's name.")]
 
 TIME_FORMAT: Final = "%Y-%m-%d#%H:%M:%S:%f"
@@ -136,6 +144,17 @@ def parse_time(text: str, now_ms: int) -> int:
         raise typer.BadParameter(
             f"-s {text}: now, milliseconds since 1970, -1 or yyyy-MM-dd#HH:mm:ss:SSS"
         ) from None
+
+
+def read_list(path: Path, kind: type[Kind]) -> list[Kind]:
+    """The entries of a JSON list. Raises typer.BadParameter for what is none, or an empty one."""
+    try:
+        entries = decode_body(path.read_bytes(), list[kind])  # type: ignore[valid-type]  # it is a type
+    except (OSError, RemoteProtocolError) as error:
+        raise typer.BadParameter(f"-f {path}: {error}; allowed is a JSON list") from None
+    if not entries:
+        raise typer.BadParameter(f"-f {path}: the list is empty")
+    return entries
 
 
 def flag(text: str, option: str) -> bool:

@@ -1,5 +1,5 @@
 """Commands about topics: topicList, topicRoute, topicClusterList, topicStatus, statsAll, updateTopic,
-updateTopicPerm, deleteTopic, exportMetadata.
+updateTopicList, updateTopicPerm, updateOrderConf, allocateMQ, deleteTopic, exportMetadata.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from msgspec import to_builtins
 
 from tandemmq.admin.options import (
     Cluster,
+    ListFile,
     Topic,
     Work,
     command,
     flag,
+    read_list,
 )
 from tandemmq.admin.render import Answer, Table
 from tandemmq.admin.targets import MASTER_ID, Place, Tools, find_targets
-from tandemmq.api import broker_topic
+from tandemmq.api import broker_topic, nameserver
 from tandemmq.api.broker_admin import query_groups_of_topic, query_stats
+from tandemmq.client.consumer.rebalance import allocate_averagely
+from tandemmq.client.route_view import build_view
 from tandemmq.errors import NoRoute, TopicNotFound
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.topic import (
@@ -33,6 +37,7 @@ from tandemmq.protocol.bodies.topic import (
     TopicConfig,
 )
 from tandemmq.protocol.topic_names import (
+    ORDER_TOPICS,
     check_topic,
     is_dlq_topic,
     is_retry_topic,
@@ -99,6 +104,39 @@ def update_topic(
         sys_flag=flag(unit, "-u") * TOPIC_UNIT | flag(unit_subscription, "-s") * TOPIC_UNIT_SUBSCRIPTION,
     )
     return lambda tools: change_topic(tools, config, place)
+
+
+@command(app, "updateTopicList")
+def update_topic_list(file: ListFile, place: Place) -> Work:
+    """Create or change all topics of a file, or none, at one broker or every master of a cluster."""
+    configs = read_list(file, TopicConfig)
+    return lambda tools: change_topics(tools, configs, place)
+
+
+@command(app, "updateOrderConf")
+def update_order_conf(
+    topic: Topic,
+    value: Annotated[str, typer.Option("-v", "--orderConf", help="broker-a:8;broker-b:8, for put.")] = "",
+    method: Annotated[str, typer.Option("-m", "--method", help="put, get or delete.")] = "put",
+) -> Work:
+    """How many queues of an ordered topic each broker has, told to all name servers; or what they know."""
+    if method not in ("put", "get", "delete"):
+        raise typer.BadParameter(f"-m {method}: put, get or delete")
+    if (method == "put") != bool(value):
+        raise typer.BadParameter("-v broker-a:8;broker-b:8 is for -m put, which needs it")
+    return lambda tools: change_order(tools, topic, method, value)
+
+
+@command(app, "allocateMQ")
+def allocate_queues(
+    topic: Topic,
+    members: Annotated[str, typer.Option("-i", "--ipList", help="Members, separated by commas.")],
+) -> Work:
+    """Who of these members would read which queues, shared averagely."""
+    ids = [one.strip() for one in members.split(",") if one.strip()]
+    if not ids:
+        raise typer.BadParameter(f"-i {members!r}: name members, separated by commas")
+    return lambda tools: show_shares(tools, topic, ids)
 
 
 @command(app, "statsAll")
@@ -292,6 +330,38 @@ async def _sum_stats(tools: Tools, addresses: list[str], name: str, key: str) ->
 
 
 _EXPORTS: Final = {"": "metadata.json", "topics": "topic.json", "groups": "subscriptionGroup.json"}
+
+
+async def change_topics(tools: Tools, configs: list[TopicConfig], place: Place) -> Answer:
+    """Create or change all of these topics, or none, at the broker or at each master of the cluster."""
+    table = Table("changed", ("broker", "topic"))
+    for target in await find_targets(tools, place, masters_only=True):
+        await broker_topic.create_topics(tools.remoting, target.address, configs)
+        table.rows += [(target.address, config.name) for config in configs]
+    return Answer([table])
+
+
+async def change_order(tools: Tools, topic: str, method: str, value: str) -> Answer:
+    """The queues of an ordered topic by broker, as each name server knows them after the change."""
+    table = Table("orders", ("name_server", "topic", "order"))
+    for address in tools.cluster_admin.name_servers:
+        if method == "put":
+            await nameserver.put_kv(tools.remoting, address, ORDER_TOPICS, topic, value)
+        elif method == "delete":
+            await nameserver.delete_kv(tools.remoting, address, ORDER_TOPICS, topic)
+        known = await nameserver.get_kv(tools.remoting, address, ORDER_TOPICS, topic)
+        table.rows.append((address, topic, known))
+    return Answer([table])
+
+
+async def show_shares(tools: Tools, topic: str, members: list[str]) -> Answer:
+    """The queues of the topic that each of these members would read."""
+    view = build_view(topic, await tools.cluster_admin.topic_route(topic))
+    table = Table("shares", ("member", "broker", "queue"))
+    for member in members:
+        share = allocate_averagely(view.subscribe_queues, members, member)
+        table.rows += [(member, queue.broker_name, queue.queue_id) for queue in share]
+    return Answer([table])
 
 
 async def export_tables(

@@ -9,8 +9,10 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import (
     ClientConnection,
     ConsumerConnections,
+    ProducerInfo,
     decode_consumer_connections,
     decode_producer_connections,
+    decode_producer_table,
 )
 from tandemmq.protocol.bodies.codec import decode_body, decode_kv_table
 from tandemmq.protocol.bodies.group import decode_group_list
@@ -18,14 +20,18 @@ from tandemmq.protocol.bodies.offset import decode_reset_offsets
 from tandemmq.protocol.bodies.replica import HaStatus, decode_ha_status
 from tandemmq.protocol.bodies.stats import (
     BrokerStats,
+    ColdControlInfo,
     ConsumeStats,
     RunningInfo,
+    decode_cold_control_info,
     decode_consume_stats,
+    decode_consume_stats_list,
     decode_running_info,
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.properties_file import edit_properties
 from tandemmq.protocol.requests.admin import (
+    BrokerConsumeStatsRequest,
     BrokerStatsRequest,
     ConsumerConnectionsRequest,
     ConsumeStatsRequest,
@@ -97,6 +103,15 @@ async def query_consume_stats(
     return decode_consume_stats(answer.body)
 
 
+async def query_all_consume_stats(
+    client: RemotingClient, address: str, *, is_ordered: bool, timeout_s: float = ADMIN_TIMEOUT_S
+) -> dict[str, ConsumeStats]:
+    """How far every group is in the queues of this broker; of ordered topics, or of the others."""
+    header = BrokerConsumeStatsRequest(is_ordered=is_ordered)
+    answer = await call(client, address, RequestCode.GET_BROKER_CONSUME_STATS, header, timeout_s=timeout_s)
+    return decode_consume_stats_list(answer.body)
+
+
 async def query_consumer_connections(
     client: RemotingClient, address: str, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S
 ) -> ConsumerConnections | None:
@@ -154,6 +169,38 @@ async def query_producer_connections(
     if answer.code != ResponseCode.SUCCESS:
         raise rejections.to_error(answer)
     return decode_producer_connections(answer.body)
+
+
+async def query_all_producers(
+    client: RemotingClient, address: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> dict[str, tuple[ProducerInfo, ...]]:
+    """The online producers of every group."""
+    answer = await call(client, address, RequestCode.GET_ALL_PRODUCER_INFO, timeout_s=timeout_s)
+    return decode_producer_table(answer.body)
+
+
+async def query_cold_reads(
+    client: RemotingClient, address: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> ColdControlInfo:
+    """What was read of old messages, and the thresholds."""
+    answer = await call(client, address, RequestCode.GET_COLD_DATA_FLOW_CTR_INFO, timeout_s=timeout_s)
+    return decode_cold_control_info(answer.body)
+
+
+async def set_cold_threshold(
+    client: RemotingClient,
+    address: str,
+    group: str,
+    threshold: str | None,
+    *,
+    timeout_s: float = ADMIN_TIMEOUT_S,
+) -> None:
+    """How many bytes of old messages a group may read in 5 s; None: as many as all others."""
+    if threshold is None:
+        code, body = RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG, group.encode()
+    else:
+        code, body = RequestCode.UPDATE_COLD_DATA_FLOW_CTR_CONFIG, edit_properties(b"", {group: threshold})
+    await call(client, address, code, body=body, timeout_s=timeout_s)
 
 
 async def query_groups_of_topic(

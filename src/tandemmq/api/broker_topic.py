@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tandemmq.api.calls import ask, call
 from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies.assignment import RequestMode, encode_request_mode
@@ -11,6 +13,7 @@ from tandemmq.protocol.bodies.group import (
     decode_group_config,
     decode_group_table,
     encode_group_config,
+    encode_group_config_list,
 )
 from tandemmq.protocol.bodies.stats import TopicStats, decode_topic_stats
 from tandemmq.protocol.bodies.topic import (
@@ -20,6 +23,7 @@ from tandemmq.protocol.bodies.topic import (
     decode_topic_config,
     decode_topic_config_table,
     decode_topic_list,
+    encode_topic_config_list,
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.admin import (
@@ -53,6 +57,18 @@ async def create_topic(
         attributes=as_changes(config.attributes) or None,
     )
     await call(client, address, RequestCode.UPDATE_AND_CREATE_TOPIC, header, timeout_s=timeout_s)
+
+
+async def create_topics(
+    client: RemotingClient,
+    address: str,
+    configs: Sequence[TopicConfig],
+    *,
+    timeout_s: float = ADMIN_TIMEOUT_S,
+) -> None:
+    """Create or change all of these topics on one broker, or none when one is refused; 5.x."""
+    body = encode_topic_config_list(configs)
+    await call(client, address, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body, timeout_s=timeout_s)
 
 
 async def delete_topic(
@@ -117,6 +133,18 @@ async def create_group(
     await call(
         client, address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body, timeout_s=timeout_s
     )
+
+
+async def create_groups(
+    client: RemotingClient,
+    address: str,
+    configs: Sequence[SubscriptionGroupConfig],
+    *,
+    timeout_s: float = ADMIN_TIMEOUT_S,
+) -> None:
+    """Create or change all of these groups on one broker, or none when one is refused; 5.x."""
+    code, body = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, encode_group_config_list(configs)
+    await call(client, address, code, body=body, timeout_s=timeout_s)
 
 
 async def delete_group(

@@ -30,7 +30,6 @@ from tandemmq.units import MIB
 
 log = logging.getLogger(__name__)
 
-ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
 """Topic -> `broker:queues;...`, the fixed queues of ordered topics."""
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from tandemmq.errors import RequestRejected, TopicNotFound
 from tandemmq.nameserver.brokers import select_zone
-from tandemmq.nameserver.kv_config import ORDER_TOPICS, KvConfig, KvTable
+from tandemmq.nameserver.kv_config import KvConfig, KvTable
 from tandemmq.nameserver.options import FIXED_KEYS, NameServerOptions
 from tandemmq.nameserver.registration import MinIdNotices, RegistrationHandlers
 from tandemmq.nameserver.route_table import RouteTable
@@ -35,6 +35,7 @@ from tandemmq.protocol.requests.route import (
     WipeWritePermissionResponse,
 )
 from tandemmq.protocol.signature import Credentials
+from tandemmq.protocol.topic_names import ORDER_TOPICS
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler, OnFatal

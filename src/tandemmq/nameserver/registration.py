@@ -14,7 +14,7 @@ from typing import Final
 
 from tandemmq.errors import BadRequest, TandemError
 from tandemmq.nameserver.brokers import LiveBroker, Registration
-from tandemmq.nameserver.kv_config import ORDER_TOPICS, KvTable
+from tandemmq.nameserver.kv_config import KvTable
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.nameserver.route_table import RouteTable, Smallest
 from tandemmq.protocol.bodies.codec import decode_data_version, encode_data_version, encode_kv_table
@@ -32,6 +32,7 @@ from tandemmq.protocol.requests.route import (
     RegisterTopicRequest,
     UnregisterBrokerRequest,
 )
+from tandemmq.protocol.topic_names import ORDER_TOPICS
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Clock

@@ -15,6 +15,9 @@ TOPIC_CHARS_MAX: Final = 127
 DERIVED_TOPIC_CHARS_MAX: Final = 255
 GROUP_CHARS_MAX: Final = 120
 
+ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
+"""The namespace of the name servers' key-value configuration that says how many queues of an ordered topic
+each broker has."""
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 LMQ_PREFIX: Final = "%LMQ%"

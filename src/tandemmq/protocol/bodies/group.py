@@ -104,6 +104,10 @@ def decode_group_table(data: Buffer) -> SubscriptionGroupTable:
     return decode_body(data, SubscriptionGroupTable)
 
 
+def encode_group_config_list(groups: Iterable[SubscriptionGroupConfig]) -> bytes:
+    return encode_body(GroupConfigList(groups=tuple(groups)))
+
+
 def decode_group_config_list(data: Buffer) -> tuple[SubscriptionGroupConfig, ...]:
     return decode_body(data, GroupConfigList).groups
 

@@ -165,6 +165,16 @@ def encode_consume_stats_list(
     )
 
 
+def decode_consume_stats_list(data: Buffer) -> dict[str, ConsumeStats]:
+    """The progress of each group; a broker of RocketMQ may tell a group's topics in several parts."""
+    groups: dict[str, dict[MessageQueue, QueueProgress]] = {}
+    for row in _object(decode_plain(data)).get("consumeStatsList") or ():
+        for group, parts in _object(row).items():
+            for part in parts or ():
+                groups.setdefault(group, {}).update(_convert_consume_stats(part).queues)
+    return {group: ConsumeStats(queues=queues) for group, queues in groups.items()}
+
+
 def encode_topic_stats(stats: TopicStats) -> bytes:
     tps = encode_body(stats.put_tps)
     return b'{"offsetTable":' + encode_queue_map(stats.queues) + b',"topicPutTps":' + tps + b"}"

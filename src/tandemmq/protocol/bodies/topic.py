@@ -121,6 +121,10 @@ def decode_replicated_topics(data: Buffer) -> ReplicatedTopics:
     return decode_body(data, ReplicatedTopics)
 
 
+def encode_topic_config_list(topics: Iterable[TopicConfig]) -> bytes:
+    return encode_body(TopicConfigList(topics=tuple(topics)))
+
+
 def decode_topic_config_list(data: Buffer) -> tuple[TopicConfig, ...]:
     return decode_body(data, TopicConfigList).topics
 
