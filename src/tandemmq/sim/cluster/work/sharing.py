@@ -79,8 +79,8 @@ class PopWork(DirectWork):
         """Message number -> when and where it was popped first."""
         self._lead_ms = 0
         """How far ahead a master's clock ever was."""
-        self._done_s: dict[int, float] = {}
-        """When the broker has taken its acknowledgement."""
+        self._done_at: dict[int, tuple[float, tuple[str, int, int]]] = {}
+        """When the broker has taken its acknowledgement, and of which place."""
         self._doubtful: set[int] = set()
         """An acknowledgement was sent, and whether the broker has taken it in time is not known."""
 
@@ -180,14 +180,15 @@ class PopWork(DirectWork):
             return None
         now_s = world.loop.time()
         world.note(f"{where}: {item}")
-        done_s = self._done_s.get(item.number)
-        if done_s is not None and self._is_kept(done_s):
-            world.findings.broken.append(f"{where}: {item}, whose acknowledgement was taken at {done_s:.3f}")
-        since_s, ends_ms = self._leases.get(item.number, (0.0, 0))
         place = topic, record.queue_id, record.queue_offset
         first_s, first_place = self._first_at.setdefault(item.number, (now_s, place))
         # Lost progress of who brings messages back makes a second copy of one that he had brought back.
-        is_copy = place != first_place and not self._is_kept(first_s)
+        may_be_copied = not self._is_kept(first_s)
+        done_s, done_place = self._done_at.get(item.number, (None, place))
+        if done_s is not None and self._is_kept(done_s) and not (may_be_copied and place != done_place):
+            world.findings.broken.append(f"{where}: {item}, whose acknowledgement was taken at {done_s:.3f}")
+        since_s, ends_ms = self._leases.get(item.number, (0.0, 0))
+        is_copy = place != first_place and may_be_copied
         if done_s is None and not self._is_over(ends_ms) and self._is_kept(since_s) and not is_copy:
             world.findings.broken.append(f"{where}: {item}, which another has since {since_s:.3f}")
         if item.finished:
@@ -212,7 +213,8 @@ class PopWork(DirectWork):
         # Later it may have come back before the acknowledgement was there.
         if answer.code == ResponseCode.SUCCESS and not self._is_over(one.ends_ms):
             self._doubtful.discard(one.item.number)
-            self._done_s[one.item.number] = now_s
+            place = one.topic, one.record.queue_id, one.record.queue_offset
+            self._done_at[one.item.number] = now_s, place
             self.count("acknowledged")
             self.world.note(f"{self.life} has acknowledged {one.item}")
 
@@ -250,7 +252,7 @@ class PopWork(DirectWork):
         return [
             f"pop {item} was never acknowledged"
             for item in self.book.items
-            if item.number not in self._done_s and item.number not in self._doubtful and self.is_owed(item)
+            if item.number not in self._done_at and item.number not in self._doubtful and self.is_owed(item)
         ]
 
 
