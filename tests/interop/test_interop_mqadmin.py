@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 from clusters import Cluster
 from java_peers import LINE_5, Conversation, programs, run_java
+from typer.testing import CliRunner
 
+from tandemmq.cli import app
 from waits import until_blocking
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(240)]
@@ -318,6 +320,42 @@ def test_exported_metrics(subject: Subject) -> None:
     subject.run_ok("exportMetrics -c DefaultCluster -f {folder}", "export .*metrics.json success")
     found = json.loads((folder / "metrics.json").read_text())
     assert "evaluateReport" in found or "totalData" in str(found), found
+
+
+def test_our_own_commands(subject: Subject) -> None:
+    """`tandemmq admin` at both servers: what it has of mqadmin's commands reads Java's answers, too."""
+
+    def rows(line: str) -> list[dict[str, object]]:
+        words = [word.format(**subject.words) for word in line.split()]
+        result = CliRunner().invoke(app, ["admin", *words, "-n", subject.cluster.name_server, "--json"])
+        assert result.exit_code == 0, result.output
+        tables: dict[str, list[dict[str, object]]] = json.loads(result.stdout)
+        return next(iter(tables.values()))
+
+    words = subject.words
+    assert words["producers"] in {row["group"] for row in rows("producer -b {broker}")}
+    progress = rows("brokerConsumeStats -b {broker} -l 0")
+    assert (subject.topic, words["group"]) in {(row["topic"], row["group"]) for row in progress}
+    assert len(rows("consumeMessage -t {topic} -c 5")) == 5
+    shares = rows("allocateMQ -t {topic} -i 10.0.0.1,10.0.0.2")
+    assert {row["member"] for row in shares} == {"10.0.0.1", "10.0.0.2"}
+    assert [row["order"] for row in rows("updateOrderConf -t {topic} -v broker-a:4")] == ["broker-a:4"]
+    assert [row["order"] for row in rows("updateOrderConf -t {topic} -m delete")] == [None]
+    assert [row["status"] for row in rows("sendMsgStatus -b broker-a -c 2")] == ["SEND_OK"] * 2
+    name = words["new"] = f"{subject.topic}-own"
+    rows("updateColdDataFlowCtrGroupConfig -b {broker} -g {new} -v 4096")
+    assert {row["group"]: row["threshold_bytes"] for row in rows("getColdDataFlowCtrInfo -b {broker}")}[
+        name
+    ] == 4096
+    rows("removeColdDataFlowCtrGroupConfig -b {broker} -g {new}")
+    words["file"] = str(subject.home / "own.json")
+    Path(words["file"]).write_text(json.dumps([{"topicName": name, "readQueueNums": 2, "writeQueueNums": 2}]))
+    assert [row["topic"] for row in rows("updateTopicList -b {broker} -f {file}")] == [name]
+    until_blocking(lambda: name in subject.run("topicList").splitlines(), "the topic is listed")
+    assert [row["status"] for row in rows("checkMsgSendRT -t {new} -a 2")] == ["SEND_OK"] * 2
+    Path(words["file"]).write_text(json.dumps([{"groupName": name, "retryMaxTimes": 5}]))
+    assert [row["group"] for row in rows("updateSubGroupList -b {broker} -f {file}")] == [name]
+    assert {row["retry_count_max"] for row in rows("getConsumerConfig -g {new}")} == {5}
 
 
 UNSERVED = [
