@@ -191,7 +191,7 @@ async def test_failed_start_is_raised_after_stopping() -> None:
     [
         ("tandemmq rese", {"resend"}),
         ("tandemmq produce Orders --pro", {"--property"}),
-        ("tandemmq admin producer", {"producerConnection"}),
+        ("tandemmq admin producer", {"producer", "producerConnection"}),
     ],
 )
 def test_a_shell_completes_commands_and_their_options(line: str, completions: set[str]) -> None:
