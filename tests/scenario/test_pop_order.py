@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from broker_rig import Peer, consumer, make_broker, running_broker
 from client_rig import running_rig
-from pop_rig import ack, change, pop, pop_all, pop_header, popped_of
+from pop_rig import Popped, ack, change, pop, pop_all, pop_header, popped_of
 
 from tandemmq.broker.broker import Broker
 from tandemmq.protocol.bodies.assignment import (
@@ -21,8 +21,10 @@ from tandemmq.protocol.bodies.assignment import (
     encode_assignment_query,
     encode_request_mode,
 )
+from tandemmq.protocol.bodies.pop import BatchAck, BatchAckEntry, encode_batch_ack, encode_bits
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.admin import DeleteTopicRequest, ResetOffsetRequest
+from tandemmq.protocol.requests.offset import QueryOffsetRequest, QueryOffsetResponse, UpdateOffsetRequest
 from tandemmq.protocol.requests.pop import NotificationRequest, NotificationResponse, PopResponse
 from tandemmq.store.options import FlushMode
 from waits import until
@@ -56,6 +58,56 @@ async def test_an_ordered_queue_is_closed_until_its_messages_are_done(peer: Peer
     assert not waiting.done()
     assert await ack(peer, second) == 0
     assert [message.body for message in await waiting] == [b"2", b"3"]
+
+
+async def committed(peer: Peer) -> int:
+    header = QueryOffsetRequest(consumer_group="CG", topic="T", queue_id=0, zero_if_missing=True)
+    answer = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return answer.decode(QueryOffsetResponse).offset
+
+
+async def ack_in_batch(peer: Peer, popped: Popped) -> int:
+    start, pop_time, invisible, revive = map(int, popped.handle.split(" ")[:4])
+    entry = BatchAckEntry(
+        bits=encode_bits([popped.record.queue_offset - start]),
+        group="CG",
+        topic="T",
+        queue_id=0,
+        start_offset=start,
+        pop_time_ms=pop_time,
+        invisible_ms=invisible,
+        revive_queue_id=revive,
+    )
+    body = encode_batch_ack(BatchAck(broker_name="broker-a", entries=[entry]))
+    return (await peer.ask(RequestCode.BATCH_ACK_MESSAGE, body=body)).code
+
+
+@pytest.mark.parametrize("acknowledge", [ack, ack_in_batch])
+async def test_acks_out_of_order_move_the_group_up_to_the_first_open_message(
+    peer: Peer, acknowledge: Callable[[Peer, Popped], Awaitable[int]]
+) -> None:
+    await fill(peer, 4)
+    first, second, third = await pop_all(peer, "T", 3, is_ordered=True, count_max=3)
+    assert await acknowledge(peer, third) == 0
+    assert await committed(peer) == 0
+    assert await acknowledge(peer, first) == 0
+    assert await committed(peer) == 1
+    assert await acknowledge(peer, second) == 0
+    assert await committed(peer) == 3
+
+
+@pytest.mark.parametrize("acknowledge", [ack, ack_in_batch])
+async def test_an_ack_in_order_does_not_take_back_a_commit(
+    peer: Peer, acknowledge: Callable[[Peer, Popped], Awaitable[int]]
+) -> None:
+    await fill(peer, 4)
+    first, _ = await pop_all(peer, "T", 2, is_ordered=True, count_max=2)
+    header = UpdateOffsetRequest(consumer_group="CG", topic="T", queue_id=0, committed_offset=4)
+    answer = await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    assert await acknowledge(peer, first) == 0
+    assert await committed(peer) == 4
 
 
 async def test_an_ordered_message_comes_again_in_its_place_with_a_count(peer: Peer) -> None:

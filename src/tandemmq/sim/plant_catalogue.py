@@ -178,6 +178,13 @@ _STORE: Final = (
         bug="return bool(middle) and self._options.accepts_damage",
         proofs=("unit/store/test_inspect_repair.py",),
     ),
+    Plant(
+        name="a file that ends before a damaged record is taken for an old one",
+        path="store/retention.py",
+        sound="times[index] = times[index + 1] if index + 1 < len(times) else self._clock.now_ms()",
+        bug="times[index] = 0",
+        proofs=("unit/store/test_damage.py",),
+    ),
 )
 
 _DELETIONS: Final = (
@@ -539,6 +546,13 @@ _DELAY: Final = (
         bug="if self.horizon is not None and slot_ms >= self.horizon.slot_ms:",
         proofs=("property/test_timer_wheel_model.py", "unit/broker/test_delay_timer_delivery.py"),
     ),
+    Plant(
+        name="the cancellations of a second are forgotten with its first batch",
+        path="broker/delay/timer_delivery.py",
+        sound="self._wheel.forget_cancelled_below(done[-1].slot_ms)",
+        bug="self._wheel.forget_cancelled_below(done[-1].slot_ms + 1)",
+        proofs=("unit/broker/test_delay_timer_delivery.py",),
+    ),
 )
 
 _TRANSACTIONS: Final = (
@@ -615,6 +629,27 @@ _POP: Final = (
         bug="        if self._log:\n",
         proofs=("unit/broker/test_pop_leases.py", "elected"),
     ),
+    Plant(
+        name="an ordered ack moves the group past what is open",
+        path="broker/pop/ack_handlers.py",
+        sound="self._log.put_position(key, next_offset, _answer(channel, command))",
+        bug="self._log.put_position(key, offset + 1, _answer(channel, command))",
+        proofs=("scenario/test_pop_order.py",),
+    ),
+    Plant(
+        name="an ordered ack in a batch moves the group past what is open",
+        path="broker/pop/ack_handlers.py",
+        sound="self._log.put_position(key, next_offset, pending.add())",
+        bug="self._log.put_position(key, offset + 1, pending.add())",
+        proofs=("scenario/test_pop_order.py",),
+    ),
+    Plant(
+        name="an ordered ack takes a commit back",
+        path="broker/pop/ack_handlers.py",
+        sound="if next_offset is None or (position is not None and next_offset <= position):",
+        bug="if next_offset is None:",
+        proofs=("scenario/test_pop_order.py",),
+    ),
 )
 
 _EXACTLY_ONCE: Final = (
@@ -644,6 +679,20 @@ _EXACTLY_ONCE: Final = (
         path="broker/send/numbered.py",
         sound="        if status not in NOT_STORED:\n            self._last[place]",
         bug="        if status is not None:\n            self._last[place]",
+        proofs=("unit/broker/test_numbered_sends.py",),
+    ),
+    Plant(
+        name="a numbered send is forgotten before its key is found",
+        path="broker/send/numbered.py",
+        sound="if last.is_under_way or last.end_offset > self._store.dispatched.value:",
+        bug="if last.is_under_way:",
+        proofs=("unit/broker/test_numbered_sends.py",),
+    ),
+    Plant(
+        name="the next epoch of a producer does not wait for what the last one stored",
+        path="broker/send/numbered.py",
+        sound="if last.end_offset > self._store.dispatched.value:\n",
+        bug="if last.is_under_way:\n",
         proofs=("unit/broker/test_numbered_sends.py",),
     ),
 )
@@ -766,6 +815,13 @@ _CLIENT: Final = (
         sound="shipment.attempts <= self._options.retry_count_max",
         bug="shipment.attempts < self._options.retry_count_max",
         proofs=("unit/client/test_producer.py", "scenario/test_client_failover.py"),
+    ),
+    Plant(
+        name="a consumer leaves before its last commit",
+        path="client/consumer/membership.py",
+        sound="await self.assignment.close()\n        await self.instance.leave(consumer_group=self.group)",
+        bug="await self.instance.leave(consumer_group=self.group)\n        await self.assignment.close()",
+        proofs=("unit/client/test_consumer.py",),
     ),
 )
 

@@ -9,6 +9,7 @@ from delay_machine import ROOT, Machine
 
 from tandemmq.broker.delay.timer_check import decode_timer_file
 from tandemmq.broker.delay.timer_wheel import TimerKey
+from tandemmq.broker.delay.writer import BATCH_COUNT_MAX
 from tandemmq.protocol.properties import decode_properties
 
 TIMER_TOPIC = "rmq_sys_wheel_timer"
@@ -68,6 +69,20 @@ async def test_cancelled_message_never_comes_also_when_it_was_cancelled_before_a
     machine.time("z", {**when, "TIMER_DEL_UNIQKEY": "Other+kept"})
     await machine.clock.pass_time(10)
     assert machine.names() == ["kept"]
+    await machine.stop()
+
+
+async def test_a_cancellation_holds_for_every_batch_of_its_second() -> None:
+    """More messages than one append takes go in one second: the last of them are cancelled."""
+    machine = Machine()
+    await machine.start()
+    when = at(machine, 3)
+    names = [f"{number:02}" for number in range(BATCH_COUNT_MAX + 2)]
+    for name in names:
+        machine.time(name, when)
+    machine.time("x", {**when, "TIMER_DEL_UNIQKEY": f"T+{names[-1]}"})
+    await machine.clock.pass_time(6)
+    assert machine.names() == names[:-1]
     await machine.stop()
 
 

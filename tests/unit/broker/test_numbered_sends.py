@@ -1,17 +1,21 @@
-"""A numbered send that the store refuses has not happened: the next attempt stores it."""
+"""Numbered sends: what the store refused has not happened, and what it has is not stored again."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
 from tandemmq.broker.send.numbered import Claim, NumberedSends
 from tandemmq.broker.send.reply import SendReply
+from tandemmq.errors import Busy
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord
 from tandemmq.runtime.memory import ManualClock, MemoryDisk, NoFault
-from tandemmq.store import MessageStore, PutStatus, StoreOptions
+from tandemmq.store import FlushMode, MessageStore, PutStatus, StoreOptions
 
 KEY = "0" * 31 + "1"
 
@@ -27,31 +31,41 @@ class NoRoomOnce(NoFault):
         return size
 
 
-async def test_a_send_that_was_not_stored_is_stored_by_the_next_attempt() -> None:
-    clock, disk = ManualClock(), MemoryDisk()
+async def open_store(
+    clock: ManualClock, disk: MemoryDisk, *, flush_mode: FlushMode = FlushMode.ASYNC_FLUSH
+) -> MessageStore:
     options = StoreOptions(
         root=Path("/store"),
         commit_log_file_bytes=65_536,
         key_index_slot_count=64,
         key_index_entry_count=64,
+        flush_mode=flush_mode,
         store_host=b"\x0a\x00\x00\x01\x00\x00\x2a\x9f",
     )
-    store = await MessageStore.open(options, disk=disk, clock=clock)
+    return await MessageStore.open(options, disk=disk, clock=clock)
+
+
+def row(clock: ManualClock) -> NewRecord:
+    return NewRecord(
+        topic="T",
+        queue_id=0,
+        body=b"row",
+        properties=encode_properties({"UNIQ_KEY": KEY}),
+        born_at_ms=clock.now_ms(),
+        born_host=b"\x0a\x00\x00\x01\x00\x00\xd4\x31",
+        unique_key=KEY,
+    )
+
+
+async def test_a_send_that_was_not_stored_is_stored_by_the_next_attempt() -> None:
+    clock, disk = ManualClock(), MemoryDisk()
+    store = await open_store(clock, disk)
     sends = NumberedSends(store, clock)
     told: list[PutStatus] = []
     reply = cast(SendReply, SimpleNamespace(done=told.append, appended=None))
 
     def attempt() -> bool:
-        record = NewRecord(
-            topic="T",
-            queue_id=0,
-            body=b"row",
-            properties=encode_properties({"UNIQ_KEY": KEY}),
-            born_at_ms=clock.now_ms(),
-            born_host=b"\x0a\x00\x00\x01\x00\x00\xd4\x31",
-            unique_key=KEY,
-        )
-        is_new = sends.append(Claim("p", 1, ""), "T", 0, [record], reply)
+        is_new = sends.append(Claim("p", 1, ""), "T", 0, [row(clock)], reply)
         clock.run_soon()
         return is_new
 
@@ -61,5 +75,61 @@ async def test_a_send_that_was_not_stored_is_stored_by_the_next_attempt() -> Non
     assert told == [PutStatus.SERVICE_NOT_AVAILABLE]
     assert attempt()
     assert told[1:] == [PutStatus.PUT_OK]
+    assert store.queue_max("T", 0) == 1
+    await store.close()
+
+
+async def unflushed(clock: ManualClock, *, places_max: int) -> tuple[MessageStore, NumberedSends]:
+    """The disk is slow: the row of producer p, epoch 1, is stored and answered, but not in the queues."""
+    disk = MemoryDisk()
+    store = await open_store(clock, disk, flush_mode=FlushMode.SYNC_FLUSH)
+    sends = NumberedSends(store, clock, places_max=places_max)
+    offload = disk.offload
+
+    async def slow(fn: Callable[..., object], *args: object) -> object:
+        await clock.sleep(7)
+        return await offload(fn, *args)
+
+    disk.offload = slow  # type: ignore[method-assign,assignment]
+    told: list[PutStatus] = []
+    assert send(sends, clock, Claim("p", 1, ""), told)
+    await clock.pass_time(5.1)
+    assert told == [PutStatus.FLUSH_DISK_TIMEOUT]
+    assert store.dispatched.value == 0
+    disk.offload = offload  # type: ignore[method-assign]
+    return store, sends
+
+
+def send(sends: NumberedSends, clock: ManualClock, claim: Claim, told: list[PutStatus]) -> bool:
+    reply = cast(SendReply, SimpleNamespace(done=told.append, appended=None))
+    return sends.append(claim, "T", 0, [row(clock)], reply)
+
+
+async def test_a_place_is_not_forgotten_before_its_messages_are_found_by_their_keys() -> None:
+    """Until the entries are made only the place knows of them: a repeat would be stored again."""
+    clock = ManualClock()
+    store, sends = await unflushed(clock, places_max=1)
+    told: list[PutStatus] = []
+    with pytest.raises(Busy, match="1 producers and queues are under way"):
+        send(sends, clock, Claim("q", 1, ""), told)
+    assert not send(sends, clock, Claim("p", 1, ""), told)
+    await clock.pass_time(10)
+    assert told == [PutStatus.PUT_OK]
+    assert store.queue_max("T", 0) == 1
+    assert not send(sends, clock, Claim("q", 1, ""), told)  # the key is found now
+    await store.close()
+
+
+async def test_the_next_epoch_does_not_store_again_what_is_not_found_by_its_key_yet() -> None:
+    """A producer that begins anew after FLUSH_DISK_TIMEOUT waits until the log can tell what it has."""
+    clock = ManualClock()
+    store, sends = await unflushed(clock, places_max=8)
+    told: list[PutStatus] = []
+    with pytest.raises(Busy, match="what it sent before is not yet found by its keys"):
+        send(sends, clock, Claim("p", 2, ""), told)
+    await clock.pass_time(10)
+    assert not send(sends, clock, Claim("p", 2, ""), told)
+    await clock.pass_time(1)
+    assert told == [PutStatus.PUT_OK]
     assert store.queue_max("T", 0) == 1
     await store.close()

@@ -32,6 +32,7 @@ from tandemmq.protocol.bodies.offset import decode_consumer_status, encode_reset
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.properties import encode_properties
+from tandemmq.remoting.channel import Channel
 from waits import PATIENCE_S, until
 
 FAST = ClientOptions(heartbeat_s=0.2, route_refresh_s=0.2)
@@ -91,6 +92,28 @@ async def test_messages_of_a_queue_keep_their_order():
             cluster[0].put("T", 0, b"%d" % i)
         async with consumer_of(cluster, pull_count_max=100) as consumer:
             assert bodies(await take(consumer, 3000)) == [b"%d" % i for i in range(3000)]
+
+
+class Farewell(FakeBroker):
+    """Notes what was committed when a member left."""
+
+    left_with: dict[tuple[str, str, int], int] | None = None
+
+    def _unregister(self, channel: Channel, command: Command) -> Command:
+        self.left_with = dict(self.offsets)
+        return super()._unregister(channel, command)
+
+
+async def test_a_consumer_leaves_after_its_last_commit():
+    """Whoever takes its queues begins where it ended."""
+    broker = Farewell("a")
+    async with running_cluster(broker, T=1) as cluster:
+        for i in range(3):
+            broker.put("T", 0, b"%d" % i)
+        async with consumer_of(cluster, commit_s=1000) as consumer:
+            consumer.ack_all(await take(consumer, 3))
+        assert broker.left_with is not None
+        assert broker.left_with["g", "T", 0] == 3
 
 
 async def test_iteration_finishes_a_message_when_the_next_is_asked_for():

@@ -8,6 +8,7 @@ from store_rig import ROOT, Rig, record
 from tandemmq.errors import Corrupt, ServiceNotAvailable
 from tandemmq.protocol.record import decode_records, record_size
 from tandemmq.store import FlushMode, GetStatus, MessageStore
+from tandemmq.store.retention import HOUR_MS
 
 LOG = ROOT / "commitlog"
 COPIES = ROOT / "damaged"
@@ -92,6 +93,27 @@ async def test_a_flipped_bit_costs_the_one_message_and_the_sends(is_clean: bool,
             store.append([record()], lambda _: None)
         assert store.facts().damaged_range_count == 1
         await store.close()
+
+
+@pytest.mark.parametrize("file_number", [1, 2, 3])
+async def test_a_file_that_ends_before_a_damaged_record_is_not_taken_for_an_old_one(
+    file_number: int,
+) -> None:
+    """A file's age is that of the first record behind it; the next one tells it when that is damaged."""
+    rig = Rig(commit_log_file_bytes=FILE_BYTES, queue_flush_thorough_interval_ms=1000)
+    await filled(rig, 280)
+    await rig.stores[-1].close()
+    rig.kill()
+    flip(rig, file_number * FILE_BYTES + FIELDS["body"])
+    without_queues(rig)
+    store = await rig.open()
+    assert [begin for begin, _, _ in store.damaged_ranges] == [file_number * FILE_BYTES]
+    assert store.max_log_offset > 3 * FILE_BYTES
+    await rig.clock.pass_time(11)
+    assert store.clean(at_any_hour=True) == 0
+    rig.clock._start_ms += 30 * 24 * HOUR_MS
+    assert store.clean(at_any_hour=True) == (2 if file_number == 3 else 3)
+    await store.close()
 
 
 async def test_a_damaged_last_record_is_no_torn_one() -> None:

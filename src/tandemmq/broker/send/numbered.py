@@ -176,7 +176,14 @@ class NumberedSends:
             raise Busy("the same producer's send to this queue is under way: ask again")
         if claim.epoch < last.epoch:
             raise _refusal(f"a send of epoch {claim.epoch} is late: its producer is at epoch {last.epoch}")
-        return last if claim.epoch == last.epoch else None
+        if claim.epoch == last.epoch:
+            return last
+        if last.end_offset > self._store.dispatched.value:
+            raise Busy(
+                f"the producer's epoch {last.epoch} is not over: what it sent before is not yet found by its"
+                " keys: ask again"
+            )
+        return None
 
     def _append(
         self,
