@@ -15,6 +15,7 @@ from tandemmq.sim.cluster.promises import Promises
 from tandemmq.sim.cluster.settings import PASSING_TOPIC, TOPIC, Group
 from tandemmq.sim.cluster.world import World
 from tandemmq.sim.linearizable import Read
+from tandemmq.store import MessageStore
 
 EXCUSE_S = 25.0
 """So long after something went wrong, repeats and offsets that step back are expected."""
@@ -140,7 +141,7 @@ class Watch:
         progress = self._ledger.progress_of(group.name, (message.topic, message.queue_id))
         offset = message.queue_offset
         other = progress.at_offset.get(offset)
-        if other not in (None, sent.number) and offset not in self._given_twice.get(message.queue_id, ()):
+        if other not in (None, sent.number) and not self._is_given_twice(message.queue_id, offset):
             self._world.findings.lost.append(
                 f"{group.name} had #{other} at {message.queue_id}:{offset}, now {sent}"
             )
@@ -188,12 +189,26 @@ class Watch:
         two messages at one place are then no finding. What a group must finish stays as it is.
         """
         assert node.store is not None
+        self._note_given_again(node.store)
+
+    def _is_given_twice(self, queue_id: int, offset: int) -> bool:
+        """A master serves already while it tries to reach a name server that is away: it is not open yet."""
+        for node in self.brokers:
+            broker = node.broker
+            if node.broker_id or node.is_open or not node.is_running:
+                continue
+            if broker is not None and broker._duties is not None:
+                assert broker.store is not None
+                self._note_given_again(broker.store)
+        return offset in self._given_twice.get(queue_id, ())
+
+    def _note_given_again(self, store: MessageStore) -> None:
         for broker in self.brokers:
             # A slave may have got more after its master's death, and have given it out.
             self._note_high(broker)
         for queue_id, high in self.queue_high.items():
             # Not where it ends: sends may have been taken since.
-            low = node.store.queue_life_start(TOPIC, queue_id)
+            low = store.queue_life_start(TOPIC, queue_id)
             if low >= high:
                 continue
             self._world.note(f"queue {queue_id} goes back from {high} to {low}")
