@@ -153,6 +153,18 @@ def test_progress_of_before_a_deletion_is_forgotten_when_it_is_read_back() -> No
     assert read_back(of_another_broker) == (0, 7)
 
 
+def test_deletions_that_expired_are_forgotten_by_the_table_of_offsets() -> None:
+    deleted: dict[str, int] = {}
+    table = OffsetTable()
+    table.deleted_topics = lambda: deleted
+    for number in range(100):
+        table.commit("g", f"T{number}", 0, 1, 0)
+        deleted.clear()
+        deleted[f"T{number}"] = number
+        table.drop_topic(f"T{number}")
+    assert table._came_after == deleted
+
+
 def test_slave_merges_the_masters_offsets_by_key() -> None:
     table = OffsetTable()
     table.commit("g", "T", 0, 1, 0)

@@ -44,7 +44,9 @@ class OffsetTable:
         self._pulled: dict[str, QueueOffsets] = {}
         self._resets: dict[str, QueueOffsets] = {}
         self._came_after: dict[str, int] | None = {}
-        """Topic -> the deletion that its offsets come after; None of a file that does not tell."""
+        """Topic -> the deletion that its offsets come after, while that is remembered; None of a file that
+        does not tell.
+        """
         self._forgotten: frozenset[str] = frozenset()
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, now_ms: int) -> None:
@@ -124,10 +126,11 @@ class OffsetTable:
     def drop_topic(self, topic: str) -> None:
         """The topic was deleted: what comes from now on is of one that is made again."""
         self._drop([key for key in self._keys() if key.startswith(topic + "@")])
-        deletion = None if self.deleted_topics is None else self.deleted_topics().get(topic)
-        if deletion is not None:
+        if self.deleted_topics is not None:
             assert self._came_after is not None
-            self._came_after[topic] = deletion
+            deleted = self.deleted_topics()
+            known = {name: end for name, end in self._came_after.items() if name in deleted}
+            self._came_after = known | ({topic: deleted[topic]} if topic in deleted else {})
         for callback in self.on_topic_dropped:
             callback(topic)
 
