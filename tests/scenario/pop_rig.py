@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from broker_rig import Peer
 
+from tandemmq.protocol.bodies.pop import BatchAck, BatchAckEntry, encode_batch_ack, encode_bits
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import Record, decode_records
@@ -101,6 +102,25 @@ async def ack(peer: Peer, popped: Popped, group: str = "CG") -> int:
         offset=popped.record.queue_offset,
     )
     return (await peer.ask(RequestCode.ACK_MESSAGE, header)).code
+
+
+async def ack_in_batch(
+    peer: Peer, popped: Popped, places: Sequence[int] | None = None, group: str = "CG"
+) -> int:
+    """The answer to one request for several places of the handle's lease; None: the message's own."""
+    start, pop_time, invisible, revive = map(int, popped.handle.split(" ")[:4])
+    entry = BatchAckEntry(
+        bits=encode_bits([popped.record.queue_offset - start] if places is None else places),
+        group=group,
+        topic=popped.topic,
+        queue_id=popped.record.queue_id,
+        start_offset=start,
+        pop_time_ms=pop_time,
+        invisible_ms=invisible,
+        revive_queue_id=revive,
+    )
+    body = encode_batch_ack(BatchAck(broker_name="broker-a", entries=[entry]))
+    return (await peer.ask(RequestCode.BATCH_ACK_MESSAGE, body=body)).code
 
 
 async def change(peer: Peer, popped: Popped, invisible_ms: int, group: str = "CG") -> Popped:

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from broker_rig import Peer, make_broker, running_broker
-from pop_rig import Popped, ack, change, now_ms, pop, pop_all, pop_header, popped_of
+from pop_rig import Popped, ack, ack_in_batch, change, now_ms, pop, pop_all, pop_header, popped_of
 
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.pop import lease_log, revive
 from tandemmq.errors import Busy
-from tandemmq.protocol.bodies.pop import BatchAck, BatchAckEntry, encode_batch_ack, encode_bits
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX
@@ -317,19 +316,7 @@ async def test_tags_are_filtered_and_passed_over(peer: Peer) -> None:
 async def test_a_batch_of_acks_is_one_request(peer: Peer) -> None:
     await fill(peer, "T", 5, queues=1)
     got = await pop_all(peer, "T", 5, invisible_ms=1_500)
-    start, pop_time, invisible, revive = map(int, got[0].handle.split(" ")[:4])
-    entry = BatchAckEntry(
-        bits=encode_bits([0, 1, 2, 4, 77]),
-        group="CG",
-        topic="T",
-        queue_id=0,
-        start_offset=start,
-        pop_time_ms=pop_time,
-        invisible_ms=invisible,
-        revive_queue_id=revive,
-    )
-    body = encode_batch_ack(BatchAck(broker_name="broker-a", entries=[entry]))
-    assert (await peer.ask(RequestCode.BATCH_ACK_MESSAGE, body=body)).code == ResponseCode.SUCCESS
+    assert await ack_in_batch(peer, got[0], [0, 1, 2, 4, 77]) == ResponseCode.SUCCESS
     assert (await peer.ask(RequestCode.BATCH_ACK_MESSAGE)).code == ResponseCode.NO_MESSAGE
     assert bodies(await pop_all(peer, "T", 1)) == [b"003"]
 

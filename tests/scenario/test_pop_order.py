@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from broker_rig import Peer, consumer, make_broker, running_broker
 from client_rig import running_rig
-from pop_rig import Popped, ack, change, pop, pop_all, pop_header, popped_of
+from pop_rig import Popped, ack, ack_in_batch, change, pop, pop_all, pop_header, popped_of
 
 from tandemmq.broker.broker import Broker
 from tandemmq.protocol.bodies.assignment import (
@@ -21,7 +21,6 @@ from tandemmq.protocol.bodies.assignment import (
     encode_assignment_query,
     encode_request_mode,
 )
-from tandemmq.protocol.bodies.pop import BatchAck, BatchAckEntry, encode_batch_ack, encode_bits
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.admin import DeleteTopicRequest, ResetOffsetRequest
 from tandemmq.protocol.requests.offset import QueryOffsetRequest, QueryOffsetResponse, UpdateOffsetRequest
@@ -65,22 +64,6 @@ async def committed(peer: Peer) -> int:
     answer = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, header)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     return answer.decode(QueryOffsetResponse).offset
-
-
-async def ack_in_batch(peer: Peer, popped: Popped) -> int:
-    start, pop_time, invisible, revive = map(int, popped.handle.split(" ")[:4])
-    entry = BatchAckEntry(
-        bits=encode_bits([popped.record.queue_offset - start]),
-        group="CG",
-        topic="T",
-        queue_id=0,
-        start_offset=start,
-        pop_time_ms=pop_time,
-        invisible_ms=invisible,
-        revive_queue_id=revive,
-    )
-    body = encode_batch_ack(BatchAck(broker_name="broker-a", entries=[entry]))
-    return (await peer.ask(RequestCode.BATCH_ACK_MESSAGE, body=body)).code
 
 
 @pytest.mark.parametrize("acknowledge", [ack, ack_in_batch])

@@ -332,7 +332,7 @@ async def print_topic(tools: Tools, topic: str, wanted: Wanted) -> Answer:
         await _read_queue(tools, addresses[min(addresses)], queue, wanted, records)
     has_more = len(records) > wanted.count_max
     answer = _answer(records[: wanted.count_max], has_bodies=wanted.has_bodies)
-    notes = [*answer.notes, *([f"there are more than {wanted.count_max} (-m)"] if has_more else [])]
+    notes = [*answer.notes, *([f"there are more than {wanted.count_max}"] if has_more else [])]
     tables = list(answer.tables) if wanted.is_printed else []
     if records and not wanted.is_printed and not wanted.counts_tags:
         notes.append(

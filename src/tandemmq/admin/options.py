@@ -124,7 +124,7 @@ def span(begin: str, end: str) -> tuple[int | None, int | None]:
     now_ms = LoopClock().now_ms()
     begin_ms, end_ms = (parse_time(text, now_ms) if text else None for text in (begin, end))
     if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
-        raise typer.BadParameter(f"-b {begin} is later than -e {end}")
+        raise typer.BadParameter(f"the begin {begin} is later than the end {end}")
     return begin_ms, end_ms
 
 
@@ -136,13 +136,13 @@ def parse_time(text: str, now_ms: int) -> int:
         time_ms = int(text)
         if time_ms >= END_OF_QUEUE_MS:
             return time_ms
-        raise typer.BadParameter(f"-s {text}: -1 is the end of each queue, other times are not below 0")
+        raise typer.BadParameter(f"{text}: -1 is the end of each queue, other times are not below 0")
     try:
         # %f takes milliseconds as the front of microseconds, which they are.
         return int(datetime.strptime(text, TIME_FORMAT).timestamp() * 1000)
     except ValueError:
         raise typer.BadParameter(
-            f"-s {text}: now, milliseconds since 1970, -1 or yyyy-MM-dd#HH:mm:ss:SSS"
+            f"{text}: now, milliseconds since 1970, -1 or yyyy-MM-dd#HH:mm:ss:SSS"
         ) from None
 
 

@@ -81,7 +81,7 @@ class ProducerInfo(Body, frozen=True, kw_only=True):
     version: int = 0
 
 
-class ProducerTable(Body, frozen=True, kw_only=True):
+class AllProducers(Body, frozen=True, kw_only=True):
     """The answer to GET_ALL_PRODUCER_INFO (328)."""
 
     groups: dict[str, tuple[ProducerInfo, ...]] = field(name="data", default_factory=dict)
@@ -151,11 +151,11 @@ def decode_producer_connections(data: Buffer) -> tuple[ClientConnection, ...]:
 
 
 def encode_producer_table(producers: Mapping[str, Iterable[ProducerInfo]]) -> bytes:
-    return encode_body(ProducerTable(groups={group: tuple(infos) for group, infos in producers.items()}))
+    return encode_body(AllProducers(groups={group: tuple(infos) for group, infos in producers.items()}))
 
 
 def decode_producer_table(data: Buffer) -> dict[str, tuple[ProducerInfo, ...]]:
-    return decode_body(data, ProducerTable).groups
+    return decode_body(data, AllProducers).groups
 
 
 def encode_group_subscription(subscription: GroupSubscription) -> bytes:
