@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from tandemmq.api import nameserver
@@ -92,14 +93,23 @@ class RouteCache:
             view = await self.refresh(topic)
             if view is not None and view.publish_queues:
                 return view
-            raise NoRoute(f"topic {topic!r}: no broker with a master takes writes for it")
+            # `refresh` keeps the view of a topic that is gone, for its readers.
+            if await self._ask(topic) is not None:
+                raise NoRoute(f"topic {topic!r}: no broker with a master takes writes for it")
         template = await self._ask(template_topic)
         view = None if template is None else build_template_view(topic, template, template_queue_count)
         if view is None or not view.publish_queues:
             servers = ";".join(self._name_servers.addresses)
             reason = f"no live broker has it, and none creates topics (name servers: {servers})"
             raise NoRoute(f"topic {topic!r}: {reason}")
-        self._views.setdefault(topic, view)
+        old = self._views.get(topic)
+        if old is not None:
+            if old.publish_queues and not old.is_template:
+                return old  # the topic came while the template was asked for
+            view = replace(
+                view, subscribe_queues=old.subscribe_queues, addresses={**old.addresses, **view.addresses}
+            )
+        self._views[topic] = view
         return view
 
     def refresh_soon(self, topic: str) -> None:

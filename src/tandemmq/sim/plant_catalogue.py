@@ -217,6 +217,13 @@ _DELETIONS: Final = (
         proofs=("unit/store/test_store_recovery.py",),
     ),
     Plant(
+        name="a queue that begins late on a full disk has no first entry",
+        path="store/consume_queue.py",
+        sound="self.tail_start = self.min_offset = self.max_offset = self.next_offset = queue_offset",
+        bug="self.tail_start = self.max_offset = self.next_offset = queue_offset",
+        proofs=("unit/store/test_store_files.py",),
+    ),
+    Plant(
         name="a queue that begins anew keeps its former entries",
         path="store/consume_queue.py",
         sound="if gap < 0 or is_far:",
@@ -815,6 +822,13 @@ _CLIENT: Final = (
         sound="shipment.attempts <= self._options.retry_count_max",
         bug="shipment.attempts < self._options.retry_count_max",
         proofs=("unit/client/test_producer.py", "scenario/test_client_failover.py"),
+    ),
+    Plant(
+        name="a topic that is gone is not sent along the template",
+        path="client/route_cache.py",
+        sound="            if await self._ask(topic) is not None:",
+        bug="            if True:",
+        proofs=("unit/client/test_producer.py",),
     ),
     Plant(
         name="a consumer leaves before its last commit",

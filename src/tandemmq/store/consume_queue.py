@@ -42,6 +42,9 @@ RECOVERY_BYTES = 16 * MIB
 More than that is never unsynced, because the flusher syncs long queues every second.
 """
 
+_FILLERS_MAX = TAIL_BYTES_MAX // QUEUE_UNIT_BYTES
+"""How many fillers one write puts before the first entry of a queue."""
+
 _pack = UNIT.pack
 
 
@@ -120,18 +123,23 @@ class ConsumeQueue:
         so that no entry ever stands at a wrong place (spec store 5 step 2, 21.5); when the gap is longer than
         a file, the queue starts anew behind it. In the order of the log a queue offset falls only when the
         topic was deleted and made again: then the queue starts anew, and its former entries are gone.
+
+        Raises:  OSError when a file could not be written or deleted; the entry is kept in memory even so.
         """
         if log_offset < self.end_log_offset or queue_offset < 0:
             return 0
         gap = queue_offset - self.max_offset
         is_far = gap > 0 and (self.max_offset == 0 or gap > self._log.segment_bytes // QUEUE_UNIT_BYTES)
-        if gap < 0 or is_far:
-            self._start_at(queue_offset)
-        elif gap:
-            self._fill(gap)
-        self.put(log_offset, size, tag_hash)
-        if self.next_offset < self.max_offset:
-            self.next_offset = self.max_offset
+        try:
+            if gap < 0 or is_far:
+                self._start_at(queue_offset)
+            elif gap:
+                self._tail += FILLER * gap
+                self.max_offset += gap
+        finally:
+            self.put(log_offset, size, tag_hash)
+            if self.next_offset < self.max_offset:
+                self.next_offset = self.max_offset
         return gap
 
     def restore(
@@ -160,24 +168,13 @@ class ConsumeQueue:
         self.min_offset = min(self.min_offset, queue_offset)
 
     def _start_at(self, queue_offset: int) -> None:
-        """Make the queue begin at `queue_offset`: fillers from the start of its file on."""
-        self._log.remove_all()
-        self._tail = bytearray()
+        """Make the queue begin at `queue_offset`; `write` puts fillers before it, from its file's start."""
         first = align_down(queue_offset, self._log.segment_bytes // QUEUE_UNIT_BYTES)
-        self.tail_start = self._written = self._synced = self.max_offset = self.next_offset = first
+        self._tail = bytearray()
+        self._written = self._synced = first
+        self.tail_start = self.min_offset = self.max_offset = self.next_offset = queue_offset
         self.end_log_offset = -1
-        self._fill(queue_offset - first)
-        self.min_offset = queue_offset
-
-    def _fill(self, count: int) -> None:
-        """Append `count` fillers, in steps that the files take up."""
-        step = TAIL_BYTES_MAX // QUEUE_UNIT_BYTES
-        while count > 0:
-            part = min(count, step)
-            self._tail += FILLER * part
-            self.max_offset += part
-            count -= part
-            self._write_long_tail()
+        self._log.remove_all()
 
     def _write_long_tail(self) -> None:
         if self.is_dropped:
@@ -209,6 +206,8 @@ class ConsumeQueue:
 
     def write(self) -> None:
         """Write every entry to the files. Raises OSError; the next call writes again what is missing."""
+        while self._written < self.tail_start:
+            self._write_fillers()
         tail = memoryview(self._tail)
         try:
             while self._written < self.max_offset:
@@ -220,6 +219,14 @@ class ConsumeQueue:
                 self._written = end // QUEUE_UNIT_BYTES
         finally:
             tail.release()
+
+    def _write_fillers(self) -> None:
+        """Write fillers before the first entry, a part of them."""
+        at = self._written * QUEUE_UNIT_BYTES
+        segment = self._log.open_at(at)
+        end = min(self.tail_start, segment.end // QUEUE_UNIT_BYTES, self._written + _FILLERS_MAX)
+        segment.file.pwrite(at - segment.base, (FILLER * (end - self._written),))
+        self._written = end
 
     def unsynced_segments(self) -> tuple[list[Segment], int]:
         """The files that hold written but not synced entries, and the offset to report to `set_synced`."""
@@ -260,7 +267,7 @@ class ConsumeQueue:
         segment = self._log.find(at)
         if segment is None:
             return b""
-        size = min(end, self._written) * QUEUE_UNIT_BYTES - at
+        size = max(min(end, self._written) * QUEUE_UNIT_BYTES - at, 0)
         return segment.file.pread(at - segment.base, size)
 
     def entry(self, queue_offset: int) -> tuple[int, int, int] | None:

@@ -87,12 +87,14 @@ class ConsumeQueues:
         is_made_again = _begins_anew(queue, queue_offset, log_offset)
         if is_made_again:
             self._note_deletion(queue)
-        gap = queue.put_at(queue_offset, log_offset, size, tag_hash)
-        _tell_gap(queue, gap, queue_offset)
-        if is_made_again:
-            topic = queue.key[0]
-            self._drop_deleted_of(topic)
-            self.on_deleted(topic)
+        try:
+            gap = queue.put_at(queue_offset, log_offset, size, tag_hash)
+            _tell_gap(queue, gap, queue_offset)
+        finally:
+            if is_made_again:
+                topic = queue.key[0]
+                self._drop_deleted_of(topic)
+                self.on_deleted(topic)
 
     def _note_deletion(self, anew: ConsumeQueue) -> None:
         """The topic was deleted behind all that this queue has. What began before that and has not begun anew

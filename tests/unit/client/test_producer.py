@@ -86,6 +86,21 @@ async def test_unknown_topic_is_sent_along_the_template():
         assert len(await producer.queues("New")) == 4
 
 
+async def test_a_topic_that_is_gone_while_its_broker_had_no_master_is_sent_along_the_template():
+    slave, master = FakeBroker("a", broker_id=1), FakeBroker("a")
+    async with running_cluster(slave, master, T=2) as cluster, Producer("g", cluster.namesrv) as producer:
+        cluster.hidden.add(master)
+        with pytest.raises(NoRoute, match="no broker with a master takes writes"):
+            await producer.send(Message(topic="T", body=b"1"), timeout_s=0.5)
+        cluster.hidden.clear()
+        del cluster.topics["T"]
+        result = await producer.send(Message(topic="T", body=b"2"))
+        raw, _ = master.queue("T", result.queue.queue_id).records[result.queue_offset]
+        assert decode_record(raw).body == b"2"
+        assert await producer.queues("T")
+        assert not slave.queues
+
+
 async def test_no_route_without_template():
     async with running_cluster() as cluster, Producer("g", cluster.namesrv) as producer:
         del cluster.topics["TBW102"]

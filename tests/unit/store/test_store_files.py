@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -184,6 +186,33 @@ def test_records_that_are_there_already_are_skipped() -> None:
     assert queue.put_at(1, 10, 10, 0) == 0
     assert queue.put_at(0, 0, 10, 0) == queue.put_at(1, 10, 10, 0) == queue.put_at(-1, 20, 10, 0) == 0
     assert (queue.max_offset, queue.next_offset) == (2, 2)
+
+
+@pytest.mark.parametrize(("before", "first"), [(0, 3), (0, 28), (2, 7), (2, 5000), (30, 3)])
+def test_the_entry_that_begins_a_queue_late_is_kept_while_the_disk_is_full(before: int, first: int) -> None:
+    disk = MemoryDisk()
+    queue = queue_on(disk, file_bytes=20 * 2000)
+    for n in range(before):
+        queue.put(n * 10, 10, n)
+    works = disk.fault.on_write, disk.fault.on_create
+    disk.fault.on_write = disk.fault.on_create = no_room  # type: ignore[method-assign, assignment]
+    with suppress(OSError):
+        queue.put_at(first, 1000, 10, 100)
+    with suppress(OSError):
+        queue.put_at(first + 1, 1010, 10, 101)
+    assert (queue.entry(first), queue.entry(first + 1)) == ((1000, 10, 100), (1010, 10, 101))
+    assert queue.begin_log_offset in {0, 1000}
+    disk.fault.on_write, disk.fault.on_create = works  # type: ignore[method-assign]
+    queue.write()
+    for again in (queue, reloaded(disk, file_bytes=20 * 2000)):
+        again.raise_min(0)
+        assert again.min_offset == (0 if first == 7 else first)
+        assert (again.max_offset, again.end_log_offset) == (first + 2, 1020)
+        assert (again.entry(first), again.entry(first + 1)) == ((1000, 10, 100), (1010, 10, 101))
+
+
+def no_room(*_args: object) -> int:
+    raise OSError(errno.ENOSPC, "no room")
 
 
 @pytest.mark.parametrize("first", [0, 3, 23])
