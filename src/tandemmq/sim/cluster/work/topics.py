@@ -13,7 +13,7 @@ from tandemmq.client.route_view import MASTER_ID
 from tandemmq.errors import NoRoute
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
-from tandemmq.sim.cluster.checkers import read_queue
+from tandemmq.sim.cluster.checkers import is_halted, read_queue
 from tandemmq.sim.cluster.nodes import BrokerNode
 from tandemmq.sim.cluster.settings import BROKER_NAME, PASSING_TOPIC
 from tandemmq.sim.cluster.watch import EXCUSE_S
@@ -214,8 +214,12 @@ class RenewedWork(OperatedWork):
             )
 
     def _is_unheard(self, at_s: float) -> bool:
-        """The master went before its slaves could hear of it, and is away or hardly back: they are read."""
+        """The master went before its slaves could hear of it, and is away or hardly back: they are read. Or
+        one of them has halted: it hears nothing and is read.
+        """
         world = self.world
+        if any(is_halted(node) for node in self._watch.brokers if node.store is not None and node.broker_id):
+            return True
         is_away = all(node.store is None for node in self._watch.brokers if node.broker_id == 0)
         is_new = world.loop.time() < world.master_opened_s + HEARD_S
         is_lost = any(at_s <= loss_s <= at_s + TABLES_S for loss_s in world.broker_losses)
