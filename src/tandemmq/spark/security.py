@@ -38,23 +38,33 @@ class Security:
     def wrap(self, connection: socket.socket, host: str) -> socket.socket:
         """The connection itself, or TLS over it.
 
-        Raises:  OSError when the peer speaks no TLS or is not who it should be.
+        Raises:  OSError when the peer speaks no TLS or is not who it should be; ConfigError when a file of
+                 the options cannot be used here.
         """
         if not self.is_tls:
             return connection
         try:
             return self._context().wrap_socket(connection, server_hostname=host)
-        except OSError:
+        except (OSError, ConfigError):
             connection.close()
             raise
 
     def _context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=self.ca_path or None)
+        try:
+            context = ssl.create_default_context(cafile=self.ca_path or None)
+        except OSError as error:
+            raise ConfigError(f"the option tls.ca: {self.ca_path} cannot be used here: {error}") from None
         if not self.verifies_peer:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if self.certificate_path:
-            context.load_cert_chain(self.certificate_path, self.key_path or None)
+            try:
+                context.load_cert_chain(self.certificate_path, self.key_path or None)
+            except OSError as error:
+                files = f"{self.certificate_path} with the key in {self.key_path or 'the same file'}"
+                raise ConfigError(
+                    f"the options tls.certificate and tls.key: {files} cannot be used here: {error}"
+                ) from None
         return context
 
 
@@ -75,6 +85,8 @@ def parse_security(values: Mapping[str, str], *, is_tls: bool, verifies_peer: bo
     details = [name for name in ("tls.ca", "tls.certificate", "tls.key") if values.get(name)]
     if details and not is_tls:
         raise ConfigError(f"the option {details[0]} needs tls=true")
+    if "tls.key" in details and "tls.certificate" not in details:
+        raise ConfigError("the option tls.key needs tls.certificate")
     return Security(
         access_key=access_key,
         secret_key=secret_key,

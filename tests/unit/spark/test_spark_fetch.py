@@ -7,6 +7,7 @@ import logging
 import pytest
 from spark_fakes import FakeNet, FakeQueue
 
+import tandemmq.spark.metadata
 from tandemmq.errors import BrokerUnreachable, OffsetOutOfRange, TopicNotFound
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.record import decode_record
@@ -157,6 +158,19 @@ def test_when_nobody_answers_the_error_names_the_range(net: FakeNet) -> None:
     net.add_master(T_0=FakeQueue(0, 100)).is_down = True
     with pytest.raises(BrokerUnreachable, match=r"no replica gives T@b:0, queue offsets \[0, 100\): b-0:1"):
         _offsets(_reader(net, 0, 100, **{"fetchOffset.numRetries": "3"}))
+
+
+def test_the_pauses_between_attempts_double_from_the_interval_of_the_options(
+    net: FakeNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(tandemmq.spark.metadata.time, "sleep", pauses.append)
+    net.add_master(T_0=FakeQueue(0, 100)).is_down = True
+    several = {"fetchOffset.numRetries": "4", "fetchOffset.retryIntervalMs": "30"}
+    with pytest.raises(BrokerUnreachable):
+        _offsets(_reader(net, 0, 100, **several))
+    assert pauses == pytest.approx([0.03, 0.06, 0.12, 0.24][: len(pauses)])
+    assert len(pauses) >= 3
 
 
 def test_a_broker_that_comes_back_under_another_address_is_found(net: FakeNet) -> None:

@@ -46,6 +46,13 @@ def test_options_keep_secrets_to_themselves() -> None:
     options = parse_options(raw, is_streaming=True)
     assert options.security == Security(access_key="user", secret_key="hidden", is_tls=True)
     assert "hidden" not in repr(options)
+    token = parse_options({**raw, "securitytoken": "passing"}, is_streaming=True).security
+    assert token.security_token == "passing"
+    assert "passing" not in repr(token)
+    with pytest.raises(ConfigError, match="securityToken needs accessKey"):
+        parse_options({"nameserver": "a:1", "topic": "T", "securityToken": "t"}, is_streaming=True)
+    with pytest.raises(ConfigError, match=r"tls\.key needs tls\.certificate"):
+        parse_options({**raw, "tls.ca": "x", "tls.key": "y"}, is_streaming=True)
     with pytest.raises(ConfigError, match="belong together"):
         parse_options({**raw, "secretkey": ""}, is_streaming=True)
     with pytest.raises(ConfigError, match=r"tls\.ca needs tls=true"):
@@ -63,11 +70,16 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "cert.pem", folder / "key.pem"
 
 
-@pytest.fixture
-def server(certificate: tuple[Path, Path]) -> Iterator[str]:
-    """A TLS server that answers every request with the offset 7."""
+@pytest.fixture(params=["asks nobody"])
+def server(certificate: tuple[Path, Path], request: pytest.FixtureRequest) -> Iterator[str]:
+    """A TLS server that answers every request with the offset 7; with "asks all", of those who show a
+    certificate that it trusts.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
+    if request.param == "asks all":
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(certificate[0])
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -113,4 +125,49 @@ def test_tls_connections_are_checked_pooled_and_kept_apart(
         pass
     with pool.borrow(server, Security(is_tls=True, verifies_peer=False)) as connection:
         assert connection.request(_ask(), 5.0).code == 0
+    pool.close()
+
+
+def _tls(**values: str) -> Security:
+    """As the options say it."""
+    raw = {"nameserver": "a:1", "topic": "T", "tls": "true", **values}
+    return parse_options(raw, is_streaming=False).security
+
+
+@pytest.mark.parametrize("server", ["asks all"], indirect=True)
+def test_a_certificate_is_shown_with_the_key_of_its_own_file_or_of_another(
+    server: str, certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    cert, key = certificate
+    both = tmp_path / "both.pem"
+    both.write_bytes(cert.read_bytes() + key.read_bytes())
+    for values in ({"tls.certificate": str(cert), "tls.key": str(key)}, {"tls.certificate": str(both)}):
+        pool = ConnectionPool()
+        with pool.borrow(server, _tls(**{"tls.verify": "false", **values})) as connection:
+            assert connection.request(_ask(), 5.0).decode(GetMaxOffsetResponse).offset == 7
+        pool.close()
+    pool = ConnectionPool()
+    with (
+        pytest.raises(BrokerUnreachable),
+        pool.borrow(server, _tls(**{"tls.verify": "false"})) as connection,
+    ):
+        connection.request(_ask(), 5.0)
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"tls.ca": "/none/ca.pem"}, "tls.ca: /none/ca.pem cannot be used here"),
+        ({"tls.certificate": "/none/c.pem"}, "/none/c.pem with the key in the same file cannot be used"),
+        ({"tls.certificate": "CERT", "tls.key": "/none/k"}, "with the key in /none/k cannot be used here"),
+    ],
+)
+def test_a_file_that_is_not_there_is_named_and_not_taken_for_a_broker_that_is_away(
+    server: str, certificate: tuple[Path, Path], values: dict[str, str], said: str
+) -> None:
+    pool = ConnectionPool()
+    named = {name: value.replace("CERT", str(certificate[0])) for name, value in values.items()}
+    with pytest.raises(ConfigError, match=said), pool.borrow(server, _tls(**named)):
+        pass
     pool.close()

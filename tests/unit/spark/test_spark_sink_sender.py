@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
-from spark_fakes import FakeNet, FakeQueue
+from spark_fakes import FakeConnection, FakeNet, FakeQueue
 
 import tandemmq.spark.sink.sender
 from tandemmq.errors import BrokerUnreachable, ConfigError, MessageIllegal, SendNotConfirmed
 from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
 from tandemmq.spark.security import Security
 from tandemmq.spark.sink.encode import Shipment
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
@@ -60,6 +63,38 @@ def test_the_attempts_have_an_end(net: FakeNet) -> None:
     with pytest.raises(SendNotConfirmed, match="SLAVE_NOT_AVAILABLE"):
         sender.finish()
     assert len(bodies(net)) == 4
+
+
+def test_the_pauses_between_attempts_double_from_the_interval_of_the_options(
+    net: FakeNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(tandemmq.spark.sink.sender.time, "sleep", pauses.append)
+    raw = {"nameserver": "ns:1", "topic": "T", "retries": "7", "retryIntervalMs": "20"}
+    net.add_master(T_0=FakeQueue()).send_codes = [int(ResponseCode.SYSTEM_BUSY)] * 6
+    sender = Sender(parse_sink_options(raw))
+    sender.send(ship(b"x"))
+    sender.finish()
+    assert pauses == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.32, 0.32])
+
+
+def test_an_answer_is_awaited_for_as_long_as_the_options_say(
+    net: FakeNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    receive = FakeConnection.receive
+
+    def note(connection: FakeConnection, opaque: int, deadline: float) -> Command:
+        waits.append(deadline - time.monotonic())
+        return receive(connection, opaque, deadline)
+
+    monkeypatch.setattr(FakeConnection, "receive", note)
+    net.add_master(T_0=FakeQueue())
+    raw = {"nameserver": "ns:1", "topic": "T", "sendTimeoutMs": "77000"}
+    sender = Sender(parse_sink_options(raw))
+    sender.send(ship(b"x"))
+    sender.finish()
+    assert 70 < waits[-1] <= 77
 
 
 def test_a_refusal_for_good_ends_at_once(net: FakeNet) -> None:
