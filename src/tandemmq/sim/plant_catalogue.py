@@ -696,6 +696,13 @@ _EXACTLY_ONCE: Final = (
         proofs=("unit/broker/test_numbered_sends.py",),
     ),
     Plant(
+        name="a new master looks for numbered sends before their keys are found",
+        path="broker/send/numbered.py",
+        sound="            if self._inherited_end > self._store.dispatched.value:",
+        bug="            if False:",
+        proofs=("unit/broker/test_numbered_sends.py",),
+    ),
+    Plant(
         name="the next epoch of a producer does not wait for what the last one stored",
         path="broker/send/numbered.py",
         sound="if last.end_offset > self._store.dispatched.value:\n",

@@ -133,3 +133,19 @@ async def test_the_next_epoch_does_not_store_again_what_is_not_found_by_its_key_
     assert told == [PutStatus.PUT_OK]
     assert store.queue_max("T", 0) == 1
     await store.close()
+
+
+async def test_a_new_master_does_not_store_again_what_its_log_has_and_nobody_can_find_yet() -> None:
+    """It remembers no producer; the end of its log is dispatched when it is confirmed."""
+    clock = ManualClock()
+    store, _ = await unflushed(clock, places_max=8)
+    of_new_term = NumberedSends(store, clock)
+    told: list[PutStatus] = []
+    with pytest.raises(Busy, match="not all that this log had before is found"):
+        send(of_new_term, clock, Claim("p", 1, ""), told)
+    await clock.pass_time(10)
+    assert not send(of_new_term, clock, Claim("p", 1, ""), told)
+    await clock.pass_time(1)
+    assert told == [PutStatus.PUT_OK]
+    assert store.queue_max("T", 0) == 1
+    await store.close()

@@ -115,6 +115,8 @@ class NumberedSends:
         self._clock = clock
         self._places_max = places_max
         self._last: dict[Place, _Last] = {}
+        # What the log had before is found by its keys alone: only when it is dispatched as far as here.
+        self._inherited_end = store.max_log_offset
 
     def __len__(self) -> int:
         return len(self._last)
@@ -140,6 +142,8 @@ class NumberedSends:
         topics = (topic, *_DELAY_TOPICS) if len(records) == 1 else (topic,)
         last = self._recall(place, claim)
         if last is None:
+            if self._inherited_end > self._store.dispatched.value:
+                raise Busy("not all that this log had before is found by its keys yet: ask again")
             count = self._count_stored(topics, keys)
             if count == 0 and claim.after and self._find(topics, claim.after) is None:
                 raise _refusal(f"there is a gap: {claim.after}, which goes before {keys[0]}, is not stored")
