@@ -150,6 +150,30 @@ async def test_a_queue_that_is_locked_by_another_waits(tmp_path: Path) -> None:
         assert await broker_client.lock_queues(remoting, address, "CG", "another", (queue,)) == {queue}
 
 
+async def test_a_queue_that_another_had_meanwhile_goes_on_where_that_one_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assignment, "RENEW_S", 0.3)
+    monkeypatch.setattr(assignment, "TRY_AGAIN_S", 0.1)
+    async with running_cluster(tmp_path, queue_count=1) as rig, Admin(rig.namesrv) as admin:
+        await rig.fill("T", 10)
+        queue = MessageQueue("T", "broker-a", 0)
+        address = (await admin.topic_route("T")).brokers[0].addresses[0]
+        remoting = admin._remoting
+        async with rig.consumer(orderly=True) as consumer:
+            assert numbers(await take(consumer, 2)) == [0, 1]
+            reader = consumer._assignment.readers[queue]
+            assert reader.gate is not None
+            own = consumer._assignment._seams.instance.client_id
+            await broker_client.unlock_queues(remoting, address, "CG", own, (queue,))
+            held = await broker_client.lock_queues(remoting, address, "CG", "another", (queue,))
+            assert held == {queue}
+            await until(lambda: queue in consumer._assignment._lost_locks, "the lock is lost")
+            await admin.set_offset("CG", queue, 7)
+            await broker_client.unlock_queues(remoting, address, "CG", "another", (queue,))
+            assert numbers(await take(consumer, 3)) == [7, 8, 9]
+
+
 async def test_without_a_master_a_queue_goes_on_until_its_lock_has_run_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

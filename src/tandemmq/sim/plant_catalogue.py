@@ -179,6 +179,27 @@ _STORE: Final = (
         proofs=("unit/store/test_inspect_repair.py",),
     ),
     Plant(
+        name="a healed range has no queue entries on disk",
+        path="store/heal.py",
+        sound="        await self._flush_tables()\n",
+        bug="",
+        proofs=("unit/store/test_damage.py",),
+    ),
+    Plant(
+        name="a damaged range is healed though nothing around it could be compared",
+        path="store/heal.py",
+        sound="        if not compared:",
+        bug="        if False:",
+        proofs=("unit/store/test_damage.py",),
+    ),
+    Plant(
+        name="a commit of the pool takes back what the change of role wrote",
+        path="store/committer.py",
+        sound="        if target <= self._log.end:\n            return  #",
+        bug="        if False:\n            return  #",
+        proofs=("unit/store/test_pool_appends.py",),
+    ),
+    Plant(
         name="a file that ends before a damaged record is taken for an old one",
         path="store/retention.py",
         sound="times[index] = times[index + 1] if index + 1 < len(times) else self._clock.now_ms()",
@@ -836,6 +857,20 @@ _CLIENT: Final = (
         sound="            if await self._ask(topic) is not None:",
         bug="            if True:",
         proofs=("unit/client/test_producer.py",),
+    ),
+    Plant(
+        name="a consumer commits in a queue that another has locked",
+        path="client/consumer/assignment.py",
+        sound="        if queue in self._lost_locks:\n            return  # another",
+        bug="        if False:\n            return  # another",
+        proofs=("scenario/test_client_orderly.py",),
+    ),
+    Plant(
+        name="an orderly consumer goes on behind where another was meanwhile",
+        path="client/consumer/assignment.py",
+        sound="committed.offset > reader.committed_offset",
+        bug="committed.offset < reader.committed_offset",
+        proofs=("scenario/test_client_orderly.py",),
     ),
     Plant(
         name="a consumer leaves before its last commit",

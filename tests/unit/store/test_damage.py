@@ -278,6 +278,66 @@ async def test_a_range_is_healed_from_another_copy_while_the_store_is_open(
     await store.close()
 
 
+@pytest.mark.parametrize("has_queues", [True, False])
+async def test_what_was_healed_survives_a_power_cut(has_queues: bool) -> None:
+    """Its queue entries as well: a restart makes none for what lies so far below the end."""
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    await filled(rig)
+    at = place(rig, 10)
+    await rig.stores[-1].close()
+    sound = log_bytes(rig)
+    flip(rig, at + 95)
+    if not has_queues:
+        without_queues(rig)
+    store = await rig.open()
+    await rig.clock.pass_time(11)
+    assert await healed(store, sound) == 0
+    rig.power_cut()
+    store = await rig.open()
+    assert read(store) == list(range(COUNT))
+    assert log_bytes(rig) == sound
+    await store.close()
+
+
+async def test_a_range_that_retention_takes_while_it_is_fetched_is_over() -> None:
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    await filled(rig, 280)
+    at = place(rig, 10)
+    await rig.stores[-1].close()
+    sound = log_bytes(rig)
+    flip(rig, at + 95)
+    store = await rig.open()
+    await rig.clock.pass_time(11)
+    deleted: list[int] = []
+
+    async def fetch(log_offset: int, size: int) -> bytes:
+        if not deleted:
+            rig.clock._start_ms += 30 * 24 * HOUR_MS
+            deleted.append(store.clean(at_any_hour=True))
+        return sound[log_offset : log_offset + size]
+
+    assert await store.heal(fetch) == 0
+    assert deleted == [3]
+    assert not store.damaged_ranges
+    assert not rig.disk.exists(COPIES)
+    await store.close()
+
+
+async def test_nothing_is_written_where_nothing_around_can_be_compared() -> None:
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    await filled(rig, count=1)
+    at = place(rig, 0)
+    await rig.stores[-1].close()
+    sound = log_bytes(rig)
+    flip(rig, at + 95)
+    damaged = log_bytes(rig)
+    store = await rig.open()
+    with pytest.raises(Corrupt, match="no sound byte lies around it that could be compared"):
+        await healed(store, sound)
+    assert log_bytes(rig) == damaged
+    await store.close()
+
+
 @pytest.mark.parametrize("how", ["damaged too", "another history", "too short"])
 async def test_nothing_is_written_from_a_copy_that_does_not_fit(how: str) -> None:
     rig = Rig(commit_log_file_bytes=FILE_BYTES)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -364,4 +366,35 @@ def test_exhaustion_is_told_once_until_a_buffer_returned(caplog: pytest.LogCaptu
 async def test_the_pool_is_off_unless_asked_for() -> None:
     store = await MessageStore.open(options(), disk=MemoryDisk(), clock=Rig().clock)
     assert store._pool is None
+    await store.close()
+
+
+async def test_a_commit_that_a_change_of_role_overtakes_takes_nothing_back() -> None:
+    """The slave's log goes on behind all that was in the pool, while the write of less is still under way."""
+    rig = pooled()
+    store = await rig.open()
+    offload = rig.disk.offload
+    is_open, is_over = asyncio.Event(), asyncio.Event()
+
+    async def slow(fn: Callable[..., Any], *args: Any) -> Any:
+        await is_open.wait()
+        try:
+            return await offload(fn, *args)
+        finally:
+            is_over.set()
+
+    rig.disk.offload = slow  # type: ignore[method-assign,assignment]
+    rig.put(store, record(b"first"))
+    await rig.clock.pass_time(1)
+    rig.put(store, record(b"second"))
+    assert store.max_log_offset == 0
+    store.set_role(BrokerRole.SLAVE)
+    end = store.max_log_offset
+    assert end == store.accepted_log_offset > 0
+    store.append_raw(end, b"#" * 200)
+    is_open.set()
+    await is_over.wait()
+    await rig.clock.pass_time(1)
+    assert store.max_log_offset == end + 200
+    assert bodies(store) == [b"first", b"second"]
     await store.close()

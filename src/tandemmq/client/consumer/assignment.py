@@ -380,6 +380,8 @@ class Assignment:
         await self._give_up(list(self.readers))
 
     async def _write(self, queue: MessageQueue, reader: QueueReader) -> None:
+        if queue in self._lost_locks:
+            return  # another has it now, and says how far it is
         await self._offsets.write(queue, reader.committed_offset, reader.seen)
 
     def _log_commit_failure(self, queue: MessageQueue, error: TandemError) -> None:
