@@ -16,6 +16,10 @@ rto_silent    of rounds in which silence had to be waited for: of the master (SI
 full disks    each broker and each controller has a small file system of its own, which only root can mount
 linearizable  each queue can have been one list that every send and every delivery met at one moment, whoever
               was the master; what contradicts that is named
+stream        with --spark: a Spark stream reads the topic meanwhile. A line before the last one says how many
+              rows it had, what was lost or came twice (nothing may), and how long after each fault the next
+              batch with newer sends was done. Spark takes its share of the processors from the group, so the
+              RTO of such a run says little
 two masters   two brokers that acknowledged in one term, or one that acknowledged a send which began after a
               newer term had acknowledged one
 """
@@ -34,8 +38,9 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from elected_hosts import GROUP, ElectedHosts
@@ -43,6 +48,7 @@ from outside_lists import QUICK, OutsideLists, consuming
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from spark_reader import END_S, START_S, SparkReader, StreamFindings, judge_stream
 
 from small_disk import MountRefused
 from tandemmq.api.calls import call
@@ -110,6 +116,7 @@ class Round:
     cause: str
     rto_ms: float
     failed_sends: int
+    begun_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -126,6 +133,8 @@ class History:
     """When each send began, by the number in its body, also of those without an answer."""
     faults: list[str] = field(default_factory=list)
     """What else is wrong: a group that is not whole in time, a process that ended by itself."""
+    stream: StreamFindings | None = None
+    """With `--spark`."""
 
     def note_ack(self, queue_id: int, queue_offset: int, body: bytes, ack: Ack) -> None:
         place = (TOPIC, queue_id, queue_offset)
@@ -143,8 +152,18 @@ class History:
 class Failover:
     """One run."""
 
-    def __init__(self, hosts: ElectedHosts, history: History, *, seed: int, only: str) -> None:
+    def __init__(
+        self,
+        hosts: ElectedHosts,
+        history: History,
+        *,
+        seed: int,
+        only: str,
+        stream_folder: Path | None = None,
+    ) -> None:
+        """`stream_folder`: a Spark stream reads along and keeps its checkpoint there; None: there is none."""
         self._hosts = hosts
+        self._stream_folder = stream_folder
         self._history = history
         self._chance = random.Random(seed)
         self._kinds = self.choose(only, with_disks=bool(hosts.disks))
@@ -158,10 +177,17 @@ class Failover:
         async with Admin(hosts.name_server) as admin:
             await admin.create_topic(TOPIC, queue_count=QUEUE_COUNT)
         options = ProducerOptions(client=QUICK, timeout_s=SEND_TIMEOUT_S, compress_from_bytes=0)
-        async with consuming(hosts.name_server, history.lists, TOPIC):
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(consuming(hosts.name_server, history.lists, TOPIC))
+            stream = None
+            if self._stream_folder is not None:
+                stream = SparkReader(hosts.name_server, TOPIC, self._stream_folder)
+                stack.push_async_callback(asyncio.to_thread, stream.close)
             async with Producer("P", hosts.name_server, options=options) as producer:
                 senders = [asyncio.create_task(self._send(producer)) for _ in range(SENDER_COUNT)]
                 try:
+                    if stream is not None:
+                        await until(partial(self._is_reading, stream), "the stream reads", START_S)
                     for harm in itertools.islice(self._harms(), rounds):
                         if time.monotonic() > ends_at_s:
                             break
@@ -172,6 +198,33 @@ class Failover:
                         sender.cancel()
                     await asyncio.gather(*senders, return_exceptions=True)
             await until(lambda: not history.lists.missing, "everything acknowledged is read")
+            if stream is not None:
+                await self._end_stream(stream)
+
+    @staticmethod
+    async def _is_reading(stream: SparkReader) -> bool:
+        stream.check_alive()
+        return bool(stream.batches())
+
+    async def _end_stream(self, stream: SparkReader) -> None:
+        """Everything that was promised has had its time to come; what came is judged."""
+        history = self._history
+        promised = {place[1:]: _number_in(body) for place, body in history.lists.promised.items()}
+
+        async def has_all() -> bool:
+            stream.check_alive()
+            await asyncio.sleep(0.5)  # the file is long
+            return promised.keys() <= {row[:2] for batch in stream.batches() for row in batch.rows}
+
+        with suppress(AssertionError):  # what is missing is named below
+            await until(has_all, "the stream has read everything", END_S)
+        history.stream = judge_stream(
+            stream.batches(),
+            promised,
+            begun_s=history.begun_s,
+            faults_s=[one.begun_s for one in history.rounds],
+        )
+        history.stream.restarts = stream.failures()
 
     async def finish(self) -> list[EpochRange]:
         """Waits until all three have the same log, and stops the brokers; the terms of the log."""
@@ -252,7 +305,7 @@ class Failover:
             if ack.done_s < begun_s:
                 break
             ack.cause = cause
-        return Round(cause, rto_ms, history.failed - failed)
+        return Round(cause, rto_ms, history.failed - failed, begun_s)
 
     async def _kill_master(self, master: int) -> str:
         broker = self._hosts.brokers[master]
@@ -493,8 +546,10 @@ def table_of(history: History, lost: Counter[str]) -> Table:
     return table
 
 
-def failover(root: Path, *, rounds: int, seed: int, seconds: float, only: str = "") -> int:
-    """The exit code. `only`: a word in the names of the faults.
+def failover(
+    root: Path, *, rounds: int, seed: int, seconds: float, only: str = "", has_stream: bool = False
+) -> int:
+    """The exit code. `only`: a word in the names of the faults; `has_stream`: a Spark stream reads along.
 
     Raises:  NoSuchFault when no fault that is possible here has it.
     """
@@ -504,7 +559,8 @@ def failover(root: Path, *, rounds: int, seed: int, seconds: float, only: str = 
     ends_at_s = time.monotonic() + seconds
 
     async def run(hosts: ElectedHosts, on_round: Callable[[Round], None]) -> None:
-        subject = Failover(hosts, history, seed=seed, only=only)
+        folder = root / "stream" if has_stream else None
+        subject = Failover(hosts, history, seed=seed, only=only, stream_folder=folder)
         try:
             await subject.run(rounds, ends_at_s, on_round)
             ranges.extend(await subject.finish())
@@ -543,12 +599,18 @@ def tell(history: History, masters: list[str]) -> int:
     handed_over = [one for one in history.rounds if one.cause == HANDED_OVER]
     failed = sum(one.failed_sends for one in handed_over)
     wrong = [*history.faults, *history.duplicated, *findings.lost, *findings.skipped, *masters]
+    if history.stream is not None:
+        wrong += [*history.stream.lost, *history.stream.duplicated]
     if not history.duplicated:
         wrong += not_linearizable(history)
     if failed:
         wrong.append(f"{failed} sends failed at a planned hand-over")
     Console(width=None if sys.stdout.isatty() else 110).print(table_of(history, lost))
     print("sends", dict(sorted(history.lists.statuses.items())))
+    if history.stream is not None:
+        print(history.stream.line())
+        for line in history.stream.restarts[:SHOWN_MAX]:
+            print(f"the stream began again: {line}")
     for line in wrong[:SHOWN_MAX]:
         print(line)
     print(
@@ -581,12 +643,20 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0, help="no round begins later")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="a word in the names of the faults, such as disk")
+    parser.add_argument("--spark", action="store_true", help="a Spark stream reads along")
     options = parser.parse_args()
     logging.basicConfig(level=logging.CRITICAL)  # every fault makes warnings in the clients
     root = Path(tempfile.mkdtemp(prefix="tandemmq-failover-"))
     try:
         seconds = options.minutes * 60
-        code = failover(root, rounds=options.rounds, seed=options.seed, seconds=seconds, only=options.only)
+        code = failover(
+            root,
+            rounds=options.rounds,
+            seed=options.seed,
+            seconds=seconds,
+            only=options.only,
+            has_stream=options.spark,
+        )
     except NoSuchFault as error:
         shutil.rmtree(root)
         parser.error(str(error))

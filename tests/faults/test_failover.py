@@ -18,6 +18,7 @@ from failover import (
     not_linearizable,
     two_masters,
 )
+from spark_reader import Batch, judge_stream
 
 from tandemmq.protocol.bodies.replica import EpochRange
 
@@ -97,6 +98,22 @@ def test_a_history_that_no_list_has_is_found(places: dict[int, int], found: str)
     history.lists._delivered = delivered
     assert found in " ".join(not_linearizable(history))
     assert bool(not_linearizable(history)) is bool(found)
+
+
+def test_what_a_stream_lost_or_read_twice_is_found() -> None:
+    promised = {(0, 0): 0, (0, 1): 1, (1, 0): 2}
+    begun_s = {number: float(number) for number in range(4)}
+    first = Batch(0, 1.5, ((0, 0, 0), (0, 1, 1)))
+    second = Batch(1, 3.25, ((1, 0, 2), (1, 1, 3)))
+    sound = judge_stream([first, first, second], promised, begun_s=begun_s, faults_s=[1.25, 9.0])
+    assert (sound.row_count, sound.lost, sound.duplicated, sound.waits_ms) == (4, [], [], [2000.0])
+    assert sound.line() == "spark stream: rows=4 lost=0 duplicated=0 restarts=0 next_batch_ms=2000/2000"
+    missing = judge_stream([first], promised, begun_s=begun_s, faults_s=[])
+    assert missing.lost == ["the stream has None at (1, 0), not send 2"]
+    other = judge_stream([first, Batch(1, 2.0, ((1, 0, 7),))], promised, begun_s=begun_s, faults_s=[])
+    assert other.lost == ["the stream has 7 at (1, 0), not send 2"]
+    twice = judge_stream([first, second, Batch(2, 4.0, ((0, 1, 1),))], promised, begun_s=begun_s, faults_s=[])
+    assert twice.duplicated == ["the stream has (0, 1) 2 times"]
 
 
 def test_logs_that_differ_are_found(tmp_path: Path) -> None:
