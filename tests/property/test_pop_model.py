@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from tandemmq.broker.access.options import AccessOptions
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.broker.parts import Parts
 from tandemmq.broker.tables import Tables
 from tandemmq.errors import Busy, ServiceNotAvailable

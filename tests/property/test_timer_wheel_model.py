@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandemmq.broker.delay.timer_wheel import CANCELLING, TimerKey, TimerWheel
+from tandemmq.broker.delay.timers import CANCELLING, TimerKey, TimerWheel
 
 SLOTS = st.integers(0, 12).map(lambda number: number * 1000)
 ACTIONS = st.lists(

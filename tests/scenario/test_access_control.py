@@ -13,9 +13,8 @@ import pytest
 import yaml
 from broker_rig import TIMEOUT_S, consumer, pull_header, send_header
 
-from tandemmq.broker.access.options import AccessOptions
 from tandemmq.broker.broker import Broker
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.heartbeat import Heartbeat, encode_heartbeat
 from tandemmq.protocol.codes import RequestCode, ResponseCode

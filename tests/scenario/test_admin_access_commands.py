@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tandemmq.broker.access.options import AccessOptions
 from tandemmq.broker.broker import Broker
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.cli import app
 from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.address import render_address

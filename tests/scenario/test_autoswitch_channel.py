@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from replica_pair import FAST, SEGMENT, log_bytes
 
-from tandemmq.broker.delay.writer import Writer
+from tandemmq.broker.durable import Writer
 from tandemmq.errors import RequestRejected, StaleTerm
 from tandemmq.protocol.record import NewRecord
 from tandemmq.replication.core.progress import LogRange

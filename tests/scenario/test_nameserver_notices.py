@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from broker_rig import TIMEOUT_S
 
-from tandemmq.broker.access.options import AccessOptions
 from tandemmq.broker.broker import Broker
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.bodies.register import RegisterBrokerBody, encode_register_broker_body

@@ -11,7 +11,7 @@ from broker_rig import Peer, make_broker, running_broker
 from pop_rig import Popped, ack, ack_in_batch, change, now_ms, pop, pop_all, pop_header, popped_of
 
 from tandemmq.broker.broker import Broker
-from tandemmq.broker.pop import lease_log, revive
+from tandemmq.broker.pop import lease_log, service
 from tandemmq.errors import Busy
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -397,7 +397,7 @@ async def test_a_lease_of_an_unknown_group_waits_until_it_is_known_or_deleted(
     broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A slave that becomes master may know the lease and not the group yet."""
-    monkeypatch.setattr(revive, "REFUSED_MS", 100)
+    monkeypatch.setattr(service, "REFUSED_MS", 100)
     groups = broker._tables.groups
     assert broker._parts is not None
     leases = broker._parts.pop.revive._log.leases

@@ -13,8 +13,7 @@ from broker_rig import Peer, consumer, held_count, pull_header, pull_response, r
 
 from tandemmq.api.broker_offset import query_max_offset
 from tandemmq.broker.broker import Broker
-from tandemmq.broker.delay.timer_check import TimerCheck
-from tandemmq.broker.delay.timer_wheel import TimerKey
+from tandemmq.broker.delay.timers import TimerCheck, TimerKey
 from tandemmq.protocol.bodies.heartbeat import ConsumeFromWhere, ConsumeType, MessageModel
 from tandemmq.protocol.bodies.offset import decode_delay_offsets
 from tandemmq.protocol.codes import RequestCode, ResponseCode

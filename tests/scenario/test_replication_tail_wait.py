@@ -190,7 +190,7 @@ async def test_a_setting_takes_the_log_as_it_is(group: Group) -> None:
 async def test_without_name_server_the_slave_tells_where_it_is(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tandemmq.broker.replica.tail_wait.UNLISTED_S", 0.1)
+    monkeypatch.setattr("tandemmq.broker.replica.tail_check.UNLISTED_S", 0.1)
     port = free_port(neighbours=(1,))
     ports = await shortened(group, (port, port + 1))
     await group.stop(1)

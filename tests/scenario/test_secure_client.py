@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.broker.access.options import AccessOptions
 from tandemmq.broker.broker import Broker
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.client import (
     Admin,
     ClientOptions,

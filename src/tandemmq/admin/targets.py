@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tandemmq.broker.access.plain_files import read_tools_credentials
+from tandemmq.broker.access.plain_rules import read_tools_credentials
 from tandemmq.client.admin import Admin, known_clusters
 from tandemmq.client.options import ClientOptions
 from tandemmq.errors import ConfigError

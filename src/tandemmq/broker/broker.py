@@ -16,19 +16,15 @@ from typing import TYPE_CHECKING
 
 from tandemmq.api.broker_admin import query_broker_config
 from tandemmq.api.nameserver import BrokerIdentity, Registered, query_cluster_info, unregister_broker
-from tandemmq.broker.access.options import OPEN, AccessOptions
 from tandemmq.broker.access.service import AccessService
 from tandemmq.broker.admin.ha_handlers import HaHandlers
-from tandemmq.broker.admin.stats_items import StatsItems
 from tandemmq.broker.autoswitch.replica import ElectedReplica
 from tandemmq.broker.autoswitch.term import Term, copied_routes, fenced_routes
-from tandemmq.broker.master_duties import MasterDuties
-from tandemmq.broker.options import BrokerOptions, MetricsExporter
-from tandemmq.broker.parts import Parts
+from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions, MetricsExporter
+from tandemmq.broker.parts import MasterDuties, Parts, build_routes, fast_routes
 from tandemmq.broker.registration import Registration
 from tandemmq.broker.replica import ReplicaRole, closed_routes
-from tandemmq.broker.routes import build_routes, fast_routes
-from tandemmq.broker.stats import SAMPLE_PERIOD_S
+from tandemmq.broker.stats import SAMPLE_PERIOD_S, StatsItems
 from tandemmq.broker.tables import Tables
 from tandemmq.errors import ConfigError, LocalProtocolError, TandemError
 from tandemmq.protocol.message_id import encode_host

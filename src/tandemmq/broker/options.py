@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 from tandemmq.errors import ConfigError
+from tandemmq.protocol.signature import Credentials
 
 PERMISSION_READ = 4
 PERMISSION_WRITE = 2
@@ -218,3 +219,34 @@ _POSITIVE = (
 def _check_range(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise ConfigError(f"{name}: {value} is outside {low}..{high}")
+
+
+# What a broker is told about access control; RocketMQ's key stands beside each field.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessOptions:
+    """Both kinds of rules may be on; then a request must pass both."""
+
+    acl_enable: bool = False  # aclEnable: the rules of plain_acl.yml
+    acl_directory: Path = Path("conf")  # aclConfigDir (ours): holds plain_acl.yml, acl/*.yml and tools.yml
+    authentication_enabled: bool = False  # authenticationEnabled
+    authorization_enabled: bool = False  # authorizationEnabled
+    authentication_white_codes: frozenset[int] = frozenset()  # authenticationWhitelist: request codes
+    authorization_white_codes: frozenset[int] = frozenset()  # authorizationWhitelist
+    first_user: Credentials | None = None  # initAuthenticationUser: a super user, made when it is missing
+    inner_credentials: Credentials | None = None  # innerClientAuthenticationCredentials
+
+    def __post_init__(self) -> None:
+        if self.authorization_enabled and not self.authentication_enabled:
+            raise ConfigError(
+                "authorization_enabled needs authentication_enabled: else anybody could take any name"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        return self.acl_enable or self.authentication_enabled
+
+
+OPEN = AccessOptions()
+"""Everybody may do everything."""

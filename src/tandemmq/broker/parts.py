@@ -5,38 +5,29 @@ The list of constructor calls here stands for the one object that other brokers 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 
-from tandemmq.broker.access.options import AccessOptions
 from tandemmq.broker.admin.cleaning_handlers import CleaningHandlers
-from tandemmq.broker.admin.connection_handlers import ConnectionHandlers
-from tandemmq.broker.admin.inspection_handlers import InspectionHandlers
-from tandemmq.broker.admin.progress_handlers import ProgressHandlers
+from tandemmq.broker.admin.inspection_handlers import ConnectionHandlers, InspectionHandlers, ProgressHandlers
 from tandemmq.broker.admin.runtime_info import RuntimeInfoHandlers
 from tandemmq.broker.admin.settings import READ_AHEAD_KEY, SettingsHandlers
-from tandemmq.broker.admin.stats_items import StatsItems
-from tandemmq.broker.assignment.handlers import AssignmentHandlers
-from tandemmq.broker.assignment.topic_queues import TopicQueues
-from tandemmq.broker.clients.consumer_table import ConsumerTable
-from tandemmq.broker.clients.handlers import ClientHandlers
-from tandemmq.broker.clients.notices import Notices
-from tandemmq.broker.clients.producer_table import ProducerTable
+from tandemmq.broker.assignment import AssignmentHandlers, TopicQueues
+from tandemmq.broker.clients.consumer_table import ConsumerTable, ProducerTable, Refusals
+from tandemmq.broker.clients.handlers import ClientHandlers, Notices, RelayHandlers
 from tandemmq.broker.clients.queue_locks import LockHandlers, QueueLocks
-from tandemmq.broker.clients.refusals import Refusals
-from tandemmq.broker.clients.relay_handlers import RelayHandlers
+from tandemmq.broker.delay.delivery import Delivery
 from tandemmq.broker.delay.recall import RecallHandlers
-from tandemmq.broker.delay.timer_rule import TimerLimits
+from tandemmq.broker.delay.timers import TimerLimits
 from tandemmq.broker.offsets.claims import Claims
-from tandemmq.broker.offsets.group_tools import GroupTools
-from tandemmq.broker.offsets.handlers import OffsetHandlers
-from tandemmq.broker.offsets.reset import ResetHandlers
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.offsets.handlers import GroupTools, OffsetHandlers, ResetHandlers
+from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.broker.pop.service import PopService
 from tandemmq.broker.pull.admission import PullAdmission
 from tandemmq.broker.pull.cold_reads import ColdControl, ColdHandlers, ColdReads
 from tandemmq.broker.pull.handlers import PullHandlers
 from tandemmq.broker.pull.long_poll import LongPolls
-from tandemmq.broker.query.handlers import QueryHandlers
+from tandemmq.broker.query import QueryHandlers
 from tandemmq.broker.send.delay import DelayRule
 from tandemmq.broker.send.handlers import SendHandlers
 from tandemmq.broker.send.reply import ReplyForm
@@ -44,16 +35,17 @@ from tandemmq.broker.send.reply_message import ReplyHandlers
 from tandemmq.broker.send.retry import RetryRule
 from tandemmq.broker.send.send_back import SendBackHandlers
 from tandemmq.broker.send.targets import SendTargets
-from tandemmq.broker.stats import BrokerStats
+from tandemmq.broker.stats import BrokerStats, StatsItems
 from tandemmq.broker.tables import Tables
-from tandemmq.broker.topics.auto_create import TopicCreator
-from tandemmq.broker.topics.group_handlers import GroupHandlers
-from tandemmq.broker.topics.handlers import TopicHandlers
-from tandemmq.broker.topics.unsaved_topics import UnsavedTopics
-from tandemmq.broker.transaction.decided import Decided
+from tandemmq.broker.topics.auto_create import TopicCreator, UnsavedTopics
+from tandemmq.broker.topics.handlers import GroupHandlers, TopicHandlers
+from tandemmq.broker.transaction.checks import Asker, TransactionChecks, TransactionService
+from tandemmq.broker.transaction.half import CheckLimits, Decided
 from tandemmq.broker.transaction.handlers import TransactionHandlers
+from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.message_id import UniqueKeys
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.dispatch import Handler
 from tandemmq.runtime.ports import Clock, Disk, Random
 from tandemmq.store.message_store import MessageStore
 
@@ -285,3 +277,187 @@ class Parts:
         if "brokerPermission" in keys:
             # Name servers and the kept checks of topics know the old permission.
             self._tables.topics.renew(self._clock.now_ms())
+
+
+# What only a master does by itself: deliver what waited, bring back what was popped, ask about transactions.
+#
+# A slave does none of it; it copies the progress, and goes on from there once it is started as a master.
+# Source:     spec semantics 14.4 (pop), 17 (transactions), 18 (delay and timers).
+
+
+class MasterDuties:
+    """`start` on a master, `stop` while the store still takes appends, `settle` once it is closed.
+
+    A fenced master that begins to rest may hear of its successor in the same moment: who stops while another
+    one does returns after it.
+    """
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        store: MessageStore,
+        tables: Tables,
+        parts: Parts,
+        clock: Clock,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._tables = tables
+        self._parts = parts
+        self._clock = clock
+        self._on_fatal = on_fatal
+        self._delivery = Delivery(
+            store,
+            delay_offsets=tables.delay_offsets,
+            timer_progress=tables.timer_progress,
+            has_timers=options.timer_wheel_enable,
+            clock=clock,
+            on_fatal=on_fatal,
+        )
+        self._transactions = TransactionService(self._make_checks, on_fatal)
+        self._revive = parts.pop.revive
+        self._stopping = asyncio.Lock()
+
+    def start(self) -> None:
+        """Read back where the last master was, and go on from there."""
+        self._revive.start(self._on_fatal)
+        self._delivery.start()
+        self._parts.runtime_info.timers = lambda: self._delivery.timer_figures
+        self._transactions.start()
+
+    async def stop(self) -> None:
+        """Stop; returns when the last append is done."""
+        async with self._stopping:
+            await self._delivery.stop()
+            await self._revive.stop()
+            await self._transactions.stop()
+
+    def settle(self) -> None:
+        """Take over as progress what is on disk: what was done last is safe only once the log is flushed.
+
+        The tables are to be saved afterwards.
+        """
+        self._delivery.settle()
+        self._transactions.settle(self._store.flushed.value)
+        self._revive.settle()
+
+    def _make_checks(self) -> TransactionChecks:
+        options = self._options
+        return TransactionChecks(
+            self._store,
+            offsets=self._tables.offsets,
+            topics=self._tables.topics,
+            decided=self._parts.decided,
+            asker=Asker(options.broker_name, self._parts.producers),
+            limits=CheckLimits(
+                options.transaction_timeout_ms,
+                options.transaction_check_count_max,
+                self._store.options.file_reserved_hours,
+            ),
+            period_ms=options.transaction_check_period_ms,
+            clock=self._clock,
+        )
+
+
+# Which handler serves which request code: all of a broker's service on one screen.
+#
+# Codes of replication (21, 43, 45, 201, 907) come from `replica`; the fast listener serves everything but
+# what may wait (spec remoting 5). A code that is not here is answered REQUEST_CODE_NOT_SUPPORTED.
+
+_MAIN_PORT_ONLY = frozenset(
+    (
+        Code.PULL_MESSAGE,
+        Code.LITE_PULL_MESSAGE,
+        Code.PEEK_MESSAGE,
+        Code.POP_MESSAGE,
+        Code.NOTIFICATION,
+        Code.POLLING_INFO,
+    )
+)
+
+
+def build_routes(parts: Parts) -> dict[int, Handler]:
+    """Handlers of the main port."""
+    routes: dict[Code, Handler] = {
+        Code.SEND_MESSAGE: parts.sends.handle_send,
+        Code.SEND_MESSAGE_V2: parts.sends.handle_send_v2,
+        Code.SEND_BATCH_MESSAGE: parts.sends.handle_send_v2,
+        Code.SEND_REPLY_MESSAGE: parts.replies.handle_reply,
+        Code.SEND_REPLY_MESSAGE_V2: parts.replies.handle_reply,
+        Code.CONSUMER_SEND_MSG_BACK: parts.send_back.handle_send_back,
+        Code.RECALL_MESSAGE: parts.recalls.handle_recall,
+        Code.END_TRANSACTION: parts.transactions.handle_end,
+        Code.RESUME_CHECK_HALF_MESSAGE: parts.transactions.handle_resume,
+        Code.PULL_MESSAGE: parts.refusals.watch("PULL_MESSAGE", parts.pulls.handle_pull),
+        Code.LITE_PULL_MESSAGE: parts.refusals.watch("LITE_PULL_MESSAGE", parts.pulls.handle_pull),
+        Code.POP_MESSAGE: parts.refusals.watch("POP_MESSAGE", parts.pop.pops.handle_pop),
+        Code.PEEK_MESSAGE: parts.pop.pops.handle_peek,
+        Code.NOTIFICATION: parts.refusals.watch("NOTIFICATION", parts.pop.pops.handle_notification),
+        Code.POLLING_INFO: parts.pop.pops.handle_polling_info,
+        Code.ACK_MESSAGE: parts.pop.acks.handle_ack,
+        Code.BATCH_ACK_MESSAGE: parts.pop.acks.handle_batch_ack,
+        Code.CHANGE_MESSAGE_INVISIBLETIME: parts.pop.acks.handle_change,
+        Code.POP_ROLLBACK: parts.pop.pops.handle_rollback,
+        Code.QUERY_ASSIGNMENT: parts.assignments.handle_query,
+        Code.SET_MESSAGE_REQUEST_MODE: parts.assignments.handle_set_mode,
+        Code.QUERY_CONSUMER_OFFSET: parts.offsets.handle_query,
+        Code.UPDATE_CONSUMER_OFFSET: parts.offsets.handle_update,
+        Code.SEARCH_OFFSET_BY_TIMESTAMP: parts.offsets.handle_search,
+        Code.GET_MAX_OFFSET: parts.offsets.handle_max,
+        Code.GET_MIN_OFFSET: parts.offsets.handle_min,
+        Code.GET_EARLIEST_MSG_STORETIME: parts.offsets.handle_earliest,
+        Code.INVOKE_BROKER_TO_RESET_OFFSET: parts.resets.handle_reset,
+        Code.HEART_BEAT: parts.clients.handle_heartbeat,
+        Code.UNREGISTER_CLIENT: parts.clients.handle_unregister,
+        Code.GET_CONSUMER_LIST_BY_GROUP: parts.clients.handle_consumer_list,
+        Code.CHECK_CLIENT_CONFIG: parts.clients.handle_check_config,
+        Code.LOCK_BATCH_MQ: parts.locks.handle_lock,
+        Code.UNLOCK_BATCH_MQ: parts.locks.handle_unlock,
+        Code.UPDATE_AND_CREATE_TOPIC: parts.topics.handle_create,
+        Code.UPDATE_AND_CREATE_TOPIC_LIST: parts.topics.handle_create_list,
+        Code.DELETE_TOPIC_IN_BROKER: parts.topics.handle_delete,
+        Code.GET_TOPIC_CONFIG: parts.topics.handle_show,
+        Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: parts.topics.handle_system_list,
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: parts.groups.handle_create,
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: parts.groups.handle_create_list,
+        Code.UPDATE_AND_GET_GROUP_FORBIDDEN: parts.groups.handle_forbid,
+        Code.DELETE_SUBSCRIPTIONGROUP: parts.groups.handle_delete,
+        Code.GET_SUBSCRIPTIONGROUP_CONFIG: parts.groups.handle_show,
+        Code.QUERY_MESSAGE: parts.queries.handle_query,
+        Code.VIEW_MESSAGE_BY_ID: parts.queries.handle_view,
+        Code.GET_TOPIC_STATS_INFO: parts.progress.handle_topic_stats,
+        Code.GET_CONSUME_STATS: parts.progress.handle_consume_stats,
+        Code.QUERY_TOPIC_CONSUME_BY_WHO: parts.progress.handle_topic_consumers,
+        Code.QUERY_TOPICS_BY_CONSUMER: parts.progress.handle_group_topics,
+        Code.GET_CONSUMER_CONNECTION_LIST: parts.connections.handle_consumers,
+        Code.GET_PRODUCER_CONNECTION_LIST: parts.connections.handle_producers,
+        Code.GET_ALL_PRODUCER_INFO: parts.connections.handle_all_producers,
+        Code.GET_CONSUMER_RUNNING_INFO: parts.relays.handle_running_info,
+        Code.CONSUME_MESSAGE_DIRECTLY: parts.relays.handle_consume_directly,
+        Code.GET_BROKER_RUNTIME_INFO: parts.runtime_info.handle_runtime_info,
+        Code.GET_BROKER_CONFIG: parts.settings.handle_show,
+        Code.UPDATE_BROKER_CONFIG: parts.settings.handle_update,
+        Code.SET_COMMITLOG_READ_MODE: parts.settings.handle_read_mode,
+        Code.UPDATE_COLD_DATA_FLOW_CTR_CONFIG: parts.cold_settings.handle_update,
+        Code.REMOVE_COLD_DATA_FLOW_CTR_CONFIG: parts.cold_settings.handle_remove,
+        Code.GET_COLD_DATA_FLOW_CTR_INFO: parts.cold_settings.handle_show,
+        Code.VIEW_BROKER_STATS_DATA: parts.inspection.handle_stats,
+        Code.GET_BROKER_CONSUME_STATS: parts.inspection.handle_broker_consume_stats,
+        Code.QUERY_CONSUME_TIME_SPAN: parts.inspection.handle_time_span,
+        Code.QUERY_CONSUME_QUEUE: parts.inspection.handle_queue_entries,
+        Code.QUERY_SUBSCRIPTION_BY_CONSUMER: parts.inspection.handle_subscription,
+        Code.CLEAN_EXPIRED_CONSUMEQUEUE: parts.cleaning.handle_queues,
+        Code.DELETE_EXPIRED_COMMITLOG: parts.cleaning.handle_log,
+        Code.CLEAN_UNUSED_TOPIC: parts.cleaning.handle_topics,
+        Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: parts.group_tools.handle_consumer_status,
+        Code.QUERY_CORRECTION_OFFSET: parts.group_tools.handle_correction,
+        Code.CLONE_GROUP_OFFSET: parts.group_tools.handle_clone,
+    }
+    return {int(code): handler for code, handler in routes.items()}
+
+
+def fast_routes(routes: Mapping[int, Handler]) -> dict[int, Handler]:
+    """Handlers of the fast listener at listenPort - 2."""
+    return {code: handler for code, handler in routes.items() if code not in _MAIN_PORT_ONLY}

@@ -6,10 +6,20 @@ message; refusals and the ends of pulls are counted by response code. Source: sp
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Iterator, Mapping
 from datetime import date
-from typing import NamedTuple
+from itertools import islice
+from typing import Final, NamedTuple
+
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.protocol.bodies.stats import BrokerStats as StatsBody
+from tandemmq.protocol.bodies.stats import BrokerStatsItem
+from tandemmq.protocol.topic_names import is_system_topic
+from tandemmq.store.message_store import MessageStore
+from tandemmq.store.options import BrokerRole
+from tandemmq.telemetry.metrics import QUEUES_READ_MAX
 
 SAMPLE_PERIOD_S = 10
 WINDOWS_S = (10, 60, 600)
@@ -181,3 +191,290 @@ class BrokerStats:
             self.missed_count,
             self.replicated_count,
         )
+
+
+# VIEW_BROKER_STATS_DATA: what each topic and group did in the last minute, hour and day, collected every
+# 10 s from counters that exist anyway.
+#
+# Shape:      a series keeps (time, messages, bytes, times) as they stood, every 10 s for the minute, 10 min
+#             for the hour and 1 h for the day, as RocketMQ does; a figure is the difference of two of them.
+# Strategy:   what came into a topic is read from its queues, which number their messages; the bytes from the
+#             sizes in the new queue entries. So a send pays nothing. What groups got is counted once per
+#             pull.
+# At a bound: `SERIES_MAX` series of each kind, of about 1.5 KiB; a topic or group that comes then has none
+#             until others are forgotten, which happens when the topic is gone or nothing came for a day. The
+#             first `QUEUES_READ_MAX` queues are read; of one that grew by more than `ENTRIES_READ_MAX`
+#             entries the sizes of the newest ones stand for all.
+# Source:     spec semantics 22 (names and keys of the items).
+
+SERIES_MAX: Final = 8_192
+MINUTE_STEP_S: Final = 10
+HOUR_STEP_S: Final = 600
+DAY_STEP_S: Final = 3_600
+DAY_S: Final = 86_400
+KEYS_PER_STEP: Final = 256
+_WINDOWS: Final = ((MINUTE_STEP_S, 7), (HOUR_STEP_S, 7), (DAY_STEP_S, 25))
+_ROW: Final = 4  # time, count, bytes, times
+
+
+class Totals(NamedTuple):
+    """What something did since the broker began to count. `times`: the pulls or sends that it took."""
+
+    messages: float = 0
+    bytes: float = 0
+    times: float = 0
+
+
+class Series:
+    """One topic or group."""
+
+    __slots__ = ("_rows", "changed_at_s", "totals")
+
+    def __init__(self, at_s: float, totals: Totals) -> None:
+        """`totals`: from where on it counts, as they stood at `at_s`."""
+        self.totals = totals
+        self.changed_at_s = at_s
+        self._rows = tuple(array("d", (at_s, *totals)) for _ in _WINDOWS)
+
+    def note(self, at_s: float, totals: Totals) -> None:
+        """Takes in how the totals stand now; called every `MINUTE_STEP_S`."""
+        if totals != self.totals:
+            self.totals, self.changed_at_s = totals, at_s
+        for rows, (step_s, row_max) in zip(self._rows, _WINDOWS, strict=True):
+            # Half a second of slack: a timer that fired early must not skip a step.
+            if at_s - rows[-_ROW] >= step_s - 0.5:
+                rows.extend((at_s, *totals))
+                if len(rows) > row_max * _ROW:
+                    del rows[:_ROW]
+
+    def figures(self, *, is_bytes: bool) -> StatsBody:
+        """The three spans up to the last sample; `is_bytes` chooses sizes over counts."""
+        minute, hour, day = (self._figure(rows, is_bytes) for rows in self._rows)
+        return StatsBody(minute=minute, hour=hour, day=day)
+
+    def _figure(self, rows: array[float], is_bytes: bool) -> BrokerStatsItem:
+        field = 2 if is_bytes else 1
+        grown = self.totals[field - 1] - rows[field]
+        times = self.totals.times - rows[3]
+        elapsed_s = max(self._rows[0][-_ROW] - rows[0], 0.0)
+        return BrokerStatsItem(
+            sum=int(grown),
+            tps=round(grown / elapsed_s, 4) if elapsed_s > 0 else 0.0,
+            average=round(grown / times, 4) if times > 0 else 0.0,
+        )
+
+
+class SeriesTable:
+    """The series of one kind, by key. What never grew has none: RocketMQ answers that it is unknown."""
+
+    def __init__(self, *, count_max: int = SERIES_MAX) -> None:
+        self._series: dict[str, Series] = {}
+        self._count_max = count_max
+        self._last_sample_s: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._series)
+
+    def get(self, key: str) -> Series | None:
+        return self._series.get(key)
+
+    def sample(self, at_s: float, totals: Mapping[str, Totals]) -> None:
+        """As `steps`, all at once."""
+        for _ in self.steps(at_s, totals):
+            pass
+
+    def steps(self, at_s: float, totals: Mapping[str, Totals]) -> Iterator[None]:
+        """All totals as they stand; a key that is seen for the first time began to count at the last sample.
+
+        Yields where others may run. Totals that went back (a topic deleted and made again) begin anew.
+        """
+        began_s = at_s if self._last_sample_s is None else self._last_sample_s
+        for number, (key, now) in enumerate(totals.items(), start=1):
+            if number % KEYS_PER_STEP == 0:
+                yield
+            series = self._series.get(key)
+            if series is not None and now.messages < series.totals.messages:
+                del self._series[key]
+                series = None
+            if series is None:
+                if len(self._series) >= self._count_max or not now.messages:
+                    continue
+                series = self._series[key] = Series(began_s, Totals())
+            series.note(at_s, now)
+        self._last_sample_s = at_s
+
+    def keep(self, keys: Container[str], at_s: float) -> None:
+        """Forget what is not among the keys, and what did nothing for a day."""
+        self._series = {
+            key: series
+            for key, series in self._series.items()
+            if key in keys and at_s - series.changed_at_s < DAY_S
+        }
+
+
+ENTRIES_READ_MAX: Final = 64
+QUEUES_PER_STEP: Final = 256
+
+QueueKey = tuple[str, int]
+
+
+class StatsItems:
+    """Series by stats name; `steps` is run every 10 s on the loop."""
+
+    def __init__(
+        self, cluster_name: str, *, store: MessageStore, topics: TopicTable, stats: BrokerStats
+    ) -> None:
+        self._cluster_name = cluster_name
+        self._store = store
+        self._topics = topics
+        self._stats = stats
+        self._ends: dict[QueueKey, int] = dict(self._queue_ends())
+        self._topics_in: dict[str, Totals] = {}
+        self._queues_in: dict[str, Totals] = {}
+        self._users_in = Totals()
+        self._users_stored = 0
+        self._forgotten_out = 0
+        self._by_topic = SeriesTable()
+        self._by_queue = SeriesTable()
+        self._broker = SeriesTable()
+        self._of_groups = {
+            "GROUP_GET_NUMS": (stats.groups_out, SeriesTable()),
+            "SNDBCK_PUT_NUMS": (stats.sent_back, SeriesTable()),
+            "GROUP_CK_NUMS": (stats.checkpoints, SeriesTable()),
+            "GROUP_ACK_NUMS": (stats.acks, SeriesTable()),
+        }
+        self._tables: Mapping[str, tuple[SeriesTable, bool]] = {
+            "TOPIC_PUT_NUMS": (self._by_topic, False),
+            "TOPIC_PUT_SIZE": (self._by_topic, True),
+            "QUEUE_PUT_NUMS": (self._by_queue, False),
+            "QUEUE_PUT_SIZE": (self._by_queue, True),
+            **{name: (series, False) for name, (_, series) in self._of_groups.items()},
+            "GROUP_GET_SIZE": (self._of_groups["GROUP_GET_NUMS"][1], True),
+        }
+
+    @property
+    def names(self) -> list[str]:
+        return [*self._tables, *_BROKER_ITEMS]
+
+    def find(self, name: str, key: str) -> tuple[Series, bool] | None:
+        """The series and whether its bytes are asked; None when it is unknown, or nothing happened yet."""
+        if name in _BROKER_ITEMS:
+            series = self._broker.get(name) if key == self._cluster_name else None
+            return None if series is None else (series, False)
+        table, is_bytes = self._tables.get(name, (None, False))
+        series = None if table is None else table.get(key)
+        return None if series is None else (series, is_bytes)
+
+    def users_put_count(self) -> int:
+        """Messages that came into other than system topics since the start, at a slave by copying, too."""
+        keys = [key for key in self._store.queue_keys()[:QUEUES_READ_MAX] if not is_system_topic(key[0])]
+        return self._users_stored + sum(max(0, self._grown(key, self._store.queue_max(*key))) for key in keys)
+
+    def users_got_count(self) -> int:
+        """Messages that groups got of other than system topics since the start."""
+        return self._forgotten_out + self._users_out()
+
+    def tps(self, name: str, key: str) -> float:
+        """Messages per second in the last minute; 0 for what is unknown."""
+        found = self.find(name, key)
+        return 0.0 if found is None else found[0].figures(is_bytes=found[1]).minute.tps
+
+    def sample(self, at_s: float) -> None:
+        """As `steps`, all at once."""
+        for _ in self.steps(at_s):
+            pass
+
+    def steps(self, at_s: float) -> Iterator[None]:
+        """Takes in how all counters stand; yields where others may run, every few hundred queues or keys."""
+        yield from self._read_queues()
+        yield from self._by_topic.steps(at_s, self._topics_in)
+        yield from self._by_queue.steps(at_s, self._queues_in)
+        for counts, table in self._of_groups.values():
+            totals = {key: Totals(*row) for key, row in counts.rows.items()}
+            yield
+            yield from table.steps(at_s, totals)
+        self._broker.sample(at_s, self._broker_totals())
+
+    def _broker_totals(self) -> dict[str, Totals]:
+        stats = self._stats
+        users_out = self.users_got_count()
+        return {
+            "BROKER_PUT_NUMS": Totals(stats.put_count, stats.put_bytes, stats.put_count),
+            "BROKER_GET_NUMS": Totals(stats.got_count, stats.got_bytes, stats.found_count),
+            "BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC": self._users_in,
+            "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC": Totals(users_out, 0, users_out),
+            "BROKER_CK_NUMS": Totals(stats.checkpoint_count, 0, stats.checkpoint_count),
+            "BROKER_ACK_NUMS": Totals(stats.ack_count, 0, stats.ack_count),
+        }
+
+    def _users_out(self) -> int:
+        """Messages that groups got of other than system topics, of the rows that are there."""
+        rows = self._stats.groups_out.rows
+        return sum(row[0] for key, row in rows.items() if not is_system_topic(key.partition("@")[0]))
+
+    def forget(self, at_s: float) -> None:
+        """Drop the counters of topics that are gone; called now and then."""
+        known = set(self._topics.names)
+        self._topics_in = {topic: row for topic, row in self._topics_in.items() if topic in known}
+        self._queues_in = {
+            key: row for key, row in self._queues_in.items() if key.rpartition("@")[0] in known
+        }
+        self._by_topic.keep(known, at_s)
+        self._by_queue.keep(self._queues_in, at_s)
+        users_out = self._users_out()
+        for counts, table in self._of_groups.values():
+            counts.keep_topics(known)
+            table.keep(counts.rows, at_s)
+        self._forgotten_out += users_out - self._users_out()
+
+    def _queue_ends(self) -> Iterator[tuple[QueueKey, int]]:
+        for key in islice(self._store.queue_keys(), QUEUES_READ_MAX):
+            yield key, self._store.queue_max(*key)
+
+    def _read_queues(self) -> Iterator[None]:
+        """What came since the last time; a slave's queues grow by copying, which is not a send."""
+        keys = self._store.queue_keys()[:QUEUES_READ_MAX]
+        is_slave = self._store.role is BrokerRole.SLAVE
+        after: dict[QueueKey, int] = {}
+        for number, key in enumerate(keys, start=1):
+            end = after[key] = self._store.queue_max(*key)
+            grown = self._grown(key, end)
+            self._ends[key] = end
+            if grown > 0:
+                if not is_system_topic(key[0]):
+                    self._users_stored += grown
+                if not is_slave:
+                    self._count(key, end, grown)
+            if number % QUEUES_PER_STEP == 0:
+                yield
+        self._ends = after
+
+    def _grown(self, key: QueueKey, end: int) -> int:
+        """Messages since the queue was last read; a slave's new queue may begin anywhere."""
+        before = self._ends.get(key)
+        return end - (self._store.queue_min(*key) if before is None else before)
+
+    def _count(self, key: QueueKey, end: int, grown: int) -> None:
+        count = min(grown, ENTRIES_READ_MAX)
+        entries = self._store.queue_entries(*key, end - count, count)
+        size = sum(entry[1] for entry in entries) * grown / len(entries) if entries else 0
+        topic, queue = key[0], f"{key[0]}@{key[1]}"
+        self._topics_in[topic] = _grown(self._topics_in.get(topic), grown, size)
+        self._queues_in[queue] = _grown(self._queues_in.get(queue), grown, size)
+        if not is_system_topic(topic):
+            self._users_in = _grown(self._users_in, grown, size)
+
+
+def _grown(total: Totals | None, count: int, size: float) -> Totals:
+    messages, size_before, times = total or Totals()
+    return Totals(messages + count, size_before + size, times + count)
+
+
+_BROKER_ITEMS: Final = (
+    "BROKER_PUT_NUMS",
+    "BROKER_GET_NUMS",
+    "BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC",
+    "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC",
+    "BROKER_CK_NUMS",
+    "BROKER_ACK_NUMS",
+)

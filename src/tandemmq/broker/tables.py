@@ -9,18 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from tandemmq.broker.assignment.mode_table import ModeTable
-from tandemmq.broker.delay.timer_check import TimerProgress
-from tandemmq.broker.delay.timer_rule import TIMER_TOPIC
-from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
-from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.assignment import ModeTable
+from tandemmq.broker.delay.timers import TIMER_TOPIC, TimerProgress
+from tandemmq.broker.offsets.offset_table import DelayOffsetTable, OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.order_table import OrderTable
 from tandemmq.broker.replica import ReplicaTables
 from tandemmq.broker.table_file import Loaded, TableFile, TableSaver, load_table
 from tandemmq.broker.topics.group_table import GroupTable
-from tandemmq.broker.topics.system_topics import SYSTEM_GROUPS_AT_START, system_topics
-from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.broker.topics.topic_table import SYSTEM_GROUPS_AT_START, TopicTable, system_topics
 from tandemmq.protocol.bodies.topic import TopicConfig
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.runtime.ports import Clock, Disk

@@ -15,9 +15,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tandemmq.broker.access.options import AccessOptions
 from tandemmq.broker.autoswitch.options import ElectionOptions
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.config.check import check_broker
 from tandemmq.config.inert import BROKER_INERT, CONTROLLER_INERT, NAMESERVER_INERT
 from tandemmq.config.names import (

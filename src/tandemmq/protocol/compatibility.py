@@ -179,7 +179,7 @@ DIFFERENCES: Final = {
         (
             "Timers: timerPrecisionMs is fixed at 1 s. timerlog and timerwheel are not written:"
             " RocketMQ reads the timer topic anew when it takes a store of ours.",
-            "broker/delay/timer_rule.py",
+            "broker/delay/timers.py",
         ),
     ),
     "Consumers": (
@@ -211,7 +211,7 @@ DIFFERENCES: Final = {
         (
             "Messages popped more than retryMaxTimes go to the dead letters of the group; RocketMQ's"
             " clients drop them after four hours.",
-            "broker/pop/revive.py",
+            "broker/pop/service.py",
         ),
         (
             "Pops: the records of leases are in the revive topic from the first moment, and a lease"
@@ -247,7 +247,7 @@ DIFFERENCES: Final = {
         ),
         (
             "CLONE_GROUP_OFFSET without a topic copies the offsets of all topics; RocketMQ copies none.",
-            "broker/offsets/group_tools.py",
+            "broker/offsets/handlers.py",
         ),
         (
             "GET_BROKER_CONSUME_STATS leaves out the broker's own groups.",
@@ -256,7 +256,7 @@ DIFFERENCES: Final = {
         (
             "GET_CONSUME_STATS with a topic has no queues when the group is online to broadcast and"
             " has no offset there: RocketMQ shows a lag from offset 0.",
-            "broker/admin/progress_handlers.py",
+            "broker/admin/inspection_handlers.py",
         ),
         (
             "VIEW_BROKER_STATS_DATA knows what tools ask for and what goes with it: TOPIC_PUT_,"
@@ -265,7 +265,7 @@ DIFFERENCES: Final = {
             " CK_NUMS and ACK_NUMS; no QUEUE_GET_, no latencies. Messages are counted when they come"
             " into their topic, sizes of a queue with more than 64 new messages in 10 s are estimated"
             " from the newest.",
-            "broker/admin/stats_items.py",
+            "broker/stats.py",
         ),
         (
             "Cold reads (coldDataFlowControlEnable): a record is cold by its distance from the end"
@@ -278,7 +278,7 @@ DIFFERENCES: Final = {
         (
             "GET_CONSUMER_CONNECTION_LIST tells what members of the group were refused, in a field"
             " that RocketMQ's tools pass over, and in the remark when nobody is online.",
-            "broker/admin/connection_handlers.py",
+            "broker/admin/inspection_handlers.py",
         ),
         (
             "Topics and groups are at most 100,000 each. A list of them that does not fit is refused"
@@ -290,7 +290,7 @@ DIFFERENCES: Final = {
         (
             "Access control: where an allowing and a denying entry fit equally well, the denial"
             " decides; RocketMQ lets the one decide that it sorts first.",
-            "broker/access/policy.py",
+            "broker/access/auth_table.py",
         ),
         (
             "AUTH_GET_USER and AUTH_LIST_USER show passwords to super users, and each user his own;"
@@ -333,7 +333,7 @@ DIFFERENCES: Final = {
             "A SYNC_MASTER with ASYNC_FLUSH whose machine went down refuses messages"
             " (SERVICE_NOT_AVAILABLE, 14) and is not registered until it has fetched what its slaves"
             " hold more. RocketMQ serves the shorter log.",
-            "broker/replica/tail_wait.py",
+            "broker/replica/tail_check.py",
         ),
         (
             "A master does not start while another one of its name is registered and answers."
@@ -378,7 +378,7 @@ DIFFERENCES: Final = {
         (
             "A slave takes topics, groups and progress only while it copies the log, and of progress"
             " no more than its own queues reach. RocketMQ's takes them whenever it reaches the master.",
-            "broker/replica/tables.py",
+            "broker/replica/config_sync.py",
         ),
         (
             "A slave of ours is told of deletions of topics and groups; one of RocketMQ is not, and"

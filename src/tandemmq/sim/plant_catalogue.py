@@ -387,7 +387,7 @@ _REPLICATION: Final = (
     ),
     Plant(
         name="a master in doubt takes one slave's word for all",
-        path="broker/replica/tail_wait.py",
+        path="broker/replica/tail_check.py",
         sound="needed = max(1, slave_count - ack_count + 1)",
         bug="needed = 1",
         proofs=("unit/replication/test_slaves_asked.py", "sim"),
@@ -519,28 +519,28 @@ _TABLES: Final = (
 _DELAY: Final = (
     Plant(
         name="progress of delays is valid before its copies are safe",
-        path="broker/delay/level_delivery.py",
+        path="broker/delay/delivery.py",
         sound="self.settle(self._writer.safe_end())",
         bug="self.settle(self._writer.log_end)",
         proofs=("unit/broker/test_delay_level_delivery.py", "sim"),
     ),
     Plant(
         name="progress counts as safe without the slaves",
-        path="broker/delay/progress.py",
+        path="broker/durable.py",
         sound="return min([flushed, *near])",
         bug="return flushed",
         proofs=("unit/broker/test_delay_rules.py", "sim"),
     ),
     Plant(
         name="progress of a level covers what was read and is not due",
-        path="broker/delay/level_delivery.py",
+        path="broker/delay/delivery.py",
         sound="self._progress.add(end, (level.number, due[-1].queue_offset + 1))",
         bug="self._progress.add(end, (level.number, next_offset))",
         proofs=("unit/broker/test_delay_level_delivery.py", "sim"),
     ),
     Plant(
         name="a damaged delayed message takes its neighbours with it",
-        path="broker/delay/writer.py",
+        path="broker/durable.py",
         sound="return self._read_singly(topic, queue_id, queue_offset, got.next_offset), got.next_offset",
         bug="return records, got.next_offset",
         proofs=("unit/broker/test_delay_level_delivery.py", "unit/broker/test_delay_timer_delivery.py"),
@@ -569,7 +569,7 @@ _DELAY: Final = (
     ),
     Plant(
         name="a cancellation in the slot of the horizon is forgotten",
-        path="broker/delay/timer_wheel.py",
+        path="broker/delay/timers.py",
         sound="if self.horizon is not None and slot_ms > self.horizon.slot_ms:",
         bug="if self.horizon is not None and slot_ms >= self.horizon.slot_ms:",
         proofs=("property/test_timer_wheel_model.py", "unit/broker/test_delay_timer_delivery.py"),
@@ -600,7 +600,7 @@ _TRANSACTIONS: Final = (
     ),
     Plant(
         name="the newest copy of an ended transaction gets no mark",
-        path="broker/transaction/decided.py",
+        path="broker/transaction/half.py",
         sound="if newest != queue_offset:",
         bug="if newest < queue_offset:",
         proofs=("unit/broker/test_transaction_decisions.py", "scenario/test_transactions.py"),
@@ -645,14 +645,14 @@ _POP: Final = (
     ),
     Plant(
         name="messages behind one read count as deleted when a lease ends",
-        path="broker/pop/revive.py",
+        path="broker/pop/service.py",
         sound="is_beyond = has_target and (not messages or offset > max(messages))",
         bug="is_beyond = has_target and not messages",
         proofs=("scenario/test_pop_delivery.py",),
     ),
     Plant(
         name="leases are read back before all of them are shown",
-        path="broker/pop/revive.py",
+        path="broker/pop/service.py",
         sound="        if self._log.is_shown:\n",
         bug="        if self._log:\n",
         proofs=("unit/broker/test_pop_leases.py", "elected"),
@@ -1090,7 +1090,7 @@ _ELECTED: Final = (
     ),
     Plant(
         name="a new master forgets the leases that its set does not hold yet",
-        path="broker/delay/writer.py",
+        path="broker/durable.py",
         sound="bytes_max=limit, is_own=True, waits=waits",
         bug="bytes_max=limit",
         proofs=("scenario/test_autoswitch_channel.py", "elected"),

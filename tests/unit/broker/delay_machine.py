@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tandemmq.broker.delay.delivery import Delivery
-from tandemmq.broker.delay.timer_rule import ROLL_AFTER_MS, TimerLimits
-from tandemmq.broker.delay.timer_wheel import COUNT_MAX
+from tandemmq.broker.delay.timers import COUNT_MAX, ROLL_AFTER_MS, TimerLimits
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.send.delay import DelayRule
 from tandemmq.broker.tables import Tables

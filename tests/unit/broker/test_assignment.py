@@ -6,9 +6,13 @@ import json
 
 import pytest
 
-from tandemmq.broker.assignment.handlers import allocate_average, allocate_by_circle, allocate_pop
-from tandemmq.broker.assignment.mode_table import ModeTable
-from tandemmq.broker.assignment.topic_queues import readable_queues
+from tandemmq.broker.assignment import (
+    ModeTable,
+    allocate_average,
+    allocate_by_circle,
+    allocate_pop,
+    readable_queues,
+)
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.assignment import (
     Assignments,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.broker.metrics.readings import count_sends, count_topics
-from tandemmq.broker.replica.lag import lag_seconds
+from tandemmq.broker.metrics import count_sends, count_topics
+from tandemmq.broker.replica.ha_status import lag_seconds
 from tandemmq.broker.stats import TOPICS_COUNTED_MAX, BrokerStats, TopicCounts
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.record import NewRecord

@@ -7,7 +7,7 @@ import pytest
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.topics.handlers import apply_attributes
-from tandemmq.broker.topics.system_topics import system_topic_names, system_topics
+from tandemmq.broker.topics.topic_table import system_topic_names, system_topics
 from tandemmq.errors import BadRequest, ConfigError
 
 

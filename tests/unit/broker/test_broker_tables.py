@@ -7,11 +7,9 @@ import json
 import msgspec
 import pytest
 
-from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
-from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.offsets.offset_table import DelayOffsetTable, OffsetTable
 from tandemmq.broker.topics.group_table import GroupTable
-from tandemmq.broker.topics.system_topics import make_topic
-from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.broker.topics.topic_table import TopicTable, make_topic
 from tandemmq.errors import Busy, RemoteProtocolError
 from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.broker.clients.consumer_table import ConsumerTable, Consumption, Subscription, make_subscription
+from tandemmq.broker.clients.consumer_table import (
+    ConsumerTable,
+    Consumption,
+    Member,
+    ProducerTable,
+    Refusals,
+    Subscription,
+    make_subscription,
+)
 from tandemmq.broker.clients.handlers import ClientHandlers
-from tandemmq.broker.clients.membership import Member
-from tandemmq.broker.clients.producer_table import ProducerTable
-from tandemmq.broker.clients.refusals import Refusals
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.errors import BadRequest
 from tandemmq.runtime.manual_clock import ManualClock

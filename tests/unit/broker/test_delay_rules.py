@@ -8,20 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemmq.broker.delay.level_delivery import ARRIVAL_COUNT_MAX, Arrivals, LevelPlan, Waiting, plan_level
-from tandemmq.broker.delay.progress import Progress, safe_end
+from tandemmq.broker.delay.delivery import ARRIVAL_COUNT_MAX, Arrivals, LevelPlan, Waiting, plan_level
 from tandemmq.broker.delay.recall import RecallHandle, decode_recall_handle, encode_recall_handle
-from tandemmq.broker.delay.restore import restore, restore_timer, roll_timer
-from tandemmq.broker.delay.timer_check import (
+from tandemmq.broker.delay.timers import (
+    CANCELLING,
     FILE_BYTES,
     TimerCheck,
+    TimerKey,
+    TimerLimits,
     decode_timer_answer,
     decode_timer_file,
     encode_timer_answer,
     encode_timer_file,
+    plan_timer,
+    read_timer,
+    slot_of,
+    slots_over,
 )
-from tandemmq.broker.delay.timer_rule import TimerLimits, plan_timer, read_timer, slot_of, slots_over
-from tandemmq.broker.delay.timer_wheel import CANCELLING, TimerKey
+from tandemmq.broker.durable import Progress, restore, restore_timer, roll_timer, safe_end
 from tandemmq.errors import MessageIllegal, RemoteProtocolError, RequestRejected
 from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.properties import decode_properties, encode_properties

@@ -7,9 +7,8 @@ import random
 import pytest
 from delay_machine import ROOT, Machine
 
-from tandemmq.broker.delay.timer_check import decode_timer_file
-from tandemmq.broker.delay.timer_wheel import TimerKey
-from tandemmq.broker.delay.writer import BATCH_COUNT_MAX
+from tandemmq.broker.delay.timers import TimerKey, decode_timer_file
+from tandemmq.broker.durable import BATCH_COUNT_MAX
 from tandemmq.protocol.properties import decode_properties
 
 TIMER_TOPIC = "rmq_sys_wheel_timer"
@@ -291,7 +290,7 @@ async def test_slave_that_becomes_master_goes_on_where_its_master_was() -> None:
     machine.time("done by the master", at(machine, 2))
     machine.time("pending", at(machine, 20))
     await machine.clock.pass_time(10)
-    from tandemmq.broker.delay.timer_check import TimerCheck, decode_timer_answer, encode_timer_answer
+    from tandemmq.broker.delay.timers import TimerCheck, decode_timer_answer, encode_timer_answer
     from tandemmq.protocol.bodies.codec import DataVersion
 
     first = decode_properties(machine.delivered(TIMER_TOPIC)[1].raw_properties)["TIMER_OUT_MS"]

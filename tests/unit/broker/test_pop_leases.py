@@ -8,14 +8,12 @@ from pathlib import Path
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.lease_log import LeaseLog
-from tandemmq.broker.pop.lease_records import Finished, LeaseRecords, NewLease, read_change
-from tandemmq.broker.pop.leases import Lease, LeaseKey, Leases
-from tandemmq.broker.pop.revive import Revive
+from tandemmq.broker.pop.leases import Finished, Lease, LeaseKey, LeaseRecords, Leases, NewLease, read_change
+from tandemmq.broker.pop.service import Revive
 from tandemmq.broker.table_file import TableSaver
-from tandemmq.broker.topics.auto_create import TopicCreator
+from tandemmq.broker.topics.auto_create import TopicCreator, UnsavedTopics
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
-from tandemmq.broker.topics.unsaved_topics import UnsavedTopics
 from tandemmq.protocol.bodies.pop import Position
 from tandemmq.protocol.record import NewRecord, Record, decode_record, encode_record
 from tandemmq.runtime.memory import ManualClock, MemoryDisk

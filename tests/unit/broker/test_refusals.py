@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.broker.clients.refusals import REASON_LENGTH_MAX, REFUSALS_KEPT_MAX, Refusals
+from tandemmq.broker.clients.consumer_table import REASON_LENGTH_MAX, REFUSALS_KEPT_MAX, Refusals
 from tandemmq.runtime.manual_clock import ManualClock
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 
-from tandemmq.broker.admin.stats_items import DAY_S, MINUTE_STEP_S, Series, SeriesTable, Totals
-from tandemmq.broker.stats import BrokerStats
+from tandemmq.broker.stats import DAY_S, MINUTE_STEP_S, BrokerStats, Series, SeriesTable, Totals
 
 
 def run(series: Series, seconds: int, per_step: int, at_s: int = 0) -> int:

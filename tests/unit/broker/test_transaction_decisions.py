@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.broker.transaction.check_plan import CheckLimits, Verdict, is_late, plan_check
 from tandemmq.broker.transaction.checks import WINDOW_MAX, OpLog
-from tandemmq.broker.transaction.decided import Decided
 from tandemmq.broker.transaction.half import (
+    CheckLimits,
+    Decided,
+    Verdict,
     ended_by,
+    is_late,
     make_commit,
     make_copy,
     make_half,
     make_ops,
+    plan_check,
     root_of,
 )
 from tandemmq.errors import MessageIllegal

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tandemmq.broker.table_file import TableSaver
-from tandemmq.broker.topics import unsaved_topics
-from tandemmq.broker.topics.unsaved_topics import UnsavedTopics
+from tandemmq.broker.topics import auto_create
+from tandemmq.broker.topics.auto_create import UnsavedTopics
 from tandemmq.errors import Busy
 from tandemmq.runtime.memory import ManualClock, MemoryDisk, NoFault
 
@@ -82,7 +82,7 @@ async def test_a_failed_write_refuses_the_held_and_is_tried_for_the_next() -> No
 
 
 async def test_too_many_held_sends_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unsaved_topics, "HELD_SENDS_MAX", 2)
+    monkeypatch.setattr(auto_create, "HELD_SENDS_MAX", 2)
     rig = Rig()
     rig.make("A")
     rig.hold("A", "1")

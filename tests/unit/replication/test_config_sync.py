@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tandemmq.broker.assignment.mode_table import ModeTable
-from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
-from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.assignment import ModeTable
+from tandemmq.broker.offsets.offset_table import DelayOffsetTable, OffsetTable
 from tandemmq.broker.replica import ConfigSync, ReplicaTables
 from tandemmq.broker.replica.handlers import ReplicaHandlers
 from tandemmq.broker.topics.group_table import GroupTable

@@ -9,10 +9,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from tandemmq.broker.replica import tail_check, tail_wait
+from tandemmq.broker.replica import tail_check
 from tandemmq.broker.replica.log_checksum import LogChecksums
-from tandemmq.broker.replica.tail_check import TailCheck
-from tandemmq.broker.replica.tail_wait import TailWait
+from tandemmq.broker.replica.tail_check import TailCheck, TailWait
 from tandemmq.errors import BrokerUnreachable
 from tandemmq.protocol.requests.replica import LogChecksumResponse
 from tandemmq.remoting.client import RemotingClient
@@ -53,7 +52,7 @@ async def test_enough_slaves_leave_no_room_for_an_acknowledged_message(
             raise BrokerUnreachable(f"{address} does not answer")
         return EMPTY
 
-    monkeypatch.setattr(tail_wait, "read_log_checksum", read_log_checksum)
+    monkeypatch.setattr(tail_check, "read_log_checksum", read_log_checksum)
     clock, disk = ManualClock(), MemoryDisk()
     store = await MessageStore.open(
         StoreOptions(

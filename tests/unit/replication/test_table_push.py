@@ -11,8 +11,7 @@ from test_config_sync import Master, make_sync, make_tables, same
 from tandemmq.api.replica import await_tables
 from tandemmq.broker.replica import ReplicaTables
 from tandemmq.broker.replica.handlers import ReplicaHandlers
-from tandemmq.broker.replica.table_waits import TableWaits
-from tandemmq.broker.replica.table_watch import TableWatch
+from tandemmq.broker.replica.table_watch import TableWaits, TableWatch
 from tandemmq.errors import Busy, RequestRejected
 from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
@@ -146,7 +145,7 @@ async def test_a_change_waits_for_who_may_be_elected_and_has_asked(
     assert not waiting.done()
     await await_tables(client, master.address, *versions(master.tables), wait_ms=0, broker_id=2)
     await waiting
-    monkeypatch.setattr("tandemmq.broker.replica.table_waits.HELD_S_MAX", 0.2)
+    monkeypatch.setattr("tandemmq.broker.replica.table_watch.HELD_S_MAX", 0.2)
     with pytest.raises(Busy, match="not yet at the brokers 1 of the SyncStateSet"):
         await waits.wait_held(lambda: [1, 2])
     members = [1]

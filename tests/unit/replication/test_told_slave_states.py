@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from tandemmq.broker.replica.slave_state import StateTeller, read_notice
+from tandemmq.broker.replica.role import StateTeller, read_notice
 from tandemmq.errors import BadRequest
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command

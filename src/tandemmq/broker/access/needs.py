@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from tandemmq.broker.access.actions import CREATE, DELETE, GET, LIST, PUB, SUB, UPDATE
-from tandemmq.errors import RemoteProtocolError
+from tandemmq.errors import ConfigError, RemoteProtocolError
 from tandemmq.protocol.bodies.codec import decode_plain
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.command import Buffer, Command
@@ -26,6 +25,44 @@ from tandemmq.protocol.record import RecordError, decode_record
 from tandemmq.protocol.requests.pull import ViewMessageRequest
 from tandemmq.protocol.requests.send import EndTransactionRequest, SendBackRequest
 from tandemmq.protocol.topic_names import RETRY_PREFIX, is_system_topic, retry_topic
+
+# Actions on resources, as bits and by their names (spec semantics 21.3).
+
+PUB, SUB, CREATE, UPDATE, DELETE, GET, LIST = (1 << number for number in range(7))
+ALL: Final = 127
+
+NAMES: Final = {
+    "Pub": PUB,
+    "Sub": SUB,
+    "Create": CREATE,
+    "Update": UPDATE,
+    "Delete": DELETE,
+    "Get": GET,
+    "List": LIST,
+}
+_BY_FOLDED: Final = {"all": ALL, "any": ALL, **{name.lower(): bit for name, bit in NAMES.items()}}
+
+
+def parse_action(name: str) -> int:
+    """The bit of an action's name, in any case; All and Any are every one.
+
+    Raises:  ConfigError naming what is allowed.
+    """
+    bit = _BY_FOLDED.get(name.strip().lower())
+    if bit is None:
+        raise ConfigError(f"action {name!r}: must be All or one of {', '.join(NAMES)}")
+    return bit
+
+
+def render_actions(bits: int) -> str:
+    """The names of the bits, joined by `|`."""
+    return "|".join(name for name, bit in NAMES.items() if bits & bit) or "none"
+
+
+def is_administrative(bits: int) -> bool:
+    """Only changes: no producer or consumer asks for it."""
+    return bool(bits) and not bits & (PUB | SUB | GET | LIST)
+
 
 TOPIC: Final = "Topic"
 GROUP: Final = "Group"

@@ -14,17 +14,16 @@ from typing import Any, Final
 
 import msgspec
 
-from tandemmq.broker.access.audit import Audit
 from tandemmq.broker.access.auth_table import SUPER, AuthTable, render_user
-from tandemmq.broker.access.guard import Guard
-from tandemmq.broker.access.options import AccessOptions
-from tandemmq.broker.access.plain_files import (
+from tandemmq.broker.access.guard import Audit, Guard
+from tandemmq.broker.access.plain_rules import (
     PlainFiles,
+    PlainRules,
     accounts_in,
     read_tools_credentials,
     set_white_addresses,
 )
-from tandemmq.broker.access.plain_rules import PlainRules
+from tandemmq.broker.options import AccessOptions
 from tandemmq.broker.table_file import TableFile, TableSaver, load_table, save_or_reject
 from tandemmq.errors import ConfigError, NotPermitted, RequestRejected
 from tandemmq.protocol.bodies.access import AccountInfo, AccountsInfo, AclInfo, UserInfo

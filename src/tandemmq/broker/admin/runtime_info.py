@@ -14,13 +14,12 @@ from math import ceil, inf
 from operator import sub
 from typing import Final, NamedTuple
 
-from tandemmq.broker.admin.stats_items import StatsItems
-from tandemmq.broker.clients.refusals import Refusals
+from tandemmq.broker.clients.consumer_table import Refusals
 from tandemmq.broker.delay.timer_delivery import TimerFigures
-from tandemmq.broker.delay.timer_rule import TIMER_TOPIC
-from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
+from tandemmq.broker.delay.timers import TIMER_TOPIC
+from tandemmq.broker.offsets.offset_table import DelayOffsetTable
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.stats import SAMPLE_PERIOD_S, BrokerStats
+from tandemmq.broker.stats import SAMPLE_PERIOD_S, BrokerStats, StatsItems
 from tandemmq.protocol.bodies.codec import REFUSALS_KEY, encode_kv_table
 from tandemmq.protocol.codes import OUR_VERSION, render_version
 from tandemmq.protocol.command import Command

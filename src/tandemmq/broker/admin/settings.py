@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from tandemmq.broker.access.options import OPEN, AccessOptions
 from tandemmq.broker.guards import invalid
-from tandemmq.broker.options import PERMISSION_MAX, BrokerOptions
+from tandemmq.broker.options import OPEN, PERMISSION_MAX, AccessOptions, BrokerOptions
 from tandemmq.errors import BadRequest, ConfigError, NotPermitted, RequestRejected
 from tandemmq.protocol.bodies.codec import DataVersion, encode_data_version
 from tandemmq.protocol.codes import ResponseCode

@@ -22,14 +22,13 @@ from typing import Final
 
 from tandemmq.api.controller import HeartbeatAnswer, MasterFacts, read_master_notice
 from tandemmq.api.replica import find_master_place
-from tandemmq.broker.access.options import OPEN, AccessOptions
 from tandemmq.broker.autoswitch.controllers import Controllers, Heartbeats, Lease
 from tandemmq.broker.autoswitch.identity import IDENTITY_FILE, IdentityFiles, obtain_id
 from tandemmq.broker.autoswitch.options import ElectionOptions
 from tandemmq.broker.autoswitch.term import Term
 from tandemmq.broker.autoswitch.vouches import Promise, Vouches
 from tandemmq.broker.broker import Broker, ha_port_of
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions
 from tandemmq.errors import Busy, ClientError, ConfigError, NotLeader, RequestRejected, StaleTerm, TandemError
 from tandemmq.protocol.bodies.replica import BrokerEpochs, EpochRange, encode_broker_epochs
 from tandemmq.protocol.codes import RequestCode, ResponseCode

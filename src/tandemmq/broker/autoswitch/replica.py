@@ -15,15 +15,11 @@ from typing import Final
 import msgspec
 
 from tandemmq.api.broker_topic import delete_topic
-from tandemmq.broker.replica.config_sync import ConfigSync
-from tandemmq.broker.replica.ha_status import describe_master, describe_slave
+from tandemmq.broker.replica.config_sync import ConfigSync, ReplicaTables
+from tandemmq.broker.replica.ha_status import describe_master, describe_slave, lag_seconds
 from tandemmq.broker.replica.handlers import ReplicaHandlers
-from tandemmq.broker.replica.lag import lag_seconds
-from tandemmq.broker.replica.log_checksum import LogChecksums
-from tandemmq.broker.replica.log_heal import LogHeal
-from tandemmq.broker.replica.table_waits import TableWaits
-from tandemmq.broker.replica.table_watch import TableWatch
-from tandemmq.broker.replica.tables import ReplicaTables
+from tandemmq.broker.replica.log_checksum import LogChecksums, LogHeal
+from tandemmq.broker.replica.table_watch import TableWaits, TableWatch
 from tandemmq.errors import ClientError, ServiceNotAvailable
 from tandemmq.protocol.bodies.replica import HaClient, HaStatus
 from tandemmq.remoting.client import RemotingClient

@@ -6,13 +6,205 @@ counts, and a topic missing from a heartbeat is unsubscribed (spec semantics 16.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from tandemmq.broker.clients.membership import Member, Membership
 from tandemmq.broker.pull.filters import SQL_TYPE, compile_sql, is_tag_type, parse_tags
+from tandemmq.errors import BadRequest, RemoteProtocolError, RequestRejected
+from tandemmq.protocol.bodies.client import Refusal
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.sql92 import SqlFilter
+from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.dispatch import Handler
+from tandemmq.runtime.ports import Clock
+from tandemmq.telemetry import events
+
+# Which connections belong to which groups: the structure under the consumer and the producer table. Pure.
+#
+# Invariant:  a group is in the table while it has a member; both directions always agree.
+# At a bound: a connection that asks for one group too many is refused with BadRequest.
+
+
+class Member:
+    """One client of a group, as its last heartbeat said.
+
+    `seen_at_ms`: when that was, for people; `heard_s`: by the monotonic clock, because a wall clock that is
+    set must expire nobody.
+    """
+
+    __slots__ = ("channel", "client_id", "heard_s", "language", "seen_at_ms", "version")
+
+    def __init__(
+        self,
+        channel: Channel,
+        client_id: str,
+        language: int,
+        version: int,
+        *,
+        seen_at_ms: int = 0,
+        heard_s: float = 0.0,
+    ) -> None:
+        self.channel = channel
+        self.client_id = client_id
+        self.language = language
+        self.version = version
+        self.seen_at_ms = seen_at_ms
+        self.heard_s = heard_s
+
+
+class Membership:
+    """Members by group and by connection."""
+
+    def __init__(self, *, groups_per_client_max: int) -> None:
+        self._groups_per_client_max = groups_per_client_max
+        self._by_group: dict[str, dict[Channel, Member]] = {}
+        self._by_channel: dict[Channel, dict[str, None]] = {}
+
+    def __contains__(self, group: object) -> bool:
+        return group in self._by_group
+
+    @property
+    def groups(self) -> list[str]:
+        return list(self._by_group)
+
+    def members(self, group: str) -> list[Member]:
+        """Oldest first; empty for an unknown group."""
+        return list(self._by_group.get(group, {}).values())
+
+    def get(self, group: str, channel: Channel) -> Member | None:
+        members = self._by_group.get(group)
+        return None if members is None else members.get(channel)
+
+    def groups_of(self, channel: Channel) -> list[str]:
+        return list(self._by_channel.get(channel, ()))
+
+    def add(self, group: str, member: Member) -> bool:
+        """True when the connection is new in the group or says another client id than before."""
+        channel = member.channel
+        groups = self._by_channel.setdefault(channel, {})
+        if group not in groups and len(groups) >= self._groups_per_client_max:
+            raise BadRequest(
+                f"the client {member.client_id[:64]} is in {len(groups)} groups; at most"
+                f" {self._groups_per_client_max} are allowed for one connection",
+                code=ResponseCode.INVALID_PARAMETER,
+            )
+        groups[group] = None
+        members = self._by_group.setdefault(group, {})
+        before = members.get(channel)
+        members[channel] = member
+        return before is None or before.client_id != member.client_id
+
+    def remove(self, group: str, channel: Channel) -> bool:
+        """True when the connection was a member."""
+        members = self._by_group.get(group)
+        if members is None or members.pop(channel, None) is None:
+            return False
+        if not members:
+            del self._by_group[group]
+        groups = self._by_channel[channel]
+        del groups[group]
+        if not groups:
+            del self._by_channel[channel]
+        return True
+
+    def drop_channel(self, channel: Channel) -> list[str]:
+        """The groups that the connection was in."""
+        groups = self.groups_of(channel)
+        for group in groups:
+            self.remove(group, channel)
+        return groups
+
+    def heard_s(self, channel: Channel) -> float | None:
+        """When any of the connection's memberships was refreshed last, by the monotonic clock; None when it
+        has none.
+        """
+        groups = self._by_channel.get(channel, ())
+        return max((self._by_group[group][channel].heard_s for group in groups), default=None)
+
+
+# What consumers ask for and do not get: refused heartbeats, pulls, pops and notifications.
+#
+# A consumer that is refused stays silent, and the broker looks healthy. So each kind of refusal is one line
+# in the log per client and reason, all are counted, and tools are shown the newest of a group.
+# At a bound: `REFUSALS_KEPT_MAX` kinds are remembered; of more the one that came longest ago is forgotten,
+#             and is told again when it comes again.
+
+log = logging.getLogger(__name__)
+
+REFUSALS_KEPT_MAX: Final = 1_024
+REASON_LENGTH_MAX: Final = 512
+_GROUP_FIELD: Final = "consumerGroup"
+
+
+class _Kind(NamedTuple):
+    request: str
+    group: str
+    client: str
+    code: int
+
+
+class Refusals:
+    """`counts`: all of them, by request and response code."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._kept: dict[_Kind, Refusal] = {}
+        self.counts: dict[tuple[str, int], int] = {}
+
+    def watch(self, request: str, handler: Handler) -> Handler:
+        """The handler, whose refusals are noted; `request` is its name."""
+
+        def watched(channel: Channel, command: Command) -> object:
+            try:
+                result = handler(channel, command)
+            except RequestRejected as error:
+                self.note(request, _group_of(command), render_address(channel.peer), error.code, error.remark)
+                raise
+            if result.__class__ is Command and result.code == ResponseCode.NO_PERMISSION:
+                remark = result.remark or ""
+                self.note(request, _group_of(command), render_address(channel.peer), result.code, remark)
+            return result
+
+        return watched  # type: ignore[return-value]  # it returns what the handler does
+
+    def note(self, request: str, group: str, client: str, code: int, reason: str) -> None:
+        """A request was refused, or a part of it passed over."""
+        self.counts[request, code] = self.counts.get((request, code), 0) + 1
+        kind = _Kind(request, group[:256], client[:256], code)
+        before = self._kept.pop(kind, None)
+        if before is None:
+            if len(self._kept) >= REFUSALS_KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
+            facts = {"request": request, "group": kind.group, "client": kind.client, "code": code}
+            log.warning(events.CONSUMER_REFUSED, extra={**facts, "reason": reason[:REASON_LENGTH_MAX]})
+        self._kept[kind] = Refusal(
+            client=kind.client,
+            code=code,
+            count=1 if before is None else before.count + 1,
+            last_at_ms=self._clock.now_ms(),
+            reason=reason[:REASON_LENGTH_MAX],
+            request=request,
+        )
+
+    @property
+    def count(self) -> int:
+        """All since the start."""
+        return sum(self.counts.values())
+
+    def of_group(self, group: str) -> tuple[Refusal, ...]:
+        """What is remembered of a group, the newest last."""
+        return tuple(refusal for kind, refusal in self._kept.items() if kind.group == group)
+
+
+def _group_of(command: Command) -> str:
+    try:
+        return command.fields.get(_GROUP_FIELD, "")
+    except RemoteProtocolError:  # that is why it is refused
+        return ""
+
 
 BROADCASTING = "BROADCASTING"
 FROM_LAST = "CONSUME_FROM_LAST_OFFSET"
@@ -151,3 +343,51 @@ def _update_subscriptions(group: ConsumerGroup, subscriptions: Iterable[Subscrip
             wanted[topic] = subscription._replace(has_older_sql=True)
     group.subscriptions = wanted
     return is_changed
+
+
+# Producers that are online, by group (spec semantics 16.2). Pure; time is passed in.
+
+
+class ProducerTable:
+    """All online producer groups."""
+
+    def __init__(self, *, groups_per_client_max: int) -> None:
+        self._membership = Membership(groups_per_client_max=groups_per_client_max)
+        self._by_client: dict[str, Channel] = {}
+        self._clients: dict[Channel, str] = {}
+
+    @property
+    def groups(self) -> list[str]:
+        return self._membership.groups
+
+    def members(self, group: str) -> list[Member]:
+        return self._membership.members(group)
+
+    def register(self, group: str, member: Member) -> None:
+        self._membership.add(group, member)
+        if self._clients.get(member.channel) != member.client_id:
+            self._forget_client(member.channel)
+            self._clients[member.channel] = member.client_id
+        self._by_client[member.client_id] = member.channel
+
+    def find_client(self, client_id: str) -> Channel | None:
+        """The connection over which the client's last heartbeat came; None when it is in no group."""
+        return self._by_client.get(client_id)
+
+    def unregister(self, group: str, channel: Channel) -> None:
+        self._membership.remove(group, channel)
+        if not self._membership.groups_of(channel):
+            self._forget_client(channel)
+
+    def drop_channel(self, channel: Channel) -> None:
+        self._membership.drop_channel(channel)
+        self._forget_client(channel)
+
+    def heard_s(self, channel: Channel) -> float | None:
+        """When the connection's last heartbeat came, by the monotonic clock; None when it is in no group."""
+        return self._membership.heard_s(channel)
+
+    def _forget_client(self, channel: Channel) -> None:
+        client_id = self._clients.pop(channel, None)
+        if client_id is not None and self._by_client.get(client_id) is channel:
+            del self._by_client[client_id]

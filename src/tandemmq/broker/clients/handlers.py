@@ -10,34 +10,164 @@ import logging
 
 from tandemmq.broker.clients.consumer_table import (
     ACTIVE_TYPE,
+    BROADCASTING,
     ConsumerTable,
     Consumption,
+    Member,
+    ProducerTable,
+    Refusals,
     Subscription,
     make_subscription,
 )
-from tandemmq.broker.clients.membership import Member
-from tandemmq.broker.clients.producer_table import ProducerTable
-from tandemmq.broker.clients.refusals import Refusals
 from tandemmq.broker.guards import invalid, read_body
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pull.filters import is_tag_type, parse_tags, require_sql
 from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.group_table import GroupTable
-from tandemmq.errors import BadRequest, RequestRejected
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.errors import BadRequest, BrokerUnreachable, Busy, RequestRejected, RequestTimeout
 from tandemmq.protocol.bodies.client import encode_consumer_list
-from tandemmq.protocol.bodies.heartbeat import (
-    ConsumerData,
-    decode_client_config_check,
-    decode_heartbeat,
-)
-from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.bodies.heartbeat import ConsumerData, decode_client_config_check, decode_heartbeat
+from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.client import ConsumerListRequest, HeartbeatResponse, UnregisterClientRequest
+from tandemmq.protocol.message_id import decode_message_id
+from tandemmq.protocol.requests.admin import ConsumeDirectlyRequest, RunningInfoRequest
+from tandemmq.protocol.requests.client import (
+    ConsumerListRequest,
+    HeartbeatResponse,
+    NotifyConsumerIdsChangedRequest,
+    UnregisterClientRequest,
+)
 from tandemmq.protocol.topic_names import topic_fault
 from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
+from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
+
+# Tells the members of a group that its membership changed, so that they rebalance (spec semantics 15, 16.1).
+#
+# Changes of one loop turn (or of one period, when notices are not immediate) are told once per group: a
+# hundred clients that start together would otherwise cause ten thousand notices.
+
+
+class Notices:
+    """Collects changed groups and tells their members. `consumers` is set right after both were made."""
+
+    consumers: ConsumerTable
+
+    def __init__(self, options: BrokerOptions, groups: GroupTable, clock: Clock) -> None:
+        self._options = options
+        self._groups = groups
+        self._clock = clock
+        self._changed: dict[str, None] = {}
+
+    def on_change(self, group: str) -> None:
+        if not self._options.notify_consumer_ids_changed:
+            return
+        if not self._changed:
+            if self._options.notify_at_once:
+                self._clock.call_soon(self._tell)
+            else:
+                self._clock.call_later(self._options.notify_period_ms / 1000, self._tell)
+        self._changed[group] = None
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, {}
+        for name in changed:
+            group = self.consumers.get(name)
+            config = self._groups.get(name)
+            if group is None or group.consumption.message_model == BROADCASTING:
+                continue
+            if config is not None and not config.notifies_members:
+                continue
+            header = NotifyConsumerIdsChangedRequest(consumer_group=name)
+            for member in self.consumers.members(name):
+                notice = Command.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True)
+                member.channel.send(notice)
+
+
+# GET_CONSUMER_RUNNING_INFO (307) and CONSUME_MESSAGE_DIRECTLY (309): a tool's questions to a consumer, which
+# the broker passes on over the consumer's own connection. Source: spec semantics 15, spec remoting 9.11.
+
+RELAY_TIMEOUT_S = 10.0
+
+
+class RelayHandlers:
+    """Asks consumers on behalf of tools."""
+
+    def __init__(
+        self,
+        broker_name: str,
+        *,
+        store: MessageStore,
+        consumers: ConsumerTable,
+        topics: TopicTable,
+        groups: GroupTable,
+    ) -> None:
+        self._broker_name = broker_name
+        self._store = store
+        self._consumers = consumers
+        self._topics = topics
+        self._groups = groups
+
+    async def handle_running_info(self, channel: Channel, command: Command) -> Command:
+        header = command.decode(RunningInfoRequest)
+        member = self._find(header.consumer_group, header.client_id)
+        return await _relay(member, command, Command.request(command.code, header))
+
+    async def handle_consume_directly(self, channel: Channel, command: Command) -> Command:
+        """The message goes along as it is stored."""
+        header = command.decode(ConsumeDirectlyRequest)
+        member = self._find(header.consumer_group, header.client_id)
+        topic = self._topics.get(header.topic or "")
+        group = self._groups.get(header.consumer_group)
+        question = ConsumeDirectlyRequest(
+            consumer_group=header.consumer_group,
+            client_id=member.client_id,
+            message_id=header.message_id,
+            broker_name=self._broker_name,
+            topic=header.topic,
+            topic_sys_flag=topic.sys_flag if topic is not None else None,
+            group_sys_flag=group.sys_flag if group is not None else None,
+        )
+        body = self._read(header.message_id or "")
+        return await _relay(member, command, Command.request(command.code, question, body=body))
+
+    def _find(self, group: str, client_id: str | None) -> Member:
+        member = self._consumers.find_client(group, client_id or "")
+        if member is None:
+            raise RequestRejected(
+                f"no consumer {(client_id or '')[:160]!r} of the group {group[:160]!r} is online",
+                code=ResponseCode.SYSTEM_ERROR,
+            )
+        return member
+
+    def _read(self, message_id: str) -> bytes:
+        log_offset = decode_message_id(message_id).log_offset
+        record = self._store.read_record(log_offset)
+        if record is None:
+            raise RequestRejected(
+                f"no message is stored at log offset {log_offset}", code=ResponseCode.SYSTEM_ERROR
+            )
+        return bytes(record)
+
+
+async def _relay(member: Member, asked: Command, question: Command) -> Command:
+    """The consumer's answer, as the answer to `asked`."""
+    try:
+        answer = await member.channel.request(question, RELAY_TIMEOUT_S)
+    except RequestTimeout:
+        raise RequestRejected(
+            f"the consumer {member.client_id} did not answer within {RELAY_TIMEOUT_S:.0f} s",
+            code=ResponseCode.CONSUME_MSG_TIMEOUT,
+        ) from None
+    except (BrokerUnreachable, Busy) as error:
+        raise RequestRejected(
+            f"the consumer {member.client_id}: {error}", code=ResponseCode.SYSTEM_ERROR
+        ) from None
+    return asked.reply(answer.code, remark=answer.remark, body=answer.body, fields=answer.fields)
+
 
 log = logging.getLogger(__name__)
 

@@ -8,22 +8,242 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from tandemmq.broker.delay.level_delivery import LevelDelivery
-from tandemmq.broker.delay.timer_check import TimerProgress
 from tandemmq.broker.delay.timer_delivery import TimerDelivery, TimerFigures
-from tandemmq.broker.delay.timer_rule import ROLL_AFTER_MS, TIMER_TOPIC
-from tandemmq.broker.delay.timer_wheel import COUNT_MAX
-from tandemmq.broker.delay.writer import Writer
-from tandemmq.broker.offsets.delay_offset_table import DelayOffsetTable
+from tandemmq.broker.delay.timers import COUNT_MAX, ROLL_AFTER_MS, TIMER_TOPIC, TimerProgress
+from tandemmq.broker.durable import Progress, Wake, Writer, restore
+from tandemmq.broker.offsets.offset_table import DelayOffsetTable
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.runtime.ports import Clock
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import MessageStore
 from tandemmq.telemetry import events
 
+# Delivers delay-level messages: one task for all levels, running on the master only.
+#
+# Owns:       how far each level has got; what of it is valid goes to the DelayOffsetTable (delayOffset.json).
+# Invariants: a message is delivered after its delay, in the order of its level, and again only when the
+#             process died before its progress was saved.
+# Strategy:   no timer per message. The task looks at the head of every level, appends what is due, and sleeps
+#             until the next head is due, at most TICK_S, so that a changed wall clock is noticed. With
+#             nothing waiting it sleeps until `wake` is called. Two clocks decide what is due, and either is
+#             enough: the wall clock, a level's delay after the message was stored; the steady clock, when
+#             this process has known it for that long. So a wall clock that is set back neither holds messages
+#             for ever nor releases them early, and none is delivered before its delay has passed on one of
+#             the two.
+# Source:     spec store 15, spec semantics 18.1. RocketMQ releases a message that is due later than its level
+#             allows at once; here it waits for its delay, counted from when it was found.
+
 log = logging.getLogger(__name__)
+
+ARRIVAL_COUNT_MAX = 4_096
+ARRIVAL_GAP_MS_MIN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A message at the head of a level's queue."""
+
+    queue_offset: int
+    stored_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LevelPlan:
+    """The first `due_count` messages may go; the one behind them in `wait_ms` (None: there is none)."""
+
+    due_count: int
+    wait_ms: int | None
+
+
+class Arrivals:
+    """Since when the messages of a queue are known, by the steady clock: never too early, a little too late.
+
+    Bound: ARRIVAL_COUNT_MAX notes for one delay, because notes nearer to each other than a fraction of the
+    delay are left out; what they would say is then said by the next one.
+    """
+
+    __slots__ = ("_gap_ms", "_notes")
+
+    def __init__(self, delay_ms: int) -> None:
+        self._notes: deque[tuple[int, int]] = deque()  # (queue offset behind what is known, since when)
+        self._gap_ms = max(ARRIVAL_GAP_MS_MIN, -(-delay_ms // ARRIVAL_COUNT_MAX))
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def note(self, queue_end: int, steady_ms: int) -> None:
+        """All messages below `queue_end` are known now."""
+        notes = self._notes
+        if notes and (queue_end <= notes[-1][0] or steady_ms - notes[-1][1] < self._gap_ms):
+            return
+        if len(notes) > ARRIVAL_COUNT_MAX:  # the head is long due: what holds it back is no clock
+            return
+        notes.append((queue_end, steady_ms))
+
+    def known_since(self, queue_offset: int) -> int | None:
+        """Since when a message is known at least; None when no note covers it. Offsets must not fall."""
+        notes = self._notes
+        while notes and notes[0][0] <= queue_offset:
+            notes.popleft()
+        return notes[0][1] if notes else None
+
+
+def plan_level(
+    waiting: Sequence[Waiting], arrivals: Arrivals, *, delay_ms: int, now_ms: int, steady_ms: int
+) -> LevelPlan:
+    """How many messages from the head on are due. Order within a level is kept: the first that is not due
+    holds back those behind it.
+
+    Units:   now_ms by the wall clock, steady_ms by the steady one.
+    """
+    for count, message in enumerate(waiting):
+        wait_ms = message.stored_at_ms + delay_ms - now_ms
+        if wait_ms > 0:
+            since_ms = arrivals.known_since(message.queue_offset)
+            if since_ms is not None:
+                wait_ms = min(wait_ms, since_ms + delay_ms - steady_ms)
+        if wait_ms > 0:
+            return LevelPlan(count, wait_ms)
+    return LevelPlan(len(waiting), None)
+
+
+TICK_S = 1.0
+
+
+class Level:
+    """One level's queue: the next offset to deliver, and the head as far as it was read."""
+
+    __slots__ = ("arrivals", "delay_ms", "head_stored_at_ms", "number", "offset")
+
+    def __init__(self, number: int, delay_ms: int, offset: int) -> None:
+        self.number = number
+        self.delay_ms = delay_ms
+        self.offset = offset
+        self.arrivals = Arrivals(delay_ms)
+        self.head_stored_at_ms: int | None = None  # of the message at `offset`, once it was read
+
+    @property
+    def queue_id(self) -> int:
+        return self.number - 1
+
+
+class LevelDelivery:
+    """`run` is the task; `stop` lets it end between two batches."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        offsets: DelayOffsetTable,
+        *,
+        delays_ms: Sequence[int],
+        writer: Writer,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._offsets = offsets
+        self._delays_ms = delays_ms
+        self._writer = writer
+        self._clock = clock
+        self._levels: dict[int, Level] = {}
+        self._progress: Progress[tuple[int, int]] = Progress()
+        self._wake = Wake(clock)
+        self._is_stopping = False
+
+    def wake(self) -> None:
+        """A message became readable in a level's queue."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """`run` returns after the batch that it is writing."""
+        self._is_stopping = True
+        self._wake.set()
+
+    def settle(self, safe: int) -> None:
+        """Take over the progress that became valid."""
+        latest = dict(self._progress.settle(safe))
+        now_ms = self._clock.now_ms()
+        for level, offset in latest.items():
+            self._offsets.update(level, offset, now_ms)
+
+    async def run(self) -> None:
+        """Returns after `stop`."""
+        while not self._is_stopping:
+            self._wake.clear()
+            wait_s = await self._deliver_round()
+            self.settle(self._writer.safe_end())
+            if len(self._progress):
+                wait_s = TICK_S if wait_s is None else min(wait_s, TICK_S)
+            await self._wake.wait(wait_s)
+
+    async def _deliver_round(self) -> float | None:
+        """One batch of every level; in how many seconds to look again, None: when one arrives."""
+        waits: list[float] = []
+        for level in self._find_levels():
+            if self._is_stopping or self._progress.is_full:
+                break
+            wait_s = await self._deliver_level(level)
+            if wait_s is not None:
+                waits.append(wait_s)
+        return min(waits, default=None)
+
+    def _find_levels(self) -> list[Level]:
+        """Every level with a queue, those above the configured ones included: nothing is left behind."""
+        for topic, queue_id in self._store.queue_keys():
+            if topic == SCHEDULE_TOPIC and queue_id >= 0 and queue_id + 1 not in self._levels:
+                self._levels[queue_id + 1] = self._open_level(queue_id + 1)
+        return list(self._levels.values())
+
+    def _open_level(self, number: int) -> Level:
+        """A level at its saved offset, or at the nearest one that its queue has."""
+        low = self._store.queue_min(SCHEDULE_TOPIC, number - 1)
+        high = self._store.queue_max(SCHEDULE_TOPIC, number - 1)
+        offset = min(max(self._offsets.get(number) or 0, low), high)
+        return Level(number, self._delays_ms[min(number, len(self._delays_ms)) - 1], offset)
+
+    async def _deliver_level(self, level: Level) -> float | None:
+        """Seconds until the level wants to be looked at again; None when nothing waits in it."""
+        queue_end = self._store.queue_max(SCHEDULE_TOPIC, level.queue_id)
+        steady_ms = int(self._clock.monotonic() * 1000)
+        level.arrivals.note(queue_end, steady_ms)
+        if level.offset >= queue_end:
+            return None
+        now_ms = self._clock.now_ms()
+        if level.head_stored_at_ms is not None:
+            head = (Waiting(level.offset, level.head_stored_at_ms),)
+            plan = plan_level(
+                head, level.arrivals, delay_ms=level.delay_ms, now_ms=now_ms, steady_ms=steady_ms
+            )
+            if plan.wait_ms is not None:
+                return min(plan.wait_ms / 1000, TICK_S)
+        records, next_offset = self._writer.read(SCHEDULE_TOPIC, level.queue_id, level.offset)
+        if level.offset < (low := self._store.queue_min(SCHEDULE_TOPIC, level.queue_id)):
+            facts = {"topic": SCHEDULE_TOPIC, "queue_id": level.queue_id, "queue_offset": level.offset}
+            log.error(
+                events.DELAYED_MESSAGE_LOST,
+                extra={**facts, "count": low - level.offset, "reason": "they were deleted"},
+            )
+        waiting = [Waiting(record.queue_offset, record.stored_at_ms) for record in records]
+        plan = plan_level(
+            waiting, level.arrivals, delay_ms=level.delay_ms, now_ms=now_ms, steady_ms=steady_ms
+        )
+        due = records[: plan.due_count]
+        if due:
+            restored = [new for new in map(restore, due) if new is not None]
+            end = await self._writer.append(restored) if restored else self._writer.log_end
+            self._progress.add(end, (level.number, due[-1].queue_offset + 1))
+        if plan.wait_ms is None:
+            has_moved = next_offset > level.offset
+            level.offset = next_offset
+            level.head_stored_at_ms = None
+            return 0.0 if has_moved else TICK_S
+        level.offset = waiting[plan.due_count].queue_offset
+        level.head_stored_at_ms = waiting[plan.due_count].stored_at_ms
+        return min(plan.wait_ms / 1000, TICK_S)
+
 
 STOP_S_MAX = 5.0
 """A delivery that the store refuses does not hold up the end of the broker."""

@@ -14,7 +14,7 @@ import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 
-from tandemmq.broker.delay.timer_rule import (
+from tandemmq.broker.delay.timers import (
     TIMER_DEL_UNIQKEY,
     TIMER_DELIVER_MS,
     TimerLimits,

@@ -21,22 +21,22 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from tandemmq.broker.delay.progress import Progress
-from tandemmq.broker.delay.restore import restore_timer, roll_timer
-from tandemmq.broker.delay.timer_check import TimerCheck, TimerProgress
-from tandemmq.broker.delay.timer_rule import (
+from tandemmq.broker.delay.timers import (
+    COUNT_MAX,
     PRECISION_MS,
     ROLL_AFTER_MS,
     TIMER_TOPIC,
     Timed,
+    TimerCheck,
+    TimerKey,
+    TimerProgress,
+    TimerWheel,
     cancel_name,
     read_timer,
     roll_window_ms,
     slots_over,
 )
-from tandemmq.broker.delay.timer_wheel import COUNT_MAX, TimerKey, TimerWheel
-from tandemmq.broker.delay.wake import Wake
-from tandemmq.broker.delay.writer import BATCH_COUNT_MAX, Writer
+from tandemmq.broker.durable import BATCH_COUNT_MAX, Progress, Wake, Writer, restore_timer, roll_timer
 from tandemmq.protocol.properties import REAL_TOPIC
 from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.runtime.ports import Clock

@@ -6,14 +6,42 @@ Source: spec semantics 11.2, 11.4 and 19; spec remoting 9.5.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
+from tandemmq.broker.clients.consumer_table import ConsumerTable, Member
 from tandemmq.broker.guards import invalid, require_group, require_queue, require_topic
 from tandemmq.broker.offsets.claims import Claims
 from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.pull.long_poll import LongPolls
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
-from tandemmq.errors import RequestRejected
-from tandemmq.protocol.codes import ResponseCode
+from tandemmq.errors import (
+    BrokerUnreachable,
+    Busy,
+    GroupNotFound,
+    RemoteProtocolError,
+    RequestRejected,
+    RequestTimeout,
+)
+from tandemmq.protocol.bodies.codec import MessageQueue
+from tandemmq.protocol.bodies.offset import (
+    ConsumerStatus,
+    decode_consumer_status,
+    encode_consumer_status,
+    encode_correction_offsets,
+    encode_reset_offsets,
+)
+from tandemmq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.admin import (
+    CloneGroupOffsetRequest,
+    ConsumerStatusRequest,
+    CorrectionOffsetRequest,
+    ResetClientOffsetRequest,
+    ResetOffsetRequest,
+)
 from tandemmq.protocol.requests.offset import (
     EarliestStoreTimeRequest,
     EarliestStoreTimeResponse,
@@ -139,3 +167,244 @@ class OffsetHandlers:
         count = max(config.read_queue_count, config.write_queue_count)
         if not 0 <= queue_id < count:
             require_queue(config, queue_id, queue_count=count)
+
+
+# Tools for the offsets of groups: 223 what its clients hold, 308 corrections, 314 copy to another group.
+#
+# Source: spec semantics 11.4 and 15, spec remoting 8.6 and 9.11.
+
+CLIENTS_TIMEOUT_S: Final = 5.0
+"""For all members together; tools do not wait longer."""
+CLIENT_COUNT_MAX: Final = 256
+"""Ours: members asked for one answer; a larger group is asked client by client."""
+
+LONG_MAX: Final = 2**63 - 1
+
+
+class GroupTools:
+    """Reads and copies offsets of groups."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        store: MessageStore,
+        offsets: OffsetTable,
+        topics: TopicTable,
+        groups: GroupTable,
+        consumers: ConsumerTable,
+        clock: Clock,
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._offsets = offsets
+        self._topics = topics
+        self._groups = groups
+        self._consumers = consumers
+        self._clock = clock
+
+    async def handle_consumer_status(self, channel: Channel, command: Command) -> Command:
+        """INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): asks the members one after another."""
+        header = command.decode(ConsumerStatusRequest)
+        wanted = header.client_id
+        members = [m for m in self._consumers.members(header.group) if not wanted or m.client_id == wanted]
+        if not members:
+            who = f"consumer {wanted[:160]!r}" if wanted else "consumer"
+            raise RequestRejected(
+                f"no {who} of the group {header.group[:160]!r} is online", code=ResponseCode.SYSTEM_ERROR
+            )
+        if len(members) > CLIENT_COUNT_MAX:
+            raise invalid(
+                f"the group has {len(members)} members, {CLIENT_COUNT_MAX} can be asked at once: name one"
+            )
+        question = ConsumerStatusRequest(topic=header.topic, group=header.group)
+        deadline_s = self._clock.monotonic() + CLIENTS_TIMEOUT_S
+        clients = {}
+        for member in members:
+            left_s = deadline_s - self._clock.monotonic()
+            clients[member.client_id] = await _ask(member, question, timeout_s=max(left_s, 0.001))
+        return command.reply(body=encode_consumer_status(ConsumerStatus(clients=clients)))
+
+    def handle_correction(self, channel: Channel, command: Command) -> Command:
+        """QUERY_CORRECTION_OFFSET (308): per queue of the compared group the lowest offset of all groups but
+        the filtered ones; the highest number there is where the compared group itself is behind that.
+        """
+        header = command.decode(CorrectionOffsetRequest)
+        filtered = {name for name in (header.filter_groups or "").split(",") if name}
+        lowest: dict[int, int] = {}
+        for group in self._offsets.groups_of(header.topic):
+            if group in filtered:
+                continue
+            for queue_id, offset in self._offsets.committed_queues(group, header.topic).items():
+                if offset >= self._store.queue_min(header.topic, queue_id):
+                    lowest[queue_id] = min(offset, lowest.get(queue_id, LONG_MAX))
+        compared = self._offsets.committed_queues(header.compare_group, header.topic)
+        corrections = {
+            queue_id: LONG_MAX if lowest[queue_id] > offset else lowest[queue_id]
+            for queue_id, offset in compared.items()
+            if queue_id in lowest
+        }
+        return command.reply(body=encode_correction_offsets(corrections))
+
+    def handle_clone(self, channel: Channel, command: Command) -> Command:
+        """CLONE_GROUP_OFFSET (314): without a topic, all that the source has; RocketMQ copies none then."""
+        header = command.decode(CloneGroupOffsetRequest)
+        if self._options.is_slave:
+            raise RequestRejected(
+                "a slave changes no offsets: ask the master", code=ResponseCode.SYSTEM_ERROR
+            )
+        now_ms = self._clock.now_ms()
+        if header.topic:
+            require_topic(self._topics, header.topic)
+        require_group(self._groups, header.target_group, now_ms)
+        online = self._consumers.get(header.source_group)
+        for topic in [header.topic] if header.topic else self._offsets.topics_of(header.source_group):
+            is_left = online is not None and topic not in online.subscriptions
+            if self._topics.get(topic) is None or (is_left and not header.is_offline):
+                continue
+            for queue_id, offset in self._offsets.committed_queues(header.source_group, topic).items():
+                self._offsets.commit(header.target_group, topic, queue_id, offset, now_ms)
+        return command.reply()
+
+
+async def _ask(
+    member: Member, question: ConsumerStatusRequest, *, timeout_s: float
+) -> dict[MessageQueue, int]:
+    """The client's offsets in memory.
+
+    Raises:  RequestRejected when it does not answer, or not with offsets.
+    """
+    command = Command.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, question)
+    try:
+        answer = await member.channel.request(command, timeout_s)
+        if answer.code != ResponseCode.SUCCESS:
+            raise RequestRejected(
+                f"the consumer {member.client_id} answered {answer.code}: {answer.remark}",
+                code=ResponseCode.SYSTEM_ERROR,
+            )
+        return decode_consumer_status(answer.body).queues
+    except (RequestTimeout, BrokerUnreachable, Busy, RemoteProtocolError) as error:
+        raise RequestRejected(
+            f"the consumer {member.client_id}: {error}", code=ResponseCode.SYSTEM_ERROR
+        ) from None
+
+
+# INVOKE_BROKER_TO_RESET_OFFSET (222): an operator moves a group to another place (spec semantics 11.4).
+#
+# Two ways: by default the broker keeps the new offsets and sends the group's next pulls there; with
+# useServerSideResetOffset=false it pushes them to the clients that are online, as brokers before 5.2 did.
+
+ALL_QUEUES = -1
+NO_OFFSET = -1
+
+
+class ResetHandlers:
+    """Moves groups."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        *,
+        store: MessageStore,
+        offsets: OffsetTable,
+        topics: TopicTable,
+        groups: GroupTable,
+        consumers: ConsumerTable,
+        long_polls: LongPolls,
+        clock: Clock,
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._offsets = offsets
+        self._topics = topics
+        self._groups = groups
+        self._consumers = consumers
+        self._long_polls = long_polls
+        self._clock = clock
+
+    def handle_reset(self, channel: Channel, command: Command) -> Command:
+        """INVOKE_BROKER_TO_RESET_OFFSET (222): where each queue goes on now, or is to (spec semantics 15)."""
+        header = command.decode(ResetOffsetRequest)
+        if self._options.is_slave:
+            raise RequestRejected("a slave resets no offsets: ask the master", code=ResponseCode.SYSTEM_ERROR)
+        targets = self._targets(header)
+        if self._options.server_side_reset:
+            now_ms = self._clock.now_ms()
+            for queue_id, offset in targets.items():
+                self._offsets.reset(header.group, header.topic, queue_id, offset, now_ms)
+                # The reset is told with the next pull: one that is held must not wait its time out.
+                self._long_polls.wake_queue((header.topic, queue_id))
+        else:
+            targets = self._lowered(header, targets)
+            self._push(header, targets)
+        return command.reply(body=encode_reset_offsets(self._by_queue(header.topic, targets)))
+
+    def _targets(self, header: ResetOffsetRequest) -> dict[int, int]:
+        """The new offset of each queue."""
+        config = require_topic(self._topics, header.topic)
+        if self._groups.get(header.group) is None:
+            raise GroupNotFound(f"the group {header.group[:160]!r} does not exist")
+        if header.queue_id is None or header.queue_id == ALL_QUEUES:
+            return {
+                queue_id: self._offset_at(header.topic, queue_id, header.timestamp_ms)
+                for queue_id in range(config.write_queue_count)
+            }
+        require_queue(config, header.queue_id, queue_count=config.write_queue_count)
+        return {header.queue_id: self._one_target(header, header.queue_id)}
+
+    def _one_target(self, header: ResetOffsetRequest, queue_id: int) -> int:
+        if header.offset is None or header.offset == NO_OFFSET:
+            return self._offset_at(header.topic, queue_id, header.timestamp_ms)
+        low = self._store.queue_min(header.topic, queue_id)
+        high = self._store.queue_max(header.topic, queue_id) + 1
+        if not low <= header.offset <= high:
+            raise RequestRejected(
+                f"offset {header.offset} of queue {queue_id} of {header.topic} is outside {low}..{high}",
+                code=ResponseCode.SYSTEM_ERROR,
+            )
+        return header.offset
+
+    def _offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
+        """The first message at or after the time; the end for a negative time."""
+        if time_ms < 0:
+            return self._store.queue_max(topic, queue_id)
+        return self._store.offset_by_time(topic, queue_id, time_ms)
+
+    def _lowered(self, header: ResetOffsetRequest, targets: Mapping[int, int]) -> dict[int, int]:
+        """Without force nobody is moved forward."""
+        lowered = {}
+        for queue_id, target in targets.items():
+            current = self._offsets.committed(header.group, header.topic, queue_id)
+            if current is None:
+                raise RequestRejected(
+                    f"the group {header.group} has no offset for queue {queue_id} of {header.topic}",
+                    code=ResponseCode.SYSTEM_ERROR,
+                )
+            lowered[queue_id] = target if header.is_forced else min(target, current)
+        return lowered
+
+    def _push(self, header: ResetOffsetRequest, targets: Mapping[int, int]) -> None:
+        members = self._consumers.members(header.group)
+        if not members:
+            raise RequestRejected(
+                f"no consumer of the group {header.group} is online", code=ResponseCode.CONSUMER_NOT_ONLINE
+            )
+        push = ResetClientOffsetRequest(
+            topic=header.topic,
+            group=header.group,
+            timestamp_ms=header.timestamp_ms,
+            is_forced=header.is_forced,
+            queue_id=ALL_QUEUES,
+        )
+        offsets = self._by_queue(header.topic, targets)
+        for member in members:
+            body = encode_reset_offsets(offsets, as_list=member.language == LanguageCode.CPP)
+            code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
+            member.channel.send(Command.request(code, push, body=body, oneway=True))
+
+    def _by_queue(self, topic: str, offsets: Mapping[int, int]) -> dict[MessageQueue, int]:
+        broker_name = self._options.broker_name
+        return {
+            MessageQueue(topic=topic, broker_name=broker_name, queue_id=queue_id): offset
+            for queue_id, offset in offsets.items()
+        }

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Final
 
 from tandemmq.broker.guards import read_body, require_topic
-from tandemmq.broker.pop.admission import PopAdmission, check_invisible
+from tandemmq.broker.pop.handlers import PopAdmission, check_invisible
 from tandemmq.broker.pop.lease_log import LeaseLog
 from tandemmq.broker.pop.leases import Lease, LeaseKey, QueueKey
 from tandemmq.broker.pop.order_table import OrderTable
-from tandemmq.broker.pop.polls import PollKey, PopPolls
+from tandemmq.broker.pop.reading import PollKey, PopPolls
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import BadRequest, RemoteProtocolError, RequestRejected

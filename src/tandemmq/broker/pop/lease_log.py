@@ -17,18 +17,20 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from tandemmq.broker.delay.progress import Progress
-from tandemmq.broker.delay.writer import Writer
+from tandemmq.broker.durable import Progress, Writer
 from tandemmq.broker.offsets.offset_table import OffsetTable
-from tandemmq.broker.pop.lease_records import (
+from tandemmq.broker.pop.leases import (
     REVIVE_GROUP,
     Change,
     Finished,
+    Lease,
+    LeaseKey,
     LeaseRecords,
+    Leases,
     NewLease,
+    QueueKey,
     read_change,
 )
-from tandemmq.broker.pop.leases import Lease, LeaseKey, Leases, QueueKey
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.runtime.ports import Clock

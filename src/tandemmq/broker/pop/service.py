@@ -2,25 +2,259 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from tandemmq.broker.durable import Wake
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.ack_handlers import AckHandlers
-from tandemmq.broker.pop.admission import PopAdmission
-from tandemmq.broker.pop.handlers import PopHandlers
+from tandemmq.broker.pop.handlers import PopAdmission, PopHandlers
 from tandemmq.broker.pop.lease_log import LeaseLog
-from tandemmq.broker.pop.lease_records import LeaseRecords
-from tandemmq.broker.pop.leases import Leases
+from tandemmq.broker.pop.leases import Lease, LeaseRecords, Leases
 from tandemmq.broker.pop.order_table import OrderTable
-from tandemmq.broker.pop.polls import PopPolls
-from tandemmq.broker.pop.reading import PopReader
-from tandemmq.broker.pop.revive import Revive
+from tandemmq.broker.pop.reading import PopPolls, PopReader
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.table_file import TableFile, TableSaver
 from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.pop_receipts import pop_retry_v1, pop_retry_v2
+from tandemmq.protocol.properties import (
+    CRC32,
+    PROPERTIES_BYTES_MAX,
+    append_property,
+    find_property,
+    remove_property,
+)
+from tandemmq.protocol.record import NewRecord, Record, tag_hash_of
+from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.ports import Clock, Random
+from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import MessageStore
+from tandemmq.telemetry import events
+
+# Brings messages back whose leases ended: one task, running on the master only.
+#
+# Invariants: a message is stored again and its lease rid of it by one append, so a kill in between repeats
+#             nothing and loses nothing.
+# Strategy:   the task sleeps until the first lease ends, at most TICK_S. Messages go to the group's pop retry
+#             topic with their retry count raised; those that were tried often enough become dead letters.
+# At a bound: a store that refuses is asked again; meanwhile leases wait.
+# Source:     spec semantics 14.4. RocketMQ never makes dead letters here and tries for ever (decision 008).
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 1.0
+BATCH_COUNT: Final = 64
+COPIES_BYTES_MAX: Final = 131_072
+ACK_IN_FLIGHT_MS: Final = 500
+REFUSED_MS: Final = 10_000
+STOP_S_MAX: Final = 5.0
+REVIVE_QUEUES_MAX: Final = 512
+FIRST_POP_TIME: Final = "1ST_POP_TIME"
+POP_HANDLE: Final = "POP_CK"
+
+
+class Revive:
+    """`start` and `stop` follow the role; both may be called again."""
+
+    def __init__(
+        self,
+        lease_log: LeaseLog,
+        *,
+        store: MessageStore,
+        topics: TopicTable,
+        groups: GroupTable,
+        creator: TopicCreator,
+        uses_v2: bool,
+        clock: Clock,
+    ) -> None:
+        self._log = lease_log
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._creator = creator
+        self._uses_v2 = uses_v2
+        self._clock = clock
+        self._wake = Wake(clock)
+        self._scope: TaskScope | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_stopping = False
+        self.revived_count = 0
+        self.dead_count = 0
+        self._revive_queues = frozenset(
+            (lease_log.records.topic, queue_id) for queue_id in range(REVIVE_QUEUES_MAX)
+        )
+        lease_log.on_sooner = self._wake.set
+        store.on_dispatch(self._on_dispatch)
+
+    def start(self, on_fatal: Callable[[BaseException], None] | None) -> None:
+        """Read back what is leased, as soon as all of it is shown, then bring back what ends; does nothing
+        when it runs.
+        """
+        if self._task is not None:
+            return
+        self._is_stopping = False
+        self._recover_when_shown()
+        self._scope = TaskScope("pop", None if on_fatal is None else lambda _name, error: on_fatal(error))
+        self._task = self._scope.start("revive", self._run())
+
+    def _recover_when_shown(self) -> None:
+        if self._log.is_shown:
+            log.info(events.REVIVE_STARTED, extra={"lease_count": self._log.recover()})
+
+    async def stop(self) -> None:
+        """Returns when nothing more is brought back; `settle` afterwards, once the store is closed."""
+        if self._scope is None or self._task is None:
+            return
+        self._is_stopping = True
+        self._log.is_ready = False
+        self._wake.set()
+        await asyncio.wait([self._task], timeout=STOP_S_MAX)
+        await self._scope.close()
+        self._scope = self._task = None
+
+    def settle(self) -> None:
+        """Take over as committed all that is on disk: after the store was closed, all of it."""
+        if self._is_stopping:
+            self._log.settle()
+
+    def _on_dispatch(self, newest: Mapping[tuple[str, int], int]) -> None:
+        if self._revive_queues.isdisjoint(newest):
+            return
+        if not self._log.is_ready:
+            self._wake.set()
+            return
+        for key in self._revive_queues & newest.keys():
+            if self._log.note_dispatched(key[1], newest[key]):
+                self._wake.set()
+
+    async def _run(self) -> None:
+        while not self._is_stopping:
+            self._wake.clear()
+            if not self._log.is_ready:
+                self._recover_when_shown()
+            if self._log.is_ready:
+                self._log.read_foreign()
+                await self._revive_ended()
+                self._log.roll()
+                self._log.settle()
+            await self._wake.wait(self._sleep_s())
+
+    def _sleep_s(self) -> float | None:
+        if not self._log.is_ready:
+            return TICK_S
+        ends_at_ms = self._log.leases.next_end_ms()
+        if ends_at_ms is None:
+            return None if self._log.is_settled else TICK_S
+        return min(max(ends_at_ms - self._clock.now_ms(), 0) / 1000, TICK_S)
+
+    async def _revive_ended(self) -> None:
+        while not self._is_stopping:
+            ended = self._log.leases.take_ended(self._clock.now_ms(), BATCH_COUNT)
+            if not ended:
+                return
+            for lease in ended:
+                if self._is_target_unknown(lease):
+                    self._postpone(lease, "this broker does not know its topic or its group")
+                    continue
+                try:
+                    await self._revive(lease)
+                except RequestRejected as error:  # no room for one more topic
+                    self._postpone(lease, error.remark)
+
+    def _postpone(self, lease: Lease, reason: str) -> None:
+        facts = {"topic": lease.key.topic, "group": lease.key.group, "reason": reason}
+        log.warning(events.REVIVE_POSTPONED, extra=facts)
+        self._log.leases.put_back(lease, self._clock.now_ms() + REFUSED_MS)
+
+    async def _revive(self, lease: Lease) -> None:
+        """Until no message of the lease is open."""
+        offsets = lease.open_offsets()
+        if not offsets:  # acks of all of it are being written
+            self._log.leases.put_back(lease, self._clock.now_ms() + ACK_IN_FLIGHT_MS)
+            return
+        has_target = self._has_target(lease)
+        while offsets:
+            messages = self._log.read_messages(lease, offsets[0]) if has_target else {}
+            indexes: list[int] = []
+            copies: list[NewRecord] = []
+            size = 0
+            for offset in offsets:
+                message = messages.get(offset)
+                # Nothing was read: only the first is known to be gone.
+                is_beyond = has_target and (not messages or offset > max(messages))
+                if indexes and (is_beyond or size > COPIES_BYTES_MAX):
+                    break
+                index = lease.index(offset)
+                assert index is not None
+                indexes.append(index)
+                if message is not None:  # else retention was faster
+                    copies.append(self._copy(message, lease))
+                    size += message.size
+            await self._log.give_back(lease, indexes, copies)
+            self.revived_count += len(copies)
+            offsets = lease.open_offsets()
+
+    def _has_target(self, lease: Lease) -> bool:
+        """False when the topic or the group is gone: its messages come no more (spec semantics 14.4)."""
+        key = lease.key
+        is_known = is_retry_topic(key.topic) or self._topics.get(key.topic) is not None
+        return is_known and self._groups.get(key.group) is not None
+
+    def _is_target_unknown(self, lease: Lease) -> bool:
+        """True while the topic or the group may be one that this broker has yet to learn of: it is not known,
+        no deletion of it is recorded, and there are messages that could come back.
+        """
+        key = lease.key
+        if self._has_target(lease):
+            return False
+        is_topic_known = is_retry_topic(key.topic) or self._topics.get(key.topic) is not None
+        is_gone = (not is_topic_known and key.topic in self._store.deleted_topics) or (
+            self._groups.get(key.group) is None and self._groups.is_deleted(key.group)
+        )
+        is_kept = lease.end_offset > self._store.queue_min(key.topic, key.queue_id)
+        return not is_gone and is_kept and self._store.queue_max(key.topic, key.queue_id) > 0
+
+    def _copy(self, message: Record, lease: Lease) -> NewRecord:
+        properties = remove_property(message.raw_properties, POP_HANDLE.encode())
+        properties = remove_property(properties, CRC32.encode())
+        if find_property(properties, FIRST_POP_TIME.encode()) is None:
+            told = append_property(properties, FIRST_POP_TIME, str(lease.key.pop_time_ms))
+            if len(told) <= PROPERTIES_BYTES_MAX:  # a message without room for it comes again without
+                properties = told
+        target = self._target(message, lease)
+        return NewRecord(
+            topic=target.name,
+            queue_id=0,
+            body=message.body,
+            properties=properties,
+            born_at_ms=message.born_at_ms,
+            born_host=message.born_host,
+            tag_hash=tag_hash_of(properties),
+            flag=message.flag,
+            sys_flag=message.sys_flag,
+            retry_count=message.retry_count + 1,
+            keys=message.keys,
+            unique_key=message.unique_key,
+            is_internal=True,
+        )
+
+    def _target(self, message: Record, lease: Lease) -> TopicConfig:
+        group = lease.key.group
+        config = self._groups.get(group)
+        if config is not None and message.retry_count >= config.retry_count_max:
+            self.dead_count += 1
+            return self._creator.create_dlq_topic(group)
+        name = lease.key.topic
+        if not is_retry_topic(name):
+            name = pop_retry_v2(group, name) if self._uses_v2 else pop_retry_v1(group, name)
+        return self._creator.create_pop_retry_topic(name, group)
 
 
 class PopService:

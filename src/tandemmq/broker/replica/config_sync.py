@@ -32,9 +32,11 @@ from tandemmq.api.replica import (
     fetch_topics,
     read_log_checksum,
 )
-from tandemmq.broker.delay.timer_check import decode_timer_answer
-from tandemmq.broker.delay.timer_rule import TIMER_TOPIC
-from tandemmq.broker.replica.tables import ReplicaTables
+from tandemmq.broker.assignment import ModeTable
+from tandemmq.broker.delay.timers import TIMER_TOPIC, TimerProgress, decode_timer_answer
+from tandemmq.broker.offsets.offset_table import DelayOffsetTable, OffsetTable
+from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
@@ -42,6 +44,22 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events
+
+# The tables that a slave copies from its master (spec replication 6.2).
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaTables:
+    """The broker's own tables: read on a master, replaced on a slave."""
+
+    topics: TopicTable
+    groups: GroupTable
+    consumer_offsets: OffsetTable
+    delay_offsets: DelayOffsetTable
+    request_modes: ModeTable
+    timer_progress: TimerProgress | None = None
+    """None while timers are switched off."""
+
 
 log = logging.getLogger(__name__)
 

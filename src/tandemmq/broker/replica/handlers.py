@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import msgspec
 
-from tandemmq.broker.delay.timer_check import encode_timer_answer
+from tandemmq.broker.delay.timers import encode_timer_answer
+from tandemmq.broker.replica.config_sync import ReplicaTables
 from tandemmq.broker.replica.ha_status import without_ours
-from tandemmq.broker.replica.tables import ReplicaTables
 from tandemmq.errors import RemoteProtocolError, RequestRejected
 from tandemmq.protocol.bodies.assignment import encode_request_modes
 from tandemmq.protocol.bodies.codec import DataVersion, decode_data_version, encode_body

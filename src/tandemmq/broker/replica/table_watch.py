@@ -7,21 +7,26 @@ only makes the next round come at once.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from tandemmq.api.replica import await_tables
-from tandemmq.broker.replica.config_sync import ConfigSync
-from tandemmq.broker.replica.tables import ReplicaTables
-from tandemmq.errors import RequestRejected, TandemError
-from tandemmq.protocol.bodies.codec import DataVersion
-from tandemmq.protocol.codes import ResponseCode
+from tandemmq.broker.replica.config_sync import ConfigSync, ReplicaTables
+from tandemmq.errors import Busy, RequestRejected, TandemError
+from tandemmq.protocol.bodies.codec import DataVersion, decode_data_version
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.requests.replica import AwaitTablesRequest
+from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.ports import Clock
+from tandemmq.remoting.dispatch import Handler
+from tandemmq.runtime.ports import Clock, TimerHandle
 
 WAIT_MS: Final = 15_000
 PAUSE_S: Final = 0.05
 """Between an answer and the next request: the round that the answer woke is mostly over then."""
-LOOK_S: Final = 0.01
+WATCH_S: Final = 0.01
 RETRY_S: Final = 1.0
 
 Versions = tuple[DataVersion, DataVersion]
@@ -90,10 +95,129 @@ class TableWatch:
         """The round that the answer woke."""
         before, ends_at_s = self._sync.round_count, self._clock.monotonic() + RETRY_S
         while self._sync.round_count == before and self._clock.monotonic() < ends_at_s:
-            await self._clock.sleep(LOOK_S)
+            await self._clock.sleep(WATCH_S)
 
     def _versions(self) -> Versions | None:
         """What we have; where the master counts on it, only what a whole round has brought."""
         if self._broker_id is not None:
             return self._sync.held
         return self._tables.topics.data_version, self._tables.groups.data_version
+
+
+# The master's half of the push of tables: holds TANDEM_AWAIT_TABLES until topics or groups change.
+#
+# A slave that may be elected tells with the versions who it is: a change is answered to who made it when all
+# those have it (`wait_held`), so that the next master has it, too. A slave that never asked is not waited
+# for. A slave that asks with the versions it holds is answered in the loop turn after the first change, so a
+# burst of changes costs one answer. It then fetches by the ordinary requests, so nothing of the tables
+# travels here.
+# Invariants: an answer is sent once; a version that differs already is answered at once, so no change between
+#             two requests is missed.
+
+WAIT_MS_MAX: Final = 60_000
+HELD_S_MAX: Final = 3.0
+"""Above haMaxTimeSlaveNotCatchup: a slave that does not answer has mostly left the set by then."""
+LOOK_S: Final = 0.1
+"""A slave that leaves the set is noticed so soon."""
+WAITING_COUNT_MAX: Final = 256
+"""At the bound a request is answered at once, so that slaves poll."""
+
+
+class TableWaits:
+    """The held requests of all slaves."""
+
+    def __init__(self, tables: ReplicaTables, *, clock: Clock) -> None:
+        self._tables = tables
+        self._clock = clock
+        self._held: dict[int, tuple[Channel, Command, TimerHandle]] = {}
+        self._told: dict[int, tuple[tuple[DataVersion, DataVersion], Channel]] = {}
+        self._heard = asyncio.Event()
+        self._count = 0
+        self._is_due = False
+        tables.topics.on_change.append(lambda _names: self._on_change())
+        tables.groups.on_change.append(self._on_change)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def routes(self) -> dict[int, Handler]:
+        return {RequestCode.TANDEM_AWAIT_TABLES: self.handle_await}
+
+    def handle_await(self, channel: Channel, command: Command) -> Command | None:
+        asked = command.decode(AwaitTablesRequest)
+        held = decode_data_version(asked.topics), decode_data_version(asked.groups)
+        if asked.broker_id is not None:
+            self._note_held(asked.broker_id, held, channel)
+        is_current = held == self._versions()
+        wait_ms = min(asked.wait_ms, WAIT_MS_MAX)
+        if not is_current or wait_ms <= 0 or len(self._held) >= WAITING_COUNT_MAX:
+            return command.reply()
+        self._count += 1
+        key = self._count
+        timer = self._clock.call_later(wait_ms / 1000, self._answer, key)
+        self._held[key] = channel, command, timer
+        return None
+
+    def _versions(self) -> tuple[DataVersion, DataVersion]:
+        return self._tables.topics.data_version, self._tables.groups.data_version
+
+    def _note_held(self, broker_id: int, held: tuple[DataVersion, DataVersion], channel: Channel) -> None:
+        before = self._told.get(broker_id)
+        if before is None or before[1] is not channel:
+            channel.on_close.append(lambda gone: self._forget(broker_id, gone))
+        self._told[broker_id] = held, channel
+        self._heard.set()
+
+    def _forget(self, broker_id: int, channel: Channel) -> None:
+        if broker_id in self._told and self._told[broker_id][1] is channel:
+            del self._told[broker_id]
+            self._heard.set()
+
+    async def wait_held(self, needed: Callable[[], Iterable[int]]) -> None:
+        """Returns when those of `needed` who ask here hold what this broker holds now.
+
+        Raises:  Busy after HELD_S_MAX.
+        """
+        topics, groups = self._versions()
+        ends_at_s = self._clock.monotonic() + HELD_S_MAX
+
+        def lacks(broker_id: int) -> bool:
+            told = self._told.get(broker_id)
+            if told is None:
+                return False
+            held = told[0]
+            return held[0].order < topics.order or held[1].order < groups.order
+
+        while missing := [one for one in needed() if lacks(one)]:
+            if self._clock.monotonic() >= ends_at_s:
+                names = ", ".join(map(str, sorted(missing)))
+                raise Busy(
+                    f"the change is made here, and after {HELD_S_MAX:g} s not yet at the brokers {names} of"
+                    " the SyncStateSet: ask again"
+                )
+            self._heard.clear()
+            timer = self._clock.call_later(LOOK_S, self._heard.set)
+            try:
+                await self._heard.wait()
+            finally:
+                timer.cancel()
+
+    def close(self) -> None:
+        """Answer all of them: the broker stops."""
+        for key in list(self._held):
+            self._answer(key)
+
+    def _on_change(self) -> None:
+        if self._held and not self._is_due:
+            self._is_due = True
+            self._clock.call_soon(self._answer_all)
+
+    def _answer_all(self) -> None:
+        self._is_due = False
+        self.close()
+
+    def _answer(self, key: int) -> None:
+        channel, command, timer = self._held.pop(key)
+        timer.cancel()
+        if not channel.is_closed:
+            channel.send(command.reply())

@@ -8,18 +8,33 @@ Source:     spec replication 4.10; spec decisions 2, 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from tandemmq.api.replica import read_log_checksum
-from tandemmq.broker.replica.log_checksum import LogChecksums
-from tandemmq.errors import RemoteProtocolError, RequestRejected, TandemError
-from tandemmq.protocol.codes import ResponseCode
+from tandemmq.api.replica import read_log, read_log_checksum
+from tandemmq.broker.replica.log_checksum import READ_BYTES_MAX, LogChecksums
+from tandemmq.errors import (
+    BadRequest,
+    RemoteProtocolError,
+    RequestRejected,
+    ServiceNotAvailable,
+    StoreError,
+    TandemError,
+)
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.replica import LogChecksumResponse
+from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.dispatch import Handler
 from tandemmq.replication.core.tail import TailOutcome, TailVerdict, find_difference
+from tandemmq.replication.core.verifier import RecordVerifier
+from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
+from tandemmq.telemetry import events
 from tandemmq.units import MIB
 
 COMPARED_BYTES_MIN: Final = 8 * MIB
@@ -121,3 +136,213 @@ async def first_difference(
 def _failed(log_end: int, address: str, error: TandemError) -> TailVerdict:
     detail = f"the end of the log could not be compared with that at {address}: {error}"
     return TailVerdict(outcome=TailOutcome.FAILED, log_offset=log_end, detail=detail)
+
+
+# A master whose log may lack acknowledged messages: it waits, and takes them over from its slaves.
+#
+# A SYNC_MASTER with ASYNC_FLUSH answers SEND_OK when a slave holds the message too. When its machine loses
+# power, its own copy may end earlier than its slaves'; served, it would give their offsets to other messages.
+# Strategy:   it asks every slave that a name server lists, or that told it, where its log ends. Below both
+#             ends the last bytes are compared. What a slave holds more is read from it, looked at record by
+#             record, and written; so the slave can follow as before, and nobody needs to be emptied. Enough
+#             slaves are those that leave no room for a message that was acknowledged: of `n` slaves any `n -
+#             inSyncReplicas + 2` hold together all that was. Name servers that were just started list slaves
+#             one by one: `totalReplicas` says how many there are.
+# Invariants: while it waits nothing is sent to it or read from it, and no name server lists it; it takes
+#             bytes behind its own end only, and only from a log that is the same below it; it serves what is
+#             on disk, and nothing while another broker is the master of its name.
+# Way out:    without such a slave a person decides (`accept`).
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 1.0
+UNLISTED_S: Final = 15.0
+"""So long at least it waits without a name server: slaves tell where they are when they dial, one by one."""
+
+_OPEN: Final = frozenset(
+    {
+        RequestCode.HEART_BEAT,
+        RequestCode.UNREGISTER_CLIENT,
+        RequestCode.CHECK_CLIENT_CONFIG,
+        RequestCode.GET_BROKER_RUNTIME_INFO,
+        RequestCode.GET_BROKER_CONFIG,
+        RequestCode.UPDATE_BROKER_CONFIG,
+    }
+)
+"""What is served meanwhile besides replication and access rules: it reads and writes no message."""
+
+
+class TailWait:
+    """`run` is its task; it returns when the log may be served."""
+
+    def __init__(
+        self,
+        own: LogChecksums,
+        *,
+        client: RemotingClient,
+        clock: Clock,
+        record_bytes_max: int,
+        listed: Callable[[], Awaitable[Mapping[int, str] | None]],
+        told: Callable[[], Iterable[str]],
+        other_master: Callable[[Iterable[str]], Awaitable[str | None]],
+    ) -> None:
+        """`listed`: the group's slaves by id as name servers know them, None when none of them answers.
+        `told`: where slaves said that they are. `other_master`: where another master of the name is, whom
+        name servers list or one of these addresses has become.
+        """
+        self._own = own
+        self._store: MessageStore = own.store
+        self._client = client
+        self._clock = clock
+        self._record_bytes_max = record_bytes_max
+        self._listed = listed
+        self._told = told
+        self._other_master = other_master
+        self._is_accepted = False
+        self._is_due = asyncio.Event()
+        self.reason = self._store.tail_doubt
+        """What it waits for; empty while it does not."""
+
+    def routes(self) -> dict[int, Handler]:
+        return {RequestCode.TANDEM_ACCEPT_LOG: self.handle_accept}
+
+    def handle_accept(self, _channel: Channel, command: Command) -> Command:
+        """TANDEM_ACCEPT_LOG: a person says that the log is used as it is."""
+        if not self.reason:
+            raise BadRequest("the broker does not wait for its slaves: there is nothing to accept")
+        self._is_accepted = True
+        self._is_due.set()
+        return command.reply(remark=f"the log is used as it is, up to {self._store.max_log_offset}")
+
+    async def run(self) -> None:
+        """Returns when the log is whole, or a person took it as it is; then the store is a master's.
+
+        Raises:  StoreError when the store can no longer be trusted.
+        """
+        facts = {"log_end": self._store.max_log_offset, "reason": self._store.tail_doubt}
+        log.warning(events.LOG_TAIL_DOUBTED, extra=facts)
+        begun_at = self._clock.monotonic()
+        while True:
+            self._is_due.clear()
+            is_accepted = self._is_accepted
+            reason = "" if is_accepted else await self._ask_all(self._clock.monotonic() - begun_at)
+            reason = reason or await self._ask_for_master()
+            if not reason:
+                break
+            self._note(reason)
+            await self._pause()
+        await self._accept("a person's decision" if is_accepted else "slaves")
+
+    async def _ask_for_master(self) -> str:
+        """Empty when nobody else is the master: a person may have made a slave the master meanwhile, and the
+        other slaves hold what that one has stored since.
+        """
+        other = await self._other_master(self._told())
+        if other is None:
+            return ""
+        self._is_accepted = False  # who decided so did not know, and that one goes on storing
+        return f"{other} is the master of this name: stop one of the two"
+
+    async def _accept(self, by: str) -> None:
+        """Raises:  OSError when the disk takes no writes."""
+        await self._store.sync()
+        self._store.accept_log()
+        self.reason = ""
+        log.warning(events.LOG_TAIL_SETTLED, extra={"log_end": self._store.max_log_offset, "by": by})
+
+    async def _ask_all(self, waited_s: float) -> str:
+        """Empty when enough slaves have shown that nothing is missing; else what is waited for."""
+        listed = await self._listed()
+        slaves = list(dict.fromkeys((*(listed or {}).values(), *self._told())))
+        if not slaves:
+            return "no slave is known that could show what it holds"
+        # Each acknowledged message is at so many slaves.
+        ack_count = self._store.options.slave_ack_count(self._store.options.role)
+        slave_count = max(len(slaves), self._store.options.total_replicas - 1)
+        needed = max(1, slave_count - ack_count + 1)
+        answers = {slave: await self._ask(slave) for slave in slaves}
+        missing = [f"{slave}: {answer}" for slave, answer in answers.items() if answer]
+        if len(slaves) - len(missing) < needed:
+            return f"{needed} of {slave_count} slaves must show what they hold; {'; '.join(missing)}"
+        if listed is None and waited_s < UNLISTED_S:
+            return "no name server lists the slaves: others may come"
+        return ""
+
+    async def _ask(self, address: str) -> str:
+        """Empty when this slave holds nothing that the own log lacks, now at least; else why not."""
+        try:
+            return await self._take_over(address)
+        except StoreError as error:
+            if error.fatal:
+                raise
+            return str(error)
+        except (TandemError, OSError) as error:
+            return str(error)
+
+    async def _take_over(self, address: str) -> str:
+        ends = await read_log_checksum(self._client, address, 0, 0)
+        low, high, store = ends.min_offset, ends.max_offset, self._store
+        own_end = store.max_log_offset
+        if low == high:
+            return ""  # it holds nothing
+        if own_end > store.min_log_offset:
+            common = min(own_end, high)
+            start = compared_start(store, common, low)
+            if start >= common and high > own_end:
+                return f"its log begins at {low}, ours ends at {own_end}: nothing can be compared"
+            if start < common:
+                different_at = await first_difference(self._own, self._client, address, start, common)
+                if different_at is not None:
+                    return (
+                        f"its log differs from ours at {different_at}; it ends at {high}, ours at {own_end}"
+                    )
+            low = own_end
+        if high > own_end:
+            await self._fetch(address, low, high)
+        return ""
+
+    async def _fetch(self, address: str, begin: int, end: int) -> None:
+        """Append the slave's records from `begin` to `end`."""
+        store = self._store
+        segment_bytes = store.options.commit_log_file_bytes
+        verifier = RecordVerifier(begin, segment_bytes=segment_bytes, record_bytes_max=self._record_bytes_max)
+        at = begin
+        while at < end:
+            size = min(end - at, READ_BYTES_MAX, segment_bytes - at % segment_bytes)
+            part = await read_log(self._client, address, at, size)
+            if not part.data:
+                raise RemoteProtocolError(f"it tells no bytes from {at} on, though its log ends at {end}")
+            at += len(part.data)
+            runs, bad = verifier.feed([memoryview(part.data)])
+            for run in runs:
+                store.append_raw(run.log_offset, run.data, run.columns)
+            if bad is not None:
+                raise RemoteProtocolError(f"damaged record at {bad.log_offset}: {bad.reason}")
+        facts = {"slave": address, "log_begin": begin, "log_end": verifier.log_offset}
+        log.warning(events.LOG_TAIL_FETCHED, extra=facts)
+
+    def _note(self, reason: str) -> None:
+        """One line per change."""
+        reason = f"{self._store.tail_doubt}; {reason}"
+        if reason != self.reason:
+            self.reason = reason
+            log.warning(events.LOG_TAIL_MISSED, extra={"reason": reason})
+
+    async def _pause(self) -> None:
+        timer = self._clock.call_later(RETRY_S, self._is_due.set)
+        try:
+            await self._is_due.wait()
+        finally:
+            timer.cancel()
+
+
+def closed_routes(
+    routes: Mapping[int, Handler], open_codes: Iterable[int], reason: Callable[[], str]
+) -> dict[int, Handler]:
+    """The same codes; all but those that are served while the master waits are refused with the reason."""
+
+    def refuse(_channel: Channel, _command: Command) -> Command:
+        raise ServiceNotAvailable(f"this master serves nothing yet: {reason()}")
+
+    allowed = _OPEN.union(open_codes)
+    return {code: handler if code in allowed else refuse for code, handler in routes.items()}

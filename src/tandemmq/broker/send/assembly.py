@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tandemmq.broker.delay.timer_rule import TIMER_DEL_UNIQKEY, WISHES, has_wish
+from tandemmq.broker.delay.timers import TIMER_DEL_UNIQKEY, WISHES, has_wish
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.properties import decode_properties, encode_properties

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from tandemmq.broker.delay.timer_rule import TIMER_TOPIC
+from tandemmq.broker.delay.timers import TIMER_TOPIC
 from tandemmq.broker.send.reply import SendReply
 from tandemmq.errors import Busy, MessageIllegal, NotPermitted, RequestRejected
 from tandemmq.protocol.codes import ResponseCode

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tandemmq.broker.clients.producer_table import ProducerTable
+from tandemmq.broker.clients.consumer_table import ProducerTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.send.assembly import find_value, with_pair
 from tandemmq.broker.send.handlers import SendHandlers

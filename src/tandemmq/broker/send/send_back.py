@@ -6,7 +6,7 @@ Source: spec semantics 7.1, spec remoting 9.6.
 
 from __future__ import annotations
 
-from tandemmq.broker.delay.timer_rule import WISHES
+from tandemmq.broker.delay.timers import WISHES
 from tandemmq.broker.guards import require_group
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.send.delay import DelayRule

@@ -20,33 +20,80 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from tandemmq.broker.delay.progress import Progress
-from tandemmq.broker.delay.wake import Wake
-from tandemmq.broker.delay.writer import Writer
+from tandemmq.broker.clients.consumer_table import ProducerTable
+from tandemmq.broker.durable import Progress, Wake, Writer
 from tandemmq.broker.offsets.offset_table import OffsetTable
-from tandemmq.broker.topics.system_topics import make_topic
-from tandemmq.broker.topics.topic_table import TopicTable
-from tandemmq.broker.transaction.ask import Asker
-from tandemmq.broker.transaction.check_plan import CheckLimits, Verdict, check_times, plan_check
-from tandemmq.broker.transaction.decided import Decided
+from tandemmq.broker.topics.topic_table import TopicTable, make_topic
 from tandemmq.broker.transaction.half import (
+    CheckLimits,
+    Decided,
+    Verdict,
+    check_times,
+    encode_for_check,
     ended_by,
     make_copy,
     make_discarded,
     make_ops,
+    plan_check,
     root_of,
     text_of,
 )
 from tandemmq.errors import MessageIllegal, RequestRejected
 from tandemmq.protocol import properties as names
+from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.message_id import encode_message_id
 from tandemmq.protocol.record import NewRecord, Record
+from tandemmq.protocol.requests.send import CheckTransactionRequest
 from tandemmq.protocol.topic_names import DISCARD_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from tandemmq.runtime.ports import Clock
+from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import MessageStore, PutStatus
 from tandemmq.store.outcomes import NOT_STORED, Appended
 from tandemmq.telemetry import events
+
+# Asks producers how their transactions ended: CHECK_TRANSACTION_STATE, oneway (spec semantics 17.6).
+
+
+class Asker:
+    """Picks the members of a producer group in turn."""
+
+    def __init__(self, broker_name: str, producers: ProducerTable) -> None:
+        self._broker_name = broker_name
+        self._producers = producers
+        self._turn = 0
+
+    def ask(self, half: Record, copy: NewRecord, appended: Appended) -> bool:
+        """False when no member of the group is online; it is asked again in the next round."""
+        members = [m for m in self._producers.members(text_of(half, names.PGROUP)) if not m.channel.is_closed]
+        if not members:
+            return False
+        self._turn += 1
+        member = members[self._turn % len(members)]
+        log_offset = appended.log_offsets[0]
+        header = CheckTransactionRequest(
+            half_queue_offset=appended.queue_offset,
+            log_offset=log_offset,
+            topic=HALF_TOPIC,
+            unique_key=half.unique_key,
+            transaction_id=half.unique_key,
+            message_id=encode_message_id(half.store_host, log_offset),
+            broker_name=self._broker_name,
+        )
+        body = encode_for_check(
+            copy,
+            half,
+            queue_offset=appended.queue_offset,
+            log_offset=log_offset,
+            at_ms=appended.stored_at_ms,
+        )
+        member.channel.send(
+            Command.request(RequestCode.CHECK_TRANSACTION_STATE, header, body=body, oneway=True)
+        )
+        return True
+
 
 log = logging.getLogger(__name__)
 
@@ -312,3 +359,46 @@ class TransactionChecks:
             if await done not in NOT_STORED:
                 return appended
             await self._clock.sleep(RETRY_AFTER_S)
+
+
+# Starts and stops the checks with the role: a slave asks nobody, it copies the progress.
+
+STOP_S_MAX = 5.0
+
+
+class TransactionService:
+    """`start` on a master; `stop`, and `settle` once the store is closed. Each may be called again."""
+
+    def __init__(
+        self, make_checks: Callable[[], TransactionChecks], on_fatal: Callable[[BaseException], None] | None
+    ) -> None:
+        self._make_checks = make_checks
+        self._on_fatal = on_fatal
+        self._checks: TransactionChecks | None = None
+        self._scope: TaskScope | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to check; does nothing when it runs."""
+        if self._task is not None:
+            return
+        on_fatal = self._on_fatal
+        self._scope = TaskScope(
+            "transactions", None if on_fatal is None else lambda _name, error: on_fatal(error)
+        )
+        self._checks = self._make_checks()
+        self._task = self._scope.start("checks", self._checks.run())
+
+    async def stop(self) -> None:
+        """Stop; returns when the last producer was asked."""
+        if self._scope is None or self._checks is None or self._task is None:
+            return
+        self._checks.stop()
+        await asyncio.wait([self._task], timeout=STOP_S_MAX)
+        await self._scope.close()
+        self._scope = self._task = None
+
+    def settle(self, flushed: int) -> None:
+        """Take over the progress of all that is on disk."""
+        if self._checks is not None:
+            self._checks.settle(flushed)

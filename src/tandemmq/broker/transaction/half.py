@@ -8,7 +8,9 @@ Source: spec semantics 17, spec store 14.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import NamedTuple
 
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol import properties as names
@@ -168,3 +170,125 @@ def _copy(
         wait_stored=False,
         is_internal=True,
     )
+
+
+# What is known in memory of transactions that have ended, or were copied: bounded, and never needed. Pure.
+#
+# It spares consumers a second copy when a producer says commit twice, or late for a copy that was passed
+# over; after a restart, or for more than COUNT_MAX at once, such a message may be delivered twice, as in
+# RocketMQ. A decision counts as soon as it is said, but nothing is known of its end until the store has
+# answered: until then it is `pending`, and no progress may rely on it. Every transaction goes by the queue
+# offset of its first half message (`half.root_of`).
+
+COUNT_MAX = 65_536
+
+
+class Decided:
+    """Decisions of ended transactions and the newest copies of open ones."""
+
+    def __init__(self, count_max: int = COUNT_MAX) -> None:
+        self._count_max = count_max
+        self._decisions: dict[int, int] = {}
+        self._newest: dict[int, int] = {}
+        self._pending: set[int] = set()  # bounded by what the store takes in before it answers
+
+    def __contains__(self, root: int) -> bool:
+        return root in self._decisions
+
+    def get(self, root: int) -> int | None:
+        """How the transaction ended, by the wire's number; None when that is not known."""
+        return self._decisions.get(root)
+
+    def is_pending(self, root: int) -> bool:
+        """True while an end is being stored: it may yet fail, and then the transaction is open again."""
+        return root in self._pending
+
+    def end(self, root: int, decision: int) -> None:
+        """Remember; the oldest is forgotten at the bound. `settle` or `reopen` must follow."""
+        self._pending.add(root)
+        self._decisions[root] = decision
+        _trim(self._decisions, self._count_max)
+
+    def settle(self, root: int) -> None:
+        """The end is stored, with the marks of all `places`, so the places can be forgotten."""
+        self._pending.discard(root)
+        self._newest.pop(root, None)
+
+    def reopen(self, root: int) -> None:
+        """The end could not be stored; the next one marks the same `places`."""
+        self._pending.discard(root)
+        self._decisions.pop(root, None)
+
+    def note_copy(self, root: int, queue_offset: int) -> None:
+        """The transaction waits at this offset from now on."""
+        self._newest.pop(root, None)
+        self._newest[root] = queue_offset
+        _trim(self._newest, self._count_max)
+
+    def places(self, root: int, queue_offset: int) -> Iterator[int]:
+        """The half queue offsets to mark when the half message at `queue_offset` ends."""
+        yield queue_offset
+        newest = self._newest.get(root, queue_offset)
+        if newest != queue_offset:
+            yield newest
+
+
+def _trim(table: dict[int, int], count_max: int) -> None:
+    if len(table) > count_max:
+        del table[next(iter(table))]
+
+
+# What to do with a half message that is not done: decided from what is stored of it. Pure.
+#
+# Source: spec semantics 17 (row by row), spec store 14.
+
+_HOUR_MS = 3_600_000
+
+
+class Verdict(Enum):
+    """What becomes of a half message in this round."""
+
+    WAIT = "it is young, and so is all behind it"
+    RENEW = "it is to be left alone for a time of its own"
+    CHECK = "ask its producer"
+    DISCARD = "nobody decided"
+
+
+class CheckLimits(NamedTuple):
+    """transactionTimeOut, transactionCheckMax, fileReservedTime."""
+
+    timeout_ms: int
+    count_max: int
+    reserved_hours: int
+
+
+def plan_check(half: Record, now_ms: int, limits: CheckLimits) -> Verdict:
+    """The verdict. A message from the future (its producer's clock is ahead) is asked about."""
+    age_ms = now_ms - half.born_at_ms
+    if check_times(half) >= limits.count_max or age_ms > limits.reserved_hours * _HOUR_MS:
+        return Verdict.DISCARD
+    if age_ms < 0:
+        return Verdict.CHECK
+    immunity_ms = immunity_of(half, limits.timeout_ms)
+    if immunity_ms is None:
+        return Verdict.WAIT if age_ms <= limits.timeout_ms else Verdict.CHECK
+    return Verdict.RENEW if age_ms < immunity_ms else Verdict.CHECK
+
+
+def is_late(half: Record, now_ms: int, timeout_ms: int) -> bool:
+    """True when the producer itself may no longer decide, but only when it is asked (spec semantics 17)."""
+    immunity_ms = immunity_of(half, timeout_ms)
+    return immunity_ms is not None and now_ms - half.born_at_ms > max(immunity_ms, timeout_ms)
+
+
+def immunity_of(half: Record, timeout_ms: int) -> int | None:
+    """CHECK_IMMUNITY_TIME_IN_SECONDS in milliseconds; `timeout_ms` for -1 or what is not a number."""
+    text = text_of(half, names.CHECK_IMMUNITY_TIME)
+    if not text:
+        return None
+    return int(text) * 1000 if text.isascii() and text.isdigit() and len(text) < 10 else timeout_ms
+
+
+def check_times(half: Record) -> int:
+    """How often the producer was asked about a half message so far."""
+    return number_of(half, names.TRANSACTION_CHECK_TIMES, 0)

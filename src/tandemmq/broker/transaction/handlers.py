@@ -8,12 +8,18 @@ Source: spec semantics 17, spec store 14, spec remoting 9.7.
 
 from __future__ import annotations
 
-from tandemmq.broker.delay.timer_rule import WISHES, has_wish
+from tandemmq.broker.delay.timers import WISHES, has_wish
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.send.delay import DelayRule
-from tandemmq.broker.transaction.check_plan import is_late
-from tandemmq.broker.transaction.decided import Decided
-from tandemmq.broker.transaction.half import make_commit, make_copy, make_ops, root_of, text_of
+from tandemmq.broker.transaction.half import (
+    Decided,
+    is_late,
+    make_commit,
+    make_copy,
+    make_ops,
+    root_of,
+    text_of,
+)
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import ResponseCode

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from tandemmq.broker.access.audit import LINES_PER_PERIOD_MAX, PERIOD_S, Audit
+from tandemmq.broker.access.guard import LINES_PER_PERIOD_MAX, PERIOD_S, Audit
 from tandemmq.runtime.ports import Clock
 
 

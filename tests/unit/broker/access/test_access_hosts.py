@@ -7,10 +7,9 @@ from typing import cast
 
 import pytest
 
-from tandemmq.broker.access.audit import Audit
 from tandemmq.broker.access.auth_table import AuthTable
-from tandemmq.broker.access.guard import Guard
-from tandemmq.broker.access.options import AccessOptions
+from tandemmq.broker.access.guard import Audit, Guard
+from tandemmq.broker.options import AccessOptions
 from tandemmq.errors import NotPermitted
 from tandemmq.protocol.bodies.access import AclInfo, EntryInfo, PolicyInfo, UserInfo
 from tandemmq.protocol.codes import RequestCode

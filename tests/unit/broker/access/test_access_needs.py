@@ -6,8 +6,19 @@ import json
 
 import pytest
 
-from tandemmq.broker.access.actions import CREATE, GET, PUB, SUB, UPDATE
-from tandemmq.broker.access.needs import CLUSTER, GROUP, NEEDS, TOPIC, Need, needs_of
+from tandemmq.broker.access.needs import (
+    CLUSTER,
+    CREATE,
+    GET,
+    GROUP,
+    NEEDS,
+    PUB,
+    SUB,
+    TOPIC,
+    UPDATE,
+    Need,
+    needs_of,
+)
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.catalogue import CATALOGUE, UNSUPPORTED, Role
 from tandemmq.protocol.codes import RequestCode as Code

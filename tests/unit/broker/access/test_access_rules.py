@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.broker.access.actions import ALL, CREATE, GET, PUB, SUB, UPDATE
-from tandemmq.broker.access.needs import CLUSTER, GROUP, TOPIC, Need
+from tandemmq.broker.access.auth_table import Entry, decide, parse_entry, parse_resource, render_resource
+from tandemmq.broker.access.needs import ALL, CLUSTER, CREATE, GET, GROUP, PUB, SUB, TOPIC, UPDATE, Need
 from tandemmq.broker.access.plain_rules import build_account, build_rules
-from tandemmq.broker.access.policy import Entry, decide, parse_entry, parse_resource, render_resource
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.access import EntryInfo
 

@@ -9,31 +9,34 @@ At a bound: the first `TOPIC_SERIES_MAX` topics, in the order in which the store
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
+from tandemmq import __version__
 from tandemmq.broker.autoswitch.replica import ElectedReplica
-from tandemmq.broker.clients.consumer_table import ConsumerTable
-from tandemmq.broker.clients.refusals import Refusals
+from tandemmq.broker.clients.consumer_table import ConsumerTable, Refusals
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.service import PopService
 from tandemmq.broker.pull.long_poll import LongPolls
 from tandemmq.broker.replica import ReplicaRole
-from tandemmq.broker.replica.lag import lag_seconds
+from tandemmq.broker.replica.ha_status import lag_seconds
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.tables import Tables
 from tandemmq.protocol.codes import ResponseCode
+from tandemmq.remoting.http import HttpAnswer, HttpServer
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.effects import HaltReason
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus
-from tandemmq.runtime.ports import Clock, Disk
+from tandemmq.runtime.ports import Address, Clock, Disk, Network
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import PutStatus
-from tandemmq.telemetry import metrics
+from tandemmq.telemetry import events, metrics
 from tandemmq.telemetry.metrics import QUEUES_READ_MAX, TOPIC_SERIES_MAX, Reading
+from tandemmq.telemetry.prometheus import CONTENT_TYPE, TextExporter
 from tandemmq.units import ReplicaId
 
 
@@ -224,3 +227,68 @@ def _read_slave(status: ReplicationSlaveStatus, synced_at: float | None, clock: 
         yield Reading(metrics.MASTER_SILENCE, max(0, clock.now_ms() - status.last_read_at) / 1000)
     if synced_at is not None:
         yield Reading(metrics.CONFIG_SYNC_AGE, clock.monotonic() - synced_at)
+
+
+# MetricsEndpoint: /metrics for Prometheus and /healthz for a supervisor, on a port of their own.
+#
+# At a bound: the text is made at most once per `RENDER_S_MIN`; whoever asks more often gets the same again,
+#             so that scrapers cannot take the loop from the clients.
+
+log = logging.getLogger(__name__)
+
+RENDER_S_MIN = 1.0
+
+
+class MetricsEndpoint:
+    """Reads the parts of one broker when it is asked to."""
+
+    def __init__(self, sources: MetricSources, *, network: Network) -> None:
+        self._sources = sources
+        self._exporter = TextExporter(self._read_all)
+        self._text = b""
+        self._rendered_at = float("-inf")
+        pages = {"/metrics": self._serve_metrics, "/healthz": self._serve_health}
+        self._server = HttpServer(pages, network=network, clock=sources.clock)
+
+    async def start(self, host: str, port: int) -> Address:
+        """The bound address; port 0 picks a free one. Raises OSError when it cannot be bound."""
+        address = await self._server.start(host, port)
+        log.info(events.METRICS_STARTED, extra={"address": address})
+        return address
+
+    async def stop(self) -> None:
+        """Stop answering."""
+        await self._server.stop()
+
+    def _read_all(self) -> Iterator[Reading]:
+        sources = self._sources
+        options, store = sources.options, sources.store
+        yield Reading(
+            metrics.BROKER_INFO,
+            1,
+            (
+                options.cluster_name,
+                options.broker_name,
+                str(options.broker_id),
+                store.options.role.value,
+                __version__,
+            ),
+        )
+        yield from read_store(store, sources.disk)
+        yield from read_traffic(sources)
+        if sources.replica is not None:
+            yield from read_replication(sources.replica, store, sources.clock)
+
+    def _serve_metrics(self) -> HttpAnswer:
+        now = self._sources.clock.monotonic()
+        if now - self._rendered_at >= RENDER_S_MIN:
+            self._text = self._exporter.render()
+            self._rendered_at = now
+        return HttpAnswer(self._text, CONTENT_TYPE)
+
+    def _serve_health(self) -> HttpAnswer:
+        """200 while the store can be trusted, whether it takes sends now or not."""
+        facts = self._sources.store.facts()
+        if facts.is_failed:
+            return HttpAnswer(f"{facts.refusal}\n".encode(), status=503)
+        return HttpAnswer(b"ok\n" if facts.refusal is None else f"ok, but {facts.refusal}\n".encode())

@@ -7,15 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from tandemmq.broker.assignment.mode_table import ModeTable
-from tandemmq.broker.assignment.topic_queues import TopicQueues
+from tandemmq.api.nameserver import query_route
 from tandemmq.broker.clients.consumer_table import BROADCASTING, ConsumerTable
 from tandemmq.broker.guards import invalid, read_body, require_group, require_topic
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.options import PERMISSION_READ, BrokerOptions
 from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
-from tandemmq.errors import NotPermitted, RequestRejected
+from tandemmq.errors import Busy, NotPermitted, RequestRejected, TandemError
 from tandemmq.protocol.bodies.assignment import (
     POP,
     PULL,
@@ -23,16 +22,139 @@ from tandemmq.protocol.bodies.assignment import (
     Assignments,
     QueueAssignment,
     RequestMode,
+    RequestModes,
     decode_assignment_query,
     decode_request_mode,
+    decode_request_modes,
     encode_assignments,
+    encode_request_modes,
 )
 from tandemmq.protocol.bodies.codec import MessageQueue
+from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Clock
+
+# The queues of a topic on all brokers, as the name servers tell them; kept for a while.
+#
+# At a bound: the topic that was asked for longest ago is forgotten. Without name servers: this broker's own.
+
+KEPT_S: Final = 30.0
+"""RocketMQ's period of looking again (spec semantics 20.1)."""
+TOPICS_MAX: Final = 4_096
+ASK_TIMEOUT_S: Final = 2.0
+"""For all name servers together: clients wait 3 s for their assignment."""
+
+
+class TopicQueues:
+    """Readable queues by topic."""
+
+    def __init__(
+        self, options: BrokerOptions, *, topics: TopicTable, client: RemotingClient, clock: Clock
+    ) -> None:
+        self._options = options
+        self._topics = topics
+        self._client = client
+        self._clock = clock
+        self._kept: dict[str, tuple[float, list[MessageQueue] | None]] = {}
+
+    async def find(self, topic: str) -> list[MessageQueue] | None:
+        """Sorted by broker and queue; None when nobody knows the topic."""
+        kept = self._kept.get(topic)
+        if kept is not None and self._clock.monotonic() - kept[0] < KEPT_S and kept[1] is not None:
+            return kept[1]
+        if not self._options.name_servers:
+            return self._own(topic)
+        is_known, queues = await self._ask(topic)
+        if not is_known:  # no name server answered: what was known before is better than nothing
+            return kept[1] if kept is not None else None
+        self._kept.pop(topic, None)
+        while len(self._kept) >= TOPICS_MAX:
+            del self._kept[next(iter(self._kept))]
+        self._kept[topic] = (self._clock.monotonic(), queues)
+        return queues
+
+    async def _ask(self, topic: str) -> tuple[bool, list[MessageQueue] | None]:
+        addresses = self._options.name_servers
+        for address in addresses:
+            try:
+                timeout_s = ASK_TIMEOUT_S / len(addresses)
+                route = await query_route(self._client, address, topic, timeout_s=timeout_s)
+            except TandemError:
+                continue
+            return True, None if route is None else readable_queues(topic, route)
+        return False, None
+
+    def _own(self, topic: str) -> list[MessageQueue] | None:
+        config = self._topics.get(topic)
+        if config is None or not config.is_readable:
+            return None
+        return _queues_of(topic, self._options.broker_name, config.read_queue_count)
+
+
+def readable_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
+    """Sorted by broker and queue."""
+    queues: list[MessageQueue] = []
+    for data in route.queues:
+        if data.permission & PERMISSION_READ:
+            queues += _queues_of(topic, data.broker_name, data.read_queue_count)
+    return sorted(queues)
+
+
+def _queues_of(topic: str, broker_name: str, count: int) -> list[MessageQueue]:
+    return [MessageQueue(topic=topic, broker_name=broker_name, queue_id=number) for number in range(count)]
+
+
+# How groups consume topics, where that was set: messageRequestMode.json (spec semantics 20.1).
+
+
+class ModeTable:
+    """Modes by topic and group; `on_change` is called after each change.
+
+    At a bound: a new entry is refused with Busy.
+    """
+
+    def __init__(self, *, count_max: int = 100_000) -> None:
+        self.on_change: list[Callable[[], None]] = []
+        self._count_max = count_max
+        self._modes: dict[str, dict[str, RequestMode]] = {}
+
+    def get(self, topic: str, group: str) -> RequestMode | None:
+        return self._modes.get(topic, {}).get(group)
+
+    def put(self, mode: RequestMode) -> None:
+        if self.get(mode.topic, mode.group) is None and self._count() >= self._count_max:
+            raise Busy(f"[OVERLOAD] the broker keeps the modes of {self._count_max} topics and groups")
+        self._modes.setdefault(mode.topic, {})[mode.group] = mode
+        self._after_change()
+
+    def snapshot(self) -> RequestModes:
+        """The table's content, valid until the next change: encode it before anything else runs."""
+        return RequestModes(modes=self._modes)
+
+    def replace_all(self, modes: Mapping[str, Mapping[str, RequestMode]]) -> None:
+        """Become the master's table."""
+        self._modes = {topic: dict(groups) for topic, groups in modes.items()}
+        self._after_change()
+
+    def encode(self) -> bytes:
+        """The content of messageRequestMode.json."""
+        return encode_request_modes(self.snapshot())
+
+    def load(self, data: bytes) -> None:
+        """Take over the content of messageRequestMode.json."""
+        self._modes = {topic: dict(groups) for topic, groups in decode_request_modes(data).modes.items()}
+
+    def _count(self) -> int:
+        return sum(map(len, self._modes.values()))
+
+    def _after_change(self) -> None:
+        for callback in self.on_change:
+            callback()
+
 
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], list[MessageQueue]]
 

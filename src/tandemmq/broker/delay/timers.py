@@ -1,0 +1,453 @@
+"""Times of timer messages: when a sender wants a message, and when it goes: pure.
+
+A time is cut to whole slots of PRECISION_MS. A message goes when its slot is over, so never before its time
+and at most PRECISION_MS after it; a time on a slot's edge belongs to the slot that ends there.
+Source:  spec store 16, spec semantics 18.2. timerPrecisionMs is fixed, because a slot stored with one
+         precision would be early under a finer one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from tandemmq.errors import ConfigError, MessageIllegal, RemoteProtocolError, RequestRejected
+from tandemmq.protocol.bodies.codec import DataVersion
+from tandemmq.protocol.checksum import crc32
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.properties import find_property
+from tandemmq.protocol.record import Record
+
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
+TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
+TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+TIMER_OUT_MS: Final = "TIMER_OUT_MS"
+TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
+WISHES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
+"""In the order in which they count."""
+
+PRECISION_MS: Final = 1_000
+_HOUR_MS: Final = 3_600_000
+ROLL_AFTER_MS: Final = 2 * 24 * _HOUR_MS
+"""RocketMQ's timerRollWindowSlot: a message that waits longer is stored anew, or retention would reach it."""
+_DIGITS_MAX: Final = 18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerLimits:
+    """Whether and how far ahead messages may be timed (timerWheelEnable, timerMaxDelaySec)."""
+
+    is_enabled: bool = True
+    delay_s_max: int = 259_200
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.delay_s_max <= 10**9:
+            raise ConfigError(f"timerMaxDelaySec: {self.delay_s_max} is outside 1..{10**9}")
+
+
+def has_wish(pairs: Mapping[str, str]) -> bool:
+    """True for a message that asks for a time of its own and has not got one yet."""
+    return TIMER_OUT_MS not in pairs and any(name in pairs for name in WISHES)
+
+
+def plan_timer(pairs: Mapping[str, str], now_ms: int, limits: TimerLimits) -> int | None:
+    """The slot of a message with a wish; None when its time has come and it is stored at once.
+
+    Raises:  MessageIllegal for a time that is not a number or too far ahead, or a cancellation that comes too
+             late; RequestRejected (SYSTEM_ERROR) while timers are switched off.
+    """
+    name = next(name for name in WISHES if name in pairs)
+    at_ms = _number(name, pairs[name])
+    if name == TIMER_DELAY_SEC:
+        at_ms = now_ms + at_ms * 1000
+    elif name == TIMER_DELAY_MS:
+        at_ms += now_ms
+    if not limits.is_enabled:
+        raise RequestRejected(
+            f"{name}: timer messages are switched off on this broker (timerWheelEnable=false);"
+            " use DELAY with a delay level",
+            code=ResponseCode.SYSTEM_ERROR,
+        )
+    if at_ms <= now_ms:
+        if TIMER_DEL_UNIQKEY in pairs:
+            raise MessageIllegal(f"{name}: the time of the message to cancel has passed")
+        return None
+    if at_ms - now_ms > limits.delay_s_max * 1000:
+        raise MessageIllegal(
+            f"{name} {pairs[name]} is {(at_ms - now_ms) // 1000} s ahead,"
+            f" at most {limits.delay_s_max} s are allowed (timerMaxDelaySec)"
+        )
+    return slot_of(at_ms)
+
+
+def slot_of(at_ms: int) -> int:
+    """The slot that ends at or right after `at_ms`: what TIMER_OUT_MS holds."""
+    return (at_ms - 1) // PRECISION_MS * PRECISION_MS
+
+
+def slots_over(now_ms: int) -> int:
+    """The first slot that is not over: messages of slots below it go."""
+    return now_ms // PRECISION_MS * PRECISION_MS
+
+
+def cancel_name(topic: str, unique_key: str) -> str:
+    """How a cancellation names its message: the value of TIMER_DEL_UNIQKEY."""
+    return f"{topic}+{unique_key}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What the delivering side must know of a stored timer message.
+
+    `key`: when it is to be handled; then it is delivered, or stored anew when `is_roll`. `slot_ms`: the slot
+    of its time. `cancels`: the name of the message that it takes back; it is never delivered itself.
+    """
+
+    key: TimerKey
+    slot_ms: int
+    cancels: str
+
+    @property
+    def is_roll(self) -> bool:
+        return self.key.slot_ms < self.slot_ms
+
+
+def roll_window_ms(file_reserved_hours: int) -> int:
+    """How long a message may wait in one place: half of what the log is kept (fileReservedTime) at most, so
+    that the other half is left for a broker that was down when it had to store the message anew.
+    """
+    return min(ROLL_AFTER_MS, file_reserved_hours * _HOUR_MS // 2)
+
+
+def read_timer(record: Record, roll_after_ms: int = ROLL_AFTER_MS) -> Timed | None:
+    """None for a record of the timer topic that nobody timed."""
+    raw = find_property(record.raw_properties, TIMER_OUT_MS.encode())
+    if raw is None or not raw.isdigit() or len(raw) > _DIGITS_MAX:
+        return None
+    slot_ms = int(raw)
+    handled_ms = min(slot_ms, slot_of(record.stored_at_ms + roll_after_ms))
+    cancels = find_property(record.raw_properties, TIMER_DEL_UNIQKEY.encode())
+    if cancels is not None:
+        key = TimerKey(handled_ms, CANCELLING + record.queue_offset)
+        return Timed(key, slot_ms, str(cancels, "utf-8", "replace"))
+    return Timed(TimerKey(handled_ms, record.queue_offset), slot_ms, "")
+
+
+def _number(name: str, value: str) -> int:
+    digits = value.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > _DIGITS_MAX:
+        raise MessageIllegal(f"{name} {value[:32]!r} must be a whole number")
+    return int(value)
+
+
+# The nearest timer messages, by the time slot in which they go: pure.
+#
+# Holds numbers only: slot and queue offset, and for cancelled messages slot and key. The keys of `TimerKey`
+# order all messages of a broker; the wheel knows every pending one below `horizon` and none from there on.
+# Invariants: at most `count_max` messages and as many cancellations are held, whatever arrives; above that
+#             the farthest are forgotten and the horizon moves nearer. Forgetting loses nothing: the messages
+#             lie in the timer topic and are read again when the wheel has run empty (`wants_refill`).
+# Bound:      about 100 bytes for a message and 200 for a cancellation, so 100,000 messages take 10 MB.
+#             Cancellations of one slot beyond `count_max` are not noted, and their messages are delivered.
+
+COUNT_MAX = 100_000
+
+
+CANCELLING = 1 << 62
+"""Added to the queue offset of a cancellation: it comes last in its slot, so that it is pending, and read
+again when need be, as long as what it cancels may be pending.
+"""
+
+
+class TimerKey(NamedTuple):
+    """The place of a timer message in the order of delivery: by slot, then by rank."""
+
+    slot_ms: int
+    rank: int
+
+    @property
+    def queue_offset(self) -> int:
+        """Where the message lies in the timer topic."""
+        return self.rank & ~CANCELLING
+
+
+class TimerWheel:
+    """Pending messages below the horizon, which is None while all pending ones are held."""
+
+    def __init__(self, count_max: int = COUNT_MAX) -> None:
+        assert count_max > 0
+        self._count_max = count_max
+        self._slots: dict[int, list[int]] = {}  # ranks, ascending
+        self._cancelled: dict[int, set[str]] = {}
+        self._heap: list[int] = []  # every slot of _slots, and slots that are gone
+        self._count = 0
+        self.horizon: TimerKey | None = None
+        self._far_offset: int | None = None  # the lowest queue offset that was forgotten
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, key: TimerKey) -> None:
+        """One more pending message; beyond the horizon it is only known to exist."""
+        if self.horizon is not None and key >= self.horizon:
+            self._note_far(key.queue_offset)
+            return
+        ranks = self._slots.get(key.slot_ms)
+        if ranks is None:
+            self._slots[key.slot_ms] = [key.rank]
+            heapq.heappush(self._heap, key.slot_ms)
+        else:
+            insort(ranks, key.rank)
+        self._count += 1
+        if self._count > self._count_max:
+            self._forget_farthest()
+
+    def cancel(self, slot_ms: int, name: str) -> None:
+        """The message called `name` is not to be delivered when its slot comes.
+
+        A cancellation is a pending message too: add it with its CANCELLING key.
+        """
+        if self.horizon is not None and slot_ms > self.horizon.slot_ms:
+            return  # read again together with its slot
+        names = self._cancelled.setdefault(slot_ms, set())
+        if len(names) < self._count_max:
+            names.add(name)
+
+    def is_cancelled(self, slot_ms: int, name: str) -> bool:
+        names = self._cancelled.get(slot_ms)
+        return names is not None and name in names
+
+    @property
+    def has_cancelled(self) -> bool:
+        return bool(self._cancelled)
+
+    def next_key(self) -> TimerKey | None:
+        """The first pending message that is held."""
+        heap = self._heap
+        while heap and heap[0] not in self._slots:
+            heapq.heappop(heap)
+        return TimerKey(heap[0], self._slots[heap[0]][0]) if heap else None
+
+    def peek(self, slot_ms_end: int, count_max: int) -> list[TimerKey]:
+        """The first messages of the earliest slot, if it is below `slot_ms_end`; at most `count_max`."""
+        first = self.next_key()
+        if first is None or first.slot_ms >= slot_ms_end:
+            return []
+        return [TimerKey(first.slot_ms, rank) for rank in self._slots[first.slot_ms][:count_max]]
+
+    def remove(self, keys: list[TimerKey]) -> None:
+        """These were delivered; `keys` is what `peek` gave, with nothing added in between."""
+        if not keys:
+            return
+        slot_ms = keys[0].slot_ms
+        ranks = self._slots[slot_ms]
+        assert ranks[: len(keys)] == [key.rank for key in keys]
+        del ranks[: len(keys)]
+        self._count -= len(keys)
+        if not ranks:
+            del self._slots[slot_ms]
+
+    def forget_cancelled_below(self, slot_ms: int) -> None:
+        """Cancellations of slots that are over."""
+        for old in [slot for slot in self._cancelled if slot < slot_ms]:
+            del self._cancelled[old]
+
+    @property
+    def wants_refill(self) -> bool:
+        """All that was held is gone, and there is more."""
+        return self._count == 0 and self._far_offset is not None
+
+    def first_offset(self) -> int | None:
+        """The lowest queue offset of a pending message, held or not; None when none is pending."""
+        held = min(map(_lowest_offset, self._slots.values()), default=None)
+        known = [offset for offset in (held, self._far_offset) if offset is not None]
+        return min(known, default=None)
+
+    def held(self) -> Iterator[TimerKey]:
+        """Everything held, in order."""
+        for slot_ms in sorted(self._slots):
+            for rank in self._slots[slot_ms]:
+                yield TimerKey(slot_ms, rank)
+
+    def _forget_farthest(self) -> None:
+        """Keep half, so that it is not done for each message."""
+        keep = self._count_max // 2
+        for slot_ms in sorted(self._slots, reverse=True):
+            ranks = self._slots[slot_ms]
+            cut = max(0, len(ranks) - (self._count - keep))
+            self._note_far(_lowest_offset(ranks, cut))
+            self.horizon = TimerKey(slot_ms, ranks[cut])
+            self._count -= len(ranks) - cut
+            if cut:
+                del ranks[cut:]
+            else:
+                del self._slots[slot_ms]
+            if self._count <= keep:
+                break
+        self._heap = sorted(self._slots)
+        assert self.horizon is not None
+        for slot_ms in [slot for slot in self._cancelled if slot > self.horizon.slot_ms]:
+            del self._cancelled[slot_ms]
+
+    def _note_far(self, queue_offset: int) -> None:
+        if self._far_offset is None or queue_offset < self._far_offset:
+            self._far_offset = queue_offset
+
+
+def _lowest_offset(ranks: list[int], start: int = 0) -> int:
+    """The lowest queue offset among ranks from `start` on, of which there is at least one."""
+    lowest = ranks[start] & ~CANCELLING
+    cancelling = bisect_left(ranks, CANCELLING, start)
+    return min(lowest, ranks[cancelling] - CANCELLING) if cancelling < len(ranks) else lowest
+
+
+# How far the delivery of timer messages has got: config/timercheck and the answer to GET_TIMER_CHECK_POINT.
+#
+# The file has RocketMQ's form, 4096 bytes that begin with seven numbers (spec store 16), and ours behind
+# them. RocketMQ would go on at `low_offset` and deliver some messages again, but lose none; from its file we
+# take over what it says in the same way. It leaves our part as it is, in which its seven numbers stand once
+# more: they tell a turned bit from what it has written since.
+
+FILE_BYTES = 4096
+_COMMON = struct.Struct(">7q")  # next slot, timerlog position, two queue offsets, version
+_OWN = struct.Struct(">8sqqq")  # mark, read offset, rank of the next message within its slot, roll window
+_COPY = struct.Struct(">56sI")  # the seven numbers once more, the checksum of our part
+_OWN_ANSWER = struct.Struct(">8sq")  # mark, roll window
+_MARK = b"TandemMQ"
+_FIRST_KEY = TimerKey(0, 0)
+SHORT_BYTES = 32
+"""An answer without the version, as old brokers give it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerCheck:
+    """Messages below `read_offset` are done if they come before `next_key`; below `low_offset` all are done.
+
+    Keys are those under this `roll_after_ms`: under another, a message that was stored anew could look
+    pending, or a pending one done.
+    """
+
+    next_key: TimerKey = _FIRST_KEY
+    read_offset: int = 0
+    low_offset: int = 0
+    roll_after_ms: int = ROLL_AFTER_MS
+
+    def is_done(self, key: TimerKey) -> bool:
+        """True for a message that was delivered, rolled or taken back already."""
+        return key.queue_offset < self.read_offset and key < self.next_key
+
+
+def encode_timer_file(check: TimerCheck, version: DataVersion) -> bytes:
+    """The content of config/timercheck."""
+    slot_ms, rank = check.next_key
+    common = _COMMON.pack(slot_ms, 0, check.low_offset, check.low_offset, *_version(version))
+    own = _OWN.pack(_MARK, check.read_offset, rank, check.roll_after_ms)
+    return (common + own + _COPY.pack(common, crc32(own + common))).ljust(FILE_BYTES, b"\0")
+
+
+def decode_timer_file(data: bytes) -> TimerCheck:
+    """What a file of ours or of RocketMQ says. A turned bit leaves what the rest of the file says: the copy
+    of the seven numbers, or these without our part.
+
+    Raises:  RemoteProtocolError when it is too short.
+    """
+    if len(data) < _COMMON.size + _OWN.size:
+        raise RemoteProtocolError(f"timercheck has {len(data)} bytes, {FILE_BYTES} are expected")
+    common, own = data[: _COMMON.size], data[_COMMON.size : _COMMON.size + _OWN.size]
+    is_ours = own.startswith(_MARK)
+    if len(data) >= _COMMON.size + _OWN.size + _COPY.size:
+        copy, checksum = _COPY.unpack_from(data, _COMMON.size + _OWN.size)
+        if checksum:  # older files have none
+            is_ours = checksum == crc32(own + copy)
+            if is_ours and common != copy:
+                difference = int.from_bytes(common, "big") ^ int.from_bytes(copy, "big")
+                is_ours = difference.bit_count() == 1
+                common = copy if is_ours else common
+    slot_ms, _, queue_offset, _, *_ = _COMMON.unpack(common)
+    if not is_ours:
+        # RocketMQ's: pending messages may lie anywhere below its offset.
+        return TimerCheck(TimerKey(max(0, slot_ms), 0), max(0, queue_offset), 0)
+    _, read_offset, rank, roll_after_ms = _OWN.unpack(own)
+    return TimerCheck(TimerKey(slot_ms, rank), read_offset, queue_offset, _window(roll_after_ms))
+
+
+def encode_timer_answer(check: TimerCheck, version: DataVersion) -> bytes:
+    """The body that slaves of either kind ask for: done before the slot, of what lies below the offsets.
+
+    RocketMQ reads no further than its seven numbers.
+    """
+    slot_ms, read_offset = check.next_key.slot_ms, check.read_offset
+    common = _COMMON.pack(slot_ms, 0, read_offset, read_offset, *_version(version))
+    return common + _OWN_ANSWER.pack(_MARK, check.roll_after_ms)
+
+
+def decode_timer_answer(body: bytes) -> TimerCheck:
+    """A master's progress; how far all is done it does not say.
+
+    Raises:  RemoteProtocolError when it is too short.
+    """
+    if len(body) < SHORT_BYTES:
+        raise RemoteProtocolError(
+            f"the timer checkpoint has {len(body)} bytes, at least {SHORT_BYTES} belong"
+        )
+    slot_ms, _, _, read_offset = struct.unpack_from(">4q", body)
+    roll_after_ms = 0
+    if len(body) >= _COMMON.size + _OWN_ANSWER.size:
+        mark, number = _OWN_ANSWER.unpack_from(body, _COMMON.size)
+        roll_after_ms = number if mark == _MARK else 0
+    return TimerCheck(TimerKey(max(0, slot_ms), 0), max(0, read_offset), 0, _window(roll_after_ms))
+
+
+def _window(number: int) -> int:
+    """RocketMQ, and brokers that did not write it yet, roll after two days."""
+    return number if 0 < number < ROLL_AFTER_MS else ROLL_AFTER_MS
+
+
+def _version(version: DataVersion) -> tuple[int, int, int]:
+    return version.state_version, version.timestamp_ms, version.counter
+
+
+class TimerProgress:
+    """The valid checkpoint of this broker; a slave's is its master's."""
+
+    def __init__(self) -> None:
+        self.check = TimerCheck()
+        self.data_version = DataVersion()
+        self.on_change: list[Callable[[], None]] = []
+
+    def replace(self, check: TimerCheck, now_ms: int) -> None:
+        """Take over a newer one."""
+        if check == self.check:
+            return
+        self.check = check
+        self.data_version = self.data_version.next(now_ms)
+        for callback in self.on_change:
+            callback()
+
+    def clamp(self, queue_end: int, now_ms: int) -> int:
+        """Lower what lies behind the end of the timer topic to that end; 1 when something did, else 0."""
+        check = self.check
+        if max(check.read_offset, check.low_offset) <= queue_end:
+            return 0
+        self.replace(
+            replace(
+                check,
+                read_offset=min(check.read_offset, queue_end),
+                low_offset=min(check.low_offset, queue_end),
+            ),
+            now_ms,
+        )
+        return 1
+
+    def encode(self) -> bytes:
+        """The content of config/timercheck."""
+        return encode_timer_file(self.check, self.data_version)
+
+    def load(self, data: bytes) -> None:
+        """Take over the content of config/timercheck."""
+        self.check = decode_timer_file(data)

@@ -1,1 +1,0 @@
-"""Finding single messages."""
