@@ -18,8 +18,7 @@ from tandemmq.spark.metadata import Cluster as Brokers
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.sink import transaction
 from tandemmq.spark.sink.columns import find_sink_columns
-from tandemmq.spark.sink.decision import Decision, DecisionFiles
-from tandemmq.spark.sink.halves import HalfLog, HalfPart, decode_part
+from tandemmq.spark.sink.halves import Decision, DecisionFiles, HalfLog, HalfPart, decode_part
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
 from tandemmq.spark.sink.transaction import Ender, TaskHalves
 from tandemmq.spark.sink.writer import send_rows

@@ -23,8 +23,8 @@ from tandemmq.protocol.sys_flag import (
     COMPRESSION_ZSTD,
 )
 from tandemmq.spark.java import find_java
-from tandemmq.spark.security import Security
 from tandemmq.spark.session import build_session
+from tandemmq.spark.wire import Security
 from waits import until_blocking
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark, pytest.mark.timeout(300)]

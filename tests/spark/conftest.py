@@ -15,11 +15,11 @@ import pytest
 from spark_cluster import Cluster, start_cluster
 from typer.testing import CliRunner
 
-import tandemmq.spark.pipelines.sessions
+import tandemmq.spark.pipelines.runner
 from tandemmq.errors import ConfigError
 from tandemmq.spark.command import app
 from tandemmq.spark.java import find_java
-from tandemmq.spark.pipelines.sessions import register_formats
+from tandemmq.spark.pipelines.runner import register_formats
 from tandemmq.spark.session import build_session
 
 SECONDS_MAX = 900
@@ -82,7 +82,7 @@ def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
 @pytest.fixture
 def run_command(lake_spark: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Runs `tandemmq pipeline ...` in the session that is there, and returns what it wrote."""
-    monkeypatch.setattr(tandemmq.spark.pipelines.sessions, "build_session", lambda *args, **more: lake_spark)
+    monkeypatch.setattr(tandemmq.spark.pipelines.runner, "build_session", lambda *args, **more: lake_spark)
     monkeypatch.setattr(type(lake_spark), "stop", lambda self: None)
 
     def run(*arguments: str) -> str:

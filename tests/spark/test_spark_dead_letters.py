@@ -10,9 +10,8 @@ from pipeline_recorder import Recorder
 
 from dead_letter_maker import make_dead_letters
 from tandemmq.spark.pipelines.dead_letters import DeadLetter, DeadLetterOptions, DeadLetters, DeadLettersSeen
-from tandemmq.spark.pipelines.events import Stopped
-from tandemmq.spark.pipelines.exhibits import Table
-from tandemmq.spark.pipelines.replay_state import load_state
+from tandemmq.spark.pipelines.events import Stopped, Table
+from tandemmq.spark.pipelines.replay import load_state
 from tandemmq.spark.pipelines.runner import StopFlag
 
 GROUP, TOPIC = "casualties", "Perilous"

@@ -33,7 +33,6 @@ TOLD = {
     "rollup": "rows",
     "history": "200 rows",
     "deadletters": "order-",
-    "rebuild": "",
     "lake": "/orders",
 }
 """What a command of the document says here."""

@@ -21,7 +21,7 @@ WAIT_S = 300.0
 COPY = """
 import sys
 from pathlib import Path
-from tandemmq.spark.pipelines.sessions import open_session
+from tandemmq.spark.pipelines.runner import open_session
 
 namesrv, checkpoint = sys.argv[1:]
 with open_session("copy", "local[2]", Path(checkpoint + ".log")) as (spark, _):

@@ -15,8 +15,7 @@ from tandemmq.spark.lake.home import find_files
 from tandemmq.spark.lake.upkeep import check_lake, compact_lake
 from tandemmq.spark.pipelines.audit import Audit, AuditOptions
 from tandemmq.spark.pipelines.history import FROM_COLUMN, history
-from tandemmq.spark.pipelines.replay import Replay, ReplayOptions
-from tandemmq.spark.pipelines.replay_state import load_state
+from tandemmq.spark.pipelines.replay import Replay, ReplayOptions, load_state
 from tandemmq.spark.pipelines.runner import StopFlag
 
 

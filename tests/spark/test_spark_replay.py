@@ -10,8 +10,7 @@ from pipeline_recorder import Recorder
 from spark_lakes import follow_topic, land, read_topic
 
 from tandemmq.spark.pipelines.events import BatchDone, Stopped
-from tandemmq.spark.pipelines.replay import Replay, ReplayOptions
-from tandemmq.spark.pipelines.replay_state import load_state
+from tandemmq.spark.pipelines.replay import Replay, ReplayOptions, load_state
 from tandemmq.spark.pipelines.runner import StopFlag
 
 

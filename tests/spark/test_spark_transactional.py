@@ -22,7 +22,7 @@ PATIENCE_S = 240.0
 DYING = """
 import os, sys, time
 from pathlib import Path
-from tandemmq.spark.pipelines.sessions import open_session
+from tandemmq.spark.pipelines.runner import open_session
 from tandemmq.spark.source import TandemSource
 
 namesrv, checkpoint, ended = sys.argv[1:]

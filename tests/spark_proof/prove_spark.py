@@ -36,7 +36,7 @@ from proof_publisher import Publisher
 from proof_silence import SilenceProof
 
 from tandemmq.bench.spark_read import fill_topic
-from tandemmq.spark.pipelines.sessions import register_formats
+from tandemmq.spark.pipelines.runner import register_formats
 from tandemmq.spark.session import build_session
 
 TOPIC, BULK_TOPIC = "Proof", "ProofBulk"

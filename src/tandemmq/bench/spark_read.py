@@ -24,8 +24,7 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendRequestV2
-from tandemmq.spark.security import OPEN, Security
-from tandemmq.spark.wire import POOL, WireConnection
+from tandemmq.spark.wire import OPEN, POOL, Security, WireConnection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -39,10 +39,9 @@ from tandemmq.protocol.requests.pull import (
     QueryMessageResponse,
 )
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
-from tandemmq.spark.name_servers import NameServers, accept
 from tandemmq.spark.offsets import Mark, Positions, QueueKey
 from tandemmq.spark.options import PULL_GROUP, ReadFrom, SourceOptions
-from tandemmq.spark.wire import POOL, UNREACHABLE
+from tandemmq.spark.wire import POOL, UNREACHABLE, NameServers, accept
 from tandemmq.telemetry import events
 from tandemmq.units import MIB
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.offsets import ANY_BROKER, EARLIEST, LATEST, Positions, QueueKey, flatten_positions
-from tandemmq.spark.option_table import OPTION_TABLE
-from tandemmq.spark.option_text import (
+from tandemmq.spark.option_table import (
+    OPTION_TABLE,
     Moment,
     name_options,
     parse_bool,
@@ -35,7 +35,7 @@ from tandemmq.spark.option_text import (
     require,
 )
 from tandemmq.spark.packing import PackingOptions
-from tandemmq.spark.security import OPEN, Security, parse_security
+from tandemmq.spark.wire import OPEN, Security, parse_security
 from tandemmq.units import MIB
 
 KAFKA = "kafka"

@@ -17,19 +17,113 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final
 
-from tandemmq.errors import BrokerUnreachable, RemoteProtocolError, RequestTimeout
-from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ
-from tandemmq.protocol.command import Command
+from tandemmq.errors import BrokerUnreachable, ConfigError, RemoteProtocolError, RequestTimeout
+from tandemmq.protocol import rejections
+from tandemmq.protocol.bodies.route import TopicRoute, decode_cluster_info, decode_topic_route
+from tandemmq.protocol.bodies.topic import decode_topic_list
+from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, RequestCode, ResponseCode
+from tandemmq.protocol.command import Command, Header
 from tandemmq.protocol.frame import FRAME_BYTES_MAX, encode_frame
 from tandemmq.protocol.header_compact import decode_header_compact
 from tandemmq.protocol.header_json import decode_header_json
-from tandemmq.spark.security import OPEN, Security
+from tandemmq.protocol.requests.route import RouteRequest
+from tandemmq.protocol.signature import Credentials
 from tandemmq.units import KIB, MIB
+
+# Who a query is and how it reaches servers: the signature of requests, and TLS.
+#
+# Secrets travel to the executors inside the options and are shown nowhere: not in texts, offsets or plans.
+# Source: spec remoting 7 (signature), 1 (TLS).
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Security:
+    """Credentials and TLS settings of one query; empty texts for what is not used."""
+
+    access_key: str = ""
+    secret_key: str = field(default="", repr=False)
+    security_token: str = field(default="", repr=False)
+    is_tls: bool = False
+    ca_path: str = ""
+    certificate_path: str = ""
+    key_path: str = ""
+    verifies_peer: bool = True
+
+    def sign(self, command: Command) -> None:
+        """Adds who asks, and the signature over all fields and the body."""
+        if not self.access_key:
+            return
+        Credentials(self.access_key, self.secret_key, self.security_token).sign(command)
+
+    def wrap(self, connection: socket.socket, host: str) -> socket.socket:
+        """The connection itself, or TLS over it.
+
+        Raises:  OSError when the peer speaks no TLS or is not who it should be; ConfigError when a file of
+                 the options cannot be used here.
+        """
+        if not self.is_tls:
+            return connection
+        try:
+            return self._context().wrap_socket(connection, server_hostname=host)
+        except (OSError, ConfigError):
+            connection.close()
+            raise
+
+    def _context(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self.ca_path or None)
+        except OSError as error:
+            raise ConfigError(f"the option tls.ca: {self.ca_path} cannot be used here: {error}") from None
+        if not self.verifies_peer:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.certificate_path:
+            try:
+                context.load_cert_chain(self.certificate_path, self.key_path or None)
+            except OSError as error:
+                files = f"{self.certificate_path} with the key in {self.key_path or 'the same file'}"
+                raise ConfigError(
+                    f"the options tls.certificate and tls.key: {files} cannot be used here: {error}"
+                ) from None
+        return context
+
+
+OPEN = Security()
+"""No credentials, no TLS."""
+
+
+def parse_security(values: Mapping[str, str], *, is_tls: bool, verifies_peer: bool) -> Security:
+    """The security options of a query.
+
+    Raises:  ConfigError naming the option that is missing.
+    """
+    access_key, secret_key = values.get("accessKey", ""), values.get("secretKey", "")
+    if bool(access_key) != bool(secret_key):
+        raise ConfigError("the options accessKey and secretKey belong together")
+    if values.get("securityToken") and not access_key:
+        raise ConfigError("the option securityToken needs accessKey and secretKey")
+    details = [name for name in ("tls.ca", "tls.certificate", "tls.key") if values.get(name)]
+    if details and not is_tls:
+        raise ConfigError(f"the option {details[0]} needs tls=true")
+    if "tls.key" in details and "tls.certificate" not in details:
+        raise ConfigError("the option tls.key needs tls.certificate")
+    return Security(
+        access_key=access_key,
+        secret_key=secret_key,
+        security_token=values.get("securityToken", ""),
+        is_tls=is_tls,
+        ca_path=values.get("tls.ca", ""),
+        certificate_path=values.get("tls.certificate", ""),
+        key_path=values.get("tls.key", ""),
+        verifies_peer=verifies_peer,
+    )
+
 
 READ_BYTES: Final = 64 * KIB
 
@@ -259,3 +353,63 @@ class ConnectionPool:
 
 POOL = ConnectionPool()
 """The pool of this process: module state survives between the tasks of an executor (spec spark SP-12)."""
+
+
+# Routes, brokers and topic names from the first name server that answers.
+
+
+class NameServers:
+    """The name servers of one query."""
+
+    def __init__(self, addresses: Sequence[str], timeout_s: float, security: Security = OPEN) -> None:
+        self._addresses = list(addresses)
+        self._timeout_s = timeout_s
+        self._security = security
+
+    def find_route(self, topic: str) -> TopicRoute | None:
+        """The route of a topic; None when no name server knows it.
+
+        Raises:  BrokerUnreachable when no name server answers.
+        """
+        header = RouteRequest(topic=topic, accepts_standard_json=True)
+        answer = self._ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            return None
+        return decode_topic_route(accept(answer).body)
+
+    def find_broker(self, name: str) -> Mapping[int, str]:
+        """Broker id -> address of a broker that is registered, whatever its topics are; empty when it is not.
+
+        Raises:  BrokerUnreachable when no name server answers.
+        """
+        info = decode_cluster_info(accept(self._ask(RequestCode.GET_BROKER_CLUSTER_INFO)).body)
+        return info.brokers[name].addresses if name in info.brokers else {}
+
+    def list_topics(self) -> list[str]:
+        """All topics, the system's own too."""
+        return list(decode_topic_list(accept(self._ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).body))
+
+    def _ask(self, code: RequestCode, header: Header | None = None) -> Command:
+        """The answer of the first name server that gives one; it is asked first from then on."""
+        failures = []
+        for address in list(self._addresses):
+            try:
+                with POOL.borrow(address, self._security) as connection:
+                    answer = connection.request(Command.request(code, header), self._timeout_s)
+            except UNREACHABLE as error:
+                failures.append(str(error))
+                continue
+            self._addresses.remove(address)
+            self._addresses.insert(0, address)
+            return answer
+        raise BrokerUnreachable(f"no name server answers: {'; '.join(failures)}")
+
+
+def accept(answer: Command) -> Command:
+    """`answer` itself.
+
+    Raises:  the RequestRejected class of any code but success.
+    """
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return answer

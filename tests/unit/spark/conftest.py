@@ -7,9 +7,9 @@ from spark_fakes import FakeNet
 
 import tandemmq.spark.fetch
 import tandemmq.spark.metadata
-import tandemmq.spark.name_servers
 import tandemmq.spark.sink.sender
 import tandemmq.spark.sink.transaction
+import tandemmq.spark.wire
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def net(monkeypatch: pytest.MonkeyPatch) -> FakeNet:
     """A network in memory instead of the connection pool; pauses between attempts take no time."""
     fake = FakeNet()
     monkeypatch.setattr(tandemmq.spark.metadata, "POOL", fake)
-    monkeypatch.setattr(tandemmq.spark.name_servers, "POOL", fake)
+    monkeypatch.setattr(tandemmq.spark.wire, "POOL", fake)
     monkeypatch.setattr(tandemmq.spark.fetch, "POOL", fake)
     monkeypatch.setattr(tandemmq.spark.sink.sender, "POOL", fake)
     monkeypatch.setattr(tandemmq.spark.sink.transaction, "POOL", fake)

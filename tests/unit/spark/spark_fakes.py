@@ -43,7 +43,7 @@ from tandemmq.protocol.requests.pull import (
 )
 from tandemmq.protocol.requests.route import RouteRequest
 from tandemmq.protocol.requests.send import SendRequestV2, SendResponse
-from tandemmq.spark.security import OPEN, Security
+from tandemmq.spark.wire import OPEN, Security
 
 BORN = encode_host("10.0.0.1", 4000)
 STORED = encode_host("10.0.0.2", 10911)

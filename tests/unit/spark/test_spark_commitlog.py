@@ -12,7 +12,7 @@ from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, encode_blank, encode_record
 from tandemmq.spark.columns import select_columns
-from tandemmq.spark.commitlog.source import (
+from tandemmq.spark.commitlog import (
     LOG_COLUMNS,
     LOG_OPTION_TABLE,
     cut_pieces,

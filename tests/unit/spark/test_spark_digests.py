@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tandemmq.spark.offsets import QueueKey
-from tandemmq.spark.pipelines.digests import (
+from tandemmq.spark.pipelines.audit_frames import (
     Behind,
     Comparison,
     Digest,

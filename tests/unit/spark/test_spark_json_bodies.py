@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.pipelines.json_bodies import choose_spellings, explain_body, parse_schema
-from tandemmq.spark.pipelines.json_rescue import merge_schemas, split_body
+from tandemmq.spark.pipelines.json_bodies import (
+    choose_spellings,
+    explain_body,
+    merge_schemas,
+    parse_schema,
+    split_body,
+)
 
 pyspark_types = pytest.importorskip("pyspark.sql.types")
 

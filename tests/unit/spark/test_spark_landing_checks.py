@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import tandemmq.spark.pipelines.lake_job
 import tandemmq.spark.pipelines.landing
-import tandemmq.spark.pipelines.sessions
+import tandemmq.spark.pipelines.runner
 import tandemmq.spark.session
 from tandemmq.errors import ConfigError
 from tandemmq.spark.command import app
@@ -180,8 +180,8 @@ def test_an_interrupt_still_stops_in_order_after_spark_took_the_signal(
         measure_all=lambda: nothing,
         restarts_max=None,
     )
-    monkeypatch.setattr(tandemmq.spark.pipelines.sessions, "build_session", build_session)
-    monkeypatch.setattr(tandemmq.spark.pipelines.sessions, "register_formats", lambda spark: None)
+    monkeypatch.setattr(tandemmq.spark.pipelines.runner, "build_session", build_session)
+    monkeypatch.setattr(tandemmq.spark.pipelines.runner, "register_formats", lambda spark: None)
     monkeypatch.setattr(tandemmq.spark.pipelines.lake_job, "warm_up", lambda spark: None)
     monkeypatch.setattr(tandemmq.spark.pipelines.lake_job, "_make_job", lambda *args: job)
     monkeypatch.setattr(tandemmq.spark.pipelines.landing, "_make_stream", lambda *args: None)

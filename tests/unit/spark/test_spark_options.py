@@ -10,8 +10,7 @@ import pytest
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.offsets import QueueKey
-from tandemmq.spark.option_table import OPTION_TABLE, render_option_table
-from tandemmq.spark.option_text import Moment, parse_moment
+from tandemmq.spark.option_table import OPTION_TABLE, Moment, parse_moment, render_option_table
 from tandemmq.spark.options import (
     PropertiesAs,
     ReadFrom,

@@ -9,8 +9,7 @@ import pytest
 import tandemmq.spark.sink.writer
 from tandemmq.errors import ConfigError
 from tandemmq.spark.command_watch import parse_time
-from tandemmq.spark.pipelines.replay import ReplayOptions
-from tandemmq.spark.pipelines.replay_state import load_state
+from tandemmq.spark.pipelines.replay import ReplayOptions, load_state
 from tandemmq.spark.sink.options import parse_sink_options
 from tandemmq.spark.sink.writer import Pace
 

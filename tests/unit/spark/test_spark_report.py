@@ -12,12 +12,21 @@ import pytest
 from tandemmq.errors import ConfigError
 from tandemmq.spark.command_watch import Watch, _render_command, build_reporters
 from tandemmq.spark.pipelines.audit_events import AuditDone, SideJudged
-from tandemmq.spark.pipelines.events import BatchDone, Restarted, Started, Stopped
-from tandemmq.spark.pipelines.exhibits import BarChart, Line, LineChart, Table
+from tandemmq.spark.pipelines.events import (
+    BarChart,
+    BatchDone,
+    Line,
+    LineChart,
+    Restarted,
+    Started,
+    Stopped,
+    Table,
+)
 from tandemmq.spark.pipelines.meters import MetricsReporter
-from tandemmq.spark.pipelines.report import SAMPLES_MAX, ReportReporter
-from tandemmq.spark.pipelines.svg import (
+from tandemmq.spark.pipelines.report import (
     POINTS_MAX,
+    SAMPLES_MAX,
+    ReportReporter,
     draw_bars,
     draw_lines,
     find_ticks,

@@ -10,15 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import tandemmq.spark.pipelines.rollup_fold
-from tandemmq.spark.pipelines.rollup import read_rollup, read_sums, show_rollup
-from tandemmq.spark.pipelines.rollup_fold import (
+import tandemmq.spark.pipelines.rollup
+from tandemmq.spark.pipelines.rollup import (
     BUCKETS,
     OTHER_TAGS,
     PARTIAL_SCHEMA,
     find_buckets,
     find_percentile,
     fold_messages,
+    read_rollup,
+    read_sums,
+    show_rollup,
 )
 
 NOON_MS = 1_700_000_000_000
@@ -82,7 +84,7 @@ def test_messages_are_summed_by_topic_tag_and_minute() -> None:
 
 
 def test_tags_without_end_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tandemmq.spark.pipelines.rollup_fold, "TAGS_MAX", 3)
+    monkeypatch.setattr(tandemmq.spark.pipelines.rollup, "TAGS_MAX", 3)
     found = _fold([_batch([("T", f"t{n}", b"x", 0, 0) for n in range(10)])])
     assert len(found) == 4
     assert {row["tag"]: row["messages"] for row in found}[OTHER_TAGS] == 7

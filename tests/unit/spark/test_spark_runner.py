@@ -16,6 +16,7 @@ from rich.console import Console
 import tandemmq.spark.pipelines.events
 import tandemmq.spark.pipelines.runner
 from tandemmq.spark.offsets import measure_lag
+from tandemmq.spark.pipelines.audit_events import SideReading
 from tandemmq.spark.pipelines.events import (
     BatchDone,
     Event,
@@ -26,10 +27,9 @@ from tandemmq.spark.pipelines.events import (
     TextReporter,
     render_bytes,
 )
-from tandemmq.spark.pipelines.jobs import Jobs
-from tandemmq.spark.pipelines.rebuild import RebuildStep
 from tandemmq.spark.pipelines.runner import (
     Job,
+    Jobs,
     Runner,
     StopFlag,
     Totals,
@@ -311,9 +311,13 @@ def test_ticks_come_now_and_then_where_there_is_no_terminal(monkeypatch: pytest.
     reporter = TextReporter(Console(file=stream, width=20))
     for seconds in range(25):
         now[0] = 100.0 + seconds
-        reporter.report(RebuildStep(stage="queues", tasks_done=seconds, tasks=25, seconds=seconds))
+        reporter.report(SideReading(side="lake", tasks_done=seconds, tasks=25, seconds=seconds))
     reporter.report(DONE)
-    assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == ["queues", "queues", "batch 3"]
+    assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == [
+        "reading lake",
+        "reading lake",
+        "batch 3",
+    ]
 
 
 def test_tasks_that_are_done_stay_done_when_spark_forgets_their_stage() -> None:

@@ -20,8 +20,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FrameDecoder, encode_frame
 from tandemmq.protocol.requests.offset import GetMaxOffsetRequest, GetMaxOffsetResponse
 from tandemmq.spark.options import parse_options
-from tandemmq.spark.security import Security
-from tandemmq.spark.wire import ConnectionPool
+from tandemmq.spark.wire import ConnectionPool, Security
 
 
 def _ask() -> Command:

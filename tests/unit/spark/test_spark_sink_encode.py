@@ -15,9 +15,8 @@ from tandemmq.protocol.batch import split_batch
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.java_hash import java_hash
 from tandemmq.protocol.properties import decode_properties
-from tandemmq.spark.sink.columns import SinkColumns, find_sink_columns
+from tandemmq.spark.sink.columns import SinkColumns, find_sink_columns, make_keys, make_prefix
 from tandemmq.spark.sink.encode import BatchEncoder, Shipment
-from tandemmq.spark.sink.keys import make_keys, make_prefix
 from tandemmq.spark.sink.options import EmptyBodies
 
 PREFIX = make_prefix("query", 7, 1)

@@ -14,12 +14,10 @@ import tandemmq.spark.sink.sender
 from tandemmq.errors import ConfigError, MessageIllegal, NotPermitted, RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.exactly_once import CAPABILITY
-from tandemmq.spark.sink.columns import find_sink_columns
+from tandemmq.spark.sink.columns import find_sink_columns, make_prefix
 from tandemmq.spark.sink.encode import SPREAD_ROWS, BatchEncoder
-from tandemmq.spark.sink.keys import make_prefix
-from tandemmq.spark.sink.once import OnceRun
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
-from tandemmq.spark.sink.sender import Sender
+from tandemmq.spark.sink.sender import OnceRun, Sender
 from tandemmq.spark.sink.writer import PIN_FILE, pin_queues
 
 OPTIONS = SinkOptions(name_servers=("ns:1",), topic="T", once_topics=("T",), retry_count=3)

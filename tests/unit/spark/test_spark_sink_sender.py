@@ -11,10 +11,10 @@ import tandemmq.spark.sink.sender
 from tandemmq.errors import BrokerUnreachable, ConfigError, MessageIllegal, SendNotConfirmed
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.spark.security import Security
 from tandemmq.spark.sink.encode import Shipment
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
 from tandemmq.spark.sink.sender import Sender
+from tandemmq.spark.wire import Security
 
 OPTIONS = SinkOptions(name_servers=("ns:1",), topic="T", retry_count=3, in_flight=2)
 

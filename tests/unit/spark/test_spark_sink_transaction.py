@@ -26,8 +26,7 @@ from tandemmq.protocol.requests.send import EndTransactionRequest, SendRequestV2
 from tandemmq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED
 from tandemmq.spark.sink import transaction
 from tandemmq.spark.sink.columns import find_sink_columns
-from tandemmq.spark.sink.decision import DECISION_FILE, DecisionFiles, read_decided
-from tandemmq.spark.sink.halves import HalfLog, decode_part
+from tandemmq.spark.sink.halves import DECISION_FILE, DecisionFiles, HalfLog, decode_part, read_decided
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
 from tandemmq.spark.sink.transaction import WINDOW, EndFailed, TaskHalves
 from tandemmq.spark.sink.writer import TopicStreamWriter, send_rows

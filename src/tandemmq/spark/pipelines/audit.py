@@ -28,22 +28,23 @@ from tandemmq.spark.pipelines.audit_events import (
     SideRead,
     SideReading,
 )
-from tandemmq.spark.pipelines.audit_frames import PLACE, Form, Frames, Side, choose_form
-from tandemmq.spark.pipelines.digests import (
+from tandemmq.spark.pipelines.audit_frames import (
+    PLACE,
     Comparison,
     Digest,
     Digests,
+    Form,
+    Frames,
     Part,
     PieceKey,
     Ranges,
+    Side,
+    choose_form,
     compare,
     cut_parts,
 )
-from tandemmq.spark.pipelines.events import Reporter
-from tandemmq.spark.pipelines.exhibits import BarChart
-from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
-from tandemmq.spark.pipelines.runner import StopFlag, explain_failure
-from tandemmq.spark.pipelines.sessions import open_session, repeat
+from tandemmq.spark.pipelines.events import BarChart, Reporter
+from tandemmq.spark.pipelines.runner import Interrupted, Jobs, StopFlag, explain_failure, open_session, repeat
 from tandemmq.spark.resolve import describe_all
 
 if TYPE_CHECKING:

@@ -18,12 +18,19 @@ from tandemmq.errors import ConfigError, TandemError
 from tandemmq.protocol.topic_names import dlq_topic
 from tandemmq.spark.metadata import Cluster
 from tandemmq.spark.options import parse_options
-from tandemmq.spark.pipelines.events import Event, Reporter, Started, Stopped, Totals, make_batch_done
-from tandemmq.spark.pipelines.exhibits import BarChart, Cell, Table
-from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
-from tandemmq.spark.pipelines.replay_state import ReplayState, load_state
-from tandemmq.spark.pipelines.runner import StopFlag, explain_failure
-from tandemmq.spark.pipelines.sessions import open_session, repeat
+from tandemmq.spark.pipelines.events import (
+    BarChart,
+    Cell,
+    Event,
+    Reporter,
+    Started,
+    Stopped,
+    Table,
+    Totals,
+    make_batch_done,
+)
+from tandemmq.spark.pipelines.replay import ReplayState, load_state
+from tandemmq.spark.pipelines.runner import Interrupted, Jobs, StopFlag, explain_failure, open_session, repeat
 from tandemmq.spark.sink.options import parse_sink_options
 
 if TYPE_CHECKING:

@@ -24,13 +24,9 @@ from tandemmq.spark.columns import COLUMNS
 from tandemmq.spark.lake.view import LakeView, view_lake
 from tandemmq.spark.offsets import Positions, decode_offset, nest_positions
 from tandemmq.spark.options import parse_options
-from tandemmq.spark.pipelines.events import Reporter, Started, Stopped, Totals, make_batch_done
-from tandemmq.spark.pipelines.exhibits import BarChart
-from tandemmq.spark.pipelines.jobs import Interrupted, Jobs
-from tandemmq.spark.pipelines.lake_job import CHECKPOINT_DIR
-from tandemmq.spark.pipelines.lake_rows import read_rows
-from tandemmq.spark.pipelines.runner import StopFlag, explain_failure
-from tandemmq.spark.pipelines.sessions import open_session
+from tandemmq.spark.pipelines.events import BarChart, Reporter, Started, Stopped, Totals, make_batch_done
+from tandemmq.spark.pipelines.lake_job import CHECKPOINT_DIR, read_rows
+from tandemmq.spark.pipelines.runner import Interrupted, Jobs, StopFlag, explain_failure, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -208,7 +208,7 @@ def _make_stream(spark: SparkSession, options: LandingOptions, reporter: Reporte
 
 def _grow(out: Path, spark: SparkSession, batch_id: int) -> bool:
     """Adds what a batch has rescued to the schema; True if that has changed it."""
-    from tandemmq.spark.pipelines.json_rescue import grow_schema, read_rescued
+    from tandemmq.spark.pipelines.json_bodies import grow_schema, read_rescued
 
     known = parse_schema((out / CONTROL_DIR / SCHEMA_FILE).read_text())
     grown = grow_schema(spark, known, read_rescued(out, batch_id))

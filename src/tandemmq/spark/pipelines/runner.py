@@ -11,14 +11,75 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from tandemmq.errors import TandemError
 from tandemmq.spark.offsets import measure_lag
 from tandemmq.spark.pipelines.events import Reporter, Restarted, Started, Stopped, Totals, make_batch_done
+from tandemmq.spark.session import build_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+# The frame around every pipeline: its session, the signals that ask for the end, repetition.
+
+NO_LOG = Path("/dev/null")
+
+
+@contextmanager
+def open_session(
+    app: str, master: str, log_file: Path | None = None, *, is_long: bool = False
+) -> Iterator[tuple[SparkSession, StopFlag]]:
+    """A session with our sources and sinks registered, and the flag that SIGTERM and SIGINT set.
+
+    `is_long`: it runs until a signal. Both signals are taken from before Java starts until after it ended.
+    """
+    stop = StopFlag()
+    with stop.listening():
+        spark = build_session(app, master, log_file=log_file or NO_LOG, is_long=is_long)
+        register_formats(spark)
+        try:
+            # Spark took SIGINT for itself when the session began.
+            with stop.listening():
+                yield spark, stop
+        finally:
+            # A Java that died is reported by the pipeline and cannot be stopped any more.
+            with suppress(Exception):
+                spark.stop()
+
+
+def register_formats(spark: SparkSession) -> None:
+    """Makes our formats known to a session that was not started from an installed package."""
+    # The Spark classes import pyspark, which `--help` shall not pay for.
+    from tandemmq.spark.commitlog import CommitLogSource
+    from tandemmq.spark.lake.sink import LakeSink
+    from tandemmq.spark.source import TandemSource
+
+    for source in (TandemSource, CommitLogSource, LakeSink):
+        spark.dataSource.register(source)
+
+
+def repeat(work: Callable[[], int], *, every_s: float | None, stop: StopFlag) -> int:
+    """Calls `work` once, or with `every_s` again and again until a signal; what it returned last."""
+    code = work()
+    while every_s is not None and not wait_for_stop(stop, every_s):
+        code = work()
+    return code
+
+
+def wait_for_stop(stop: StopFlag, seconds: float) -> bool:
+    """True as soon as a signal asked for the end, False when the time is over."""
+    deadline = time.monotonic() + seconds
+    while not stop.is_set and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return stop.is_set
+
 
 POLL_S = 0.1
 STOP_POLL_S = 0.01
@@ -212,3 +273,97 @@ def is_passing(text: str) -> bool:
     if ours:
         return ours[-1][0] in _PASSING
     return any(sign in text for sign in _PASSING_OF_SPARK)
+
+
+# Questions to Spark, each in a thread of its own: signals and progress are not late.
+
+T = TypeVar("T")
+
+TICK_S = 0.5
+
+Tick = Callable[[int, int], None]
+"""Called now and then with the tasks that are done, and all tasks that are known."""
+
+
+class Interrupted(TandemError):
+    """A signal asked for the end while Spark was at work."""
+
+
+class Jobs:
+    """Runs jobs of one session until a signal."""
+
+    def __init__(self, spark: SparkSession, stop: StopFlag) -> None:
+        self._spark = spark
+        self._stop = stop
+        self._stages: dict[int, int] = {}
+
+    def run(self, work: Callable[[], T], on_tick: Tick = lambda done, total: None) -> T:
+        """What `work` returns.
+
+        Raises:  whatever `work` raises; Interrupted when a signal came, after Spark's tasks were cancelled.
+        """
+        (result,) = self.run_all([work], on_tick)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def run_all(
+        self, works: Sequence[Callable[[], T]], on_tick: Tick = lambda done, total: None
+    ) -> list[T | BaseException]:
+        """What each returns or raises; all run at the same time.
+
+        Raises:  Interrupted when a signal came, after Spark's tasks were cancelled.
+        """
+        results: dict[int, T | BaseException] = {}
+
+        def follow(index: int, work: Callable[[], T]) -> None:
+            try:
+                # A write looks for its sink in the session of the Java thread that serves this one, which has
+                # none yet; making a frame of ours gives it one.
+                self._spark.createDataFrame([], "none int")
+                results[index] = work()
+            except BaseException as error:  # noqa: BLE001  (handed to the caller's thread)
+                results[index] = error
+
+        self._check()
+        self._stages.clear()
+        threads = [
+            threading.Thread(target=follow, args=(index, work), name=f"spark-job-{index}", daemon=True)
+            for index, work in enumerate(works)
+        ]
+        for thread in threads:
+            thread.start()
+        self._wait(threads, on_tick)
+        # A cancelled job fails too; the signal is the reason.
+        if any(isinstance(result, BaseException) for result in results.values()):
+            self._check()
+        return [results[index] for index in range(len(works))]
+
+    def _wait(self, threads: Sequence[threading.Thread], on_tick: Tick) -> None:
+        told_at = time.monotonic()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.05)
+                if self._stop.is_set:
+                    self._spark.sparkContext.cancelAllJobs()
+                if time.monotonic() - told_at >= TICK_S:
+                    told_at = time.monotonic()
+                    on_tick(*self._count_tasks())
+
+    def _check(self) -> None:
+        if self._stop.is_set:
+            raise Interrupted("stopped by a signal")
+
+    def _count_tasks(self) -> tuple[int, int]:
+        """Tasks that are done and tasks that are known, of all stages that ran since `run_all` began: Spark
+        tells of active ones only.
+        """
+        tracker = self._spark.sparkContext.statusTracker()
+        left = 0
+        for stage_id in tracker.getActiveStageIds():
+            info = tracker.getStageInfo(stage_id)
+            if info is not None:
+                self._stages[stage_id] = info.numTasks
+                left += info.numTasks - info.numCompletedTasks
+        total = sum(self._stages.values())
+        return total - left, total

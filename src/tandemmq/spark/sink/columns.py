@@ -8,11 +8,21 @@ so a topic that was read can be written as it is. Pure.
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tandemmq.errors import ConfigError
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tandemmq.errors import ConfigError, MessageIllegal
+from tandemmq.protocol import properties as names
+from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, RESERVED, TRANSIENT_PREFIX
 from tandemmq.spark.columns import HEADERS_TYPE, MAP_TYPE, SOURCE_COLUMNS
+from tandemmq.spark.properties import build_map, scan_properties
 
 _TEXT = ("string", "binary")
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
@@ -83,3 +93,193 @@ def find_sink_columns(fields: Sequence[tuple[str, str]], *, has_topic_option: bo
     if "topic" not in places and not has_topic_option:
         raise ConfigError("either the option topic or a column topic is required")
     return SinkColumns(places)
+
+
+# Unique keys that a repeated row gets again.
+#
+# Spark runs tasks twice and replays batches; (query, batch, task, row) names a row for ever all the same
+# (spec spark SP-52). A key is 32 hexadecimal digits like every client's: ten bytes of a hash of the first
+# three, then the row's number in six bytes. Java reads milliseconds since the start of the month from bytes
+# 10 to 13, which here are the upper part of the row's number and so near zero: its search by unique key looks
+# back far enough.
+#
+# Pure.
+
+KEY_CHARS = 32
+_PREFIX_BYTES = 10
+_ROW_BYTES = 6
+_HEX = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
+
+
+def make_prefix(*names: object) -> bytes:
+    """The first digits of the keys of one task: a hash of what names it."""
+    text = "\0".join(str(name) for name in names)
+    return hashlib.blake2b(text.encode(), digest_size=_PREFIX_BYTES).hexdigest().upper().encode()
+
+
+def make_keys(prefix: bytes, first_row: int, count: int) -> Any:
+    """The keys of `count` rows from number `first_row` on, as a binary array."""
+    numbers = np.arange(first_row, first_row + count, dtype=">u8")
+    digits = numbers.view(np.uint8).reshape(count, 8)[:, 8 - _ROW_BYTES :]
+    keys = np.empty((count, KEY_CHARS), dtype=np.uint8)
+    keys[:, : len(prefix)] = np.frombuffer(prefix, dtype=np.uint8)
+    keys[:, len(prefix) :: 2] = _HEX[digits >> 4]
+    keys[:, len(prefix) + 1 :: 2] = _HEX[digits & 15]
+    return fixed_binary(keys)
+
+
+def fixed_binary(rows: np.ndarray[Any, np.dtype[np.uint8]]) -> Any:
+    """A (count, width) array of bytes as a binary array of `count` values."""
+    count, width = rows.shape
+    offsets = (
+        np.arange(0, (count + 1) * width, width, dtype=np.int32) if width else np.zeros(count + 1, np.int32)
+    )
+    return pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(rows))]
+    )
+
+
+# The properties of many rows in their wire form, as one binary array.
+#
+# The user's own come first, then what has a column of its own, because the later of two equal names wins.
+# Names that only clients and brokers set are left out of the user's map: a topic that was read can be written
+# again.
+#
+# Source: spec remoting 12.4. Pure: numpy and pyarrow.
+
+Bools = NDArray[np.bool_]
+
+DELIVER_AT = "TIMER_DELIVER_MS"
+_NAME_END, _PAIR_END = b"\x01", b"\x02"
+_EMPTY = pa.scalar(b"", pa.binary())
+
+
+def encode_row_properties(batch: Any, columns: SinkColumns, keys: Any, first_row: int) -> tuple[Any, Bools]:
+    """The wire form of each row's properties, and whether the row is a delayed message.
+
+    Raises:  MessageIllegal naming a row whose properties have no wire form.
+    """
+    count = batch.num_rows
+    parts: list[Any] = []
+
+    def add(name: str, values: Any) -> None:
+        """The pair `name`, left out where the value is null or empty."""
+        _refuse(pc.match_substring(values, _PAIR_END.decode()), first_row, f"{name} holds the byte 2")
+        values = pc.if_else(pc.equal(pc.binary_length(values), 0), pa.scalar(None, pa.binary()), values)
+        head = pa.scalar(f"{name}\x01".encode(), pa.binary())
+        parts.append(pc.binary_join_element_wise(head, values, pa.scalar(_PAIR_END, pa.binary()), _EMPTY))
+
+    def column(name: str) -> Any:
+        place = columns.place(name)
+        return None if place is None else batch.column(place)
+
+    own = column("properties")
+    if own is not None:
+        parts.append(_encode_map(own, first_row))
+    for name, wire_name in (("shardingKey", names.SHARDING_KEY), ("keys", names.KEYS), ("tags", names.TAGS)):
+        values = column(name)
+        if values is not None:
+            add(wire_name, _as_binary(values))
+    levels, times = column("delayLevel"), column("deliverAt")
+    is_delayed = np.zeros(count, dtype=bool)
+    if levels is not None:
+        levels = _drop_zeros(levels.cast(pa.int64()))
+        add(names.DELAY, levels.cast(pa.string()).cast(pa.binary()))
+        is_delayed |= levels.is_valid().to_numpy(zero_copy_only=False)
+    if times is not None:
+        times = _drop_zeros(_milliseconds(times))
+        add(DELIVER_AT, times.cast(pa.string()).cast(pa.binary()))
+        is_delayed |= times.is_valid().to_numpy(zero_copy_only=False)
+    given = column("uniqueKey")
+    add(names.UNIQ_KEY, keys if given is None else pc.coalesce(_as_binary(given), keys))
+    encoded = pc.binary_join_element_wise(*parts, _EMPTY, null_handling="replace", null_replacement="")
+    _refuse(
+        pc.greater(pc.binary_length(encoded), PROPERTIES_BYTES_MAX),
+        first_row,
+        f"its properties have more than {PROPERTIES_BYTES_MAX} bytes",
+    )
+    return encoded, is_delayed
+
+
+def _as_binary(values: Any) -> Any:
+    return (_join_texts(values) if pa.types.is_list(values.type) else values).cast(pa.binary())
+
+
+def _join_texts(lists: Any) -> Any:
+    """Each row's texts with a space between them; those that are null or empty are left out."""
+    texts, rows = lists.flatten(), pc.list_parent_indices(lists)
+    is_there = pc.fill_null(pc.greater(pc.binary_length(texts), 0), False)
+    counts = np.bincount(rows.filter(is_there), minlength=len(lists))
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
+    # The lists of a column whose elements cannot be null cannot be joined, so they are built anew.
+    return pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), texts.filter(is_there)), " ")
+
+
+def _drop_zeros(numbers: Any) -> Any:
+    return pc.if_else(pc.less_equal(numbers, 0), pa.scalar(None, numbers.type), numbers)
+
+
+def _milliseconds(times: Any) -> Any:
+    if pa.types.is_timestamp(times.type):
+        return pc.divide(times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64()), 1000)
+    return times.cast(pa.int64())
+
+
+def _encode_map(column: Any, first_row: int) -> Any:
+    """Each row's map in wire form, without reserved names and without empty values."""
+    if pa.types.is_list(column.type):
+        column = _map_headers(column)
+    elif not pa.types.is_map(column.type):
+        column = build_map(scan_properties(_plain(column)))
+    offsets = column.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+    begin, end = int(offsets[0]), int(offsets[-1])
+    keys = column.keys.slice(begin, end - begin).cast(pa.binary())
+    items = column.items.slice(begin, end - begin).cast(pa.binary())
+    rows = np.repeat(np.arange(len(column)), np.diff(offsets))
+    is_user = ~pc.is_in(keys, pa.array([name.encode() for name in sorted(RESERVED)])).to_numpy(
+        zero_copy_only=False
+    )
+    is_user &= ~pc.starts_with(keys, TRANSIENT_PREFIX).to_numpy(zero_copy_only=False)
+    is_user &= pc.fill_null(pc.greater(pc.binary_length(items), 0), False).to_numpy(zero_copy_only=False)
+    is_user &= column.is_valid().to_numpy(zero_copy_only=False)[rows]
+    chosen = pa.array(is_user)
+    keys, items, rows = keys.filter(chosen), items.filter(chosen), rows[is_user]
+    for mark in (_NAME_END, _PAIR_END):
+        _refuse(pc.match_substring(keys, mark.decode()), first_row, "a property name holds 1 or 2", rows)
+    _refuse(pc.equal(pc.binary_length(keys), 0), first_row, "a property has no name", rows)
+    _refuse(pc.match_substring(items, _PAIR_END.decode()), first_row, "a property holds the byte 2", rows)
+    name_end, pair_end = pa.scalar(_NAME_END, pa.binary()), pa.scalar(_PAIR_END, pa.binary())
+    pairs = pc.binary_join_element_wise(keys, name_end, items, pair_end, _EMPTY)
+    first_pair = np.searchsorted(rows, np.arange(len(column) + 1))
+    _, pair_offsets, data = pairs.buffers()
+    places = (
+        np.frombuffer(pair_offsets, dtype=np.int32)[: len(pairs) + 1] if len(pairs) else np.zeros(1, np.int32)
+    )
+    bounds = places[first_pair].astype(np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(),
+        len(column),
+        [None, pa.py_buffer(bounds), data if data is not None else pa.py_buffer(b"")],
+    )
+
+
+def _map_headers(column: Any) -> Any:
+    """Kafka's headers as maps; a header without a value counts as absent, as an empty property does."""
+    pairs = column.flatten()
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
+    names = pc.fill_null(pc.struct_field(pairs, "key"), "")
+    return pa.MapArray.from_arrays(pa.array(offsets), names, pc.struct_field(pairs, "value"))
+
+
+def _plain(column: Any) -> Any:
+    """A string column as a binary array that is no slice and has no nulls."""
+    filled = pc.fill_null(column.cast(pa.binary()), b"")
+    return filled if filled.offset == 0 else pa.concat_arrays([filled, pa.array([], pa.binary())])
+
+
+def _refuse(is_bad: Any, first_row: int, why: str, rows: NDArray[np.int64] | None = None) -> None:
+    if pc.any(is_bad).as_py():
+        index = pc.index(is_bad, True).as_py()
+        row = first_row + (index if rows is None else int(rows[index]))
+        raise MessageIllegal(f"row {row} of the task: {why}")

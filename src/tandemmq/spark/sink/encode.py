@@ -27,10 +27,8 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.java_hash import java_hash
 from tandemmq.protocol.message import MESSAGE_BYTES_MAX
 from tandemmq.protocol.topic_names import NOT_SENDABLE_TOPICS, is_retry_topic, topic_fault
-from tandemmq.spark.sink.columns import SinkColumns
-from tandemmq.spark.sink.keys import fixed_binary, make_keys
+from tandemmq.spark.sink.columns import SinkColumns, encode_row_properties, fixed_binary, make_keys
 from tandemmq.spark.sink.options import EmptyBodies
-from tandemmq.spark.sink.property_text import encode_row_properties
 
 Ints = NDArray[np.int64]
 

@@ -12,8 +12,9 @@ from enum import Enum
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.message import MESSAGE_BYTES_MAX
 from tandemmq.protocol.topic_names import DEFAULT_PRODUCER_GROUP, topic_fault
-from tandemmq.spark.option_table import SECURITY_ROWS, OptionRow
-from tandemmq.spark.option_text import (
+from tandemmq.spark.option_table import (
+    SECURITY_ROWS,
+    OptionRow,
     name_options,
     parse_bool,
     parse_enum,
@@ -23,7 +24,7 @@ from tandemmq.spark.option_text import (
     parse_size,
     require,
 )
-from tandemmq.spark.security import OPEN, Security, parse_security
+from tandemmq.spark.wire import OPEN, Security, parse_security
 from tandemmq.units import KIB
 
 AT_LEAST_ONCE = "at-least-once"

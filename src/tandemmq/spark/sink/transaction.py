@@ -31,12 +31,19 @@ from tandemmq.protocol.record import decode_records
 from tandemmq.protocol.requests.pull import QueryMessageRequest
 from tandemmq.protocol.requests.send import EndTransactionRequest
 from tandemmq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
-from tandemmq.spark.name_servers import NameServers
-from tandemmq.spark.sink.decision import Decision, DecisionFiles, new_file_name
-from tandemmq.spark.sink.halves import Half, HalfPart, count_halves, decode_part, too_many_rows
+from tandemmq.spark.sink.halves import (
+    Decision,
+    DecisionFiles,
+    Half,
+    HalfPart,
+    count_halves,
+    decode_part,
+    new_file_name,
+    too_many_rows,
+)
 from tandemmq.spark.sink.options import SinkOptions
 from tandemmq.spark.sink.sender import PAUSE_FACTOR_MAX
-from tandemmq.spark.wire import POOL, UNREACHABLE, WireConnection
+from tandemmq.spark.wire import POOL, UNREACHABLE, NameServers, WireConnection
 from tandemmq.telemetry import events
 
 WINDOW = 256

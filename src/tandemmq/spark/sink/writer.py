@@ -28,16 +28,15 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.spark.lake.files import sync_dir, sync_file
+from tandemmq.spark.read_task import BATCH_ID, QUERY_ID
 from tandemmq.spark.sink.columns import SinkColumns
-from tandemmq.spark.sink.once import Pins
 from tandemmq.spark.sink.options import SinkOptions
-from tandemmq.spark.sink.sender import Sender
-from tandemmq.spark.task_names import BATCH_ID, QUERY_ID
+from tandemmq.spark.sink.sender import Pins, Sender
 from tandemmq.telemetry import events
 
 if TYPE_CHECKING:
     from tandemmq.spark.sink.halves import HalfLog
-    from tandemmq.spark.sink.once import OnceRun, Pins
+    from tandemmq.spark.sink.sender import OnceRun, Pins
     from tandemmq.spark.sink.transaction import TaskHalves
 
 log = logging.getLogger(__name__)
@@ -183,7 +182,7 @@ def _pin(options: SinkOptions, columns: SinkColumns) -> Pins | None:
 def _number(pins: Pins | None, kind: str, query: str, partition_id: int, epoch: int) -> OnceRun | None:
     if pins is None:
         return None
-    from tandemmq.spark.sink.once import OnceRun
+    from tandemmq.spark.sink.sender import OnceRun
 
     return OnceRun(f"{kind}\0{query}", partition_id, epoch, pins)
 
@@ -197,7 +196,7 @@ def _read_decided(options: SinkOptions, columns: SinkColumns, name: str = "") ->
             raise ConfigError(
                 f"semantics transactional: brokers delay no half messages; drop the column {name}"
             )
-    from tandemmq.spark.sink.decision import read_decided
+    from tandemmq.spark.sink.halves import read_decided
 
     return read_decided(options.state_dir, name)
 
@@ -277,8 +276,8 @@ def send_rows(
 ) -> TaskSent:
     """Sends all rows; returns when the last one is confirmed. `names` name the task in the unique keys."""
     # numpy and pyarrow come with it, which planners do not need.
+    from tandemmq.spark.sink.columns import make_prefix
     from tandemmq.spark.sink.encode import BatchEncoder
-    from tandemmq.spark.sink.keys import make_prefix
     from tandemmq.spark.sink.sender import Sender
 
     sender = Sender(options, turn=partition_id, once=once, halves=halves)

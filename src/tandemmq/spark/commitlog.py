@@ -38,8 +38,8 @@ from tandemmq.spark.columns import (
     select_columns,
 )
 from tandemmq.spark.decode import DecodePlan, decode_records
-from tandemmq.spark.option_table import OptionRow
-from tandemmq.spark.option_text import (
+from tandemmq.spark.option_table import (
+    OptionRow,
     name_options,
     parse_bool,
     parse_enum,
@@ -377,6 +377,6 @@ class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped h
         # Without files Spark makes one task with a partition that is none of ours (spec spark SP-32).
         if not isinstance(partition, LogPiece):
             return iter(())
-        from tandemmq.spark.commitlog.source import read_piece
+        from tandemmq.spark.commitlog import read_piece
 
         return read_piece(partition.piece, self._options, self._projection)

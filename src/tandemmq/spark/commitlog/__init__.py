@@ -1,1 +1,0 @@
-"""CommitLog files as a table, without a broker: for proofs and after disasters."""
