@@ -120,7 +120,7 @@ def broker(
 
 
 def _run(main: Callable[[], Awaitable[int]], log_level: str) -> NoReturn:
-    from tandemmq.config.log_lines import LEVELS, configure_logging
+    from tandemmq.telemetry.log_lines import LEVELS, configure_logging
 
     level = log_level.upper()
     if level not in LEVELS:
@@ -165,9 +165,8 @@ def _sentence(error: OSError) -> str:
 async def _name_server(config: Path | None, overrides: list[str]) -> int:
     from tandemmq.config.load import load_name_server, read_settings, with_kept_settings
     from tandemmq.nameserver.nameserver import NameServer
-    from tandemmq.runtime.clock import LoopClock
     from tandemmq.runtime.disk import RealDisk
-    from tandemmq.runtime.network import TcpNetwork
+    from tandemmq.runtime.machine import LoopClock, TcpNetwork
 
     loaded = load_name_server(with_kept_settings(read_settings(config, overrides), config), config)
     _warn(loaded.inert, ())
@@ -215,10 +214,8 @@ def _new_controller(
     options: ControllerOptions, tls: TlsOptions, credentials: Credentials | None, outcome: Outcome
 ) -> Controller:
     from tandemmq.controller.controller import Controller
-    from tandemmq.runtime.chance import SystemRandom
-    from tandemmq.runtime.clock import LoopClock
     from tandemmq.runtime.disk import RealDisk
-    from tandemmq.runtime.network import TcpNetwork
+    from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
 
     return Controller(
         options,
@@ -251,10 +248,8 @@ class _Both:
 async def _broker(config: Path | None, overrides: list[str]) -> int:
     from tandemmq.broker.broker import Broker
     from tandemmq.config.load import load_broker, read_settings
-    from tandemmq.runtime.chance import SystemRandom
-    from tandemmq.runtime.clock import LoopClock
     from tandemmq.runtime.disk import RealDisk
-    from tandemmq.runtime.network import TcpNetwork
+    from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
 
     loaded = load_broker(read_settings(config, overrides), _machine(), config)
     _warn(loaded.inert, loaded.notes)
@@ -284,10 +279,8 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
 
 async def _elected_broker(loaded: BrokerConfig, outcome: Outcome) -> int:
     from tandemmq.broker.autoswitch.elected import ElectedBroker
-    from tandemmq.runtime.chance import SystemRandom
-    from tandemmq.runtime.clock import LoopClock
     from tandemmq.runtime.disk import RealDisk
-    from tandemmq.runtime.network import TcpNetwork
+    from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
 
     server = ElectedBroker(
         loaded.broker,

@@ -16,8 +16,15 @@ from typer.core import TyperGroup
 
 from tandemmq import cli
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.config.inert import BROKER_INERT, NAMESERVER_INERT
-from tandemmq.config.names import ALIASES, BROKER_KEYS, CONTROLLER_KEYS, NAMESERVER_KEYS, REFUSED
+from tandemmq.config.names import (
+    ALIASES,
+    BROKER_INERT,
+    BROKER_KEYS,
+    CONTROLLER_KEYS,
+    NAMESERVER_INERT,
+    NAMESERVER_KEYS,
+    REFUSED,
+)
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.store.options import StoreOptions
 from tandemmq.telemetry import events

@@ -17,11 +17,10 @@ from tandemmq.launcher import Server, write_properties
 from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import Record, decode_records
-from tandemmq.protocol.requests.pull import PullRequest
+from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.clock import LoopClock
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from waits import PATIENCE_S
 
 TOPIC = "Crash"

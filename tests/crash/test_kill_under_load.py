@@ -21,7 +21,7 @@ from tandemmq.api import broker_send
 from tandemmq.api.broker_admin import query_runtime_info
 from tandemmq.api.broker_topic import create_topic, delete_topic
 from tandemmq.launcher import stopping
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.remoting.client import RemotingClient
 from waits import until
 

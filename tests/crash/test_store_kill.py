@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from tandemmq.protocol.record import decode_records
-from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.machine import LoopClock
 from tandemmq.store import FlushMode, GetStatus, MessageStore, StoreOptions
 
 WRITER = """
 import asyncio, sys
 from pathlib import Path
 from tandemmq.protocol.record import NewRecord
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.machine import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.store import FlushMode, MessageStore, PutStatus, StoreOptions
 

@@ -60,8 +60,7 @@ from tandemmq.protocol.bodies.replica import BrokerEpochs, EpochRange, GroupSync
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.clock import LoopClock
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.sim.linearizable import Append, Read, contradiction
 from waits import until
 

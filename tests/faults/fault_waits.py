@@ -13,8 +13,7 @@ from tandemmq.client import Admin
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.replica import HaStatus
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.clock import LoopClock
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from waits import until
 
 NOT_YET = (TandemError,)

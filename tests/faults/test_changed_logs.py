@@ -28,9 +28,9 @@ from tandemmq.client import (
     StartFrom,
 )
 from tandemmq.errors import TandemError
-from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.protocol.record import decode_records
-from tandemmq.protocol.requests.pull import PullRequest
+from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.requests.send import SendBackRequest
 from waits import until
 

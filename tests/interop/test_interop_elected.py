@@ -24,8 +24,7 @@ from tandemmq.errors import TandemError
 from tandemmq.launcher import Server
 from tandemmq.protocol.bodies.replica import GroupSyncState
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.clock import LoopClock
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from waits import until_blocking
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300), pytest.mark.interop_case(column=OURS)]

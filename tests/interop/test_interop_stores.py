@@ -16,7 +16,7 @@ from tally import BOTH
 
 from tandemmq.client import BlockingAdmin, BlockingProducer, Message
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.protocol.bodies.offset import decode_consumer_offsets
+from tandemmq.protocol.bodies.progress import decode_consumer_offsets
 from waits import until_blocking
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(400), pytest.mark.interop_case(column=BOTH)]

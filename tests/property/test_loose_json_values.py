@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.client import decode_lock_request
+from tandemmq.protocol.bodies.client import decode_heartbeat, decode_lock_request
 from tandemmq.protocol.bodies.codec import decode_kv_table, encode_queue_key
-from tandemmq.protocol.bodies.group import decode_group_table
-from tandemmq.protocol.bodies.heartbeat import decode_heartbeat
-from tandemmq.protocol.bodies.offset import (
+from tandemmq.protocol.bodies.progress import (
     ConsumerOffsetTable,
     decode_consumer_offsets,
     decode_consumer_status,
@@ -26,7 +24,7 @@ from tandemmq.protocol.bodies.offset import (
 from tandemmq.protocol.bodies.register import decode_register_broker_body
 from tandemmq.protocol.bodies.route import decode_cluster_info, decode_topic_route
 from tandemmq.protocol.bodies.stats import decode_consume_stats
-from tandemmq.protocol.bodies.topic import decode_topic_config_table
+from tandemmq.protocol.bodies.tables import decode_group_table, decode_topic_config_table
 from tandemmq.protocol.loose_json import parse
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

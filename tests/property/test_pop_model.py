@@ -20,14 +20,14 @@ from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.broker.parts import Parts
 from tandemmq.broker.tables import Tables
 from tandemmq.errors import Busy, ServiceNotAvailable
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, decode_records
-from tandemmq.protocol.requests.pop import AckRequest, ChangeInvisibleRequest, PopRequest, PopResponse
+from tandemmq.protocol.requests.consume import AckRequest, ChangeInvisibleRequest, PopRequest, PopResponse
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.chance import SeededRandom
+from tandemmq.runtime.machine import SeededRandom
 from tandemmq.runtime.memory import ManualClock, MemoryDisk, MemoryNetwork, NoFault
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import FlushMode, MessageStore, StoreOptions

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol.batch import encode_batch, split_batch
-from tandemmq.protocol.java_hash import java_hash, java_hashes, key_hash
+from tandemmq.protocol.hashes import java_hash, java_hashes, key_hash
 from tandemmq.protocol.message_id import decode_host, encode_host
 from tandemmq.protocol.properties import decode_properties, encode_properties, find_property
 from tandemmq.protocol.record import (

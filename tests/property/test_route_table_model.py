@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tandemmq.errors import RequestRejected
-from tandemmq.nameserver.brokers import Registration
-from tandemmq.nameserver.route_table import RouteTable
+from tandemmq.nameserver.route_table import Registration, RouteTable
 from tandemmq.protocol.bodies.codec import DataVersion
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import TopicConfig
 
 NAMES = st.sampled_from(["a", "b", "c"])
 ADDRESSES = st.sampled_from(["h1:1", "h2:1", "h3:1", "h4:1"])

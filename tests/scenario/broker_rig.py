@@ -10,7 +10,7 @@ from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
-from tandemmq.protocol.bodies.heartbeat import (
+from tandemmq.protocol.bodies.client import (
     ConsumerData,
     ConsumeType,
     Heartbeat,
@@ -23,15 +23,13 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import Record, decode_records
-from tandemmq.protocol.requests.pull import PullRequest, PullResponse
+from tandemmq.protocol.requests.consume import PullRequest, PullResponse
 from tandemmq.protocol.requests.send import SendRequestV2, SendResponse
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
-from tandemmq.runtime.chance import SeededRandom
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.remoting.options import render_address
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
 from tandemmq.runtime.ports import Disk
 from tandemmq.store import BrokerRole, StoreOptions
 from waits import PATIENCE_S

@@ -24,12 +24,10 @@ from tandemmq.client import (
 )
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
-from tandemmq.remoting.address import render_address
+from tandemmq.remoting.options import render_address
 from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.runtime.chance import SeededRandom
-from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
 from tandemmq.store import BrokerRole, StoreOptions
 from tandemmq.units import MIB
 from waits import PATIENCE_S, until

@@ -15,8 +15,7 @@ from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.server import RemotingServer
-from tandemmq.runtime.chance import SeededRandom
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.machine import LoopClock, SeededRandom
 from tandemmq.runtime.memory import MemoryDisk, MemoryNetwork
 from waits import until
 

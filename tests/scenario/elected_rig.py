@@ -16,10 +16,10 @@ from tandemmq.broker.options import BrokerOptions
 from tandemmq.errors import StaleTerm
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
-from tandemmq.remoting.address import render_address
+from tandemmq.remoting.options import render_address
 from tandemmq.replication.core.epochs import EpochList
 from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.runtime.chance import SeededRandom
+from tandemmq.runtime.machine import SeededRandom
 from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.runtime.ports import Address
 from tandemmq.runtime.tasks import TaskScope

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from broker_rig import Peer
 
-from tandemmq.protocol.bodies.pop import BatchAck, BatchAckEntry, encode_batch_ack, encode_bits
+from tandemmq.protocol.bodies.progress import BatchAck, BatchAckEntry, encode_batch_ack, encode_bits
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import Record, decode_records
-from tandemmq.protocol.requests.pop import (
+from tandemmq.protocol.requests.consume import (
     AckRequest,
     ChangeInvisibleRequest,
     ChangeInvisibleResponse,

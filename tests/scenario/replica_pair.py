@@ -9,9 +9,8 @@ from typing import cast
 from tandemmq.protocol.record import NewRecord
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
-from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.store import BrokerRole, MessageStore, PutStatus, StoreOptions
 from waits import until
 

@@ -16,32 +16,31 @@ from broker_rig import TIMEOUT_S, consumer, pull_header, send_header
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.errors import ConfigError
-from tandemmq.protocol.bodies.heartbeat import Heartbeat, encode_heartbeat
+from tandemmq.protocol.bodies.client import Heartbeat, encode_heartbeat
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command, Header
 from tandemmq.protocol.message_id import decode_message_id
-from tandemmq.protocol.requests.access import (
+from tandemmq.protocol.requests.admin import (
     AccessVersionResponse,
     AclRequest,
+    CreateTopicRequest,
     DeleteAccountRequest,
     DeleteAclRequest,
     ListAclsRequest,
     ListUsersRequest,
+    TopicConfigRequest,
     UpdateAccountRequest,
     UpdateWhiteAddressesRequest,
     UserRequest,
 )
-from tandemmq.protocol.requests.admin import CreateTopicRequest, TopicConfigRequest
-from tandemmq.protocol.requests.pull import ViewMessageRequest
+from tandemmq.protocol.requests.consume import ViewMessageRequest
 from tandemmq.protocol.requests.replica import LogChecksumRequest
 from tandemmq.protocol.requests.send import EndTransactionRequest, SendBackRequest, SendResponse
 from tandemmq.protocol.signature import Credentials
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.chance import SeededRandom
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.remoting.options import render_address
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
 from tandemmq.store import StoreOptions
 from waits import until
 

@@ -16,11 +16,9 @@ from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.cli import app
 from tandemmq.protocol.signature import Credentials
-from tandemmq.remoting.address import render_address
-from tandemmq.runtime.chance import SeededRandom
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.remoting.options import render_address
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
 from tandemmq.store import StoreOptions
 
 ROOT = Credentials("root", "root-password")

@@ -21,7 +21,7 @@ from tandemmq.api import broker_topic, nameserver, replica
 from tandemmq.broker.broker import Broker
 from tandemmq.cli import app
 from tandemmq.client import Message, Producer
-from tandemmq.remoting.address import render_address
+from tandemmq.remoting.options import render_address
 from tandemmq.store import MessageStore
 from waits import until
 

@@ -17,9 +17,8 @@ from tandemmq.protocol.record import NewRecord
 from tandemmq.replication.core.progress import LogRange
 from tandemmq.replication.core.term_frames import Handshake, encode_handshake, encode_term_report
 from tandemmq.replication.shell import AutoSwitchReplication
-from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.store import BrokerRole, GetStatus, MessageStore, PutStatus, StoreOptions
 from waits import until
 

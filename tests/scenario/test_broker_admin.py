@@ -16,21 +16,19 @@ from tandemmq.api.nameserver import query_route
 from tandemmq.broker import registration
 from tandemmq.broker.broker import Broker
 from tandemmq.errors import ConfigError
+from tandemmq.protocol.bodies.client import MessageModel
 from tandemmq.protocol.bodies.codec import MessageQueue, decode_kv_table
-from tandemmq.protocol.bodies.group import (
+from tandemmq.protocol.bodies.register import decode_register_broker_body
+from tandemmq.protocol.bodies.route import TopicRoute
+from tandemmq.protocol.bodies.stats import decode_consume_stats, decode_topic_stats
+from tandemmq.protocol.bodies.tables import (
     SubscriptionGroupConfig,
     decode_group_config,
     decode_group_list,
     decode_group_table,
-    encode_group_config,
-)
-from tandemmq.protocol.bodies.heartbeat import MessageModel
-from tandemmq.protocol.bodies.register import decode_register_broker_body
-from tandemmq.protocol.bodies.route import TopicRoute
-from tandemmq.protocol.bodies.stats import decode_consume_stats, decode_topic_stats
-from tandemmq.protocol.bodies.topic import (
     decode_topic_config,
     decode_topic_config_table,
+    encode_group_config,
     encode_topic_config_table,
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -45,14 +43,17 @@ from tandemmq.protocol.requests.admin import (
     TopicConsumersRequest,
     TopicStatsRequest,
 )
-from tandemmq.protocol.requests.offset import QueryOffsetRequest, UpdateOffsetRequest
-from tandemmq.protocol.requests.pull import QueryMessageRequest, ViewMessageRequest
+from tandemmq.protocol.requests.consume import (
+    QueryMessageRequest,
+    QueryOffsetRequest,
+    UpdateOffsetRequest,
+    ViewMessageRequest,
+)
 from tandemmq.protocol.requests.replica import AllTopicConfigRequest
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.options import render_address
 from tandemmq.remoting.server import RemotingServer
-from tandemmq.runtime.clock import LoopClock
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from waits import until
 
 

@@ -15,25 +15,24 @@ from tandemmq.broker.broker import Broker
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.bodies.codec import MessageQueue, decode_plain
-from tandemmq.protocol.bodies.offset import ConsumerStatus, decode_consumer_status, encode_consumer_status
-from tandemmq.protocol.bodies.topic import decode_topic_config
+from tandemmq.protocol.bodies.progress import ConsumerStatus, decode_consumer_status, encode_consumer_status
+from tandemmq.protocol.bodies.tables import decode_topic_config
 from tandemmq.protocol.catalogue import CATALOGUE, ELECTED, RELAYED, UNSUPPORTED, Role
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests import admin as headers
 from tandemmq.protocol.requests.admin import DeleteTopicRequest, TopicConfigRequest
-from tandemmq.protocol.requests.offset import QueryOffsetRequest, UpdateOffsetRequest
+from tandemmq.protocol.requests.consume import QueryOffsetRequest, UpdateOffsetRequest
 from tandemmq.protocol.requests.replica import (
     ExchangeHaInfoRequest,
     ExchangeHaInfoResponse,
     ResetMasterFlushedOffsetRequest,
 )
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.remoting.options import render_address
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 
 HOSTILE = (
     "../up",

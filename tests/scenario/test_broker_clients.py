@@ -11,6 +11,7 @@ from broker_rig import Peer, consumer, running_broker
 from tandemmq.broker.broker import Broker
 from tandemmq.protocol.bodies.client import (
     LockRequest,
+    MessageModel,
     decode_consumer_connections,
     decode_consumer_list,
     decode_lock_answer,
@@ -18,8 +19,7 @@ from tandemmq.protocol.bodies.client import (
     encode_lock_request,
 )
 from tandemmq.protocol.bodies.codec import MessageQueue
-from tandemmq.protocol.bodies.heartbeat import MessageModel
-from tandemmq.protocol.bodies.offset import decode_reset_offsets
+from tandemmq.protocol.bodies.progress import decode_reset_offsets
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.admin import (
@@ -28,12 +28,12 @@ from tandemmq.protocol.requests.admin import (
     ResetOffsetRequest,
     TopicConfigRequest,
 )
-from tandemmq.protocol.requests.client import (
+from tandemmq.protocol.requests.consume import NotificationRequest
+from tandemmq.protocol.requests.route import (
     ConsumerListRequest,
     NotifyConsumerIdsChangedRequest,
     UnregisterClientRequest,
 )
-from tandemmq.protocol.requests.pop import NotificationRequest
 from tandemmq.remoting.channel import Channel
 from waits import until
 

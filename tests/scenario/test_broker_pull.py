@@ -11,15 +11,16 @@ from broker_rig import Peer, consumer, held_count, pull_header, pull_response, r
 
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.pull import handlers
-from tandemmq.protocol.bodies.group import SubscriptionGroupConfig, encode_group_config
-from tandemmq.protocol.bodies.offset import decode_reset_offsets
+from tandemmq.protocol.bodies.progress import decode_reset_offsets
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, encode_group_config
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command, Header
 from tandemmq.protocol.frame import encode_frame
 from tandemmq.protocol.requests.admin import CreateTopicRequest, ResetOffsetRequest
-from tandemmq.protocol.requests.offset import (
+from tandemmq.protocol.requests.consume import (
     EarliestStoreTimeRequest,
     EarliestStoreTimeResponse,
+    ForbiddenResponse,
     GetMaxOffsetRequest,
     GetMaxOffsetResponse,
     GetMinOffsetRequest,
@@ -30,7 +31,6 @@ from tandemmq.protocol.requests.offset import (
     SearchOffsetResponse,
     UpdateOffsetRequest,
 )
-from tandemmq.protocol.requests.pull import ForbiddenResponse
 from waits import until
 
 SUSPEND = 0x2

@@ -11,13 +11,13 @@ from broker_rig import MESSAGE_BYTES_MAX, Peer, make_broker, records_of, running
 from tandemmq.broker.broker import Broker
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.batch import encode_batch
-from tandemmq.protocol.bodies.topic import decode_topic_config
+from tandemmq.protocol.bodies.tables import decode_topic_config
 from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.admin import CreateTopicRequest, TopicConfigRequest
-from tandemmq.protocol.requests.pull import ViewMessageRequest
+from tandemmq.protocol.requests.consume import ViewMessageRequest
 from tandemmq.protocol.requests.send import SendBackRequest, SendRequest, SendResponse
 from tandemmq.store import BrokerRole
 from waits import until

@@ -25,7 +25,7 @@ from tandemmq.client import (
 from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.pop import PopResponse
+from tandemmq.protocol.requests.consume import PopResponse
 from waits import PATIENCE_S
 
 

@@ -13,7 +13,7 @@ from client_rig import numbers, running_rig, take
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.pull import cold_reads, handlers
 from tandemmq.client import Admin
-from tandemmq.protocol.bodies.heartbeat import ConsumeType
+from tandemmq.protocol.bodies.client import ConsumeType
 from tandemmq.protocol.bodies.stats import ColdControlInfo, decode_cold_control_info
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.admin import ReadModeRequest

@@ -18,7 +18,7 @@ from tandemmq.client import Message, Producer
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.record import Record, decode_records
-from tandemmq.protocol.requests.pull import PullResponse
+from tandemmq.protocol.requests.consume import PullResponse
 from tandemmq.protocol.requests.send import RecallRequest, RecallResponse, SendBackRequest, SendResponse
 from waits import until
 

@@ -24,13 +24,13 @@ from tandemmq.errors import RequestRejected, RequestTimeout, ServiceNotAvailable
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.bodies.replica import SyncStateSet
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.loose_json import parse
 from tandemmq.protocol.requests.controller import MasterResponse
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET
-from tandemmq.remoting.address import render_address
+from tandemmq.remoting.options import render_address
 from tandemmq.runtime.memory import MemoryDisk
 from waits import until
 

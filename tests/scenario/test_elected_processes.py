@@ -26,8 +26,7 @@ from tandemmq.protocol.bodies.codec import decode_body, encode_body
 from tandemmq.protocol.bodies.replica import GroupSyncState, SyncStateData
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.clock import LoopClock
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from waits import PATIENCE_S, until
 
 pytestmark = pytest.mark.process

@@ -13,7 +13,7 @@ from replica_pair import log_bytes, queue_contents
 
 from tandemmq.api.broker_offset import commit_offset
 from tandemmq.api.broker_topic import create_topic, delete_topic
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import TopicConfig
 from waits import until
 
 

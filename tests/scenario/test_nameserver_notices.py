@@ -21,12 +21,10 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.route import MemberGroupRequest, RegisterBrokerRequest
 from tandemmq.protocol.signature import Credentials
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.chance import SeededRandom
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.remoting.options import render_address
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
 from tandemmq.store import BrokerRole, StoreOptions
 from waits import until
 

@@ -13,12 +13,11 @@ from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.register import RegisterBrokerBody
-from tandemmq.protocol.bodies.topic import TopicConfig, TopicConfigTable
-from tandemmq.remoting.address import render_address
+from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.remoting.options import render_address
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from waits import until
 
 MASTER = api.BrokerIdentity(

@@ -17,7 +17,7 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX
 from tandemmq.protocol.requests.admin import DeleteGroupRequest, DeleteTopicRequest
-from tandemmq.protocol.requests.pop import (
+from tandemmq.protocol.requests.consume import (
     AckRequest,
     ChangeInvisibleRequest,
     NotificationRequest,

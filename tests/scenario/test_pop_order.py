@@ -13,7 +13,7 @@ from client_rig import running_rig
 from pop_rig import Popped, ack, ack_in_batch, change, pop, pop_all, pop_header, popped_of
 
 from tandemmq.broker.broker import Broker
-from tandemmq.protocol.bodies.assignment import (
+from tandemmq.protocol.bodies.client import (
     AssignmentQuery,
     Assignments,
     RequestMode,
@@ -23,8 +23,14 @@ from tandemmq.protocol.bodies.assignment import (
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.admin import DeleteTopicRequest, ResetOffsetRequest
-from tandemmq.protocol.requests.offset import QueryOffsetRequest, QueryOffsetResponse, UpdateOffsetRequest
-from tandemmq.protocol.requests.pop import NotificationRequest, NotificationResponse, PopResponse
+from tandemmq.protocol.requests.consume import (
+    NotificationRequest,
+    NotificationResponse,
+    PopResponse,
+    QueryOffsetRequest,
+    QueryOffsetResponse,
+    UpdateOffsetRequest,
+)
 from tandemmq.store.options import FlushMode
 from waits import until
 

@@ -14,13 +14,12 @@ from broker_rig import Peer, consumer, held_count, pull_header, pull_response, r
 from tandemmq.api.broker_offset import query_max_offset
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.delay.timers import TimerCheck, TimerKey
-from tandemmq.protocol.bodies.heartbeat import ConsumeFromWhere, ConsumeType, MessageModel
-from tandemmq.protocol.bodies.offset import decode_delay_offsets
+from tandemmq.protocol.bodies.client import ConsumeFromWhere, ConsumeType, MessageModel
+from tandemmq.protocol.bodies.progress import decode_delay_offsets
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.admin import DeleteTopicRequest
-from tandemmq.protocol.requests.offset import QueryOffsetRequest, UpdateOffsetRequest
-from tandemmq.protocol.requests.pull import SeenRecord
+from tandemmq.protocol.requests.consume import QueryOffsetRequest, SeenRecord, UpdateOffsetRequest
 from tandemmq.protocol.topic_names import TOOLS_GROUP
 from waits import until
 

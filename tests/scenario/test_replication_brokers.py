@@ -22,7 +22,7 @@ from tandemmq.broker.broker import Broker
 from tandemmq.client import Admin
 from tandemmq.errors import ConfigError, TopicNotFound
 from tandemmq.protocol.bodies.codec import DataVersion, decode_kv_table
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.replica import ReadLogRequest
 from tandemmq.replication.core.effects import HaltReason

@@ -13,7 +13,7 @@ from replica_pair import log_bytes
 
 from tandemmq.api.broker_topic import create_topic
 from tandemmq.api.replica import fetch_ha_status
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import LanguageCode, RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.replication.core.states import SlaveState

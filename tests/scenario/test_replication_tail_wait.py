@@ -17,9 +17,9 @@ from tandemmq.api.nameserver import query_cluster_info
 from tandemmq.api.replica import accept_log, fetch_ha_status
 from tandemmq.broker.broker import Broker
 from tandemmq.errors import RequestRejected
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import ResponseCode
-from tandemmq.remoting.address import render_address
+from tandemmq.remoting.options import render_address
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.store import BrokerRole
 from waits import until

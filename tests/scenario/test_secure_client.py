@@ -26,12 +26,9 @@ from tandemmq.errors import BrokerUnreachable, ConfigError, NotPermitted
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.signature import Credentials
-from tandemmq.remoting.address import render_address
-from tandemmq.remoting.options import TlsMode, TlsOptions
-from tandemmq.runtime.chance import SeededRandom
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.remoting.options import TlsMode, TlsOptions, render_address
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
 from tandemmq.store import BrokerRole, StoreOptions
 from waits import PATIENCE_S, until
 

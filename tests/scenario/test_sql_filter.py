@@ -10,7 +10,7 @@ import pytest
 from broker_rig import Peer, consumer, held_count, pull_response, records_of, running_broker
 
 from tandemmq.broker.broker import Broker
-from tandemmq.protocol.bodies.heartbeat import (
+from tandemmq.protocol.bodies.client import (
     ClientConfigCheck,
     ConsumerData,
     SubscriptionData,

@@ -22,8 +22,8 @@ from tandemmq.cli import app
 from tandemmq.client import ReceivedMessage
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord
-from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.machine import LoopClock
 from tandemmq.store import MessageStore, StoreOptions
 from tandemmq.testing import BlockingCluster
 

@@ -19,8 +19,7 @@ from tandemmq.client import Message, SendStatus
 from tandemmq.errors import ConfigError, TandemError
 from tandemmq.protocol.requests.controller import ElectMasterRequest
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.clock import LoopClock
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.testing import BlockingCluster, Cluster, ClusterFailed
 from tandemmq.testing.cluster import BROKER_NAME
 from waits import PATIENCE_S, until

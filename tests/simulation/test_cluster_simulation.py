@@ -15,7 +15,7 @@ from tandemmq.broker.replica.tail_check import TailCheck
 from tandemmq.broker.send.numbered import NumberedSends
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.protocol.bodies.codec import DataVersion
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.replication.core.effects import Send, SlaveEffect
 from tandemmq.replication.core.frames import TransferHead
 from tandemmq.replication.core.progress import LogRange

@@ -23,8 +23,8 @@ from tandemmq.errors import BrokerUnreachable, RequestTimeout
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import NewRecord
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.options import render_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.states import SlaveState

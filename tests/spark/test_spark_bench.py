@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tandemmq.bench.spark_command import render_idle, render_read
-from tandemmq.bench.spark_read import IdleCost, ReadCost, fill_topic, measure_read, read_topic
+from tandemmq.bench.spark_read import (
+    IdleCost,
+    ReadCost,
+    fill_topic,
+    measure_read,
+    read_topic,
+    render_idle,
+    render_read,
+)
 
 
 def test_every_row_is_read_and_accounted(spark: Any, cluster: Any) -> None:

@@ -28,8 +28,7 @@ from tandemmq.client import BlockingAdmin, BlockingProducer, Message
 from tandemmq.launcher import Server, stopping, write_properties
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.clock import LoopClock
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.spark.lake.sink import SINK_NAME
 from tandemmq.telemetry import events
 from tandemmq.units import MIB

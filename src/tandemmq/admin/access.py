@@ -14,7 +14,7 @@ from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import Place, Tools, find_targets
 from tandemmq.api import broker_access
 from tandemmq.errors import ConfigError
-from tandemmq.protocol.bodies.access import AclInfo, EntryInfo, PolicyInfo, UserInfo
+from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

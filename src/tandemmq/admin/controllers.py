@@ -25,7 +25,7 @@ from tandemmq.admin.targets import Place, Target, Tools, find_targets
 from tandemmq.api import controller
 from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.protocol.requests.controller import CleanBrokerDataRequest, ElectMasterRequest
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.machine import LoopClock
 
 app = typer.Typer()
 

@@ -29,13 +29,13 @@ from tandemmq.api import broker_admin, broker_offset, broker_topic
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.errors import GroupNotFound, NoRoute, RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.assignment import RequestMode
+from tandemmq.protocol.bodies.client import RequestMode
 from tandemmq.protocol.bodies.codec import decode_body
-from tandemmq.protocol.bodies.group import GroupRetryPolicy, SubscriptionGroupConfig
 from tandemmq.protocol.bodies.stats import RunningInfo
+from tandemmq.protocol.bodies.tables import GroupRetryPolicy, SubscriptionGroupConfig
 from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.topic_names import RETRY_PREFIX
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.machine import LoopClock
 
 app = typer.Typer()
 

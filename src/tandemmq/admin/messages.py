@@ -29,9 +29,9 @@ from tandemmq.client.route_view import build_view
 from tandemmq.errors import BadRequest, ClientError, ConfigError, NoRoute, TandemError
 from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.admin import ConsumeQueueRequest
-from tandemmq.protocol.requests.pull import PULL_HAS_SUBSCRIPTION, PullRequest
+from tandemmq.protocol.requests.consume import PULL_HAS_SUBSCRIPTION, PullRequest
 from tandemmq.protocol.topic_names import TOOLS_GROUP
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.machine import LoopClock
 
 app = typer.Typer()
 

@@ -23,7 +23,7 @@ from tandemmq.admin.targets import Place, Tools, open_tools
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.bodies.codec import decode_body
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.machine import LoopClock
 
 Kind = TypeVar("Kind")
 Work = Callable[[Tools], Awaitable[Answer]]

@@ -19,10 +19,9 @@ from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.route import ClusterInfo
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import TlsClientOptions
-from tandemmq.remoting.tls_door import make_client_tls
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.remoting.tls import make_client_tls
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 
 CALL_TIMEOUT_S = 5.0
 TRUST_VARIABLE = "TANDEMMQ_TLS_CA"

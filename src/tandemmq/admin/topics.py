@@ -30,7 +30,7 @@ from tandemmq.client.consumer.rebalance import allocate_averagely
 from tandemmq.client.route_view import build_view
 from tandemmq.errors import NoRoute, TopicNotFound
 from tandemmq.protocol.bodies.route import TopicRoute
-from tandemmq.protocol.bodies.topic import (
+from tandemmq.protocol.bodies.tables import (
     PERMISSION_DEFAULT,
     TOPIC_UNIT,
     TOPIC_UNIT_SUBSCRIPTION,
@@ -43,7 +43,7 @@ from tandemmq.protocol.topic_names import (
     is_retry_topic,
     is_system_group,
 )
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.machine import LoopClock
 
 app = typer.Typer()
 

@@ -7,11 +7,11 @@ from typing import Final
 from tandemmq.api.broker_topic import ADMIN_TIMEOUT_S
 from tandemmq.api.calls import ask
 from tandemmq.protocol import rejections
-from tandemmq.protocol.bodies.access import AclInfo, UserInfo
 from tandemmq.protocol.bodies.codec import decode_body, encode_body
+from tandemmq.protocol.bodies.tables import AclInfo, UserInfo
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Buffer, Header
-from tandemmq.protocol.requests.access import (
+from tandemmq.protocol.requests.admin import (
     AclRequest,
     DeleteAclRequest,
     ListAclsRequest,

@@ -15,8 +15,7 @@ from tandemmq.protocol.bodies.client import (
     decode_producer_table,
 )
 from tandemmq.protocol.bodies.codec import decode_body, decode_kv_table
-from tandemmq.protocol.bodies.group import decode_group_list
-from tandemmq.protocol.bodies.offset import decode_reset_offsets
+from tandemmq.protocol.bodies.progress import decode_reset_offsets
 from tandemmq.protocol.bodies.replica import HaStatus, decode_ha_status
 from tandemmq.protocol.bodies.stats import (
     BrokerStats,
@@ -28,6 +27,7 @@ from tandemmq.protocol.bodies.stats import (
     decode_consume_stats_list,
     decode_running_info,
 )
+from tandemmq.protocol.bodies.tables import decode_group_list
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.properties_file import edit_properties
 from tandemmq.protocol.requests.admin import (

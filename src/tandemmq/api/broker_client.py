@@ -8,19 +8,17 @@ from tandemmq.api.calls import CALL_TIMEOUT_S, ask, call
 from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import (
+    ClientConfigCheck,
+    Heartbeat,
     LockRequest,
     decode_consumer_list,
     decode_lock_answer,
-    encode_lock_request,
-)
-from tandemmq.protocol.bodies.heartbeat import (
-    ClientConfigCheck,
-    Heartbeat,
     encode_client_config_check,
     encode_heartbeat,
+    encode_lock_request,
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
-from tandemmq.protocol.requests.client import ConsumerListRequest, UnregisterClientRequest
+from tandemmq.protocol.requests.route import ConsumerListRequest, UnregisterClientRequest
 from tandemmq.remoting.client import RemotingClient
 
 

@@ -8,7 +8,7 @@ from tandemmq.api.calls import CALL_TIMEOUT_S, ask, call, tell
 from tandemmq.protocol import rejections
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.admin import CloneGroupOffsetRequest
-from tandemmq.protocol.requests.offset import (
+from tandemmq.protocol.requests.consume import (
     EarliestStoreTimeRequest,
     EarliestStoreTimeResponse,
     GetMaxOffsetRequest,
@@ -19,9 +19,9 @@ from tandemmq.protocol.requests.offset import (
     QueryOffsetResponse,
     SearchOffsetRequest,
     SearchOffsetResponse,
+    SeenRecord,
     UpdateOffsetRequest,
 )
-from tandemmq.protocol.requests.pull import SeenRecord
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.units import EpochMs, QueueOffset
 

@@ -18,7 +18,7 @@ from tandemmq.protocol.pop_receipts import (
 )
 from tandemmq.protocol.properties import POP_CK
 from tandemmq.protocol.record import decode_records
-from tandemmq.protocol.requests.pop import (
+from tandemmq.protocol.requests.consume import (
     AckRequest,
     ChangeInvisibleRequest,
     ChangeInvisibleResponse,

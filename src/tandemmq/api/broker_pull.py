@@ -9,7 +9,7 @@ import msgspec
 from tandemmq.protocol import rejections
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Buffer, Command
-from tandemmq.protocol.requests.pull import PullRequest, PullResponse, SeenRecord
+from tandemmq.protocol.requests.consume import PullRequest, PullResponse, SeenRecord
 from tandemmq.remoting.client import RemotingClient
 
 PULL_TIMEOUT_S = 30.0

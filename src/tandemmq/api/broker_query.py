@@ -9,7 +9,7 @@ from tandemmq.protocol.bodies.stats import ConsumeQueueView
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.record import Record, decode_record, decode_records
 from tandemmq.protocol.requests.admin import ConsumeQueueRequest
-from tandemmq.protocol.requests.pull import QueryMessageRequest, ViewMessageRequest
+from tandemmq.protocol.requests.consume import QueryMessageRequest, ViewMessageRequest
 from tandemmq.remoting.client import RemotingClient
 
 END_OF_TIME_MS = 2**63 - 1

@@ -6,23 +6,21 @@ from collections.abc import Sequence
 
 from tandemmq.api.calls import ask, call
 from tandemmq.protocol import rejections
-from tandemmq.protocol.bodies.assignment import RequestMode, encode_request_mode
-from tandemmq.protocol.bodies.group import (
+from tandemmq.protocol.bodies.client import RequestMode, encode_request_mode
+from tandemmq.protocol.bodies.stats import TopicStats, decode_topic_stats
+from tandemmq.protocol.bodies.tables import (
     SubscriptionGroupConfig,
     SubscriptionGroupTable,
-    decode_group_config,
-    decode_group_table,
-    encode_group_config,
-    encode_group_config_list,
-)
-from tandemmq.protocol.bodies.stats import TopicStats, decode_topic_stats
-from tandemmq.protocol.bodies.topic import (
     TopicConfig,
     TopicConfigTable,
     as_changes,
+    decode_group_config,
+    decode_group_table,
     decode_topic_config,
     decode_topic_config_table,
     decode_topic_list,
+    encode_group_config,
+    encode_group_config_list,
     encode_topic_config_list,
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode

@@ -13,7 +13,7 @@ from tandemmq.protocol.bodies import DataVersion
 from tandemmq.protocol.bodies.codec import decode_kv_table, encode_data_version
 from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, encode_register_broker_body
 from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute, decode_cluster_info, decode_topic_route
-from tandemmq.protocol.bodies.topic import decode_topic_list
+from tandemmq.protocol.bodies.tables import decode_topic_list
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.properties_file import edit_properties, parse_properties
 from tandemmq.protocol.requests.route import (

@@ -13,17 +13,21 @@ from typing import Generic, TypeVar
 
 from tandemmq.api.calls import CALL_TIMEOUT_S, call
 from tandemmq.errors import RemoteProtocolError, RequestRejected, RequestTimeout
-from tandemmq.protocol.bodies.assignment import RequestModes, decode_request_modes
+from tandemmq.protocol.bodies.client import RequestModes, decode_request_modes
 from tandemmq.protocol.bodies.codec import DataVersion, encode_data_version
-from tandemmq.protocol.bodies.group import SubscriptionGroupConfig, decode_group_table
-from tandemmq.protocol.bodies.offset import (
+from tandemmq.protocol.bodies.progress import (
     ConsumerOffsetTable,
     DelayOffsetTable,
     decode_consumer_offsets,
     decode_delay_offsets,
 )
 from tandemmq.protocol.bodies.replica import HaStatus, decode_ha_status
-from tandemmq.protocol.bodies.topic import TopicConfig, decode_replicated_topics
+from tandemmq.protocol.bodies.tables import (
+    SubscriptionGroupConfig,
+    TopicConfig,
+    decode_group_table,
+    decode_replicated_topics,
+)
 from tandemmq.protocol.codes import OUR_LANGUAGE, RequestCode
 from tandemmq.protocol.requests.replica import (
     AllGroupConfigRequest,

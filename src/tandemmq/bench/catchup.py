@@ -27,8 +27,8 @@ from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, encode_record, tag_hash_of
 from tandemmq.protocol.record_encode import encode_blank
 from tandemmq.protocol.record_layout import BLANK_BYTES_MIN
-from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.machine import LoopClock
 from tandemmq.store import BrokerRole, MessageStore, StoreOptions
 from tandemmq.units import GIB
 

@@ -19,9 +19,8 @@ from tandemmq.bench.process_stats import peak_resident_bytes, processor_seconds,
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell.master import ReplicationMaster
 from tandemmq.replication.shell.slave import ReplicationSlave
-from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.store import BrokerRole, MessageStore, StoreOptions
 
 READING_SECONDS = 0.2

@@ -293,7 +293,7 @@ def spark_read(
     has_idle: Annotated[bool, typer.Option("--idle/--no-idle", help="Measure micro-batches too.")] = True,
 ) -> None:
     """Fill a topic, read it with Spark on the same machine and print what that costs."""
-    from tandemmq.bench.spark_command import run_spark_bench
+    from tandemmq.bench.spark_read import run_spark_bench
 
     for line in run_spark_bench(
         rows=rows, body_bytes=body, queue_count=queues, master=master, runs=runs, has_idle=has_idle

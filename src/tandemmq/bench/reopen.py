@@ -18,8 +18,8 @@ import msgspec
 from tandemmq.bench.process_stats import peak_resident_bytes, processor_seconds, resident_bytes
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, tag_hash_of
-from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.machine import LoopClock
 from tandemmq.store import MessageStore, PutStatus, StoreOptions
 from tandemmq.units import GIB
 

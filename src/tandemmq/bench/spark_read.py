@@ -10,24 +10,27 @@ from __future__ import annotations
 import os
 import random
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from tandemmq.bench.process_stats import processor_seconds, tree_seconds
+from tandemmq.bench.process_stats import Servers, processor_seconds, running_servers, tree_seconds
 from tandemmq.errors import TandemError
 from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendRequestV2
+from tandemmq.spark.session import build_session
 from tandemmq.spark.wire import OPEN, POOL, Security, WireConnection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
 
 BATCH_BYTES = 512 * 1024
 SENDS_AT_ONCE = 8
@@ -219,3 +222,59 @@ def follow_topic(spark: SparkSession, name_server: str, topic: str) -> DataFrame
     """The topic as a stream, from its first message."""
     options = {"nameServer": name_server, "topic": topic, "startingOffsets": "earliest"}
     return spark.readStream.format("tandemmq").options(**options, columns="queueOffset,body").load()
+
+
+# `tandemmq bench spark`: a broker, a topic, a Spark session, and the lines that tell what reading cost.
+
+TOPIC = "BenchSpark"
+IDLE_TOPIC = "BenchSparkIdle"
+# Java as it comes: our own sessions are set up for a quick start, at a price per row.
+SETTINGS = {"spark.driver.extraJavaOptions": "-XX:+UseParallelGC", "spark.log.level": "WARN"}
+COLUMN_SETS = (("queueId, queueOffset, body", "queueId,queueOffset,body"), ("all 18 columns", ""))
+
+
+def run_spark_bench(
+    *, rows: int, body_bytes: int, queue_count: int, master: str, runs: int, has_idle: bool
+) -> Iterator[str]:
+    """Lines to print, each as soon as it is known."""
+    with tempfile.TemporaryDirectory(prefix="tandemmq-bench-") as name:
+        directory = Path(name)
+        with running_servers(directory) as servers:
+            address = servers.broker.address
+            fill_topic(address, TOPIC, rows=rows, body_bytes=body_bytes, queue_count=queue_count)
+            log = directory / "spark.log"
+            spark = build_session("tandemmq bench", master, log_file=log, settings=SETTINGS)
+            try:
+                for what, columns in COLUMN_SETS:
+                    frame = read_topic(spark, servers.name_server.address, TOPIC, columns)
+                    pid = servers.broker.pid
+                    yield render_read(
+                        measure_read(what, frame, rows=rows, body_bytes=body_bytes, broker=pid, runs=runs)
+                    )
+                if has_idle:
+                    yield render_idle(_measure_idle(spark, servers, queue_count))
+            finally:
+                spark.stop()
+
+
+def _measure_idle(spark: SparkSession, servers: Servers, queue_count: int) -> IdleCost:
+    def send_one() -> None:
+        fill_topic(servers.broker.address, IDLE_TOPIC, rows=1, body_bytes=64, queue_count=queue_count)
+
+    send_one()
+    stream = follow_topic(spark, servers.name_server.address, IDLE_TOPIC)
+    return measure_idle("tandemmq", stream, send_one)
+
+
+def render_read(cost: ReadCost) -> str:
+    return (
+        f"{cost.rows:,} rows of {cost.body_bytes} B, {cost.what}: {cost.rows_per_second:,.0f} rows/s, "
+        f"{cost.mib_per_second:,.0f} MiB/s of bodies; processor time per row: "
+        f"broker {cost.broker_us:.2f} us, Spark {cost.spark_us:.2f} us"
+    )
+
+
+def render_idle(cost: IdleCost) -> str:
+    return (
+        f"micro-batch of one message, {cost.what}: median {cost.median_ms:.0f} ms, best {cost.best_ms:.0f} ms"
+    )

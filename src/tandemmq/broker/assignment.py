@@ -15,7 +15,7 @@ from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import Busy, NotPermitted, RequestRejected, TandemError
-from tandemmq.protocol.bodies.assignment import (
+from tandemmq.protocol.bodies.client import (
     POP,
     PULL,
     AssignmentQuery,

@@ -29,13 +29,12 @@ from tandemmq.broker.tables import Tables
 from tandemmq.errors import ConfigError, LocalProtocolError, TandemError
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties_file import parse_properties
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import FrameBudget
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
-from tandemmq.remoting.options import PLAIN, TlsOptions
+from tandemmq.remoting.options import PLAIN, TlsOptions, render_address
 from tandemmq.remoting.server import RemotingServer
-from tandemmq.remoting.tls_door import TlsDoor, make_client_tls
+from tandemmq.remoting.tls import TlsDoor, make_client_tls
 from tandemmq.replication.core.notice import SlaveName
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell.autoswitch import AutoSwitch

@@ -14,8 +14,7 @@ from tandemmq.errors import (
     RequestRejected,
     TopicNotFound,
 )
-from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Buffer
 from tandemmq.protocol.topic_names import group_fault

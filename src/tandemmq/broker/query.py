@@ -9,7 +9,7 @@ from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import encode_frame_head
-from tandemmq.protocol.requests.pull import QueryMessageRequest, QueryMessageResponse, ViewMessageRequest
+from tandemmq.protocol.requests.consume import QueryMessageRequest, QueryMessageResponse, ViewMessageRequest
 from tandemmq.remoting.channel import Channel
 from tandemmq.store.message_store import MessageStore
 

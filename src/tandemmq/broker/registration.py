@@ -20,7 +20,7 @@ from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import ClientError, TandemError
 from tandemmq.protocol.bodies.register import RegisterBrokerBody
-from tandemmq.protocol.bodies.topic import PERMISSION_DEFAULT, TopicConfig, TopicConfigTable
+from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT, TopicConfig, TopicConfigTable
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Clock

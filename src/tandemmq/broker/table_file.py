@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 
 from tandemmq.errors import ConfigError, RequestRejected, TandemError
-from tandemmq.protocol.checksum import seal_json, unseal_json
 from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.hashes import seal_json, unseal_json
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.telemetry import events
 

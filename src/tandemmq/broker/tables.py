@@ -18,7 +18,7 @@ from tandemmq.broker.replica import ReplicaTables
 from tandemmq.broker.table_file import Loaded, TableFile, TableSaver, load_table
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import SYSTEM_GROUPS_AT_START, TopicTable, system_topics
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.store.message_store import MessageStore

@@ -21,7 +21,7 @@ from tandemmq.client.route_view import RouteView, build_view
 from tandemmq.errors import BadRequest, NoRoute, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
-from tandemmq.protocol.bodies.topic import PERMISSION_DEFAULT, TopicConfig
+from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT, TopicConfig
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.topic_names import check_topic

@@ -16,7 +16,7 @@ from tandemmq.client.blocking import Facade
 from tandemmq.client.options import ClientOptions
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
-from tandemmq.protocol.bodies.topic import PERMISSION_DEFAULT
+from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT
 from tandemmq.protocol.record import Record
 from tandemmq.units import QueueOffset
 

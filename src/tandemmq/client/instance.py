@@ -20,17 +20,15 @@ from tandemmq.client.producer.questions import ProducerQuestions
 from tandemmq.client.route_cache import NameServers, RouteCache
 from tandemmq.client.route_view import MASTER_ID
 from tandemmq.errors import BrokerUnreachable, ClientError, TandemError
-from tandemmq.protocol.bodies.heartbeat import ConsumerData, Heartbeat, ProducerData
+from tandemmq.protocol.bodies.client import ConsumerData, Heartbeat, ProducerData
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import UniqueKeys
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Waiting
-from tandemmq.remoting.tls_door import make_client_tls
-from tandemmq.runtime.chance import SystemRandom
-from tandemmq.runtime.clock import LoopClock
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.remoting.tls import make_client_tls
+from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
 from tandemmq.runtime.ports import Clock, Network, Random
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events

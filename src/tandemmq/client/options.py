@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tandemmq.client.consumer.rebalance import Allocate, allocate_averagely
 from tandemmq.errors import ConfigError
-from tandemmq.protocol.bodies.heartbeat import MessageModel
+from tandemmq.protocol.bodies.client import MessageModel
 from tandemmq.protocol.compression import Compression
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import TRACE_TOPIC, check_topic

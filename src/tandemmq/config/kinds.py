@@ -14,9 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from tandemmq.errors import ConfigError
-from tandemmq.protocol.delay_levels import parse_delay_levels
 from tandemmq.protocol.signature import Credentials
-from tandemmq.protocol.topic_names import topic_fault
+from tandemmq.protocol.topic_names import parse_delay_levels, topic_fault
 
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1

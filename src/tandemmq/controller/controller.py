@@ -29,14 +29,13 @@ from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.controller import RaftMessageHeader
 from tandemmq.protocol.signature import Credentials
-from tandemmq.remoting.address import parse_address
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler, OnFatal
-from tandemmq.remoting.options import PLAIN, TlsOptions
+from tandemmq.remoting.options import PLAIN, TlsOptions, parse_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
-from tandemmq.remoting.tls_door import TlsDoor, make_client_tls
+from tandemmq.remoting.tls import TlsDoor, make_client_tls
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events

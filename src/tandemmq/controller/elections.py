@@ -22,8 +22,8 @@ from tandemmq.protocol.bodies.replica import SyncStateSet, encode_sync_state_set
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.controller import MasterResponse
-from tandemmq.remoting.address import parse_address
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.options import parse_address
 from tandemmq.runtime.ports import Clock, Network
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events

@@ -33,8 +33,8 @@ from tandemmq.protocol.codes import ResponseCode as Code
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests import controller as headers
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
-from tandemmq.remoting.address import parse_address
 from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.options import parse_address
 from tandemmq.runtime.ports import Clock
 
 CAPABILITIES: Final = "lease"

@@ -10,7 +10,7 @@ from typing import Final
 from tandemmq.consensus.core.options import RaftOptions
 from tandemmq.errors import ConfigError
 from tandemmq.remoting import settings
-from tandemmq.remoting.address import parse_address
+from tandemmq.remoting.options import parse_address
 
 HOME: Final = Path(os.path.expanduser("~"))
 STORE_PATH: Final = HOME / "DLedgerController"

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tandemmq.demo.flights import ROW_COUNT
+from tandemmq.demo.publish import ROW_COUNT
 from tandemmq.demo.run import DemoOptions, run_demo
 from tandemmq.errors import TandemError
 from tandemmq.spark.java import find_java

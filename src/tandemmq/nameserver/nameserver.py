@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from tandemmq.errors import RequestRejected, TopicNotFound
-from tandemmq.nameserver.brokers import select_zone
 from tandemmq.nameserver.kv_config import KvConfig, KvTable
 from tandemmq.nameserver.options import FIXED_KEYS, NameServerOptions
 from tandemmq.nameserver.registration import MinIdNotices, RegistrationHandlers
-from tandemmq.nameserver.route_table import RouteTable
+from tandemmq.nameserver.route_table import RouteTable, select_zone
 from tandemmq.protocol.bodies.route import encode_cluster_info, encode_member_group, encode_topic_route
-from tandemmq.protocol.bodies.topic import encode_topic_list
+from tandemmq.protocol.bodies.tables import encode_topic_list
 from tandemmq.protocol.codes import VERSION_STANDARD_JSON, RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.route import (
@@ -42,7 +41,7 @@ from tandemmq.remoting.dispatch import Handler, OnFatal
 from tandemmq.remoting.options import PLAIN, ServerOptions, TlsOptions
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
-from tandemmq.remoting.tls_door import TlsDoor, make_client_tls
+from tandemmq.remoting.tls import TlsDoor, make_client_tls
 from tandemmq.runtime.ports import Address, Clock, Disk, Network
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events

@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tandemmq.errors import BadRequest, TandemError
-from tandemmq.nameserver.brokers import LiveBroker, Registration
 from tandemmq.nameserver.kv_config import KvTable
 from tandemmq.nameserver.options import NameServerOptions
-from tandemmq.nameserver.route_table import RouteTable, Smallest
+from tandemmq.nameserver.route_table import LiveBroker, Registration, RouteTable, Smallest
 from tandemmq.protocol.bodies.codec import decode_data_version, encode_data_version, encode_kv_table
 from tandemmq.protocol.bodies.register import body_crc32, decode_register_broker_body
 from tandemmq.protocol.bodies.route import decode_topic_route

@@ -14,18 +14,7 @@ from enum import Enum
 
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.header_codec import Header
-from tandemmq.protocol.requests import (
-    access,
-    admin,
-    client,
-    controller,
-    offset,
-    pop,
-    pull,
-    replica,
-    route,
-    send,
-)
+from tandemmq.protocol.requests import admin, consume, controller, replica, route, send
 
 
 class Role(Enum):
@@ -69,22 +58,22 @@ _MESSAGES = _entries(
     (Code.SEND_REPLY_MESSAGE, send.SendRequest, send.SendResponse),
     (Code.SEND_REPLY_MESSAGE_V2, send.SendRequestV2, send.SendResponse),
     (Code.CONSUMER_SEND_MSG_BACK, send.SendBackRequest, None),
-    (Code.PULL_MESSAGE, pull.PullRequest, pull.PullResponse),
-    (Code.LITE_PULL_MESSAGE, pull.PullRequest, pull.PullResponse),
-    (Code.QUERY_MESSAGE, pull.QueryMessageRequest, pull.QueryMessageResponse),
-    (Code.VIEW_MESSAGE_BY_ID, pull.ViewMessageRequest, None),
+    (Code.PULL_MESSAGE, consume.PullRequest, consume.PullResponse),
+    (Code.LITE_PULL_MESSAGE, consume.PullRequest, consume.PullResponse),
+    (Code.QUERY_MESSAGE, consume.QueryMessageRequest, consume.QueryMessageResponse),
+    (Code.VIEW_MESSAGE_BY_ID, consume.ViewMessageRequest, None),
     (Code.RECALL_MESSAGE, send.RecallRequest, send.RecallResponse),
 ) + _entries(Role.BROKER, (Code.END_TRANSACTION, send.EndTransactionRequest, None), is_oneway=True)
 
 _POPS = _entries(
     Role.BROKER,
-    (Code.POP_MESSAGE, pop.PopRequest, pop.PopResponse),
-    (Code.ACK_MESSAGE, pop.AckRequest, None),
+    (Code.POP_MESSAGE, consume.PopRequest, consume.PopResponse),
+    (Code.ACK_MESSAGE, consume.AckRequest, None),
     (Code.BATCH_ACK_MESSAGE, None, None),
-    (Code.PEEK_MESSAGE, pop.PeekRequest, pop.PopResponse),
-    (Code.CHANGE_MESSAGE_INVISIBLETIME, pop.ChangeInvisibleRequest, pop.ChangeInvisibleResponse),
-    (Code.NOTIFICATION, pop.NotificationRequest, pop.NotificationResponse),
-    (Code.POLLING_INFO, pop.PollingInfoRequest, pop.PollingInfoResponse),
+    (Code.PEEK_MESSAGE, consume.PeekRequest, consume.PopResponse),
+    (Code.CHANGE_MESSAGE_INVISIBLETIME, consume.ChangeInvisibleRequest, consume.ChangeInvisibleResponse),
+    (Code.NOTIFICATION, consume.NotificationRequest, consume.NotificationResponse),
+    (Code.POLLING_INFO, consume.PollingInfoRequest, consume.PollingInfoResponse),
     (Code.POP_ROLLBACK, None, None),
     (Code.QUERY_ASSIGNMENT, None, None),
     (Code.SET_MESSAGE_REQUEST_MODE, None, None),
@@ -92,19 +81,19 @@ _POPS = _entries(
 
 _OFFSETS = _entries(
     Role.BROKER,
-    (Code.QUERY_CONSUMER_OFFSET, offset.QueryOffsetRequest, offset.QueryOffsetResponse),
-    (Code.UPDATE_CONSUMER_OFFSET, offset.UpdateOffsetRequest, None),
-    (Code.SEARCH_OFFSET_BY_TIMESTAMP, offset.SearchOffsetRequest, offset.SearchOffsetResponse),
-    (Code.GET_MAX_OFFSET, offset.GetMaxOffsetRequest, offset.GetMaxOffsetResponse),
-    (Code.GET_MIN_OFFSET, offset.GetMinOffsetRequest, offset.GetMinOffsetResponse),
-    (Code.GET_EARLIEST_MSG_STORETIME, offset.EarliestStoreTimeRequest, offset.EarliestStoreTimeResponse),
+    (Code.QUERY_CONSUMER_OFFSET, consume.QueryOffsetRequest, consume.QueryOffsetResponse),
+    (Code.UPDATE_CONSUMER_OFFSET, consume.UpdateOffsetRequest, None),
+    (Code.SEARCH_OFFSET_BY_TIMESTAMP, consume.SearchOffsetRequest, consume.SearchOffsetResponse),
+    (Code.GET_MAX_OFFSET, consume.GetMaxOffsetRequest, consume.GetMaxOffsetResponse),
+    (Code.GET_MIN_OFFSET, consume.GetMinOffsetRequest, consume.GetMinOffsetResponse),
+    (Code.GET_EARLIEST_MSG_STORETIME, consume.EarliestStoreTimeRequest, consume.EarliestStoreTimeResponse),
 )
 
 _MEMBERS = _entries(
     Role.BROKER,
-    (Code.HEART_BEAT, None, client.HeartbeatResponse),
-    (Code.UNREGISTER_CLIENT, client.UnregisterClientRequest, None),
-    (Code.GET_CONSUMER_LIST_BY_GROUP, client.ConsumerListRequest, None),
+    (Code.HEART_BEAT, None, route.HeartbeatResponse),
+    (Code.UNREGISTER_CLIENT, route.UnregisterClientRequest, None),
+    (Code.GET_CONSUMER_LIST_BY_GROUP, route.ConsumerListRequest, None),
     (Code.CHECK_CLIENT_CONFIG, None, None),
     (Code.LOCK_BATCH_MQ, None, None),
     (Code.UNLOCK_BATCH_MQ, None, None),
@@ -174,21 +163,21 @@ _ADMIN = _entries(
 
 _ACCESS = _entries(
     Role.BROKER,
-    (Code.UPDATE_AND_CREATE_ACL_CONFIG, access.UpdateAccountRequest, None),
-    (Code.DELETE_ACL_CONFIG, access.DeleteAccountRequest, None),
-    (Code.GET_BROKER_CLUSTER_ACL_INFO, None, access.AccessVersionResponse),
-    (Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, access.UpdateWhiteAddressesRequest, None),
+    (Code.UPDATE_AND_CREATE_ACL_CONFIG, admin.UpdateAccountRequest, None),
+    (Code.DELETE_ACL_CONFIG, admin.DeleteAccountRequest, None),
+    (Code.GET_BROKER_CLUSTER_ACL_INFO, None, admin.AccessVersionResponse),
+    (Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, admin.UpdateWhiteAddressesRequest, None),
     (Code.GET_BROKER_CLUSTER_ACL_CONFIG, None, None),
-    (Code.AUTH_CREATE_USER, access.UserRequest, None),
-    (Code.AUTH_UPDATE_USER, access.UserRequest, None),
-    (Code.AUTH_DELETE_USER, access.UserRequest, None),
-    (Code.AUTH_GET_USER, access.UserRequest, None),
-    (Code.AUTH_LIST_USER, access.ListUsersRequest, None),
-    (Code.AUTH_CREATE_ACL, access.AclRequest, None),
-    (Code.AUTH_UPDATE_ACL, access.AclRequest, None),
-    (Code.AUTH_DELETE_ACL, access.DeleteAclRequest, None),
-    (Code.AUTH_GET_ACL, access.AclRequest, None),
-    (Code.AUTH_LIST_ACL, access.ListAclsRequest, None),
+    (Code.AUTH_CREATE_USER, admin.UserRequest, None),
+    (Code.AUTH_UPDATE_USER, admin.UserRequest, None),
+    (Code.AUTH_DELETE_USER, admin.UserRequest, None),
+    (Code.AUTH_GET_USER, admin.UserRequest, None),
+    (Code.AUTH_LIST_USER, admin.ListUsersRequest, None),
+    (Code.AUTH_CREATE_ACL, admin.AclRequest, None),
+    (Code.AUTH_UPDATE_ACL, admin.AclRequest, None),
+    (Code.AUTH_DELETE_ACL, admin.DeleteAclRequest, None),
+    (Code.AUTH_GET_ACL, admin.AclRequest, None),
+    (Code.AUTH_LIST_ACL, admin.ListAclsRequest, None),
 )
 
 _NAME_SERVER = _entries(
@@ -258,7 +247,7 @@ _CONTROLLERS = _entries(
 
 _PUSHES = _entries(
     Role.CLIENT,
-    (Code.NOTIFY_CONSUMER_IDS_CHANGED, client.NotifyConsumerIdsChangedRequest, None),
+    (Code.NOTIFY_CONSUMER_IDS_CHANGED, route.NotifyConsumerIdsChangedRequest, None),
     (Code.CHECK_TRANSACTION_STATE, send.CheckTransactionRequest, None),
     (Code.RESET_CONSUMER_CLIENT_OFFSET, admin.ResetClientOffsetRequest, None),
     is_oneway=True,

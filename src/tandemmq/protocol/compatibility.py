@@ -346,7 +346,7 @@ DIFFERENCES: Final = {
             "A slave does not act as master (enableSlaveActingMaster): it serves reads, no delayed"
             " messages, no transactions. A name server shows slaves of RocketMQ as acting masters"
             " (supportActingMaster).",
-            "nameserver/brokers.py",
+            "nameserver/route_table.py",
         ),
         (
             "EXCHANGE_BROKER_HA_INFO and NOTIFY_MIN_BROKER_ID_CHANGE make a slave ask its name"

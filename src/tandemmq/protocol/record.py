@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tandemmq.protocol.checksum import crc32
 from tandemmq.protocol.compression import decompress
+from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.message_id import decode_host, encode_message_id
 from tandemmq.protocol.properties import decode_properties, find_property
 from tandemmq.protocol.record_check import (

@@ -13,9 +13,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from tandemmq.protocol.checksum import crc32
-from tandemmq.protocol.delay_levels import delivered_at_ms
-from tandemmq.protocol.java_hash import tag_hash
+from tandemmq.protocol.hashes import crc32, tag_hash
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, find_property
 from tandemmq.protocol.record_encode import SEAL_BYTES, Buffer, encode_seal
 from tandemmq.protocol.record_layout import (
@@ -36,6 +34,7 @@ from tandemmq.protocol.record_layout import (
     RecordOutcome,
 )
 from tandemmq.protocol.sys_flag import HOSTS_V6_MASK
+from tandemmq.protocol.topic_names import delivered_at_ms
 
 _FACTS_V4: Final = Struct(">ii28xi44xi")
 """Size, magic, system flag and body size of a record with addresses of four bytes."""

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from tandemmq.errors import LocalProtocolError
-from tandemmq.protocol.checksum import crc32
+from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, remove_property
 from tandemmq.protocol.record_layout import (
     BLANK_BYTES_MIN,

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tandemmq.protocol.checksum import crc32
+from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.record_check import check_record, tag_hash_of
 from tandemmq.protocol.record_encode import Buffer
 from tandemmq.protocol.record_layout import (

@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping
 
 from tandemmq.errors import BrokerUnreachable, ConfigError, RequestTimeout
 from tandemmq.protocol.command import Command
-from tandemmq.remoting.address import parse_address
 from tandemmq.remoting.channel import Channel, Signer
 from tandemmq.remoting.dispatch import Dispatcher, Handler, OnFatal
 from tandemmq.remoting.idle import IdleSweep
-from tandemmq.remoting.options import ClientOptions
+from tandemmq.remoting.options import ClientOptions, parse_address
 from tandemmq.remoting.tls import TlsConnection
 from tandemmq.runtime.ports import Clock, Network
 from tandemmq.runtime.tasks import TaskScope

@@ -10,7 +10,7 @@ from tandemmq.remoting.channel import Channel, FrameBudget
 from tandemmq.remoting.dispatch import Dispatcher, Guard, Handler, OnFatal
 from tandemmq.remoting.idle import IdleSweep
 from tandemmq.remoting.options import ServerOptions
-from tandemmq.remoting.tls_door import FirstByte, TlsDoor
+from tandemmq.remoting.tls import FirstByte, TlsDoor
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events

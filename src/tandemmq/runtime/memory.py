@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tandemmq.errors import StoreLocked
-from tandemmq.runtime.chance import SeededRandom
+from tandemmq.runtime.machine import SeededRandom, deliver
 from tandemmq.runtime.manual_clock import ManualClock
-from tandemmq.runtime.network import deliver
 from tandemmq.runtime.ports import Address, Advice, Buffer, Clock, ProtocolFactory, StreamProtocol, T
 
 TOTAL_BYTES = 1 << 40

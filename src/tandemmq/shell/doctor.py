@@ -22,7 +22,7 @@ from tandemmq.protocol.bodies.replica import HaStatus
 from tandemmq.protocol.bodies.route import ClusterInfo
 from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.protocol.topic_names import is_system_topic
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.machine import LoopClock
 from tandemmq.shell.session import AsJson, NameServers, find_name_servers, run
 from tandemmq.units import MIB
 

@@ -25,7 +25,7 @@ from tandemmq.client.consumer.subscription import Subscription, parse_subscripti
 from tandemmq.client.route_view import build_view
 from tandemmq.errors import NoRoute, TandemError
 from tandemmq.protocol.record import Record, decode_records
-from tandemmq.protocol.requests.pull import PULL_HAS_SUBSCRIPTION, PULL_MAY_SUSPEND, PullRequest
+from tandemmq.protocol.requests.consume import PULL_HAS_SUBSCRIPTION, PULL_MAY_SUSPEND, PullRequest
 from tandemmq.protocol.topic_names import TOOLS_GROUP
 from tandemmq.shell.session import (
     AsJson,

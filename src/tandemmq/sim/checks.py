@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
 
-from tandemmq.protocol.java_hash import java_hash
+from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.record import (
     Record,
     RecordError,

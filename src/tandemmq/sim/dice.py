@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from tandemmq.runtime.chance import SeededRandom
+from tandemmq.runtime.machine import SeededRandom
 
 T = TypeVar("T")
 

@@ -446,7 +446,7 @@ _REPLICATION: Final = (
 _TABLES: Final = (
     Plant(
         name="a turned bit in a table is another number",
-        path="protocol/checksum.py",
+        path="protocol/hashes.py",
         sound="if crc32(content) != int(found[1], 16):",
         bug="if crc32(content) == 0:",
         proofs=("unit/broker/test_table_file.py",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tandemmq.protocol.java_hash import tag_hash
+from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord
 from tandemmq.sim.dice import Dice

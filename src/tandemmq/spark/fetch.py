@@ -29,7 +29,7 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Buffer, Command
 from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import Boundaries, read_columns, scan_boundaries
-from tandemmq.protocol.requests.pull import PullResponse
+from tandemmq.protocol.requests.consume import PullResponse
 from tandemmq.spark.metadata import MASTER_ID, Cluster, make_pull, order_replicas, wait_before
 from tandemmq.spark.offsets import QueueRange, render_queues
 from tandemmq.spark.options import ReadFrom, SourceOptions

@@ -21,22 +21,20 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import decode_record, decode_records
 from tandemmq.protocol.record_layout import RecordError
-from tandemmq.protocol.requests.offset import (
+from tandemmq.protocol.requests.consume import (
+    PULL_HAS_SUBSCRIPTION,
     GetMaxOffsetRequest,
     GetMaxOffsetResponse,
     GetMinOffsetRequest,
     GetMinOffsetResponse,
+    PullRequest,
+    QueryMessageRequest,
+    QueryMessageResponse,
     QueryOffsetRequest,
     QueryOffsetResponse,
     SearchOffsetRequest,
     SearchOffsetResponse,
     UpdateOffsetRequest,
-)
-from tandemmq.protocol.requests.pull import (
-    PULL_HAS_SUBSCRIPTION,
-    PullRequest,
-    QueryMessageRequest,
-    QueryMessageResponse,
 )
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
 from tandemmq.spark.offsets import Mark, Positions, QueueKey

@@ -26,7 +26,7 @@ from typing import Final
 from tandemmq.errors import BrokerUnreachable, ConfigError, RemoteProtocolError, RequestTimeout
 from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies.route import TopicRoute, decode_cluster_info, decode_topic_route
-from tandemmq.protocol.bodies.topic import decode_topic_list
+from tandemmq.protocol.bodies.tables import decode_topic_list
 from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, RequestCode, ResponseCode
 from tandemmq.protocol.command import Command, Header
 from tandemmq.protocol.frame import FRAME_BYTES_MAX, encode_frame

@@ -18,7 +18,7 @@ from struct import Struct
 
 import msgspec
 
-from tandemmq.protocol.checksum import crc32
+from tandemmq.protocol.hashes import crc32
 from tandemmq.runtime.ports import Disk, File
 from tandemmq.store.paths import StorePaths
 

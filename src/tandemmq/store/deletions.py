@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from tandemmq.errors import Corrupt
-from tandemmq.protocol.checksum import seal_json, unseal_json
+from tandemmq.protocol.hashes import seal_json, unseal_json
 from tandemmq.runtime.ports import Disk
 from tandemmq.telemetry import events
 

@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 
-from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS, delivered_at_ms
 from tandemmq.protocol.properties import find_property
 from tandemmq.protocol.record import NewRecord, RecordCheck, RecordOutcome, check_record, decode_record
 from tandemmq.protocol.record_scan import RecordColumns
+from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, delivered_at_ms
 from tandemmq.runtime.ports import Buffer
 from tandemmq.store.admission import Admission
 from tandemmq.store.appender import Unit

@@ -15,7 +15,7 @@ from itertools import chain
 
 import numpy as np
 
-from tandemmq.protocol.java_hash import java_hashes, key_hash
+from tandemmq.protocol.hashes import java_hashes, key_hash
 from tandemmq.runtime.ports import Clock, Disk, TimerHandle
 from tandemmq.store.appender import Unit
 from tandemmq.store.key_index import Ints, KeyIndex, fold_hashes

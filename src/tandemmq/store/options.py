@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 
 from tandemmq.errors import ConfigError
-from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS
+from tandemmq.protocol.topic_names import DELAY_LEVELS_MS
 from tandemmq.units import GIB, KIB, MIB, align_up
 
 QUEUE_UNIT_BYTES = 20

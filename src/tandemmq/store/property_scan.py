@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tandemmq.protocol.java_hash import java_hash
+from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX
 from tandemmq.protocol.record_scan import RecordColumns, gather_texts
 from tandemmq.store.key_index import fold_hashes

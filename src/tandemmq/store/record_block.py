@@ -22,8 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS, delivered_at_ms
-from tandemmq.protocol.java_hash import java_hash
+from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.record_scan import (
     RecordColumns,
     gather_texts,
@@ -31,6 +30,7 @@ from tandemmq.protocol.record_scan import (
     scan_boundaries,
     verify_bodies,
 )
+from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, delivered_at_ms
 from tandemmq.store.column_rows import take_rows
 from tandemmq.store.consume_queues import QueueKey
 from tandemmq.store.key_index import fold_hashes

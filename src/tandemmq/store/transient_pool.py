@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tandemmq.errors import Busy, RequestRejected
 from tandemmq.protocol.record import RecordOutcome, check_record
-from tandemmq.runtime.locked_memory import LockedMemory
+from tandemmq.runtime.disk import LockedMemory
 from tandemmq.runtime.ports import Buffer
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.options import StoreOptions

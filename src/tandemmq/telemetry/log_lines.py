@@ -12,6 +12,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Final
 
+LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
+
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _PLAIN: Final = re.compile(r"[^\s\"=]+")
 
@@ -54,3 +56,10 @@ def _render(value: Any) -> str:
         return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
     text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
+def configure_logging(level: str) -> None:
+    """Sends every logger's lines of `level` and above to standard error."""
+    root = logging.getLogger()
+    root.handlers[:] = [make_handler()]
+    root.setLevel(level)

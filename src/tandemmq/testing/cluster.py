@@ -44,11 +44,9 @@ from tandemmq.errors import TandemError
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.properties_file import Setting
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.chance import SystemRandom
-from tandemmq.runtime.clock import LoopClock
-from tandemmq.runtime.network import TcpNetwork, reserve_port
+from tandemmq.remoting.options import render_address
+from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork, reserve_port
 from tandemmq.testing.doors import SwitchedDisk, SwitchedNetwork
 from tandemmq.testing.member import HOST, LOOK_S, Member
 from tandemmq.units import GIB, MIB

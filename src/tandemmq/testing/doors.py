@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.network import TcpListener, TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpListener, TcpNetwork
 from tandemmq.runtime.ports import Address, Buffer, ProtocolFactory
 from tandemmq.units import GIB
 

@@ -11,8 +11,7 @@ from typing import Final
 from tandemmq.broker.autoswitch.elected import ElectedBroker
 from tandemmq.broker.broker import Broker
 from tandemmq.config.load import BrokerConfig
-from tandemmq.runtime.chance import SystemRandom
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.machine import LoopClock, SystemRandom
 from tandemmq.runtime.ports import Address
 from tandemmq.testing.doors import SwitchedDisk, SwitchedNetwork
 

@@ -30,23 +30,21 @@ from tandemmq.errors import (
     TopicNotFound,
 )
 from tandemmq.protocol.bodies import DataVersion, MessageQueue
-from tandemmq.protocol.bodies.client import encode_consumer_list
+from tandemmq.protocol.bodies.client import Heartbeat, decode_heartbeat, encode_consumer_list
 from tandemmq.protocol.bodies.codec import encode_kv_table
-from tandemmq.protocol.bodies.heartbeat import Heartbeat, decode_heartbeat
-from tandemmq.protocol.bodies.offset import encode_reset_offsets
+from tandemmq.protocol.bodies.progress import encode_reset_offsets
 from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, decode_register_broker_body
-from tandemmq.protocol.bodies.topic import TopicConfig, TopicConfigTable, encode_topic_list
+from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable, encode_topic_list
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import NewRecord, encode_record
-from tandemmq.protocol.requests.pull import PullRequest
+from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.requests.send import SendRequestV2
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.options import render_address
 from tandemmq.remoting.server import RemotingServer
-from tandemmq.runtime.clock import LoopClock
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 
 IDENTITY = BrokerIdentity(
     cluster_name="C",

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-import tandemmq.bench.maven as jars
+import tandemmq.bench.java.clusters as jars
 from tandemmq.bench.kafka.compare import render_ratio
 from tandemmq.bench.spark_read import ReadCost
 from tandemmq.errors import TandemError

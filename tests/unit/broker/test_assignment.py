@@ -14,7 +14,7 @@ from tandemmq.broker.assignment import (
     readable_queues,
 )
 from tandemmq.errors import Busy
-from tandemmq.protocol.bodies.assignment import (
+from tandemmq.protocol.bodies.client import (
     Assignments,
     QueueAssignment,
     RequestMode,

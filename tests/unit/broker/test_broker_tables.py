@@ -12,7 +12,7 @@ from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable, make_topic
 from tandemmq.errors import Busy, RemoteProtocolError
 from tandemmq.protocol.bodies.codec import DataVersion
-from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 
 MASTER_VERSION = DataVersion(counter=40, state_version=2, timestamp_ms=9)
 

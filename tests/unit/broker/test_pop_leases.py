@@ -14,7 +14,7 @@ from tandemmq.broker.table_file import TableSaver
 from tandemmq.broker.topics.auto_create import TopicCreator, UnsavedTopics
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
-from tandemmq.protocol.bodies.pop import Position
+from tandemmq.protocol.bodies.progress import Position
 from tandemmq.protocol.record import NewRecord, Record, decode_record, encode_record
 from tandemmq.runtime.memory import ManualClock, MemoryDisk
 from tandemmq.store import MessageStore, StoreOptions

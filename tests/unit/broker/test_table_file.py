@@ -10,7 +10,7 @@ import pytest
 
 from tandemmq.broker.table_file import Loaded, TableSaver, load_table, save_or_reject
 from tandemmq.errors import ConfigError, RequestRejected
-from tandemmq.protocol.checksum import seal_json
+from tandemmq.protocol.hashes import seal_json
 from tandemmq.runtime.memory import ManualClock, MemoryDisk
 from tandemmq.runtime.tasks import TaskScope
 

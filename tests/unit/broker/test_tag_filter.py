@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandemmq.broker.pull.filters import EXPRESSION_LENGTH_MAX, is_tag_type, parse_tags
-from tandemmq.protocol.java_hash import java_hash
+from tandemmq.protocol.hashes import java_hash
 
 
 @pytest.mark.parametrize("expression", [None, "", "  ", "*", " * "])

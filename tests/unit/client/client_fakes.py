@@ -8,8 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from tandemmq.protocol.batch import split_batch
-from tandemmq.protocol.bodies.client import encode_consumer_list
-from tandemmq.protocol.bodies.heartbeat import Heartbeat, decode_heartbeat
+from tandemmq.protocol.bodies.client import Heartbeat, decode_heartbeat, encode_consumer_list
 from tandemmq.protocol.bodies.route import (
     BrokerData,
     ClusterInfo,
@@ -20,28 +19,28 @@ from tandemmq.protocol.bodies.route import (
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.java_hash import tag_hash
+from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.message_id import encode_host, encode_message_id
 from tandemmq.protocol.properties import decode_properties
 from tandemmq.protocol.record import NewRecord, encode_record, tag_hash_of
-from tandemmq.protocol.requests.client import ConsumerListRequest, UnregisterClientRequest
-from tandemmq.protocol.requests.offset import (
+from tandemmq.protocol.requests.consume import (
     GetMaxOffsetRequest,
     GetMaxOffsetResponse,
     GetMinOffsetRequest,
     GetMinOffsetResponse,
+    PullRequest,
+    PullResponse,
     QueryOffsetRequest,
     QueryOffsetResponse,
+    SeenRecord,
     UpdateOffsetRequest,
 )
-from tandemmq.protocol.requests.pull import PullRequest, PullResponse, SeenRecord
-from tandemmq.protocol.requests.route import RouteRequest
+from tandemmq.protocol.requests.route import ConsumerListRequest, RouteRequest, UnregisterClientRequest
 from tandemmq.protocol.requests.send import SendBackRequest, SendRequestV2, SendResponse
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.options import render_address
 from tandemmq.remoting.server import RemotingServer
-from tandemmq.runtime.clock import LoopClock
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 
 STORE_HOST = encode_host("127.0.0.1", 10911)
 RECORD_BYTES = 1000

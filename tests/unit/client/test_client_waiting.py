@@ -14,7 +14,7 @@ from tandemmq.client.producer.outbox import Window
 from tandemmq.client.route_cache import NameServers
 from tandemmq.errors import BrokerUnreachable, ClientError, ConfigError, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.checksum import seal_json
+from tandemmq.protocol.hashes import seal_json
 from tandemmq.runtime.memory import MemoryDisk
 from waits import PATIENCE_S
 

@@ -28,7 +28,7 @@ from tandemmq.errors import (
     RemoteProtocolError,
 )
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.offset import decode_consumer_status, encode_reset_offsets
+from tandemmq.protocol.bodies.progress import decode_consumer_status, encode_reset_offsets
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.properties import encode_properties

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tandemmq.broker.options import MetricsExporter
-from tandemmq.config.inert import BROKER_INERT, NAMESERVER_INERT
 from tandemmq.config.load import (
     BrokerConfig,
     Machine,
@@ -17,7 +16,14 @@ from tandemmq.config.load import (
     read_settings,
     with_kept_settings,
 )
-from tandemmq.config.names import ALIASES, BROKER_KEYS, NAMESERVER_KEYS, REFUSED
+from tandemmq.config.names import (
+    ALIASES,
+    BROKER_INERT,
+    BROKER_KEYS,
+    NAMESERVER_INERT,
+    NAMESERVER_KEYS,
+    REFUSED,
+)
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.signature import Credentials

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tandemmq.demo.census import count_in_commit_log, count_in_table
+from tandemmq.demo.landing import count_in_commit_log, count_in_table
 from tandemmq.protocol.record import NewRecord, encode_blank, encode_record
 
 HOST_V4 = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"

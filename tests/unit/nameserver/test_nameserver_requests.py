@@ -30,7 +30,7 @@ from tandemmq.protocol.bodies.route import (
     decode_topic_route,
     encode_topic_route,
 )
-from tandemmq.protocol.bodies.topic import TopicConfig, TopicConfigTable, decode_topic_list
+from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable, decode_topic_list
 from tandemmq.protocol.catalogue import CATALOGUE, Role
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.command import Command, Header

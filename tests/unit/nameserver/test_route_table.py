@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from tandemmq.errors import RequestRejected
-from tandemmq.nameserver.brokers import MasterAddresses, Registration, select_zone
-from tandemmq.nameserver.route_table import RouteTable
+from tandemmq.nameserver.route_table import MasterAddresses, Registration, RouteTable, select_zone
 from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.route import QueueData, TopicRoute
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import TopicConfig
 
 MASTER = "10.0.0.1:10911"
 SLAVE = "10.0.0.2:10911"

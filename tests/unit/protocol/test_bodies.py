@@ -11,36 +11,28 @@ import pytest
 
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol.bodies import DataVersion, MessageQueue
-from tandemmq.protocol.bodies.assignment import decode_assignment_query, decode_request_mode
 from tandemmq.protocol.bodies.client import (
-    LockRequest,
-    decode_consumer_list,
-    decode_lock_answer,
-    decode_lock_request,
-    encode_consumer_list,
-    encode_lock_answer,
-    encode_lock_request,
-)
-from tandemmq.protocol.bodies.codec import decode_body, decode_kv_table, encode_body, encode_kv_table
-from tandemmq.protocol.bodies.group import (
-    GroupRetryPolicy,
-    SubscriptionGroupConfig,
-    decode_group_table,
-    encode_group_config,
-    encode_group_table,
-)
-from tandemmq.protocol.bodies.heartbeat import (
     ConsumeFromWhere,
     ConsumerData,
     ConsumeType,
     Heartbeat,
+    LockRequest,
     MessageModel,
     ProducerData,
     SubscriptionData,
+    decode_assignment_query,
+    decode_consumer_list,
     decode_heartbeat,
+    decode_lock_answer,
+    decode_lock_request,
+    decode_request_mode,
+    encode_consumer_list,
     encode_heartbeat,
+    encode_lock_answer,
+    encode_lock_request,
 )
-from tandemmq.protocol.bodies.offset import (
+from tandemmq.protocol.bodies.codec import decode_body, decode_kv_table, encode_body, encode_kv_table
+from tandemmq.protocol.bodies.progress import (
     ConsumerOffsetTable,
     decode_consumer_offsets,
     decode_delay_offsets,
@@ -60,10 +52,15 @@ from tandemmq.protocol.bodies.route import (
     encode_topic_route,
 )
 from tandemmq.protocol.bodies.stats import ConsumeQueueEntry, ConsumeQueueView, encode_consume_queue_view
-from tandemmq.protocol.bodies.topic import (
+from tandemmq.protocol.bodies.tables import (
+    GroupRetryPolicy,
+    SubscriptionGroupConfig,
     TopicConfig,
+    decode_group_table,
     decode_topic_config_table,
     decode_topic_list,
+    encode_group_config,
+    encode_group_table,
     encode_topic_config,
     encode_topic_config_table,
     encode_topic_list,

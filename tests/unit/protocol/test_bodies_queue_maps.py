@@ -8,7 +8,7 @@ import pytest
 
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.offset import (
+from tandemmq.protocol.bodies.progress import (
     ConsumerStatus,
     decode_consumer_status,
     decode_reset_offsets,

@@ -16,7 +16,7 @@ from tandemmq.protocol.bodies.register import (
     decode_register_broker_body,
     encode_register_broker_body,
 )
-from tandemmq.protocol.bodies.topic import TopicConfig, TopicConfigTable, encode_topic_config_table
+from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable, encode_topic_config_table
 
 EXAMPLE = (
     b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":{"counter":1,"stateVersion":0,'

@@ -7,7 +7,7 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemmq.protocol.checksum import crc32
+from tandemmq.protocol.hashes import crc32
 
 
 @given(st.binary(max_size=5_000), st.binary(max_size=100))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandemmq.errors import ConfigError
-from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS, delivered_at_ms, parse_delay_levels
+from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, delivered_at_ms, parse_delay_levels
 
 
 def test_default_levels_run_from_a_second_to_two_hours() -> None:

@@ -10,7 +10,7 @@ from tandemmq.errors import LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol.codes import LanguageCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.header_compact import decode_header_compact, encode_header_compact
-from tandemmq.protocol.requests.offset import QueryOffsetRequest
+from tandemmq.protocol.requests.consume import QueryOffsetRequest
 
 
 def fixed(code: int = 105, language: int = 0, flag: int = 0, remark: bytes = b"") -> bytes:

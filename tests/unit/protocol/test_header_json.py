@@ -10,7 +10,7 @@ from tandemmq.errors import BadRequest, LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol.codes import LanguageCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.header_json import decode_header_json, encode_header_json
-from tandemmq.protocol.requests.offset import QueryOffsetRequest, SearchOffsetRequest
+from tandemmq.protocol.requests.consume import QueryOffsetRequest, SearchOffsetRequest
 from tandemmq.protocol.requests.send import SendRequest, SendRequestV2, SendResponse
 
 V2_FIELDS = {

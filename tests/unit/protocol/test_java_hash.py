@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.protocol.java_hash import java_hash, java_hashes, key_hash, tag_hash
+from tandemmq.protocol.hashes import java_hash, java_hashes, key_hash, tag_hash
 
 KNOWN = [
     ("", 0),

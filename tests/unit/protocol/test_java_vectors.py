@@ -15,19 +15,9 @@ import msgspec
 import pytest
 
 from tandemmq.protocol.batch import encode_batch, split_batch
-from tandemmq.protocol.bodies import (
-    assignment,
-    client,
-    codec,
-    group,
-    heartbeat,
-    offset,
-    route,
-    stats,
-    topic,
-)
+from tandemmq.protocol.bodies import client, codec, progress, route, stats, tables
 from tandemmq.protocol.bodies.codec import decode_data_version, encode_data_version
-from tandemmq.protocol.bodies.pop import decode_batch_ack, encode_batch_ack
+from tandemmq.protocol.bodies.progress import decode_batch_ack, encode_batch_ack
 from tandemmq.protocol.catalogue import CATALOGUE
 from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, RequestCode
 from tandemmq.protocol.command import Command
@@ -45,10 +35,10 @@ Codec = tuple[Callable[[Any], Any], Callable[[Any], bytes]]
 
 
 BODIES: dict[tuple[int, str], Codec] = {
-    (RequestCode.HEART_BEAT, "request"): (heartbeat.decode_heartbeat, heartbeat.encode_heartbeat),
+    (RequestCode.HEART_BEAT, "request"): (client.decode_heartbeat, client.encode_heartbeat),
     (RequestCode.CHECK_CLIENT_CONFIG, "request"): (
-        heartbeat.decode_client_config_check,
-        heartbeat.encode_client_config_check,
+        client.decode_client_config_check,
+        client.encode_client_config_check,
     ),
     (RequestCode.GET_CONSUMER_LIST_BY_GROUP, "response"): (
         client.decode_consumer_list,
@@ -75,64 +65,67 @@ BODIES: dict[tuple[int, str], Codec] = {
     (RequestCode.REGISTER_BROKER, "response"): (codec.decode_kv_table, codec.encode_kv_table),
     (RequestCode.GET_BROKER_RUNTIME_INFO, "response"): (codec.decode_kv_table, codec.encode_kv_table),
     (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, "response"): (
-        topic.decode_topic_list,
-        topic.encode_topic_list,
+        tables.decode_topic_list,
+        tables.encode_topic_list,
     ),
-    (RequestCode.GET_TOPICS_BY_CLUSTER, "response"): (topic.decode_topic_list, topic.encode_topic_list),
+    (RequestCode.GET_TOPICS_BY_CLUSTER, "response"): (tables.decode_topic_list, tables.encode_topic_list),
     (RequestCode.GET_ALL_TOPIC_CONFIG, "response"): (
-        topic.decode_topic_config_table,
-        topic.encode_topic_config_table,
+        tables.decode_topic_config_table,
+        tables.encode_topic_config_table,
     ),
     (RequestCode.GET_TOPIC_STATS_INFO, "response"): (stats.decode_topic_stats, stats.encode_topic_stats),
     (RequestCode.GET_CONSUME_STATS, "response"): (stats.decode_consume_stats, stats.encode_consume_stats),
     (RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "response"): (
-        group.decode_group_table,
-        group.encode_group_table,
+        tables.decode_group_table,
+        tables.encode_group_table,
     ),
     (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, "request"): (
-        group.decode_group_config,
-        group.encode_group_config,
+        tables.decode_group_config,
+        tables.encode_group_config,
     ),
     (RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, "response"): (
-        group.decode_group_config,
-        group.encode_group_config,
+        tables.decode_group_config,
+        tables.encode_group_config,
     ),
-    (RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, "response"): (group.decode_group_list, group.encode_group_list),
+    (RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, "response"): (
+        tables.decode_group_list,
+        tables.encode_group_list,
+    ),
     (RequestCode.GET_ALL_CONSUMER_OFFSET, "response"): (
-        offset.decode_consumer_offsets,
-        offset.encode_consumer_offsets,
+        progress.decode_consumer_offsets,
+        progress.encode_consumer_offsets,
     ),
     (RequestCode.GET_ALL_DELAY_OFFSET, "response"): (
-        offset.decode_delay_offsets,
-        offset.encode_delay_offsets,
+        progress.decode_delay_offsets,
+        progress.encode_delay_offsets,
     ),
     (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, "response"): (
-        offset.decode_reset_offsets,
-        offset.encode_reset_offsets,
+        progress.decode_reset_offsets,
+        progress.encode_reset_offsets,
     ),
     (RequestCode.RESET_CONSUMER_CLIENT_OFFSET, "request"): (
-        offset.decode_reset_offsets,
-        offset.encode_reset_offsets,
+        progress.decode_reset_offsets,
+        progress.encode_reset_offsets,
     ),
     (RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, "response"): (
-        offset.decode_consumer_status,
-        offset.encode_consumer_status,
+        progress.decode_consumer_status,
+        progress.encode_consumer_status,
     ),
     (RequestCode.QUERY_ASSIGNMENT, "request"): (
-        assignment.decode_assignment_query,
-        assignment.encode_assignment_query,
+        client.decode_assignment_query,
+        client.encode_assignment_query,
     ),
     (RequestCode.QUERY_ASSIGNMENT, "response"): (
-        assignment.decode_assignments,
-        assignment.encode_assignments,
+        client.decode_assignments,
+        client.encode_assignments,
     ),
     (RequestCode.SET_MESSAGE_REQUEST_MODE, "request"): (
-        assignment.decode_request_mode,
-        assignment.encode_request_mode,
+        client.decode_request_mode,
+        client.encode_request_mode,
     ),
     (RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, "response"): (
-        assignment.decode_request_modes,
-        assignment.encode_request_modes,
+        client.decode_request_modes,
+        client.encode_request_modes,
     ),
     (RequestCode.BATCH_ACK_MESSAGE, "request"): (decode_batch_ack, encode_batch_ack),
 }

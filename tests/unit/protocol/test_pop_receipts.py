@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandemmq.errors import BadRequest, RemoteProtocolError
-from tandemmq.protocol.bodies.pop import decode_batch_ack, decode_bits, encode_bits
+from tandemmq.protocol.bodies.progress import decode_batch_ack, decode_bits, encode_bits
 from tandemmq.protocol.pop_receipts import (
     Handle,
     flag_of,

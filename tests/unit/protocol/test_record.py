@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
-from tandemmq.protocol.java_hash import java_hash
+from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties import append_property, encode_properties
 from tandemmq.protocol.record import (

@@ -6,7 +6,7 @@ import pytest
 
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FrameDecoder, encode_frame
-from tandemmq.protocol.requests.offset import GetMaxOffsetRequest
+from tandemmq.protocol.requests.consume import GetMaxOffsetRequest
 from tandemmq.protocol.signature import Credentials, is_signed_with, signature_of
 
 SECRET = b"java-secret"

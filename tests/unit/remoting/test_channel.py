@@ -12,7 +12,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FRAME_BYTES_MAX, FrameDecoder, encode_frame
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.options import ChannelLimits
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.machine import LoopClock
 from tandemmq.runtime.memory import ManualClock
 
 

@@ -18,9 +18,8 @@ from tandemmq.remoting.http import (
     parse_request,
     render_answer,
 )
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.runtime.memory import ManualClock, MemoryNetwork
-from tandemmq.runtime.network import TcpNetwork
 from tandemmq.runtime.ports import Address
 from waits import PATIENCE_S, until
 

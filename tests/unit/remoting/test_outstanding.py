@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tandemmq.errors import Busy
-from tandemmq.remoting.outstanding import OPAQUE_MAX, OutstandingRequests
+from tandemmq.remoting.channel import OPAQUE_MAX, OutstandingRequests
 
 
 def test_opaques_wrap_to_one_and_skip_those_that_wait() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from tandemmq.errors import ConfigError
-from tandemmq.remoting.address import parse_address, parse_address_list, render_address
+from tandemmq.remoting.options import parse_address, parse_address_list, render_address
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,9 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Guard, Handler
 from tandemmq.remoting.options import ChannelLimits, ClientOptions, ServerOptions
 from tandemmq.remoting.server import RemotingServer
-from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.runtime.memory import ManualClock, MemoryNetwork
-from tandemmq.runtime.network import TcpNetwork
 from waits import PATIENCE_S, until
 
 ECHO, REFUSE, BREAK, WAIT, LATER, ASSERT, FATAL, UNREADABLE, MISSING = range(1, 10)

@@ -14,7 +14,6 @@ import pytest
 
 from tandemmq.errors import BrokerUnreachable, ConfigError
 from tandemmq.protocol.command import Command
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import (
@@ -25,12 +24,12 @@ from tandemmq.remoting.options import (
     TlsClientOptions,
     TlsMode,
     TlsOptions,
+    render_address,
 )
 from tandemmq.remoting.server import RemotingServer
-from tandemmq.remoting.tls_door import TlsDoor, make_client_tls
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.remoting.tls import TlsDoor, make_client_tls
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.units import MIB
 from waits import PATIENCE_S, until
 

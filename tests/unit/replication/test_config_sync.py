@@ -15,9 +15,8 @@ from tandemmq.broker.replica.handlers import ReplicaHandlers
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.protocol.bodies.codec import DataVersion
-from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
 from tandemmq.protocol.bodies.replica import HaStatus
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import LanguageCode, RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.replica import LogChecksumResponse
@@ -26,9 +25,8 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import ServerOptions
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.runtime.memory import ManualClock
-from tandemmq.runtime.network import TcpNetwork
 from tandemmq.runtime.tasks import TaskScope
 from waits import until
 

@@ -14,13 +14,11 @@ from tandemmq.broker.replica.handlers import ReplicaHandlers
 from tandemmq.broker.replica.table_watch import TableWaits, TableWatch
 from tandemmq.errors import Busy, RequestRejected
 from tandemmq.protocol.bodies.codec import DataVersion
-from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
 from tandemmq.protocol.bodies.replica import HaStatus
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.server import RemotingServer
-from tandemmq.runtime.clock import LoopClock
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.runtime.tasks import TaskScope
 from waits import until
 

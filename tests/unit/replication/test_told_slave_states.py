@@ -20,8 +20,7 @@ from tandemmq.replication.core.effects import Halt, HaltReason
 from tandemmq.replication.core.notice import DETAIL_CHARS_MAX, SlaveName, ToldHalt
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.replication.shell import ReplicationSlaveStatus
-from tandemmq.runtime.clock import LoopClock
-from tandemmq.runtime.network import TcpNetwork
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.units import EpochMs
 
 NAME = SlaveName("group", 1)

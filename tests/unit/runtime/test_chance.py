@@ -1,4 +1,4 @@
-from tandemmq.runtime.chance import SeededRandom, SystemRandom
+from tandemmq.runtime.machine import SeededRandom, SystemRandom
 
 
 def test_a_seed_gives_its_sequence_again() -> None:

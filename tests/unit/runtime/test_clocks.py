@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.machine import LoopClock
 from tandemmq.runtime.manual_clock import START_MS, ManualClock
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tandemmq.runtime.network import deliver
+from tandemmq.runtime.machine import deliver
 
 
 class Small(asyncio.BufferedProtocol):

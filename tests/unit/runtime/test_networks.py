@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.runtime.memory import ManualClock, MemoryNetwork
-from tandemmq.runtime.network import TcpNetwork
 from tandemmq.runtime.ports import Network
 from waits import PATIENCE_S
 

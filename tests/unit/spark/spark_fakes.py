@@ -24,22 +24,20 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, encode_record
-from tandemmq.protocol.requests.offset import (
+from tandemmq.protocol.requests.consume import (
     GetMaxOffsetRequest,
     GetMaxOffsetResponse,
     GetMinOffsetRequest,
     GetMinOffsetResponse,
+    PullRequest,
+    PullResponse,
+    QueryMessageRequest,
+    QueryMessageResponse,
     QueryOffsetRequest,
     QueryOffsetResponse,
     SearchOffsetRequest,
     SearchOffsetResponse,
     UpdateOffsetRequest,
-)
-from tandemmq.protocol.requests.pull import (
-    PullRequest,
-    PullResponse,
-    QueryMessageRequest,
-    QueryMessageResponse,
 )
 from tandemmq.protocol.requests.route import RouteRequest
 from tandemmq.protocol.requests.send import SendRequestV2, SendResponse

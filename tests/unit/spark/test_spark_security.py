@@ -18,7 +18,7 @@ from tandemmq.errors import BrokerUnreachable, ConfigError
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FrameDecoder, encode_frame
-from tandemmq.protocol.requests.offset import GetMaxOffsetRequest, GetMaxOffsetResponse
+from tandemmq.protocol.requests.consume import GetMaxOffsetRequest, GetMaxOffsetResponse
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.wire import ConnectionPool, Security
 

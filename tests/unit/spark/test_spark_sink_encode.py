@@ -13,7 +13,7 @@ from tandemmq.client.producer.sender import queue_by_key
 from tandemmq.errors import ConfigError, MessageIllegal
 from tandemmq.protocol.batch import split_batch
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.java_hash import java_hash
+from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.properties import decode_properties
 from tandemmq.spark.sink.columns import SinkColumns, find_sink_columns, make_keys, make_prefix
 from tandemmq.spark.sink.encode import BatchEncoder, Shipment

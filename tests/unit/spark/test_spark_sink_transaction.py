@@ -21,7 +21,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import encode_message_id
 from tandemmq.protocol.properties import decode_properties, encode_properties
 from tandemmq.protocol.record import NewRecord, encode_record
-from tandemmq.protocol.requests.pull import QueryMessageRequest, QueryMessageResponse
+from tandemmq.protocol.requests.consume import QueryMessageRequest, QueryMessageResponse
 from tandemmq.protocol.requests.send import EndTransactionRequest, SendRequestV2, SendResponse
 from tandemmq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED
 from tandemmq.spark.sink import transaction

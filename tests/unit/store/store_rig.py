@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tandemmq.protocol.java_hash import tag_hash
+from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, decode_record, decode_records
 from tandemmq.runtime.memory import ManualClock, MemoryDisk

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from store_rig import Rig, bodies, record
 
-from tandemmq.protocol.java_hash import tag_hash
+from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.record import NewRecord, decode_records
 from tandemmq.store import GetResult, GetStatus, MessageStore, bulk_read
 

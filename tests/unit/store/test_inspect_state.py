@@ -12,7 +12,7 @@ import pytest
 from inspect_rig import change, check, content, damages, flip, log_files, make_store, notes
 
 from tandemmq.errors import StoreError, StoreLocked
-from tandemmq.protocol.java_hash import java_hash, key_hash
+from tandemmq.protocol.hashes import java_hash, key_hash
 from tandemmq.protocol.properties import encode_properties, find_property
 from tandemmq.protocol.record import decode_records
 from tandemmq.protocol.record_scan import read_columns, scan_boundaries

@@ -14,7 +14,7 @@ from store_rig import ROOT, Rig, bodies, options, record
 
 from tandemmq.errors import Busy, RequestRejected, ServiceNotAvailable
 from tandemmq.protocol.record import decode_record
-from tandemmq.runtime.locked_memory import LockedMemory
+from tandemmq.runtime.disk import LockedMemory
 from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.store import BrokerRole, FlushMode, MessageStore, PutStatus
 from tandemmq.store.commit_log import CommitLog

@@ -15,8 +15,8 @@ from store_rig import Rig, bodies, record
 
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.record import decode_records
-from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.machine import LoopClock
 from tandemmq.store import GetStatus, MessageStore, PutStatus, StoreOptions
 
 Steps = list[tuple[str, int]]
@@ -113,7 +113,7 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from tandemmq.protocol.record import NewRecord
-from tandemmq.runtime.clock import LoopClock
+from tandemmq.runtime.machine import LoopClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.store import MessageStore, PutStatus, StoreOptions
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from store_rig import options
 
-from tandemmq.protocol.java_hash import key_hash
+from tandemmq.protocol.hashes import key_hash
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.record import NewRecord, RecordCheck, RecordOutcome, check_record, encode_record
 from tandemmq.runtime.memory import ManualClock, MemoryDisk, NoFault

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from store_rig import ROOT, STORE_HOST, Rig, bodies, record
 
-from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.machine import LoopClock
 from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.runtime.ports import Advice
 from tandemmq.store import FlushMode, MessageStore, StoreOptions

@@ -14,8 +14,8 @@ import pytest
 from store_rig import SMALL, bodies, record
 
 from tandemmq.errors import StoreError, StoreLocked
-from tandemmq.runtime.clock import LoopClock
 from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.machine import LoopClock
 from tandemmq.store import FlushMode, MessageStore, PutStatus, StoreOptions
 from tandemmq.units import MIB
 from waits import PATIENCE_S

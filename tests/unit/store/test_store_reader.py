@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from store_rig import Rig, bodies, record, stored
 
-from tandemmq.protocol.java_hash import tag_hash
+from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.record import decode_records
 from tandemmq.store import BrokerRole, GetResult, GetStatus, MessageStore
 from tandemmq.units import MIB

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tandemmq.bench.java.clusters import fetch_jars
 from tandemmq.bench.kafka.broker import (
     BROKER,
     BROKER_VERSION,
@@ -21,16 +22,17 @@ from tandemmq.bench.kafka.broker import (
     SOURCE_VERSION,
     running_kafka,
 )
-from tandemmq.bench.maven import fetch_jars
-from tandemmq.bench.servers import running_servers
-from tandemmq.bench.spark_command import SETTINGS, render_idle, render_read
+from tandemmq.bench.process_stats import running_servers
 from tandemmq.bench.spark_read import (
+    SETTINGS,
     ReadCost,
     fill_topic,
     follow_topic,
     measure_idle,
     measure_once,
     read_topic,
+    render_idle,
+    render_read,
 )
 from tandemmq.errors import TandemError
 from tandemmq.launcher import Server

@@ -11,8 +11,8 @@ import msgspec
 
 from tandemmq.broker.access.needs import Need, parse_action
 from tandemmq.errors import BadRequest, Busy, ConfigError, RequestRejected
-from tandemmq.protocol.bodies.access import AclInfo, EntryInfo, PolicyInfo, UserInfo
 from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
+from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
 from tandemmq.protocol.codes import ResponseCode
 
 # Policies of 5.x: what a subject may do with which resources, from where; pure.

@@ -31,8 +31,8 @@ from tandemmq.errors import NotPermitted, TandemError
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Buffer, Command
 from tandemmq.protocol.signature import ACCESS_KEY, Credentials, is_signed_with
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.options import render_address
 from tandemmq.runtime.ports import Address, Clock, TimerHandle
 from tandemmq.telemetry import events
 

@@ -22,7 +22,7 @@ from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.command import Buffer, Command
 from tandemmq.protocol.properties import REAL_TOPIC
 from tandemmq.protocol.record import RecordError, decode_record
-from tandemmq.protocol.requests.pull import ViewMessageRequest
+from tandemmq.protocol.requests.consume import ViewMessageRequest
 from tandemmq.protocol.requests.send import EndTransactionRequest, SendBackRequest
 from tandemmq.protocol.topic_names import RETRY_PREFIX, is_system_topic, retry_topic
 

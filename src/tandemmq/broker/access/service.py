@@ -26,12 +26,12 @@ from tandemmq.broker.access.plain_rules import (
 from tandemmq.broker.options import AccessOptions
 from tandemmq.broker.table_file import TableFile, TableSaver, load_table, save_or_reject
 from tandemmq.errors import ConfigError, NotPermitted, RequestRejected
-from tandemmq.protocol.bodies.access import AccountInfo, AccountsInfo, AclInfo, UserInfo
 from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body, encode_data_version
+from tandemmq.protocol.bodies.tables import AccountInfo, AccountsInfo, AclInfo, UserInfo
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Buffer, Command
-from tandemmq.protocol.requests.access import (
+from tandemmq.protocol.requests.admin import (
     AccessVersionResponse,
     AclRequest,
     DeleteAccountRequest,

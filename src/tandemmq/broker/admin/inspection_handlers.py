@@ -25,17 +25,19 @@ from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.client import (
     ClientConnection,
+    ConsumeFromWhere,
     ConsumerConnections,
+    ConsumeType,
     GroupSubscription,
+    MessageModel,
     ProducerInfo,
+    SubscriptionData,
     encode_consumer_connections,
     encode_group_subscription,
     encode_producer_connections,
     encode_producer_table,
 )
 from tandemmq.protocol.bodies.codec import MessageQueue
-from tandemmq.protocol.bodies.group import encode_group_list
-from tandemmq.protocol.bodies.heartbeat import ConsumeFromWhere, ConsumeType, MessageModel, SubscriptionData
 from tandemmq.protocol.bodies.stats import (
     ConsumeQueueEntry,
     ConsumeQueueView,
@@ -52,7 +54,7 @@ from tandemmq.protocol.bodies.stats import (
     encode_consume_time_span,
     encode_topic_stats,
 )
-from tandemmq.protocol.bodies.topic import TopicConfig, encode_topic_list
+from tandemmq.protocol.bodies.tables import TopicConfig, encode_group_list, encode_topic_list
 from tandemmq.protocol.codes import LanguageCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.admin import (
@@ -69,8 +71,8 @@ from tandemmq.protocol.requests.admin import (
     TopicStatsRequest,
 )
 from tandemmq.protocol.topic_names import is_system_group
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.options import render_address
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
 

@@ -22,9 +22,9 @@ from tandemmq.errors import BadRequest, ConfigError, NotPermitted, RequestReject
 from tandemmq.protocol.bodies.codec import DataVersion, encode_data_version
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.delay_levels import render_delay_levels
 from tandemmq.protocol.properties_file import Setting, edit_properties, parse_properties
 from tandemmq.protocol.requests.admin import BrokerConfigResponse, ReadModeRequest
+from tandemmq.protocol.topic_names import render_delay_levels
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.store.options import StoreOptions

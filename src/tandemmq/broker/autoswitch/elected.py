@@ -40,12 +40,11 @@ from tandemmq.protocol.requests.controller import (
     VouchResponse,
 )
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
-from tandemmq.remoting.options import PLAIN, TlsOptions
-from tandemmq.remoting.tls_door import make_client_tls
+from tandemmq.remoting.options import PLAIN, TlsOptions, render_address
+from tandemmq.remoting.tls import make_client_tls
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell.autoswitch import AutoSwitch, AutoSwitchReplication
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random

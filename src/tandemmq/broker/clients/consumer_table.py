@@ -16,9 +16,9 @@ from tandemmq.protocol.bodies.client import Refusal
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.sql92 import SqlFilter
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.dispatch import Handler
+from tandemmq.remoting.options import render_address
 from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events
 

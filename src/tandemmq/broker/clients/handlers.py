@@ -26,21 +26,25 @@ from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import BadRequest, BrokerUnreachable, Busy, RequestRejected, RequestTimeout
-from tandemmq.protocol.bodies.client import encode_consumer_list
-from tandemmq.protocol.bodies.heartbeat import ConsumerData, decode_client_config_check, decode_heartbeat
+from tandemmq.protocol.bodies.client import (
+    ConsumerData,
+    decode_client_config_check,
+    decode_heartbeat,
+    encode_consumer_list,
+)
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.requests.admin import ConsumeDirectlyRequest, RunningInfoRequest
-from tandemmq.protocol.requests.client import (
+from tandemmq.protocol.requests.route import (
     ConsumerListRequest,
     HeartbeatResponse,
     NotifyConsumerIdsChangedRequest,
     UnregisterClientRequest,
 )
 from tandemmq.protocol.topic_names import topic_fault
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.options import render_address
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events

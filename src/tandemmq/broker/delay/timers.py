@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 from tandemmq.errors import ConfigError, MessageIllegal, RemoteProtocolError, RequestRejected
 from tandemmq.protocol.bodies.codec import DataVersion
-from tandemmq.protocol.checksum import crc32
 from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.properties import find_property
 from tandemmq.protocol.record import Record
 

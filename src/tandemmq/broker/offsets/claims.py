@@ -40,8 +40,12 @@ from tandemmq.broker.clients.consumer_table import (
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
-from tandemmq.protocol.requests.offset import QueryOffsetRequest, UpdateOffsetRequest
-from tandemmq.protocol.requests.pull import PullRequest, SeenRecord
+from tandemmq.protocol.requests.consume import (
+    PullRequest,
+    QueryOffsetRequest,
+    SeenRecord,
+    UpdateOffsetRequest,
+)
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.protocol.topic_names import TOOLS_GROUP
 from tandemmq.remoting.channel import Channel

@@ -26,7 +26,7 @@ from tandemmq.errors import (
     RequestTimeout,
 )
 from tandemmq.protocol.bodies.codec import MessageQueue
-from tandemmq.protocol.bodies.offset import (
+from tandemmq.protocol.bodies.progress import (
     ConsumerStatus,
     decode_consumer_status,
     encode_consumer_status,
@@ -42,7 +42,7 @@ from tandemmq.protocol.requests.admin import (
     ResetClientOffsetRequest,
     ResetOffsetRequest,
 )
-from tandemmq.protocol.requests.offset import (
+from tandemmq.protocol.requests.consume import (
     EarliestStoreTimeRequest,
     EarliestStoreTimeResponse,
     GetMaxOffsetRequest,
@@ -53,9 +53,9 @@ from tandemmq.protocol.requests.offset import (
     QueryOffsetResponse,
     SearchOffsetRequest,
     SearchOffsetResponse,
+    SeenRecord,
     UpdateOffsetRequest,
 )
-from tandemmq.protocol.requests.pull import SeenRecord
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore

@@ -17,14 +17,14 @@ from msgspec import UNSET, structs
 
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.codec import DataVersion, encode_body
-from tandemmq.protocol.bodies.offset import (
+from tandemmq.protocol.bodies.progress import (
     ConsumerOffsetTable,
     decode_consumer_offsets,
     decode_delay_offsets,
     encode_consumer_offsets,
     encode_delay_offsets,
 )
-from tandemmq.protocol.bodies.offset import DelayOffsetTable as Body
+from tandemmq.protocol.bodies.progress import DelayOffsetTable as Body
 
 QueueOffsets = dict[int, int]
 

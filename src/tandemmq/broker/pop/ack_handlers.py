@@ -18,11 +18,11 @@ from tandemmq.broker.pop.reading import PollKey, PopPolls
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import BadRequest, RemoteProtocolError, RequestRejected
-from tandemmq.protocol.bodies.pop import BatchAckEntry, decode_batch_ack, decode_bits
+from tandemmq.protocol.bodies.progress import BatchAckEntry, decode_batch_ack, decode_bits
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.pop_receipts import ORDERED_REVIVE_QUEUE, Handle, parse_handle, real_topic
-from tandemmq.protocol.requests.pop import (
+from tandemmq.protocol.requests.consume import (
     ANY_QUEUE,
     AckRequest,
     ChangeInvisibleRequest,

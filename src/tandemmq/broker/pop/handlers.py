@@ -24,8 +24,7 @@ from tandemmq.broker.table_file import OnSaved, TableFile, TableSaver
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import Busy, NotPermitted, RequestRejected, StoreError
-from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import encode_frame_head
@@ -38,7 +37,7 @@ from tandemmq.protocol.pop_receipts import (
     order_items,
     start_item,
 )
-from tandemmq.protocol.requests.pop import (
+from tandemmq.protocol.requests.consume import (
     ANY_QUEUE,
     NotificationRequest,
     NotificationResponse,

@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.protocol.bodies.pop import (
+from tandemmq.protocol.bodies.progress import (
     Ack,
     CheckPoint,
     Position,

@@ -11,7 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tandemmq.broker.pop.leases import QueueKey
-from tandemmq.protocol.bodies.pop import OrderState, OrderStates, decode_order_states, encode_order_states
+from tandemmq.protocol.bodies.progress import (
+    OrderState,
+    OrderStates,
+    decode_order_states,
+    encode_order_states,
+)
 
 KEPT_MS: Final = 24 * 3_600_000
 """A queue is forgotten when nobody popped from it for this long."""

@@ -27,7 +27,7 @@ from tandemmq.protocol.pop_receipts import (
 )
 from tandemmq.protocol.properties import CRC32, PROPERTIES_BYTES_MAX, append_property, remove_property
 from tandemmq.protocol.record import NewRecord, decode_record, encode_record
-from tandemmq.protocol.requests.pop import INIT_MIN
+from tandemmq.protocol.requests.consume import INIT_MIN
 from tandemmq.protocol.sql92 import SqlFilter
 from tandemmq.runtime.ports import Clock, Random, TimerHandle
 from tandemmq.store import GET_BYTES_MAX, MessageStore, PutStatus

@@ -22,7 +22,7 @@ from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import RequestRejected
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.pop_receipts import pop_retry_v1, pop_retry_v2
 from tandemmq.protocol.properties import (
     CRC32,

@@ -12,10 +12,9 @@ from tandemmq.broker.pull.filters import check_type, is_tag_type, parse_tags, re
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import Busy, NotPermitted, RequestRejected
-from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
-from tandemmq.protocol.requests.pull import PullRequest
+from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.sql92 import SqlFilter
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION
 from tandemmq.protocol.topic_names import is_system_group

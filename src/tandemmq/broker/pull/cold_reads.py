@@ -25,7 +25,7 @@ from tandemmq.errors import BadRequest, ConfigError
 from tandemmq.protocol.bodies.stats import ColdControlInfo, GroupColdReads, encode_cold_control_info
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties_file import parse_properties
-from tandemmq.protocol.requests.pull import PullRequest
+from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.topic_names import group_fault, is_system_group
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
-from tandemmq.protocol.java_hash import java_hash
+from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.sql92 import SqlError, SqlFilter, compile_filter
 
 TAG_TYPE = "TAG"

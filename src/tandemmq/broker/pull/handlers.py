@@ -23,7 +23,7 @@ from tandemmq.errors import Busy, RequestRejected, StoreError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import encode_frame_head
-from tandemmq.protocol.requests.pull import ForbiddenResponse, PullRequest, PullResponse, SeenRecord
+from tandemmq.protocol.requests.consume import ForbiddenResponse, PullRequest, PullResponse, SeenRecord
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUSPEND
 from tandemmq.remoting.channel import Channel
 from tandemmq.replication.core.progress import LogRange

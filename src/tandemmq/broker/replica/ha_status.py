@@ -16,7 +16,7 @@ import msgspec
 from tandemmq.protocol.bodies.replica import HaClient, HaConnection, HaStatus
 from tandemmq.protocol.record import RecordError, decode_record
 from tandemmq.protocol.record_layout import MAGIC_V1, MAGIC_V2
-from tandemmq.remoting.address import render_address
+from tandemmq.remoting.options import render_address
 from tandemmq.replication.core.effects import HaltReason
 from tandemmq.replication.core.progress import StartRule
 from tandemmq.replication.core.states import MasterState, SlaveState

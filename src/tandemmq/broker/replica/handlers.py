@@ -18,12 +18,11 @@ from tandemmq.broker.delay.timers import encode_timer_answer
 from tandemmq.broker.replica.config_sync import ReplicaTables
 from tandemmq.broker.replica.ha_status import without_ours
 from tandemmq.errors import RemoteProtocolError, RequestRejected
-from tandemmq.protocol.bodies.assignment import encode_request_modes
+from tandemmq.protocol.bodies.client import encode_request_modes
 from tandemmq.protocol.bodies.codec import DataVersion, decode_data_version, encode_body
-from tandemmq.protocol.bodies.group import encode_group_table
-from tandemmq.protocol.bodies.offset import encode_consumer_offsets, encode_delay_offsets
+from tandemmq.protocol.bodies.progress import encode_consumer_offsets, encode_delay_offsets
 from tandemmq.protocol.bodies.replica import HaStatus, encode_ha_status
-from tandemmq.protocol.bodies.topic import ReplicatedTopics, encode_topic_config_table
+from tandemmq.protocol.bodies.tables import ReplicatedTopics, encode_group_table, encode_topic_config_table
 from tandemmq.protocol.codes import OUR_LANGUAGE, RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.replica import (

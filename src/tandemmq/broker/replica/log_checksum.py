@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 
 from tandemmq.api.replica import read_log
 from tandemmq.errors import BadRequest, Busy, RemoteProtocolError, StoreError, TandemError
-from tandemmq.protocol.checksum import crc32
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.requests.replica import (
     LogChecksumRequest,
     LogChecksumResponse,

@@ -26,10 +26,10 @@ from tandemmq.protocol.bodies.replica import HaStatus
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.replica import TellSlaveStateRequest
-from tandemmq.remoting.address import parse_address, render_address
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
+from tandemmq.remoting.options import parse_address, render_address
 from tandemmq.replication.core.notice import (
     DETAIL_CHARS_MAX,
     NAME_CHARS_MAX,

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tandemmq.broker.delay.timers import TIMER_OUT_MS, TIMER_TOPIC, TimerLimits, plan_timer
-from tandemmq.protocol.delay_levels import delivered_at_ms
 from tandemmq.protocol.properties import REAL_QID, REAL_TOPIC, append_property
 from tandemmq.protocol.record import NewRecord
-from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
+from tandemmq.protocol.topic_names import SCHEDULE_TOPIC, delivered_at_ms
 
 
 class DelayRule:

@@ -36,7 +36,7 @@ from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import FLAG_ONEWAY, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.exactly_once import CLAIM_PROPERTY
-from tandemmq.protocol.java_hash import tag_hash
+from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.message_id import UniqueKeys, encode_host
 from tandemmq.protocol.record import NewRecord
 from tandemmq.protocol.requests.send import SendRequest, SendRequestV2

@@ -23,8 +23,8 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import decode_host
 from tandemmq.protocol.record import NewRecord
 from tandemmq.protocol.requests.send import PushReplyRequest, SendRequest, SendRequestV2, SendResponse
-from tandemmq.remoting.address import render_address
 from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.options import render_address
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import NOT_STORED, PutStatus

@@ -10,7 +10,7 @@ from tandemmq.broker.options import PERMISSION_WRITE, BrokerOptions
 from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import BadRequest, NotPermitted, TopicNotFound
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
 from tandemmq.protocol.sys_flag import MULTI_TAGS

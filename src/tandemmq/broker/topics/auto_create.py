@@ -12,7 +12,7 @@ from tandemmq.broker.table_file import TableFile, TableSaver
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import READ_WRITE, TopicTable, make_topic
 from tandemmq.errors import Busy
-from tandemmq.protocol.bodies.topic import TopicConfig
+from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC, dlq_topic, retry_topic
 from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events

@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.codec import DataVersion
-from tandemmq.protocol.bodies.group import (
+from tandemmq.protocol.bodies.tables import (
     SubscriptionGroupConfig,
     SubscriptionGroupTable,
     decode_group_table,

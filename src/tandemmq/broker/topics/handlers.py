@@ -18,18 +18,16 @@ from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable, system_topic_names
 from tandemmq.errors import GroupNotFound, NotPermitted, ServiceNotAvailable
-from tandemmq.protocol.bodies.group import (
+from tandemmq.protocol.bodies.tables import (
     GroupForbidden,
     SubscriptionGroupConfig,
-    decode_group_config,
-    decode_group_config_list,
-    encode_group_config,
-    encode_group_forbidden,
-)
-from tandemmq.protocol.bodies.topic import (
     TopicConfig,
     as_changes,
+    decode_group_config,
+    decode_group_config_list,
     decode_topic_config_list,
+    encode_group_config,
+    encode_group_forbidden,
     encode_topic_config,
     encode_topic_list,
 )

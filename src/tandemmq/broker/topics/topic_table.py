@@ -14,7 +14,7 @@ from tandemmq.broker.options import PERMISSION_INHERIT, PERMISSION_READ, PERMISS
 from tandemmq.errors import Busy
 from tandemmq.protocol import topic_names as names
 from tandemmq.protocol.bodies.codec import DataVersion
-from tandemmq.protocol.bodies.topic import (
+from tandemmq.protocol.bodies.tables import (
     TopicConfig,
     TopicConfigTable,
     decode_topic_config_table,

@@ -12,7 +12,7 @@ from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import DirectlyConsumed, encode_directly_consumed
 from tandemmq.protocol.bodies.codec import encode_body, encode_queue_map
-from tandemmq.protocol.bodies.offset import ConsumerStatus, decode_reset_offsets, encode_consumer_status
+from tandemmq.protocol.bodies.progress import ConsumerStatus, decode_reset_offsets, encode_consumer_status
 from tandemmq.protocol.codes import OUR_VERSION, RequestCode, ResponseCode, render_version
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import ReceivedMessage

@@ -31,7 +31,7 @@ from tandemmq.client.route_view import FaultyPeers
 from tandemmq.errors import ClientError, NoRoute, OffsetOutOfRange, RequestRejected, TandemError
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.heartbeat import ConsumeFromWhere, ConsumerData, ConsumeType
+from tandemmq.protocol.bodies.client import ConsumeFromWhere, ConsumerData, ConsumeType
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import ReceivedMessage

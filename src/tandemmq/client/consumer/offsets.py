@@ -15,8 +15,8 @@ from tandemmq.client.options import ConsumerOptions, StartFrom
 from tandemmq.client.route_view import FaultyPeers
 from tandemmq.errors import BrokerUnreachable, ConfigError, NoRoute, RemoteProtocolError, RequestTimeout
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.offset import decode_reset_offsets, encode_reset_offsets
-from tandemmq.protocol.checksum import seal_json, unseal_json
+from tandemmq.protocol.bodies.progress import decode_reset_offsets, encode_reset_offsets
+from tandemmq.protocol.hashes import seal_json, unseal_json
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.ports import Disk
 

@@ -22,11 +22,11 @@ from tandemmq.client.consumer.subscription import ALL, Subscription, check_filte
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.options import PopOptions, StartFrom
 from tandemmq.errors import ClientError, NoRoute, TandemError
-from tandemmq.protocol.bodies.heartbeat import ConsumeFromWhere, ConsumerData, ConsumeType
+from tandemmq.protocol.bodies.client import ConsumeFromWhere, ConsumerData, ConsumeType
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import PoppedMessage
-from tandemmq.protocol.requests.pop import ANY_QUEUE, INIT_MAX, INIT_MIN, NotificationRequest, PopRequest
+from tandemmq.protocol.requests.consume import ANY_QUEUE, INIT_MAX, INIT_MIN, NotificationRequest, PopRequest
 from tandemmq.protocol.topic_names import check_group
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events

@@ -32,7 +32,7 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.record import Record, decode_records
-from tandemmq.protocol.requests.pull import PullRequest, SeenRecord
+from tandemmq.protocol.requests.consume import PullRequest, SeenRecord
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.telemetry import events

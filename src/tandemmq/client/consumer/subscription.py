@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from tandemmq.api import broker_client
 from tandemmq.client.instance import ClientInstance
 from tandemmq.errors import BadRequest
-from tandemmq.protocol.bodies.heartbeat import ClientConfigCheck, SubscriptionData
-from tandemmq.protocol.java_hash import tag_hash
+from tandemmq.protocol.bodies.client import ClientConfigCheck, SubscriptionData
+from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.sql92 import SqlError, compile_filter
 from tandemmq.protocol.topic_names import check_topic
 

@@ -28,7 +28,7 @@ from tandemmq.client.tracing import SendObserver, Tracer
 from tandemmq.errors import ClientError, NoRoute, RequestTimeout
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.java_hash import java_hash
+from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.message import Message, ReceivedMessage
 from tandemmq.protocol.topic_names import check_group
 

@@ -21,7 +21,7 @@ import msgspec
 from tandemmq.consensus.core.effects import Persist
 from tandemmq.consensus.core.values import Entry, Saved, Snapshot, Vote
 from tandemmq.errors import ConfigError, Corrupt, FlushFailed
-from tandemmq.protocol.checksum import crc32
+from tandemmq.protocol.hashes import crc32
 from tandemmq.runtime.ports import Disk, File, Lock
 from tandemmq.units import MIB, align_up
 

@@ -20,7 +20,7 @@ from tandemmq.protocol.bodies.codec import (
     encode_body,
     encode_data_version,
 )
-from tandemmq.protocol.bodies.topic import TopicConfig, TopicConfigTable, decode_topic_config_table
+from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable, decode_topic_config_table
 from tandemmq.protocol.codes import OUR_VERSION, VERSION_REGISTER_MAPPING, VERSION_WRAPPED_REGISTER_BODY
 from tandemmq.protocol.command import Buffer
 

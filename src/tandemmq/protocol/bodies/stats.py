@@ -11,6 +11,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from tandemmq.errors import RemoteProtocolError
+from tandemmq.protocol.bodies.client import SubscriptionData
 from tandemmq.protocol.bodies.codec import (
     Body,
     MessageQueue,
@@ -21,7 +22,6 @@ from tandemmq.protocol.bodies.codec import (
     encode_body,
     encode_queue_map,
 )
-from tandemmq.protocol.bodies.heartbeat import SubscriptionData
 from tandemmq.protocol.command import Buffer
 
 

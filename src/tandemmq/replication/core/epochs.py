@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.protocol.checksum import crc32
+from tandemmq.protocol.hashes import crc32
 
 EPOCH_COUNT_MAX: Final = 1_000
 """More a RocketMQ master cannot tell its slaves."""

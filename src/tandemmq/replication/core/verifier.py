@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-from tandemmq.protocol.checksum import crc32
+from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.record_layout import (
     BLANK_BYTES_MIN,
     BODY_SIZE_AT_V4,

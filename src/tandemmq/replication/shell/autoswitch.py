@@ -27,7 +27,7 @@ from tandemmq.replication.shell.fault import FaultGuard, OnFatal
 from tandemmq.replication.shell.master_status import MasterStatus
 from tandemmq.replication.shell.slave import ReplicationSlave, ReplicationSlaveStatus
 from tandemmq.replication.shell.slave_connection import SlaveConnection
-from tandemmq.runtime.chance import unpredictable_bytes
+from tandemmq.runtime.machine import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Clock, Listener, Network, TimerHandle
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events

@@ -10,11 +10,11 @@ import logging
 from typing import Protocol
 
 from tandemmq.errors import ConfigError
-from tandemmq.remoting.address import parse_address
+from tandemmq.remoting.options import parse_address
 from tandemmq.replication.core.admission import NONCE_BYTES, SlaveHandshake
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell.master_connection import ConnectionOwner, MasterConnection
-from tandemmq.runtime.chance import unpredictable_bytes
+from tandemmq.runtime.machine import unpredictable_bytes
 from tandemmq.runtime.ports import Network
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events

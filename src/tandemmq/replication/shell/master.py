@@ -29,7 +29,7 @@ from tandemmq.replication.shell.departed import DepartedSlave, DepartedSlaves
 from tandemmq.replication.shell.fault import FaultGuard, OnFatal
 from tandemmq.replication.shell.master_status import MasterStatus, SlaveStatus
 from tandemmq.replication.shell.slave_connection import SlaveConnection
-from tandemmq.runtime.chance import unpredictable_bytes
+from tandemmq.runtime.machine import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.options import BrokerRole

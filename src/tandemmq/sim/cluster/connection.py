@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from tandemmq.runtime.network import deliver
+from tandemmq.runtime.machine import deliver
 from tandemmq.runtime.ports import Address, Buffer, ProtocolFactory, StreamProtocol
 from tandemmq.sim.cluster.loop import Life, SimLoop
 from tandemmq.sim.dice import Dice

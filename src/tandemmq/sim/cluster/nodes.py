@@ -15,7 +15,7 @@ from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.record import Record, RecordError, RecordOutcome, check_record, decode_record
 from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.runtime.chance import SeededRandom
+from tandemmq.runtime.machine import SeededRandom
 from tandemmq.sim.cluster.connection import Host
 from tandemmq.sim.cluster.disk import NodeDisk
 from tandemmq.sim.cluster.loop import LIFE, Life, SimClock

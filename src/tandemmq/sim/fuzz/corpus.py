@@ -14,7 +14,7 @@ from functools import cache
 import msgspec
 
 from tandemmq.protocol.batch import encode_batch
-from tandemmq.protocol.bodies.heartbeat import (
+from tandemmq.protocol.bodies.client import (
     ConsumerData,
     Heartbeat,
     ProducerData,
@@ -22,7 +22,7 @@ from tandemmq.protocol.bodies.heartbeat import (
     encode_heartbeat,
 )
 from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, encode_register_broker_body
-from tandemmq.protocol.bodies.topic import TopicConfig, TopicConfigTable
+from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable
 from tandemmq.protocol.catalogue import CATALOGUE, UNSUPPORTED, Entry, Role
 from tandemmq.protocol.codes import SERIALIZE_JSON, SERIALIZE_ROCKETMQ, RequestCode
 from tandemmq.protocol.command import Command

@@ -36,7 +36,7 @@ from tandemmq.consensus.core.options import RaftOptions
 from tandemmq.consensus.core.values import Entry, EntryKind, Members, Saved, new_group
 from tandemmq.consensus.shell.files import RaftFiles
 from tandemmq.errors import FlushFailed, TandemError
-from tandemmq.protocol.checksum import crc32
+from tandemmq.protocol.hashes import crc32
 from tandemmq.runtime.manual_clock import ManualClock
 from tandemmq.sim.dice import Dice
 from tandemmq.sim.disk import Crash, SimDisk

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.java_hash import java_hash
+from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.message import MESSAGE_BYTES_MAX
 from tandemmq.protocol.topic_names import NOT_SENDABLE_TOPICS, is_retry_topic, topic_fault
 from tandemmq.spark.sink.columns import SinkColumns, encode_row_properties, fixed_binary, make_keys

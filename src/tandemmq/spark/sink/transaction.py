@@ -28,7 +28,7 @@ from tandemmq.protocol import rejections
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import decode_records
-from tandemmq.protocol.requests.pull import QueryMessageRequest
+from tandemmq.protocol.requests.consume import QueryMessageRequest
 from tandemmq.protocol.requests.send import EndTransactionRequest
 from tandemmq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from tandemmq.spark.sink.halves import (

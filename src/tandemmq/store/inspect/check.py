@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS
+from tandemmq.protocol.topic_names import DELAY_LEVELS_MS
 from tandemmq.store.inspect.entries import EntryReader
 from tandemmq.store.inspect.files import (
     OffsetFiles,

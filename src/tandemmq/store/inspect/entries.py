@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from tandemmq.protocol.delay_levels import DELAY_LEVELS_MS, delivered_at_ms
+from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, delivered_at_ms
 from tandemmq.store.column_rows import take_rows
 from tandemmq.store.consume_queues import SCHEDULE_TOPIC
 from tandemmq.store.inspect.log_walk import Run

@@ -11,7 +11,7 @@ from tandemmq.broker.access.auth_table import AuthTable
 from tandemmq.broker.access.guard import Audit, Guard
 from tandemmq.broker.options import AccessOptions
 from tandemmq.errors import NotPermitted
-from tandemmq.protocol.bodies.access import AclInfo, EntryInfo, PolicyInfo, UserInfo
+from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.signature import Credentials

@@ -8,7 +8,7 @@ from tandemmq.broker.access.auth_table import Entry, decide, parse_entry, parse_
 from tandemmq.broker.access.needs import ALL, CLUSTER, CREATE, GET, GROUP, PUB, SUB, TOPIC, UPDATE, Need
 from tandemmq.broker.access.plain_rules import build_account, build_rules
 from tandemmq.errors import ConfigError
-from tandemmq.protocol.bodies.access import EntryInfo
+from tandemmq.protocol.bodies.tables import EntryInfo
 
 KEYS = {"accessKey": "RocketMQ", "secretKey": "12345678"}
 

@@ -11,13 +11,13 @@ from tandemmq.api.calls import ask
 from tandemmq.client import Consumer, Message, Producer, ProducerOptions, SendStatus
 from tandemmq.errors import NoRoute, RequestRejected, TandemError
 from tandemmq.protocol.batch import encode_batch
-from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.exactly_once import render_claim
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import Record, decode_records
-from tandemmq.protocol.requests.pop import (
+from tandemmq.protocol.requests.consume import (
     AckRequest,
     ChangeInvisibleRequest,
     ChangeInvisibleResponse,

@@ -12,7 +12,7 @@ from tandemmq.client import Consumer, Message, Producer, ReceivedMessage
 from tandemmq.client.route_view import MASTER_ID
 from tandemmq.errors import NoRoute
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.group import SubscriptionGroupConfig
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.sim.cluster.checkers import is_halted, read_queue
 from tandemmq.sim.cluster.nodes import BrokerNode
 from tandemmq.sim.cluster.settings import BROKER_NAME, PASSING_TOPIC

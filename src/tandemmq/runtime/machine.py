@@ -5,9 +5,69 @@ protocol as these do.
 from __future__ import annotations
 
 import asyncio
+import random
+import secrets
 import socket
+import time
+from collections.abc import Callable
+from typing import Any
 
-from tandemmq.runtime.ports import Address, ProtocolFactory, StreamProtocol
+from tandemmq.runtime.ports import Address, ProtocolFactory, StreamProtocol, TimerHandle
+from tandemmq.units import EpochMs
+
+# The real clock: the running loop's timers and the system's wall time.
+
+
+class LoopClock:
+    """Time of the running event loop (asyncio's or uvloop's); used from the loop's thread only.
+
+    The loop is looked up at each call and not kept, so one clock serves every loop of a process.
+    """
+
+    def now_ms(self) -> EpochMs:
+        return EpochMs(time.time_ns() // 1_000_000)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def call_later(self, delay_s: float, fn: Callable[..., object], *args: Any) -> TimerHandle:
+        return asyncio.get_running_loop().call_later(delay_s, fn, *args)
+
+    def call_soon(self, fn: Callable[..., object], *args: Any) -> None:
+        asyncio.get_running_loop().call_soon(fn, *args)
+
+    async def sleep(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+
+
+# Chance, real and seeded.
+
+
+def unpredictable_bytes(count: int) -> bytes:
+    """For secrets and challenges; never the same twice, not even under a seed."""
+    return secrets.token_bytes(count)
+
+
+class SystemRandom:
+    """Seeded once by the operating system; not for secrets."""
+
+    def __init__(self) -> None:
+        self._random = random.Random()
+
+    def below(self, bound: int) -> int:
+        return self._random.randrange(bound)
+
+    def token_bytes(self, count: int) -> bytes:
+        return self._random.randbytes(count)
+
+
+class SeededRandom(SystemRandom):
+    """The same seed gives the same sequence, on every machine."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = random.Random(seed)
+
 
 BACKLOG = 1024
 

@@ -1,0 +1,354 @@
+"""Reading messages: pull, view by offset, query by key (spec remoting 9.3 and 9.9)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec import field
+
+from tandemmq.protocol.header_codec import Header, Int32, Int64
+
+PULL_COMMITS_OFFSET = 1
+PULL_MAY_SUSPEND = 2
+PULL_HAS_SUBSCRIPTION = 4
+PULL_CLASS_FILTER = 8
+PULL_LITE = 16
+"""Bits of PullRequest.sys_flag."""
+
+
+class SeenRecord(NamedTuple):
+    """The last record of a queue that a consumer got, or that was passed over for it because its group does
+    not want it: what the consumer claims is progress in a log that has it.
+    """
+
+    queue_offset: int
+    log_offset: int
+    stored_at_ms: int
+
+    def render(self) -> str:
+        """As it stands in a header."""
+        return f"{self.queue_offset},{self.log_offset},{self.stored_at_ms}"
+
+
+def parse_seen(text: str | None) -> SeenRecord | None:
+    """What `SeenRecord.render` made; None for anything else."""
+    parts = (text or "").split(",", 3)
+    if len(parts) != 3 or not all(part.isdecimal() and len(part) < 20 for part in parts):
+        return None
+    return SeenRecord(*map(int, parts))
+
+
+class PullRequest(Header, frozen=True, kw_only=True):
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
+
+    consumer_group: str = field(name="consumerGroup")
+    topic: str
+    queue_id: Int32 = field(name="queueId")
+    queue_offset: Int64 = field(name="queueOffset")
+    count_max: Int32 = field(name="maxMsgNums")
+    sys_flag: Int32 = field(name="sysFlag")
+    committed_offset: Int64 = field(name="commitOffset")
+    suspend_timeout_ms: Int64 = field(name="suspendTimeoutMillis")
+    subscription_version: Int64 = field(name="subVersion")
+    subscription: str | None = None
+    expression_type: str | None = field(name="expressionType", default=None)
+    bytes_max: Int32 | None = field(name="maxMsgBytes", default=None)
+    request_source: Int32 | None = field(name="requestSource", default=None)
+    # The misspelling is the wire's own.
+    proxy_client_id: str | None = field(name="proxyFrowardClientId", default=None)
+    broker_name: str | None = field(name="bname", default=None)
+    # Ours: a reader that takes answers of so many bytes. Brokers that do not know it answer as always.
+    bulk_bytes: Int32 | None = field(name="tandemBulkBytes", default=None)
+    # Ours: with the above, the sizes of the records shall follow them in the answer's body.
+    wants_sizes: bool | None = field(name="tandemSizes", default=None)
+    # Ours: who claims this offset, and the last record of the queue that it has got or that an answer told it
+    # was passed over (`SeenRecord.render`).
+    client_id: str | None = field(name="tandemClientId", default=None)
+    seen: str | None = field(name="tandemSeen", default=None)
+
+    def seen_record(self) -> SeenRecord | None:
+        return parse_seen(self.seen)
+
+    @property
+    def commits_offset(self) -> bool:
+        return self.sys_flag & PULL_COMMITS_OFFSET != 0
+
+    @property
+    def may_suspend(self) -> bool:
+        return self.sys_flag & PULL_MAY_SUSPEND != 0
+
+    @property
+    def has_subscription(self) -> bool:
+        return self.sys_flag & PULL_HAS_SUBSCRIPTION != 0
+
+
+class PullResponse(Header, frozen=True, kw_only=True):
+    """Answer to a pull; with the codes 0, 19, 20 and 21 the first four are always needed."""
+
+    suggested_broker_id: Int64 = field(name="suggestWhichBrokerId")
+    next_offset: Int64 = field(name="nextBeginOffset")
+    min_offset: Int64 = field(name="minOffset")
+    max_offset: Int64 = field(name="maxOffset")
+    offset_delta: Int64 | None = field(name="offsetDelta", default=None)
+    topic_sys_flag: Int32 | None = field(name="topicSysFlag", default=None)
+    group_sys_flag: Int32 | None = field(name="groupSysFlag", default=None)
+    forbidden_type: Int32 | None = field(name="forbiddenType", default=None)
+    # Ours: so many bytes at the end of the body are no record, but the size of each, four bytes, big-endian.
+    sizes_bytes: Int32 | None = field(name="tandemSizesBytes", default=None)
+    # Ours: the record before `next_offset`, when the broker has passed over some (`SeenRecord.render`). Who
+    # asks next shows it, so that also what it was not given is of the log that it claims to be in.
+    passed: str | None = field(name="tandemPassed", default=None)
+
+    def passed_record(self) -> SeenRecord | None:
+        return parse_seen(self.passed)
+
+
+class ForbiddenResponse(Header, frozen=True, kw_only=True):
+    """What a pull answered NO_PERMISSION says: 1 broker, 2 group, 3 topic, 4 broadcast, 5 subscription."""
+
+    forbidden_type: Int32 | None = field(name="forbiddenType", default=None)
+
+
+class ViewMessageRequest(Header, frozen=True, kw_only=True):
+    """VIEW_MESSAGE_BY_ID (33)."""
+
+    log_offset: Int64 = field(name="offset")
+    topic: str | None = None
+
+
+class QueryMessageRequest(Header, frozen=True, kw_only=True):
+    """QUERY_MESSAGE (12). With `is_unique_key` the key is a unique key and count_max becomes 32."""
+
+    topic: str
+    key: str
+    count_max: Int32 = field(name="maxNum")
+    begin_at_ms: Int64 = field(name="beginTimestamp")
+    end_at_ms: Int64 = field(name="endTimestamp")
+    is_unique_key: bool = field(name="_UNIQUE_KEY_QUERY", default=False)
+
+
+class QueryMessageResponse(Header, frozen=True, kw_only=True):
+    """Answer to QUERY_MESSAGE; the messages are the body."""
+
+    index_updated_at_ms: Int64 = field(name="indexLastUpdateTimestamp")
+    index_log_offset: Int64 = field(name="indexLastUpdatePhyoffset")
+
+
+# Offsets of queues and of consumer groups (spec remoting 9.5).
+
+
+class QueryOffsetRequest(Header, frozen=True, kw_only=True):
+    """QUERY_CONSUMER_OFFSET (14). `zero_if_missing` None means yes."""
+
+    consumer_group: str = field(name="consumerGroup")
+    topic: str
+    queue_id: Int32 = field(name="queueId")
+    zero_if_missing: bool | None = field(name="setZeroIfNotFound", default=None)
+    broker_name: str | None = field(name="bname", default=None)
+
+
+class QueryOffsetResponse(Header, frozen=True, kw_only=True):
+    """Answer to QUERY_CONSUMER_OFFSET; code 22 when none is stored."""
+
+    offset: Int64
+    # Ours: the record before the offset, as SeenRecord; the log of this answer is told from others by it.
+    seen: str | None = field(name="tandemSeen", default=None)
+
+    def seen_record(self) -> SeenRecord | None:
+        return parse_seen(self.seen)
+
+
+class UpdateOffsetRequest(Header, frozen=True, kw_only=True):
+    """UPDATE_CONSUMER_OFFSET (15), mostly oneway; lowering is allowed."""
+
+    consumer_group: str = field(name="consumerGroup")
+    topic: str
+    queue_id: Int32 = field(name="queueId")
+    committed_offset: Int64 = field(name="commitOffset")
+    broker_name: str | None = field(name="bname", default=None)
+    # Ours: as in PullRequest.
+    client_id: str | None = field(name="tandemClientId", default=None)
+    seen: str | None = field(name="tandemSeen", default=None)
+
+    def seen_record(self) -> SeenRecord | None:
+        return parse_seen(self.seen)
+
+
+class SearchOffsetRequest(Header, frozen=True, kw_only=True):
+    """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
+
+    topic: str
+    queue_id: Int32 = field(name="queueId")
+    timestamp_ms: Int64 = field(name="timestamp")
+    boundary: str | None = field(name="boundaryType", default=None)
+    broker_name: str | None = field(name="bname", default=None)
+
+    @property
+    def is_upper(self) -> bool:
+        """The last message at the time rather than the first; anything but `upper` is lower."""
+        return self.boundary is not None and self.boundary.upper() == "UPPER"
+
+
+class SearchOffsetResponse(Header, frozen=True, kw_only=True):
+    """Answer to SEARCH_OFFSET_BY_TIMESTAMP."""
+
+    offset: Int64
+
+
+class GetMaxOffsetRequest(Header, frozen=True, kw_only=True):
+    """GET_MAX_OFFSET (30): the next offset to be written."""
+
+    topic: str
+    queue_id: Int32 = field(name="queueId")
+    is_committed: bool = field(name="committed", default=True)
+    broker_name: str | None = field(name="bname", default=None)
+
+
+class GetMaxOffsetResponse(Header, frozen=True, kw_only=True):
+    """Answer to GET_MAX_OFFSET."""
+
+    offset: Int64
+
+
+class GetMinOffsetRequest(Header, frozen=True, kw_only=True):
+    """GET_MIN_OFFSET (31)."""
+
+    topic: str
+    queue_id: Int32 = field(name="queueId")
+    broker_name: str | None = field(name="bname", default=None)
+
+
+class GetMinOffsetResponse(Header, frozen=True, kw_only=True):
+    """Answer to GET_MIN_OFFSET."""
+
+    offset: Int64
+
+
+class EarliestStoreTimeRequest(Header, frozen=True, kw_only=True):
+    """GET_EARLIEST_MSG_STORETIME (32)."""
+
+    topic: str
+    queue_id: Int32 = field(name="queueId")
+    broker_name: str | None = field(name="bname", default=None)
+
+
+class EarliestStoreTimeResponse(Header, frozen=True, kw_only=True):
+    """Answer to GET_EARLIEST_MSG_STORETIME; -1 when the queue is empty."""
+
+    timestamp_ms: Int64 = field(name="timestamp")
+
+
+# Pop consumption: headers of POP, ACK, CHANGE, PEEK, NOTIFICATION, POLLING_INFO.
+#
+# Source: spec remoting 12.7, spec semantics 14.
+#
+# Reading is lenient: what only newer clients send has a default.
+
+ANY_QUEUE = -1
+INIT_MIN = 0
+INIT_MAX = 1
+
+
+class PopRequest(Header, frozen=True, kw_only=True):
+    """POP_MESSAGE (200050). `queue_id` -1: any queue.
+
+    `poll_ms` counts from `born_at_ms`, or from the arrival when that is 0: RocketMQ's proxy sends none.
+    """
+
+    consumer_group: str = field(name="consumerGroup")
+    topic: str
+    queue_id: Int32 = field(name="queueId")
+    count_max: Int32 = field(name="maxMsgNums")
+    invisible_ms: Int64 = field(name="invisibleTime")
+    poll_ms: Int64 = field(name="pollTime", default=0)
+    born_at_ms: Int64 = field(name="bornTime", default=0)
+    init_mode: Int32 = field(name="initMode", default=INIT_MIN)
+    expression_type: str | None = field(name="expType", default=None)
+    expression: str | None = field(name="exp", default=None)
+    is_ordered: bool | None = field(name="order", default=None)
+    attempt_id: str | None = field(name="attemptId", default=None)
+
+
+class PopResponse(Header, frozen=True, kw_only=True):
+    """Answer to POP_MESSAGE and PEEK_MESSAGE; the lists are in `protocol/pop_receipts.py`."""
+
+    pop_time_ms: Int64 = field(name="popTime", default=0)
+    invisible_ms: Int64 = field(name="invisibleTime", default=0)
+    revive_queue_id: Int32 = field(name="reviveQid", default=0)
+    rest_count: Int64 = field(name="restNum", default=0)
+    start_offset_info: str | None = field(name="startOffsetInfo", default=None)
+    message_offset_info: str | None = field(name="msgOffsetInfo", default=None)
+    order_count_info: str | None = field(name="orderCountInfo", default=None)
+
+
+class PeekRequest(Header, frozen=True, kw_only=True):
+    """PEEK_MESSAGE (200052)."""
+
+    consumer_group: str = field(name="consumerGroup")
+    topic: str
+    queue_id: Int32 = field(name="queueId")
+    count_max: Int32 = field(name="maxMsgNums")
+
+
+class AckRequest(Header, frozen=True, kw_only=True):
+    """ACK_MESSAGE (200051). `topic` is where the message was read, also when that is a retry topic."""
+
+    consumer_group: str = field(name="consumerGroup")
+    topic: str
+    queue_id: Int32 = field(name="queueId")
+    extra_info: str = field(name="extraInfo")
+    offset: Int64
+
+
+class ChangeInvisibleRequest(Header, frozen=True, kw_only=True):
+    """CHANGE_MESSAGE_INVISIBLETIME (200053)."""
+
+    consumer_group: str = field(name="consumerGroup")
+    topic: str
+    queue_id: Int32 = field(name="queueId")
+    extra_info: str = field(name="extraInfo")
+    offset: Int64
+    invisible_ms: Int64 = field(name="invisibleTime")
+
+
+class ChangeInvisibleResponse(Header, frozen=True, kw_only=True):
+    """The parts of the new handle."""
+
+    pop_time_ms: Int64 = field(name="popTime", default=0)
+    invisible_ms: Int64 = field(name="invisibleTime", default=0)
+    revive_queue_id: Int32 = field(name="reviveQid", default=0)
+
+
+class NotificationRequest(Header, frozen=True, kw_only=True):
+    """NOTIFICATION (200054): is there something to pop; waits like a pop, with the same times."""
+
+    consumer_group: str = field(name="consumerGroup")
+    topic: str
+    queue_id: Int32 = field(name="queueId")
+    poll_ms: Int64 = field(name="pollTime", default=0)
+    born_at_ms: Int64 = field(name="bornTime", default=0)
+    is_ordered: bool | None = field(name="order", default=None)
+    attempt_id: str | None = field(name="attemptId", default=None)
+    expression_type: str | None = field(name="expType", default=None)
+    expression: str | None = field(name="exp", default=None)
+
+
+class NotificationResponse(Header, frozen=True, kw_only=True):
+    """Answer to NOTIFICATION."""
+
+    has_message: bool = field(name="hasMsg", default=False)
+    is_polling_full: bool = field(name="pollingFull", default=False)
+
+
+class PollingInfoRequest(Header, frozen=True, kw_only=True):
+    """POLLING_INFO (200055)."""
+
+    consumer_group: str = field(name="consumerGroup")
+    topic: str
+    queue_id: Int32 = field(name="queueId")
+
+
+class PollingInfoResponse(Header, frozen=True, kw_only=True):
+    """How many requests are held."""
+
+    count: Int32 = field(name="pollingNum", default=0)
