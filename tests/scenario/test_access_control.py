@@ -19,21 +19,24 @@ from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.client import Heartbeat, encode_heartbeat
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command, Header
+from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.requests.admin import (
     AccessVersionResponse,
     AclRequest,
+    ConsumeDirectlyRequest,
     CreateTopicRequest,
     DeleteAccountRequest,
     DeleteAclRequest,
     ListAclsRequest,
     ListUsersRequest,
+    ResumeCheckRequest,
     TopicConfigRequest,
     UpdateAccountRequest,
     UpdateWhiteAddressesRequest,
     UserRequest,
 )
-from tandemmq.protocol.requests.consume import ViewMessageRequest
+from tandemmq.protocol.requests.consume import QueryMessageRequest, ViewMessageRequest
 from tandemmq.protocol.requests.replica import LogChecksumRequest
 from tandemmq.protocol.requests.send import EndTransactionRequest, SendBackRequest, SendResponse
 from tandemmq.protocol.signature import Credentials
@@ -208,6 +211,50 @@ async def test_a_message_is_judged_by_what_is_stored_not_by_what_is_claimed(tmp_
             refused = await spy.ask(RequestCode.END_TRANSACTION, end)
             assert (refused.code, refused.remark) == (16, "spy-user may not Pub Topic:Orders")
         assert (await app.ask(RequestCode.END_TRANSACTION, end)).code == ResponseCode.SUCCESS
+
+
+async def test_nobody_reads_by_id_or_key_what_he_may_not_read(tmp_path: Path) -> None:
+    options = write_rules(tmp_path, {"accounts": [*RULES["accounts"], SPY_ACCOUNT]})
+    async with (
+        guarded(tmp_path, options) as broker,
+        Caller(broker, ADMIN) as admin,
+        Caller(broker, APP) as app,
+        Caller(broker, SPY) as spy,
+    ):
+        await admin.create_topic("Orders")
+        await admin.create_topic("Own")
+        heartbeat = encode_heartbeat(
+            Heartbeat(client_id="s", consumers=(consumer("C", "Own"),), producers=())
+        )
+        assert (await spy.ask(RequestCode.HEART_BEAT, body=heartbeat)).code == ResponseCode.SUCCESS
+        keyed = send_header("Orders", {"KEYS": "1001"})
+        sent = await app.ask(RequestCode.SEND_MESSAGE_V2, keyed, body=b"a secret")
+        message_id = sent.decode(SendResponse).message_id
+        relay = ConsumeDirectlyRequest(consumer_group="C", client_id="s", message_id=message_id)
+        refused = await spy.ask(RequestCode.CONSUME_MESSAGE_DIRECTLY, relay)
+        assert (refused.code, refused.remark) == (16, "spy-user may not Sub Topic:Orders")
+        tagged = {"TRAN_MSG": "true", "PGROUP": "PG"}
+        half = await app.ask(
+            RequestCode.SEND_MESSAGE_V2, send_header("Orders", tagged, sys_flag=4), body=b"another"
+        )
+        resume = ResumeCheckRequest(message_id=half.decode(SendResponse).message_id, topic="Own")
+        refused = await spy.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, resume)
+        assert refused.code == ResponseCode.NO_PERMISSION
+        assert (await admin.ask(RequestCode.RESUME_CHECK_HALF_MESSAGE, resume)).code == ResponseCode.SUCCESS
+        for topic, asker in (("Orders", app), ("Own", spy)):
+            key = key_like(topic, java_hash("Orders#1001"))
+            query = QueryMessageRequest(topic=topic, key=key, count_max=8, begin_at_ms=0, end_at_ms=2**63 - 1)
+            answer = await asker.ask(RequestCode.QUERY_MESSAGE, query)
+            is_found = answer.code == ResponseCode.SUCCESS
+            assert is_found == (asker is app), "clients sort out wrong keys, the broker wrong topics"
+
+
+def key_like(topic: str, wanted: int) -> str:
+    """A key of the topic that the index cannot tell from one with this hash: digits of base 31."""
+    rest = wanted - java_hash(f"{topic}#{'!' * 7}") & 0xFFFFFFFF
+    key = "".join(chr(ord("!") + rest // 31**power % 31) for power in reversed(range(7)))
+    assert java_hash(f"{topic}#{key}") == wanted
+    return key
 
 
 async def test_what_shows_the_whole_broker_is_for_administrators(tmp_path: Path) -> None:

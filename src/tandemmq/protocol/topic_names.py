@@ -56,6 +56,9 @@ NOT_SENDABLE_TOPICS: Final = frozenset(
     (SCHEDULE_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, DISCARD_TOPIC, SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC)
 )
 
+TIMER_TOPIC: Final = SYSTEM_TOPIC_PREFIX + "wheel_timer"
+REVIVE_TOPIC_PREFIX: Final = SYSTEM_TOPIC_PREFIX + "REVIVE_LOG_"
+
 DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
 DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
 INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
@@ -108,6 +111,13 @@ def is_dlq_topic(topic: str) -> bool:
 def is_system_topic(topic: str) -> bool:
     """True for the fixed names and everything with the system's prefix."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def holds_other_topics(topic: str) -> bool:
+    """True where messages of other topics wait, or where it is said what becomes of them."""
+    return topic in (SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, DISCARD_TOPIC) or (
+        topic.startswith(REVIVE_TOPIC_PREFIX)
+    )
 
 
 def is_system_group(group: str) -> bool:

@@ -22,6 +22,7 @@ from tandemmq.broker.access.needs import (
     is_administrative,
     needs_of,
     needs_of_stored,
+    of_broker,
     place_of,
     render_actions,
 )
@@ -234,6 +235,7 @@ class Guard:
         known = (name, host, needs, model)
         if known in self._allowed:
             return
+        needs = tuple(of_broker(need, self._cluster) for need in needs)
         for need in needs:
             if not allows(need):
                 resource = f"{need.kind}:{need.name}"

@@ -20,11 +20,13 @@ from tandemmq.errors import ConfigError, RemoteProtocolError
 from tandemmq.protocol.bodies.codec import decode_plain
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.properties import REAL_TOPIC
 from tandemmq.protocol.record import RecordError, decode_record
+from tandemmq.protocol.requests.admin import ConsumeDirectlyRequest, ResumeCheckRequest
 from tandemmq.protocol.requests.consume import ViewMessageRequest
 from tandemmq.protocol.requests.send import EndTransactionRequest, SendBackRequest
-from tandemmq.protocol.topic_names import RETRY_PREFIX, is_system_topic, retry_topic
+from tandemmq.protocol.topic_names import RETRY_PREFIX, holds_other_topics, is_system_topic, retry_topic
 
 # Actions on resources, as bits and by their names (spec semantics 21.3).
 
@@ -102,8 +104,13 @@ def place_of(command: Command) -> int | None:
             return command.decode(EndTransactionRequest).log_offset
         case Code.CONSUMER_SEND_MSG_BACK:
             return command.decode(SendBackRequest).log_offset
+        case Code.CONSUME_MESSAGE_DIRECTLY:
+            message_id = command.decode(ConsumeDirectlyRequest).message_id
+        case Code.RESUME_CHECK_HALF_MESSAGE:
+            message_id = command.decode(ResumeCheckRequest).message_id
         case _:
             return None
+    return decode_message_id(message_id).log_offset if message_id else None
 
 
 def needs_of_stored(command: Command, raw: Buffer, log_offset: int, cluster: str) -> Needs:
@@ -124,8 +131,21 @@ def needs_of_stored(command: Command, raw: Buffer, log_offset: int, cluster: str
             return (_topic(topic, SUB | GET),)
         case Code.END_TRANSACTION:
             return (_topic(topic, PUB),)
+        case Code.RESUME_CHECK_HALF_MESSAGE:
+            return (_topic(topic, UPDATE),)
+        case Code.CONSUME_MESSAGE_DIRECTLY:
+            return _beside_group(command.fields.get("consumerGroup") or "", topic, SUB)
         case _:
             return _beside_group(command.fields.get("group") or "", topic, SUB)
+
+
+def of_broker(need: Need, cluster: str) -> Need:
+    """The need itself, or an administrator's: messages of every topic wait in the broker's own topics, and
+    what is written there is delivered, cancelled or acknowledged for every topic.
+    """
+    if need.kind == TOPIC and need.actions & (PUB | SUB) and holds_other_topics(need.name):
+        return Need(CLUSTER, cluster, UPDATE)
+    return need
 
 
 def _topic(name: str | None, actions: int) -> Need:
@@ -220,11 +240,13 @@ def _body_group_and_topic(group_key: str, actions: int) -> Rule:
 
 
 def _batch_ack(_fields: Mapping[str, str], command: Command, _cluster: str) -> Needs:
-    body = _body(command)
-    group = _text_of(body, "consumerGroup")
-    topics = dict.fromkeys(_text_of(ack, "t") for ack in _list_of(body, "acks"))
-    others = (need for name in topics for need in _beside_group(group, name, SUB))
-    return (Need(GROUP, group, SUB), *others)
+    """Each entry names its own group."""
+    needs: dict[Need, None] = {}
+    for ack in _list_of(_body(command), "acks"):
+        group = _text_of(ack, "c")
+        needs[Need(GROUP, group, SUB)] = None
+        needs.update(dict.fromkeys(_beside_group(group, _text_of(ack, "t"), SUB)))
+    return tuple(needs) or (Need(GROUP, "", SUB),)
 
 
 def _listed(kind: str, list_key: str, name_key: str, actions: int) -> Rule:

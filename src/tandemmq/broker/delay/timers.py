@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from tandemmq.errors import ConfigError, MessageIllegal, RemoteProtocolError, RequestRejected
+from tandemmq.protocol import topic_names
 from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.properties import find_property
 from tandemmq.protocol.record import Record
 
-TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+TIMER_TOPIC: Final = topic_names.TIMER_TOPIC
 TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"

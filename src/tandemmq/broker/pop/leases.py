@@ -27,6 +27,7 @@ from tandemmq.protocol.bodies.progress import (
 )
 from tandemmq.protocol.properties import TAGS, UNIQ_KEY, encode_properties, find_property
 from tandemmq.protocol.record import NewRecord, Record, tag_hash_of
+from tandemmq.protocol.topic_names import REVIVE_TOPIC_PREFIX
 
 LEASE_COUNT_MAX: Final = 200_000
 MESSAGE_COUNT_MAX: Final = 32
@@ -252,7 +253,7 @@ LATE_ACK_MS: Final = 3_000
 
 def revive_topic(cluster: str) -> str:
     """Where the leases of a cluster's brokers are kept (spec semantics 14)."""
-    return f"rmq_sys_REVIVE_LOG_{cluster}"
+    return REVIVE_TOPIC_PREFIX + cluster
 
 
 class NewLease(NamedTuple):

@@ -57,7 +57,7 @@ def system_topics(options: BrokerOptions, *, delay_level_count: int) -> list[Top
         make_topic(names.OFFSET_MOVED_TOPIC, 1),
         make_topic(names.SCHEDULE_TOPIC, delay_level_count),
         make_topic(names.reply_topic(cluster), 1),
-        make_topic(f"rmq_sys_REVIVE_LOG_{cluster}", options.revive_queue_count),
+        make_topic(names.REVIVE_TOPIC_PREFIX + cluster, options.revive_queue_count),
         make_topic(f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, PERMISSION_INHERIT),
         make_topic(names.HALF_TOPIC, 1),
         make_topic(names.OP_HALF_TOPIC, 1),

@@ -18,6 +18,7 @@ from tandemmq.broker.access.needs import (
     UPDATE,
     Need,
     needs_of,
+    of_broker,
 )
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.catalogue import CATALOGUE, UNSUPPORTED, Role
@@ -68,7 +69,7 @@ def test_a_group_has_its_own_retry_topics_only(topic: str, others: set[Need]) ->
     own = {Need(GROUP, "b", SUB)}
     assert needs(Code.PULL_MESSAGE, {"consumerGroup": "b", "topic": topic}) == own | others
     assert needs(Code.ACK_MESSAGE, {"consumerGroup": "b", "topic": topic}) == own | others
-    assert needs(Code.BATCH_ACK_MESSAGE, body={"consumerGroup": "b", "acks": [{"t": topic}]}) == own | others
+    assert needs(Code.BATCH_ACK_MESSAGE, body={"acks": [{"c": "b", "t": topic}]}) == own | others
     data = [{"groupName": "b", "subscriptionDataSet": [{"topic": topic}]}]
     assert needs(Code.HEART_BEAT, body={"clientID": "c", "consumerDataSet": data}) == own | others
 
@@ -76,6 +77,26 @@ def test_a_group_has_its_own_retry_topics_only(topic: str, others: set[Need]) ->
 def test_the_log_as_it_is_is_read_by_administrators_only() -> None:
     for code in (Code.TANDEM_READ_LOG, Code.TANDEM_READ_LOG_CHECKSUM):
         assert needs(code) == {Need(CLUSTER, "cluster-a", UPDATE)}
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "SCHEDULE_TOPIC_XXXX",
+        "rmq_sys_wheel_timer",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "rmq_sys_REVIVE_LOG_DefaultCluster",
+    ],
+)
+def test_where_messages_of_every_topic_wait_is_for_administrators(topic: str) -> None:
+    for actions in (PUB, SUB, SUB | GET):
+        assert of_broker(Need(TOPIC, topic, actions), "C") == Need(CLUSTER, "C", UPDATE)
+    shown = Need(TOPIC, topic, GET)
+    assert of_broker(shown, "C") == shown
+    for other in (Need(TOPIC, "T", PUB), Need(TOPIC, "RMQ_SYS_TRACE_TOPIC", PUB), Need(GROUP, topic, SUB)):
+        assert of_broker(other, "C") == other
 
 
 def test_needs_that_stand_in_bodies() -> None:
@@ -89,8 +110,13 @@ def test_needs_that_stand_in_bodies() -> None:
     assert needs(Code.HEART_BEAT, body={"clientID": "c"}) == {Need(CLUSTER, "cluster-a", 0)}
     lock = {"consumerGroup": "G", "clientId": "c", "mqSet": [{"topic": "T", "brokerName": "b", "queueId": 1}]}
     assert needs(Code.LOCK_BATCH_MQ, body=lock) == {Need(GROUP, "G", SUB), Need(TOPIC, "T", SUB)}
-    acks = {"consumerGroup": "G", "acks": [{"t": "T"}, {"t": "%RETRY%G_T"}]}
-    assert needs(Code.BATCH_ACK_MESSAGE, body=acks) == {Need(GROUP, "G", SUB), Need(TOPIC, "T", SUB)}
+    acks = {"consumerGroup": "Own", "acks": [{"c": "G", "t": "T"}, {"c": "H", "t": "%RETRY%H_T"}]}
+    assert needs(Code.BATCH_ACK_MESSAGE, body=acks) == {
+        Need(GROUP, "G", SUB),
+        Need(GROUP, "H", SUB),
+        Need(TOPIC, "T", SUB),
+    }
+    assert needs(Code.BATCH_ACK_MESSAGE, body={"consumerGroup": "Own"}) == {Need(GROUP, "", SUB)}
     topics = {"topicConfigList": [{"topicName": "A"}, {"topicName": "B"}]}
     assert needs(Code.UPDATE_AND_CREATE_TOPIC_LIST, body=topics) == {
         Need(TOPIC, "A", CREATE),
