@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -397,3 +398,36 @@ async def test_progress_behind_a_cut_goes_back_with_it(group: Elected) -> None:
     await store.cut(point, copier(group, 2).epochs, "a newer term")
     assert store.queue_max("TBW102", 0) == 1
     assert offsets.committed("G", "TBW102", 0) == 1
+
+
+async def test_tables_that_a_full_disk_does_not_take_go_along_into_the_next_role(
+    group: Elected, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log goes on in files that were reserved before; nothing new is written beside it."""
+    await group.start(1)
+    await group.master()
+    await group.start(2)
+    await group.in_set(1, 2)
+    disk = group.disks[2]
+    write = disk.write_atomically
+
+    def write_but_no_table(path: Path, data: bytes, **options: bool) -> None:
+        if path.parent == Path("/store/config"):
+            raise OSError(errno.ENOSPC, "no room", str(path))
+        write(path, data, **options)
+
+    monkeypatch.setattr(disk, "write_atomically", write_but_no_table)
+    await create_topic(rig.client, group.address(1), TopicConfig(name="T"))
+    assert (await group.send(1, b"kept", "T")).code == ResponseCode.SUCCESS
+    await commit_offset(rig.client, group.address(1), "G", "T", 0, 1)
+    offsets = group.brokers[2].broker._tables.offsets
+    await until(lambda: offsets.committed("G", "T", 0) == 1, "the progress is copied")
+    await group.caught_up()
+    await hand_over_group(rig.client, rig.address("n0"), GROUP, None, clock=rig.clock)
+    await until(lambda: group.masters() == [2], "the other is master")
+    tables = group.brokers[2].broker._tables
+    assert tables.topics.get("T") is not None
+    assert tables.offsets.committed("G", "T", 0) == 1
+    monkeypatch.undo()
+    await group.stop(2)
+    assert '"T"' in disk.read_bytes(Path("/store/config/topics.json")).decode(), "once there is room again"

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandemmq.api.broker_admin import query_broker_config
@@ -103,7 +104,13 @@ class Broker:
         self._on_fatal = on_fatal or _raise_fatal
         self._scope = TaskScope("broker", lambda _name, error: self._on_fatal(error))
         self._waiting = TaskScope("broker", lambda _name, error: self._on_fatal(error))
-        self._tables = Tables(options, store_options.root / "config", disk=disk, clock=clock)
+        self._tables = Tables(
+            options,
+            store_options.root / "config",
+            disk=disk,
+            clock=clock,
+            unsaved=None if term is None else term.unsaved_tables,
+        )
         self._access_options = access
         self._access = AccessService(
             access,
@@ -331,6 +338,11 @@ class Broker:
 
         answers = await asyncio.gather(*map(ask, dict.fromkeys(self.options.name_servers)))
         return [members for members in answers if members is not None]
+
+    @property
+    def unsaved_tables(self) -> dict[Path, bytes]:
+        """What could not be written until now of the tables, by path."""
+        return self._tables.saver.unsaved()
 
     @property
     def stats_items(self) -> StatsItems:

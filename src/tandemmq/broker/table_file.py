@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -55,10 +55,15 @@ class TableFile:
 
 
 class TableSaver:
-    """Writes marked files when they are due; `run` is the one task that does it."""
+    """Writes marked files when they are due; `run` is the one task that does it.
 
-    def __init__(self, *, disk: Disk, clock: Clock) -> None:
+    `unsaved`: what the saver before, of the same process, could not write, by path: newer than what is on
+    disk.
+    """
+
+    def __init__(self, *, disk: Disk, clock: Clock, unsaved: Mapping[Path, bytes] | None = None) -> None:
         self._disk = disk
+        self._inherited = {} if unsaved is None else unsaved
         self._clock = clock
         self._files: list[TableFile] = []
         self._wake = asyncio.Event()
@@ -70,6 +75,19 @@ class TableSaver:
         file = TableFile(path, encode, delay_ms)
         self._files.append(file)
         return file
+
+    def load(self, file: TableFile, apply: Callable[[bytes], None]) -> Loaded:
+        """As `load_table`; what was inherited comes first, and is to be written."""
+        content = self._inherited.get(file.path)
+        if content is None:
+            return load_table(file.path, apply, disk=self._disk)
+        apply(content)
+        self.mark(file)
+        return Loaded.FILE
+
+    def unsaved(self) -> dict[Path, bytes]:
+        """The content of each file that is still to be written, for the next saver."""
+        return {file.path: file.encode() for file in self._files if file.is_changed}
 
     def mark(self, file: TableFile) -> None:
         """Have the file written within its delay; cheap when it is already marked."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tandemmq.broker.offsets.offset_table import DelayOffsetTable, OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.order_table import OrderTable
 from tandemmq.broker.replica import ReplicaTables
-from tandemmq.broker.table_file import Loaded, TableFile, TableSaver, load_table
+from tandemmq.broker.table_file import Loaded, TableFile, TableSaver
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import SYSTEM_GROUPS_AT_START, TopicTable, system_topics
 from tandemmq.protocol.bodies.tables import TopicConfig
@@ -39,12 +39,20 @@ TOLD_MAX = 20
 class Tables:
     """Topics, groups and offsets, each with its file under `config/`."""
 
-    def __init__(self, options: BrokerOptions, directory: Path, *, disk: Disk, clock: Clock) -> None:
+    def __init__(
+        self,
+        options: BrokerOptions,
+        directory: Path,
+        *,
+        disk: Disk,
+        clock: Clock,
+        unsaved: Mapping[Path, bytes] | None = None,
+    ) -> None:
         self._options = options
         self._directory = directory
         self._disk = disk
         self._clock = clock
-        self.saver = TableSaver(disk=disk, clock=clock)
+        self.saver = TableSaver(disk=disk, clock=clock, unsaved=unsaved)
         self.topics = TopicTable(count_max=options.topic_count_max)
         self.groups = GroupTable(
             auto_create=options.auto_create_group,
@@ -91,7 +99,7 @@ class Tables:
             (self.mode_file, self.request_modes.load),
             (self._order_file, self.orders.load),
         ):
-            loaded = load_table(file.path, load, disk=self._disk)
+            loaded = self.saver.load(file, load)
             if file is self.topic_file:
                 self._lacks_topics = loaded is not Loaded.FILE
             if loaded is not Loaded.FILE and file in self._kept_always:

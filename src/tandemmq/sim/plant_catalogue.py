@@ -494,6 +494,13 @@ _TABLES: Final = (
         proofs=("unit/broker/test_unsaved_topics.py",),
     ),
     Plant(
+        name="what could not be written of the tables is forgotten with the role",
+        path="broker/table_file.py",
+        sound="content = self._inherited.get(file.path)",
+        bug="content = None",
+        proofs=("scenario/test_elected_brokers.py",),
+    ),
+    Plant(
         name="a slave takes progress over that is ahead of its copy",
         path="broker/replica/config_sync.py",
         sound="return min(told, max(held, self._queue_end(topic, queue_id)))",

@@ -24,7 +24,7 @@ from tandemmq.broker.access.plain_rules import (
     set_white_addresses,
 )
 from tandemmq.broker.options import AccessOptions
-from tandemmq.broker.table_file import TableFile, TableSaver, load_table, save_or_reject
+from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
 from tandemmq.errors import ConfigError, NotPermitted, RequestRejected
 from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body, encode_data_version
 from tandemmq.protocol.bodies.tables import AccountInfo, AccountsInfo, AclInfo, UserInfo
@@ -308,7 +308,6 @@ class AccessService:
         clock: Clock,
     ) -> None:
         self._options = options
-        self._disk = disk
         credentials = _own_credentials(options, disk)
         self.signer = None if credentials is None else credentials.sign
         self.users = AuthTable()
@@ -329,7 +328,7 @@ class AccessService:
 
         Raises:  ConfigError for what cannot be used: a broker does not start with rules that it must guess.
         """
-        load_table(self._auth_file.path, self.users.load, disk=self._disk)
+        self._saver.load(self._auth_file, self.users.load)
         self.users.on_change.append(lambda: self._saver.mark(self._auth_file))
         first = self._options.first_user
         if self._options.authentication_enabled and first is not None:

@@ -294,6 +294,7 @@ class ElectedBroker:
                 may_write=self.may_write,
                 routes=self._routes(),
                 copying=self.replication,
+                unsaved_tables={} if self._broker is None else self._broker.unsaved_tables,
             ),
         )
         await broker.start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from tandemmq.errors import ServiceNotAvailable
@@ -65,7 +66,8 @@ WRITES: Final = TABLE_CHANGES | frozenset(
 class Term:
     """`epoch`: of the master; 0 before the first one is known. `may_write`: whether a master may serve
     `WRITES` at this moment. `routes`: requests about the role itself. `copying`: the copy of the log, whoever
-    is master."""
+    is master. `unsaved_tables`: what the broker of the term before could not write, say on a full disk, by
+    path."""
 
     epoch: int
     store: MessageStore
@@ -74,6 +76,7 @@ class Term:
     may_write: Callable[[], bool]
     routes: dict[int, Handler]
     copying: AutoSwitch
+    unsaved_tables: Mapping[Path, bytes]
 
 
 def copied_routes(
