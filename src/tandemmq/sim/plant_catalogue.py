@@ -1019,6 +1019,13 @@ _ELECTED: Final = (
         proofs=("unit/replication/test_sync_state_set.py",),
     ),
     Plant(
+        name="more is confirmed than who is about to join holds",
+        path="replication/core/sync_state_set.py",
+        sound="for one in self.required:",
+        bug="for one in self.members.union(*self._proposed) - {self._own_id}:",
+        proofs=("unit/replication/test_sync_state_set.py",),
+    ),
+    Plant(
         name="a send does not wait for who is about to join",
         path="replication/core/sync_state_set.py",
         sound="return self.members.union(*self._proposed, joining) - {self._own_id}",

@@ -67,6 +67,25 @@ def test_nothing_is_confirmed_that_a_proposed_member_lacks() -> None:
     assert one.raise_confirm(300) == 100
 
 
+def test_nothing_is_confirmed_that_a_joining_copy_lacks() -> None:
+    """It becomes a member with what it had at its proposal. Elected then, it would lack what slaves were told
+    that all hold, and they would have to cut what they must not.
+    """
+    one = new_set(1, 2)
+    one.on_connected(2, 0, 0)
+    one.on_acknowledged(2, 1_000, 1_000, 0)
+    one.on_connected(3, 900, 0)
+    one.on_acknowledged(3, 900, 1_000, 0)
+    one.on_acknowledged(2, 1_100, 1_100, 10)
+    assert one.confirm_offset == 1_000
+    one.on_acknowledged(3, 1_000, 1_100, 20)
+    assert one.propose(1_100, 20) == {1, 2, 3}
+    assert one.on_committed(frozenset({1, 2, 3}), 8)
+    assert one.confirm_offset == 1_000
+    one.on_acknowledged(3, 1_100, 1_100, 30)
+    assert one.confirm_offset == 1_100
+
+
 def test_every_proposal_without_an_answer_counts() -> None:
     """The first one may have been carried out, although a later one says otherwise."""
     one = new_set(1)

@@ -105,9 +105,11 @@ class SyncStateSet:
         self.raise_confirm(log_end)
 
     def raise_confirm(self, log_end: int) -> int:
-        """confirmOffset, as far as the acknowledgements carry it now; a member that is away holds it."""
+        """confirmOffset, as far as the acknowledgements carry it now; a member that is away holds it, and so
+        does who is about to be one: it may be elected with no more than it had when it was proposed.
+        """
         held = log_end
-        for one in self.members.union(*self._proposed) - {self._own_id}:
+        for one in self.required:
             copy = self._copies.get(one)
             if copy is None:
                 return self.confirm_offset
