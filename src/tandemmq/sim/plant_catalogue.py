@@ -712,8 +712,15 @@ _EXACTLY_ONCE: Final = (
     Plant(
         name="a numbered send that was not stored is remembered",
         path="broker/send/numbered.py",
-        sound="        if status not in NOT_STORED:\n            self._last[place]",
-        bug="        if status is not None:\n            self._last[place]",
+        sound="if status not in NOT_STORED else before",
+        bug="if status is not None else before",
+        proofs=("unit/broker/test_numbered_sends.py",),
+    ),
+    Plant(
+        name="a numbered send that was not stored takes the one before it along",
+        path="broker/send/numbered.py",
+        sound="if status not in NOT_STORED else before",
+        bug="if status not in NOT_STORED else None",
         proofs=("unit/broker/test_numbered_sends.py",),
     ),
     Plant(

@@ -18,6 +18,7 @@ from tandemmq.runtime.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.store import FlushMode, MessageStore, PutStatus, StoreOptions
 
 KEY = "0" * 31 + "1"
+NEXT_KEY = "0" * 31 + "2"
 
 
 class NoRoomOnce(NoFault):
@@ -45,15 +46,15 @@ async def open_store(
     return await MessageStore.open(options, disk=disk, clock=clock)
 
 
-def row(clock: ManualClock) -> NewRecord:
+def row(clock: ManualClock, key: str = KEY) -> NewRecord:
     return NewRecord(
         topic="T",
         queue_id=0,
         body=b"row",
-        properties=encode_properties({"UNIQ_KEY": KEY}),
+        properties=encode_properties({"UNIQ_KEY": key}),
         born_at_ms=clock.now_ms(),
         born_host=b"\x0a\x00\x00\x01\x00\x00\xd4\x31",
-        unique_key=KEY,
+        unique_key=key,
     )
 
 
@@ -79,9 +80,11 @@ async def test_a_send_that_was_not_stored_is_stored_by_the_next_attempt() -> Non
     await store.close()
 
 
-async def unflushed(clock: ManualClock, *, places_max: int) -> tuple[MessageStore, NumberedSends]:
+async def unflushed(
+    clock: ManualClock, *, places_max: int, disk: MemoryDisk | None = None
+) -> tuple[MessageStore, NumberedSends]:
     """The disk is slow: the row of producer p, epoch 1, is stored and answered, but not in the queues."""
-    disk = MemoryDisk()
+    disk = disk or MemoryDisk()
     store = await open_store(clock, disk, flush_mode=FlushMode.SYNC_FLUSH)
     sends = NumberedSends(store, clock, places_max=places_max)
     offload = disk.offload
@@ -100,9 +103,11 @@ async def unflushed(clock: ManualClock, *, places_max: int) -> tuple[MessageStor
     return store, sends
 
 
-def send(sends: NumberedSends, clock: ManualClock, claim: Claim, told: list[PutStatus]) -> bool:
+def send(
+    sends: NumberedSends, clock: ManualClock, claim: Claim, told: list[PutStatus], key: str = KEY
+) -> bool:
     reply = cast(SendReply, SimpleNamespace(done=told.append, appended=None))
-    return sends.append(claim, "T", 0, [row(clock)], reply)
+    return sends.append(claim, "T", 0, [row(clock, key)], reply)
 
 
 async def test_a_place_is_not_forgotten_before_its_messages_are_found_by_their_keys() -> None:
@@ -117,6 +122,32 @@ async def test_a_place_is_not_forgotten_before_its_messages_are_found_by_their_k
     assert told == [PutStatus.PUT_OK]
     assert store.queue_max("T", 0) == 1
     assert not send(sends, clock, Claim("q", 1, ""), told)  # the key is found now
+    await store.close()
+
+
+async def test_a_send_that_fails_takes_nothing_with_it_that_only_the_place_knows() -> None:
+    """The message before it is stored and not found by its key yet."""
+    clock, disk = ManualClock(), MemoryDisk()
+    store, sends = await unflushed(clock, places_max=8, disk=disk)
+    offload = disk.offload
+
+    async def later(fn: Callable[..., object], *args: object) -> object:
+        await clock.sleep(7)
+        return await offload(fn, *args)
+
+    told: list[PutStatus] = []
+    disk.offload = later  # type: ignore[method-assign,assignment]
+    disk.fault = NoRoomOnce()
+    assert send(sends, clock, Claim("p", 1, KEY), told, NEXT_KEY)
+    clock.run_soon()
+    disk.offload = offload  # type: ignore[method-assign]
+    await clock.pass_time(1.5)
+    assert told == [PutStatus.SERVICE_NOT_AVAILABLE]
+    assert store.dispatched.value == 0
+    assert not send(sends, clock, Claim("p", 1, ""), told)
+    await clock.pass_time(10)
+    assert told[1:] == [PutStatus.PUT_OK]
+    assert store.queue_max("T", 0) == 1
     await store.close()
 
 

@@ -199,15 +199,19 @@ class NumberedSends:
     ) -> None:
         self._make_room(place)
         key = records[-1].unique_key
-        done = partial(self._done, place, on_done)
+        done = partial(self._done, place, self._last.get(place), on_done)
         appended = reply.appended = self._store.append(records, done)
         self._last.pop(place, None)  # the newest stand last
         self._last[place] = _Last(epoch, key, appended.end_offset, is_under_way=True)
 
-    def _done(self, place: Place, on_done: Callable[[PutStatus], None], status: PutStatus) -> None:
+    def _done(
+        self, place: Place, before: _Last | None, on_done: Callable[[PutStatus], None], status: PutStatus
+    ) -> None:
+        """A send that was not stored leaves what was there `before`: it may not be found by its key yet."""
         last = self._last.pop(place)
-        if status not in NOT_STORED:
-            self._last[place] = last._replace(is_under_way=False)
+        kept = last._replace(is_under_way=False) if status not in NOT_STORED else before
+        if kept is not None:
+            self._last[place] = kept
         on_done(status)
 
     def _make_room(self, place: Place) -> None:
