@@ -61,7 +61,7 @@ def row(clock: ManualClock, key: str = KEY) -> NewRecord:
 async def test_a_send_that_was_not_stored_is_stored_by_the_next_attempt() -> None:
     clock, disk = ManualClock(), MemoryDisk()
     store = await open_store(clock, disk)
-    sends = NumberedSends(store, clock)
+    sends = NumberedSends(store)
     told: list[PutStatus] = []
     reply = cast(SendReply, SimpleNamespace(done=told.append, appended=None))
 
@@ -86,7 +86,7 @@ async def unflushed(
     """The disk is slow: the row of producer p, epoch 1, is stored and answered, but not in the queues."""
     disk = disk or MemoryDisk()
     store = await open_store(clock, disk, flush_mode=FlushMode.SYNC_FLUSH)
-    sends = NumberedSends(store, clock, places_max=places_max)
+    sends = NumberedSends(store, places_max=places_max)
     offload = disk.offload
 
     async def slow(fn: Callable[..., object], *args: object) -> object:
@@ -170,7 +170,7 @@ async def test_a_new_master_does_not_store_again_what_its_log_has_and_nobody_can
     """It remembers no producer; the end of its log is dispatched when it is confirmed."""
     clock = ManualClock()
     store, _ = await unflushed(clock, places_max=8)
-    of_new_term = NumberedSends(store, clock)
+    of_new_term = NumberedSends(store)
     told: list[PutStatus] = []
     with pytest.raises(Busy, match="not all that this log had before is found"):
         send(of_new_term, clock, Claim("p", 1, ""), told)
@@ -178,5 +178,21 @@ async def test_a_new_master_does_not_store_again_what_its_log_has_and_nobody_can
     assert not send(of_new_term, clock, Claim("p", 1, ""), told)
     await clock.pass_time(1)
     assert told == [PutStatus.PUT_OK]
+    assert store.queue_max("T", 0) == 1
+    await store.close()
+
+
+async def test_what_was_stored_before_the_wall_clock_went_back_is_found() -> None:
+    clock, disk = ManualClock(), MemoryDisk()
+    store = await open_store(clock, disk)
+    told: list[PutStatus] = []
+    assert send(NumberedSends(store), clock, Claim("p", 1, ""), told)
+    clock.run_soon()
+    await store.close()
+    earlier = ManualClock(clock.now_ms() - 3 * 86_400_000)
+    store = await open_store(earlier, disk)
+    assert not send(NumberedSends(store), earlier, Claim("p", 1, ""), told)
+    earlier.run_soon()
+    assert told == [PutStatus.PUT_OK] * 2
     assert store.queue_max("T", 0) == 1
     await store.close()

@@ -76,7 +76,7 @@ class SendHandlers:
         self._stats = stats
         self._clock = clock
         self._chance = chance
-        self._numbered = NumberedSends(store, clock)
+        self._numbered = NumberedSends(store)
         pairs = {**form.fields, names.CLUSTER: options.cluster_name}
         self._added = "".join(f"{name}\x01{value}\x02" for name, value in pairs.items())
 

@@ -35,7 +35,6 @@ from tandemmq.protocol.exactly_once import CLAIM_VERSION, NO_PREDECESSOR, PREFIX
 from tandemmq.protocol.record import NewRecord, Record, decode_record
 from tandemmq.protocol.record_layout import RecordError
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
-from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import NOT_STORED, Appended, PutStatus
 
@@ -91,7 +90,7 @@ def check_keys(keys: Sequence[str]) -> None:
 
 PLACES_MAX = 65_536
 _CANDIDATES_MAX = 64
-_DAY_MS = 86_400_000
+_NO_END_MS = 2**63 - 1
 _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
 
 Place = tuple[str, str, int]
@@ -110,9 +109,8 @@ class _Last(NamedTuple):
 class NumberedSends:
     """The numbered sends of one broker, for its send handlers."""
 
-    def __init__(self, store: MessageStore, clock: Clock, *, places_max: int = PLACES_MAX) -> None:
+    def __init__(self, store: MessageStore, *, places_max: int = PLACES_MAX) -> None:
         self._store = store
-        self._clock = clock
         self._places_max = places_max
         self._last: dict[Place, _Last] = {}
         # What the log had before is found by its keys alone: only when it is dispatched as far as here.
@@ -243,9 +241,9 @@ class NumberedSends:
         return Appended(record.queue_offset, (record.log_offset,), 0, record.stored_at_ms)
 
     def _find(self, topics: Sequence[str], key: str) -> Record | None:
-        until_ms = self._clock.now_ms() + _DAY_MS
+        # Whenever they were stored: the wall clock may have been set back since.
         for topic in topics:
-            for log_offset in self._store.query_keys(topic, key, _CANDIDATES_MAX, 0, until_ms):
+            for log_offset in self._store.query_keys(topic, key, _CANDIDATES_MAX, 0, _NO_END_MS):
                 data = self._store.read_record(log_offset)
                 if data is None:
                     continue
