@@ -120,6 +120,17 @@ def test_a_damaged_or_missing_record_stops_the_start(name: str) -> None:
         read_again(disk)
 
 
+def test_a_server_that_lost_its_vote_is_not_a_new_one() -> None:
+    """It would vote again in a term in which it has voted, and forget what is in its snapshot."""
+    members = Members({"a": "a:1"})
+    compacted = Persist(snapshot=Snapshot(index=3, term=1, members=members, data=b"state"))
+    for persists in ((Persist(entries=(entry(1),)),), (Persist(entries=(entry(1),)), compacted)):
+        disk = written(*persists)
+        disk.remove(DIRECTORY / "vote")
+        with pytest.raises(Corrupt, match="vote"):
+            read_again(disk)
+
+
 def test_the_files_of_another_server_or_a_running_one_are_refused() -> None:
     disk = written()
     with pytest.raises(ConfigError, match="belongs to a of the controller group g, not to b of g"):

@@ -69,7 +69,7 @@ class RaftFiles:
         """
         self._lock = self._disk.lock(self._directory / "lock")
         try:
-            saved = self._load() or first
+            saved = self._load(first) or first
             self._entries = list(saved.entries)
             # The vote last: a directory without it was never used.
             self._replace_snapshot(saved.snapshot)
@@ -107,11 +107,17 @@ class RaftFiles:
 
     # Reading.
 
-    def _load(self) -> Saved | None:
+    def _load(self, first: Saved) -> Saved | None:
         vote_path, log_path = self._path("vote"), self._path("log")
         if not self._disk.exists(vote_path):
             if self._disk.exists(log_path) and self._read_log():
                 raise Corrupt(vote_path, 0, "the file is missing, but there is a log")
+            snapshot_path = self._path("snapshot")
+            if self._disk.exists(snapshot_path):
+                # The log may live in it, without an entry of its own.
+                snapshot = self._read_record("snapshot", Snapshot)
+                if snapshot.index > first.snapshot.index:
+                    raise Corrupt(vote_path, 0, "the file is missing, but there is a snapshot")
             return None
         record = self._read_record("vote", _VoteRecord)
         if (record.group, record.name) != (self._group, self._name):
