@@ -1082,6 +1082,13 @@ _ELECTED: Final = (
         proofs=("elected",),
     ),
     Plant(
+        name="the mark of a cut is removed with what it says",
+        path="store/truncation.py",
+        sound='        self._disk.write_atomically(self._path, b"")\n        self._disk.remove',
+        bug="        self._disk.remove",
+        proofs=("unit/store/test_truncation.py",),
+    ),
+    Plant(
         name="a slave reports before what it cut is on disk",
         path="replication/core/term_sessions.py",
         sound="return [Align(point, self.epochs.cut",

@@ -154,6 +154,25 @@ async def test_whenever_it_is_interrupted_nothing_comes_back(dies: str) -> None:
     assert steps - undone > 20
 
 
+async def test_a_mark_whose_removal_does_not_last_cuts_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut may bring back a file that was removed; what came since must not go with it."""
+    rig = TermRig()
+    store, point = await open_deposed(rig)
+    remove = rig.disk.remove
+    mark = ROOT / "truncate.pending"
+    monkeypatch.setattr(rig.disk, "remove", lambda path: None if path == mark else remove(path))
+    await store.cut(point, AFTER, "a newer term")
+    assert rig.disk.exists(mark)
+    store.set_role(BrokerRole.ASYNC_MASTER)
+    rig.put(store, record(b"stored since"))
+    before = bodies(store)
+    await store.sync()
+    rig.disk.power_cut()
+    store = await rig.open(role=BrokerRole.SLAVE)
+    assert bodies(store) == before
+    await store.close()
+
+
 async def test_only_where_a_record_begins_and_only_on_a_slave() -> None:
     rig = TermRig()
     store, point = await open_deposed(rig)
