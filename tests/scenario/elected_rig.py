@@ -36,6 +36,7 @@ class Copier:
     def __init__(self, store: MessageStore, broker_id: int, lists: dict[int, EpochList]) -> None:
         self.store, self.broker_id, self.lists = store, broker_id, lists
         self.on_propose: Callable[[frozenset[int], int], None] = lambda _members, _epoch: None
+        self.may_join: Callable[[int], bool] = lambda _broker_id: True
         self.on_halted: Callable[[], None] = lambda: None
         self.members: frozenset[int] = frozenset()
         self.set_epoch = -1
@@ -80,7 +81,11 @@ class Copier:
             data = bytes(master.store.log_view(end, 1 << 20)) if end < master.store.max_log_offset else b""
             if data:
                 self.store.append_raw(end, data)
-            elif self.broker_id not in master.members and master._proposed != master.set_epoch:
+            elif (
+                self.broker_id not in master.members
+                and master._proposed != master.set_epoch
+                and master.may_join(self.broker_id)
+            ):
                 master._proposed = master.set_epoch
                 master.on_propose(master.members | {self.broker_id}, master.set_epoch)
             await asyncio.sleep(0.005)

@@ -20,6 +20,7 @@ from tandemmq.api.controller import HeartbeatAnswer, hand_over, hand_over_group
 from tandemmq.api.nameserver import query_cluster_info
 from tandemmq.api.replica import MasterPlace
 from tandemmq.broker.autoswitch import elected
+from tandemmq.broker.replica.config_sync import ConfigSync
 from tandemmq.controller.elections import LEASE_MS
 from tandemmq.errors import RequestRejected, RequestTimeout, ServiceNotAvailable, TandemError
 from tandemmq.nameserver.nameserver import NameServer
@@ -431,3 +432,38 @@ async def test_tables_that_a_full_disk_does_not_take_go_along_into_the_next_role
     monkeypatch.undo()
     await group.stop(2)
     assert '"T"' in disk.read_bytes(Path("/store/config/topics.json")).decode(), "once there is room again"
+
+
+async def test_who_has_the_log_and_not_the_tables_is_no_member_yet(
+    group: Elected, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could be elected at once, and nobody would find what was acknowledged in topics that it lacks."""
+    await group.start(1)
+    await group.master()
+    await create_topic(rig.client, group.address(1), TopicConfig(name="T"))
+    assert (await group.send(1, b"kept", "T")).code == ResponseCode.SUCCESS
+    arrives, sync_once = asyncio.Event(), ConfigSync.sync_once
+
+    async def late(sync: ConfigSync, master: str) -> bool:
+        if sync._own_address() == group.address(2):
+            await arrives.wait()
+        return await sync_once(sync, master)
+
+    monkeypatch.setattr(ConfigSync, "sync_once", late)
+    had_topic: list[bool] = []
+    first = copier(group, 1)
+    propose = first.on_propose
+
+    def note(members: frozenset[int], set_epoch: int) -> None:
+        had_topic.append(group.brokers[2].broker._tables.topics.get("T") is not None)
+        propose(members, set_epoch)
+
+    first.on_propose = note
+    await group.start(2)
+    await group.caught_up()
+    await until(lambda: group.brokers[2].broker_id in group.brokers[1]._vouching, "the slave speaks")
+    assert (await group.send(1, b"more", "T")).code == ResponseCode.SUCCESS
+    await group.caught_up()
+    arrives.set()
+    await group.in_set(1, 2)
+    assert had_topic == [True]

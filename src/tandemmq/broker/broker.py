@@ -266,6 +266,11 @@ class Broker:
         self._elected.set_master(address)
         self._parts.pulls.set_has_master(address is not None)
 
+    def has_tables(self, broker_id: int) -> bool:
+        """On a master: whether a slave holds the topics and groups as they are here."""
+        assert self._elected is not None
+        return self._elected.has_tables(broker_id)
+
     async def rest(self, *, is_resting: bool) -> None:
         """A fenced master does no duties; it takes them up again where it left them."""
         if self._duties is None:

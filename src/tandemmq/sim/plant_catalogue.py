@@ -1026,6 +1026,13 @@ _ELECTED: Final = (
         proofs=("unit/replication/test_sync_state_set.py",),
     ),
     Plant(
+        name="who has the log is a member before it has the tables",
+        path="broker/autoswitch/elected.py",
+        sound="return broker_id not in self._vouching and now_s - since_s >= TABLES_S_MAX",
+        bug="return now_s >= since_s",
+        proofs=("scenario/test_elected_brokers.py",),
+    ),
+    Plant(
         name="more is confirmed than who is about to join holds",
         path="replication/core/sync_state_set.py",
         sound="for one in self.required:",

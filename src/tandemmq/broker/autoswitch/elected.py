@@ -63,6 +63,8 @@ GATE_PERIOD_S: Final = 0.1
 LEASE_SHORT_S: Final = 0.7
 """A lease that ends sooner may not be renewed in time: the slaves are asked to stand in for it."""
 PROPOSAL_PAUSE_S: Final = 0.2
+TABLES_S_MAX: Final = 3.0
+"""So long a slave that does not speak as ours do is given to copy the tables before it may be elected."""
 COPY_S_MAX: Final = 1.0
 """How long a master that hands over waits, accepting nothing, until the others hold all that it has."""
 COPY_LOOK_S: Final = 0.005
@@ -175,6 +177,8 @@ class ElectedBroker:
         self._is_known = False  # the controllers know that this process has started
         self._is_rested = False
         self._is_handing_over = False  # accepts nothing any more; until the next term, or until it failed
+        self._vouching: set[int] = set()  # slaves of ours that were heard in this term
+        self._joining_s: dict[int, float] = {}  # since when others hold the log
         self._look_due = asyncio.Event()
         self._term_due = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
@@ -227,6 +231,7 @@ class ElectedBroker:
         self.broker_id = await self._obtain_id(files)
         replication = self._replication = self._make_replication(self.store, self.broker_id)
         replication.on_propose = self._on_propose
+        replication.may_join = self._may_join
         self.ha_address = await replication.start(options.listen_host, ha_port_of(options))
         await self._compose(is_master=False, epoch=0)
         self._scope.start("steer", self._steer())
@@ -326,6 +331,7 @@ class ElectedBroker:
         header, now_s = command.decode(VouchRequest), self._clock.monotonic()
         if not self._is_master or header.master_epoch != self._epoch:
             raise RequestRejected(f"this broker is no master in term {header.master_epoch}")
+        self._vouching.add(header.broker_id)
         if header.token is not None:
             self._vouches.hear(header.broker_id, header.token, channel, now_s)
         is_wanted = self._lease.is_needed and not self._lease.is_valid(now_s + LEASE_SHORT_S)
@@ -587,6 +593,8 @@ class ElectedBroker:
         await self._compose(is_master=True, epoch=facts.master_epoch)
         self._is_rested = False
         self._vouches.begin_term(self._clock.monotonic())
+        self._vouching.clear()
+        self._joining_s.clear()
         self._is_master = True
         self.broker.take_office()
 
@@ -625,6 +633,18 @@ class ElectedBroker:
         )
 
     # The set.
+
+    def _may_join(self, broker_id: int) -> bool:
+        """A member may be elected at once, so it must have the topics and groups, too. Of a slave of RocketMQ
+        nobody knows what it has: it is let in when it has had some time.
+        """
+        if not self._is_master:
+            return False
+        if self.broker.has_tables(broker_id):
+            return True
+        now_s = self._clock.monotonic()
+        since_s = self._joining_s.setdefault(broker_id, now_s)
+        return broker_id not in self._vouching and now_s - since_s >= TABLES_S_MAX
 
     def _on_propose(self, members: frozenset[int], set_epoch: int) -> None:
         if self._proposing is not None:

@@ -121,6 +121,10 @@ class ElectedReplica:
         """Returns when whoever may be elected has the tables as they are here. Raises Busy."""
         await self._table_waits.wait_held(lambda: self._copying.required or ())
 
+    def has_tables(self, broker_id: int) -> bool:
+        """Whether a slave holds the topics and groups as they are here."""
+        return self._table_waits.holds(broker_id)
+
     @property
     def master(self) -> str | None:
         return self._config_sync.master

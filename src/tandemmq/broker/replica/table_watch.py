@@ -173,20 +173,24 @@ class TableWaits:
             del self._told[broker_id]
             self._heard.set()
 
+    def holds(self, broker_id: int) -> bool:
+        """Whether this slave has told that it holds what this broker holds now."""
+        return broker_id in self._told and not self._is_behind(broker_id, self._versions())
+
+    def _is_behind(self, broker_id: int, versions: tuple[DataVersion, DataVersion]) -> bool:
+        held, _ = self._told[broker_id]
+        return any(one.order < wanted.order for one, wanted in zip(held, versions, strict=True))
+
     async def wait_held(self, needed: Callable[[], Iterable[int]]) -> None:
         """Returns when those of `needed` who ask here hold what this broker holds now.
 
         Raises:  Busy after HELD_S_MAX.
         """
-        topics, groups = self._versions()
+        versions = self._versions()
         ends_at_s = self._clock.monotonic() + HELD_S_MAX
 
         def lacks(broker_id: int) -> bool:
-            told = self._told.get(broker_id)
-            if told is None:
-                return False
-            held = told[0]
-            return held[0].order < topics.order or held[1].order < groups.order
+            return broker_id in self._told and self._is_behind(broker_id, versions)
 
         while missing := [one for one in needed() if lacks(one)]:
             if self._clock.monotonic() >= ends_at_s:

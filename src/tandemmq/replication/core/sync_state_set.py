@@ -12,6 +12,7 @@ Source:     spec controller 4.8, 4.9, 10.6, 10.8.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,8 +49,11 @@ class SyncStateSet:
         confirm_offset: int,
         lag_ms_max: int = 15_000,
         join_ms_max: int = 5_000,
+        may_join: Callable[[int], bool] = lambda _one: True,
     ) -> None:
+        """`may_join`: whether a copy has what a member needs besides the log."""
         self._own_id = own_id
+        self._may_join = may_join
         self._lag_ms_max = lag_ms_max
         self._join_ms_max = join_ms_max
         self._begun_at_ms = now_ms
@@ -134,7 +138,7 @@ class SyncStateSet:
         for one, copy in self._copies.items():
             if copy.joins_at is None:
                 continue
-            if copy.acknowledged >= copy.joins_at:
+            if copy.acknowledged >= copy.joins_at and self._may_join(one):
                 wanted.add(one)
             elif now_ms > copy.join_due_ms:
                 copy.joins_at = None

@@ -50,6 +50,8 @@ class AutoSwitch(Protocol):
     """The replication of one broker, whoever is master."""
 
     on_propose: OnPropose
+    may_join: Callable[[int], bool]
+    """Whether a slave that holds the log has what else a member of the set needs, which may be elected."""
     on_halted: Callable[[], None]
     """A person must act; `halt_reason` says why."""
     on_following: Callable[[], None]
@@ -161,6 +163,7 @@ class AutoSwitchReplication:
         self._is_stopped = False
         self._unfollow: Callable[[], None] | None = None
         self.on_propose: OnPropose = lambda _members, _set_epoch: None
+        self.may_join: Callable[[int], bool] = lambda _broker_id: True
         self.on_halted: Callable[[], None] = lambda: None
         self.on_following: Callable[[], None] = lambda: None
 
@@ -205,6 +208,7 @@ class AutoSwitchReplication:
             confirm_offset=store.confirm_offset,
             lag_ms_max=self._lag_ms_max,
             join_ms_max=self._join_ms_max,
+            may_join=lambda one: self.may_join(one),
         )
         self._on_set_changed()
         self._check_set()
