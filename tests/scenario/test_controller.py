@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from controller_rig import CLUSTER, GROUP, Rig, master_of
+from controller_rig import CLUSTER, GROUP, FakeBroker, Rig, master_of
 
 from tandemmq.api import controller
 from tandemmq.consensus.core.messages import TakeOver, encode_message
@@ -18,6 +18,7 @@ from tandemmq.protocol.bodies.replica import decode_sync_state_set
 from tandemmq.protocol.catalogue import CATALOGUE, Role
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests import controller as headers
 from tandemmq.runtime.memory import NoFault
 from waits import until
@@ -156,6 +157,118 @@ async def test_no_lease_is_granted_while_somebody_else_is_being_elected(rig: Rig
     await until(lambda: GROUP in rig.controllers["n0"]._elections._open, "the lease is waited for")
     assert "tmLease" not in (await one.beat()).fields
     assert master_of(await electing) == (2, 2)
+
+
+async def test_no_lease_is_ended_by_a_mark_from_elsewhere_or_by_a_second_process(rig: Rig) -> None:
+    """Who only says that the master has stopped waits as everybody does."""
+    one, two = [await rig.broker(number, is_ours=True) for number in (1, 2)]
+    await one.elect()
+    await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
+    header = headers.ElectMasterRequest(broker_name=GROUP, broker_id=2, is_designated=True)
+
+    async def hand_over(epoch: int) -> Command:
+        command = Command.request(Code.CONTROLLER_ELECT_MASTER, header, fields={"tmHandover": str(epoch)})
+        return await rig.client.request(rig.address("n0"), command, 8)
+
+    for forged in (0, 2, 10**9):
+        assert (await hand_over(forged)).code == ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH
+    await one.beat()
+    heard = rig.controllers["n0"].live.get(GROUP, 1)
+    assert heard is not None
+    heard.connection = object()  # of another host than the one that asks
+    begun = rig.clock.monotonic()
+    assert master_of(await hand_over(1)) == (2, 2)
+    assert rig.clock.monotonic() - begun > 1.2, "the lease had not ended"
+    # Its process lives and writes: somebody else says that it was started again.
+    assert "tmLease" in (await two.beat()).fields
+    begun = rig.clock.monotonic()
+    assert master_of(await two.register())[1] == 3
+    assert rig.clock.monotonic() - begun > 1.2, "the lease had not ended"
+
+
+async def test_who_is_wanted_waits_for_what_the_leader_before_granted(three: Rig) -> None:
+    one, two = [await three.broker(number, is_ours=True) for number in (1, 2)]
+    await one.elect()
+    await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
+    assert "tmLease" in (await one.beat()).fields
+    leader = await three.leader()
+    await until(lambda: all(epochs(three, name)[3] == 2 for name in three.names), "all know the set")
+    begun = three.clock.monotonic()
+    await three.stop(leader)
+    await three.leader()
+    assert master_of(await two.elect(is_designated=True)) == (2, 2)
+    assert three.clock.monotonic() - begun > elections.LEASE_MS / 1000
+
+
+async def test_an_id_belongs_to_one_address_while_its_broker_lives(rig: Rig) -> None:
+    """The second of two brokers with one identity is told so, and not heard, until the first one is gone."""
+    one = await rig.broker(1, is_ours=True)
+    await one.elect()
+    copied = FakeBroker(rig, 1, max_offset=10**6, is_ours=True)
+    copied.address = "127.0.0.1:13911"
+    refused = await copied.register()
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert refused.remark == f"a broker with the id 1 lives at {one.address}"
+    assert "tmLease" not in (await copied.beat()).fields
+    heard = rig.controllers["n0"].live.get(GROUP, 1)
+    assert heard is not None
+    assert (heard.address, heard.facts.max_offset) == (one.address, 100)
+    assert epochs(rig)[:2] == (1, 1)
+    await one._server.stop()
+    await one.cut_connections()
+    await until(lambda: not rig.controllers["n0"].live.is_alive(GROUP, 1, rig.clock.monotonic()))
+    assert (await copied.register()).code == 0
+    await copied.beat()
+    assert "tmLease" not in (await one.beat()).fields
+    heard = rig.controllers["n0"].live.get(GROUP, 1)
+    assert heard is not None
+    assert heard.address == copied.address
+    await copied.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "body"),
+    [
+        (Code.BROKER_HEARTBEAT, {"brokerId": "x"}, b""),
+        (Code.BROKER_HEARTBEAT, {"brokerName": GROUP, "brokerAddr": "a:1", "clusterName": CLUSTER}, b""),
+        (Code.CONTROLLER_ALTER_SYNC_STATE_SET, {"brokerName": GROUP}, b"{"),
+        (Code.CONTROLLER_ALTER_SYNC_STATE_SET, {}, b"{}"),
+        (Code.CONTROLLER_ELECT_MASTER, {"brokerName": GROUP, "brokerId": str(2**70)}, b""),
+        (Code.CONTROLLER_ELECT_MASTER, {"brokerName": "nobody", "brokerId": "1"}, b""),
+        (Code.CONTROLLER_GET_SYNC_STATE_DATA, {}, b"\xff"),
+        (Code.CONTROLLER_APPLY_BROKER_ID, {"brokerName": GROUP}, b""),
+        (Code.CLEAN_BROKER_DATA, {"brokerName": GROUP, "brokerControllerIdsToClean": "1;x"}, b""),
+        (Code.TANDEM_CHANGE_CONTROLLERS, {"action": "burn"}, b""),
+        (Code.TANDEM_RAFT_MESSAGE, {"group": "g", "sender": "n0"}, b"no message"),
+        (Code.SEND_MESSAGE_V2, {}, b"x"),
+    ],
+)
+async def test_what_strangers_send_is_refused_and_changes_nothing(
+    rig: Rig, code: int, fields: dict[str, str], body: bytes
+) -> None:
+    one = await rig.broker(1)
+    await one.elect()
+    before = epochs(rig)
+    channel = await rig.client.channel(rig.address("n0"))
+    answer = await channel.request(Command.request(code, body=body, fields=fields), 5)
+    assert answer.code != ResponseCode.SUCCESS
+    assert answer.remark
+    raw = await rig.client.channel(rig.address("n0"))
+    raw.send_frame(b"GET / HTTP/1.1\r\n\r\n")
+    await until(lambda: raw.is_closed, "who speaks another protocol is closed")
+    assert epochs(rig) == before
+    assert rig.fatal == []
+
+
+async def test_a_forged_epoch_changes_no_set(rig: Rig) -> None:
+    one, _ = await rig.broker(1), await rig.broker(2)
+    await one.elect()
+    for epoch in (0, 2, 2**31 - 1):
+        refused = await one.alter_set(1, 2, set_epoch=1, master_epoch=epoch)
+        assert refused.code == ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH
+        refused = await one.alter_set(1, 2, set_epoch=epoch, master_epoch=1)
+        assert refused.code == ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
+    assert epochs(rig) == (1, 1, (1,), 1)
 
 
 async def test_the_next_leader_waits_for_what_the_one_before_may_have_granted(three: Rig) -> None:

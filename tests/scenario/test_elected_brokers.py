@@ -22,7 +22,14 @@ from tandemmq.api.replica import MasterPlace
 from tandemmq.broker.autoswitch import elected
 from tandemmq.broker.replica.config_sync import ConfigSync
 from tandemmq.controller.elections import LEASE_MS
-from tandemmq.errors import RequestRejected, RequestTimeout, ServiceNotAvailable, TandemError
+from tandemmq.errors import (
+    BrokerUnreachable,
+    ConfigError,
+    RequestRejected,
+    RequestTimeout,
+    ServiceNotAvailable,
+    TandemError,
+)
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.bodies.replica import SyncStateSet
@@ -31,6 +38,7 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.loose_json import parse
 from tandemmq.protocol.requests.controller import MasterResponse
+from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.memory import MemoryDisk
@@ -170,6 +178,52 @@ async def test_controllers_that_forgot_a_broker_are_told_again(group: Elected, r
     await until(lambda: broker._is_known, "it is known again")
     await until(lambda: broker._epoch > 7, "a term above all that it has had")
     await group.master()
+
+
+async def test_of_two_brokers_with_one_identity_one_writes(group: Elected, rig: Rig) -> None:
+    """The second one is told while the first one lives; one that was silent meanwhile stands back when it
+    sees that its id is at another address."""
+    first = await group.start(1)
+    await group.master()
+    group.disks[2] = MemoryDisk()
+    identity = Path("/store/brokerIdentity")
+    group.disks[2].make_dirs(identity.parent)
+    group.disks[2].write_atomically(identity, group.disks[1].read_bytes(identity))
+    second = await group.start(2)
+    assert second.broker_id == first.broker_id
+    told = f"a broker with the id 1 lives at {group.address(1)}"
+    await until(lambda: any(told in reason for reason in second._told), "it is refused, and says so")
+    assert group.masters() == [1]
+    assert (await group.send(2, b"to the copy")).code != ResponseCode.SUCCESS
+
+    # The controllers do not hear the first one any more, and take the second one for it.
+    def lose() -> BrokerHeartbeatRequest:
+        raise BrokerUnreachable("the way to the controllers is cut")
+
+    make, first._heartbeats._make = first._heartbeats._make, lose
+    await until(lambda: second.is_master, "the copy leads")
+    first._heartbeats._make = make
+    await until(lambda: not first.is_master, "the first one has stopped")
+    assert not first.may_write()
+    assert group.masters() == [2]
+    refused = await group.send(1, b"to the first one")
+    assert refused.code != ResponseCode.SUCCESS
+    assert (await group.send(2, b"to who leads")).code == ResponseCode.SUCCESS
+    told = f"a broker with the id 1 lives at {group.address(2)}"
+    await until(lambda: any(told in reason for reason in first._told), "it says why")
+    # When the other one is gone, it has its id again.
+    await group.stop(2)
+    await until(lambda: first.is_master, "the first one leads again")
+    assert (await group.send(1, b"again")).code == ResponseCode.SUCCESS
+
+
+async def test_a_store_with_the_identity_of_another_cluster_is_not_opened(group: Elected) -> None:
+    disk = group.disks[1] = MemoryDisk()
+    disk.make_dirs(Path("/store"))
+    disk.write_atomically(Path("/store/brokerIdentity"), b"Other#broker-a#1")
+    with pytest.raises(ConfigError, match="belongs to the broker broker-a of the cluster Other"):
+        await group.start(1)
+    assert group.brokers[1].store is None
 
 
 async def test_only_the_newest_term_counts(group: Elected, rig: Rig) -> None:

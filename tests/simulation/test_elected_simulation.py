@@ -133,6 +133,28 @@ def test_without_controllers_nothing_fails_and_nobody_is_elected() -> None:
     assert not failed.keys() - {"send failed: MessageIllegal"}
 
 
+def test_wall_clocks_that_jump_end_no_term_and_fail_no_send() -> None:
+    """Leases, promises and silence are counted by the monotonic clocks."""
+
+    async def script(cluster: ElectedCluster) -> None:
+        await until(cluster, cluster.is_level, "all are in the set")
+        leader, epoch = cluster.leader, cluster.leader.epoch
+        cluster.world.is_clock_set = True
+        nodes = (*cluster.brokers_made, *cluster.controllers)
+        for hours in (12, -24, 12):
+            for node in nodes:  # one after the other: they differ for a while
+                node.clock.skew_ms += hours * 3_600_000
+                await cluster.world.clock.sleep(0.5)
+                assert leader.may_write
+            await is_taken(cluster)
+        assert (cluster.leader, leader.epoch) == (leader, epoch)
+        assert len(leader.members) == 3
+
+    result = play(script)
+    failed = {name: count for name, count in result.counts.items() if name.startswith("send failed")}
+    assert not failed.keys() - {"send failed: MessageIllegal"}
+
+
 def test_what_slaves_promised_before_a_stall_lets_a_master_take_nothing_after_it() -> None:
     """The controllers are cut off from the master only; its slaves stand in, and are elected as soon as their
     promises are over.

@@ -242,16 +242,17 @@ class Elections:
         is_restart: bool = False,
         is_handed_over: bool = False,
         is_passed_over: bool = False,
+        has_stopped: bool = False,
         master_epoch: int | None = None,
     ) -> Outcome:
-        """How the group decided; its brokers are told. `is_handed_over`: the master itself has stopped
-        accepting, and asks for another one.
+        """How the group decided; its brokers are told. `has_stopped`: the master accepts nothing any more,
+        so that nobody needs to wait for the end of its lease. `is_restart` and `is_handed_over` tell why.
 
         Raises:  NotLeader, Busy, OutcomeUnknown.
         """
         self._open[group.name] = self._open.get(group.name, 0) + 1
         try:
-            if not (is_restart or is_handed_over):
+            if not has_stopped:
                 await self._await_lease(group)
             command = Elect(
                 name=group.name,
@@ -282,12 +283,17 @@ class Elections:
             del self._open[name]
 
     async def _await_lease(self, group: Group) -> None:
-        """Until what this leader granted the master has ended; nothing more is granted meanwhile."""
+        """Until what this leader, or the one before it, granted the master has ended; nothing more is granted
+        meanwhile."""
         if group.master_id is None:
             return
         heard = self._live.get(group.name, group.master_id)
+        if heard is None or heard.timeout_s == 0.0:
+            return
         granted_s = self._granted_s.get(group.name)
-        if granted_s is not None and heard is not None and heard.timeout_s > 0.0:
+        if granted_s is None and heard.facts.is_ours:
+            granted_s = self._leader_since_s
+        if granted_s is not None:
             rest_s = granted_s + LEASE_END_S - self._clock.monotonic()
             if rest_s > 0:
                 await self._clock.sleep(rest_s)

@@ -149,6 +149,7 @@ class ControllerHandlers:
         is_alive = self._live.is_alive(header.broker_name, header.broker_id, self._clock.monotonic())
         if heard is not None and is_alive and heard.address != header.broker_address:
             raise RequestRejected(f"a broker with the id {header.broker_id} lives at {heard.address}")
+        is_connected = heard is not None and heard.is_connected
         outcome = await self._propose(
             Register(header.cluster_name, header.broker_name, header.broker_id, header.broker_address)
         )
@@ -162,6 +163,7 @@ class ControllerHandlers:
                 group,
                 caller=header.broker_id,
                 is_restart=True,
+                has_stopped=not is_connected,
                 master_epoch=group.master_epoch,
             )
             group = elected.group or group
@@ -198,11 +200,15 @@ class ControllerHandlers:
         handed_over = command.fields.get("tmHandover")
         if handed_over not in (None, str(group.master_epoch)):
             raise RequestRejected("another master was elected", code=Code.CONTROLLER_FENCED_MASTER_EPOCH)
+        # Anybody could send the mark: from elsewhere it ends no lease.
+        master = None if group.master_id is None else self._live.get(group.name, group.master_id)
+        has_stopped = handed_over is not None and master is not None and master.speaks_by(channel)
         outcome = await self._elections.elect(
             group,
             caller=header.broker_id,
             is_designated=header.is_designated,
             is_handed_over=handed_over is not None,
+            has_stopped=has_stopped,
             master_epoch=None if handed_over is None else group.master_epoch,
         )
         after = outcome.group or group

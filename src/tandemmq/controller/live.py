@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tandemmq.controller.groups import Live
 from tandemmq.protocol.requests.controller import RegisterBrokerRequest
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
+from tandemmq.remoting.channel import Channel
 
 TIMEOUT_MS_DEFAULT = 10_000
 FIRST_HEARTBEAT_S = 3.0
@@ -30,6 +31,15 @@ class Heard:
     confirmed_offset: int
     heard_s: float
     timeout_s: float
+
+    @property
+    def is_connected(self) -> bool:
+        """Its process lives: the connection of its heartbeats stands, as far as is known here."""
+        return isinstance(self.connection, Channel) and not self.connection.is_closed
+
+    def speaks_by(self, channel: Channel) -> bool:
+        """Whether the other end of the connection is the host that its heartbeats come from."""
+        return isinstance(self.connection, Channel) and self.connection.peer[0] == channel.peer[0]
 
 
 class LiveTable:

@@ -103,6 +103,10 @@ class _TermNotKept(Exception):
     """The beginning of a term could not be written to the disk."""
 
 
+class _IdTaken(Exception):
+    """The controllers know this broker's id at another address: its identity was copied."""
+
+
 class ElectedBroker:
     """One broker of an elected group. `on_fatal` as in `Broker`."""
 
@@ -149,11 +153,12 @@ class ElectedBroker:
         )
         self._scope = TaskScope("elected", lambda _name, error: on_fatal(error))
         own = (options.advertised_host, options.listen_port)
+        self._own_address = render_address(own)
         self._controllers = Controllers(
             election,
             cluster=options.cluster_name,
             name=options.broker_name,
-            address=render_address(own),
+            address=self._own_address,
             client=self._client,
             clock=clock,
         )
@@ -252,8 +257,7 @@ class ElectedBroker:
     async def _obtain_id(self, files: IdentityFiles) -> int:
         while True:
             try:
-                address = render_address((self._options.advertised_host, self._options.listen_port))
-                return await obtain_id(files, self._controllers, address=address, clock=self._clock)
+                return await obtain_id(files, self._controllers, address=self._own_address, clock=self._clock)
             except (ClientError, RequestRejected) as error:
                 self._note_refusal("id", error)
                 await self._clock.sleep(RETRY_S)
@@ -420,7 +424,7 @@ class ElectedBroker:
             self.store.trust_tail()
         return BrokerHeartbeatRequest(
             cluster_name=options.cluster_name,
-            broker_address=render_address((options.advertised_host, options.listen_port)),
+            broker_address=self._own_address,
             broker_name=options.broker_name,
             broker_id=self.broker_id,
             epoch=replication.epochs.last_epoch,
@@ -481,8 +485,8 @@ class ElectedBroker:
         except RequestRejected as error:
             if error.code not in _UNKNOWN_HERE or not self._election.reapplies_id:
                 raise
-            address = render_address((self._options.advertised_host, self._options.listen_port))
-            await self._controllers.apply_id(self.broker_id, f"{address};{self._clock.now_ms()}")
+            check_code = f"{self._own_address};{self._clock.now_ms()}"
+            await self._controllers.apply_id(self.broker_id, check_code)
             facts = await self._controllers.register(self.broker_id, is_incomplete=self.store.may_lack_tail)
         self._is_known = True
         self._note_master(facts)
@@ -542,11 +546,18 @@ class ElectedBroker:
             self._following.cancel()
             self._following = None
         try:
-            if facts.master_id == self.broker_id:
+            if facts.master_id != self.broker_id:
+                await self._become_slave(facts)
+            elif facts.master_address == self._own_address:
                 await self._become_master(facts)
             else:
-                await self._become_slave(facts)
-        except StaleTerm as error:
+                await self._end_office()
+                self.broker.set_master(None)
+                raise _IdTaken(
+                    f"the id {self.broker_id} of this broker belongs to the one at {facts.master_address}:"
+                    f" give each a {IDENTITY_FILE} and a store of its own"
+                )
+        except (StaleTerm, _IdTaken) as error:
             # The controllers lost what they knew, or this broker was elected for a term that it has had.
             log.error(
                 events.BROKER_ROLE_REFUSED, extra={"master_epoch": facts.master_epoch, "reason": str(error)}
@@ -598,13 +609,17 @@ class ElectedBroker:
         self._is_master = True
         self.broker.take_office()
 
-    async def _become_slave(self, facts: MasterFacts) -> None:
+    async def _end_office(self) -> None:
+        """It is composed of a slave."""
         assert self.store is not None
         await self.replication.end_term()
         if not self.broker.options.is_slave:
             await self.broker.stop(leaves=False)
             self.store.begin_role(BrokerRole.SLAVE)
-            await self._compose(is_master=False, epoch=facts.master_epoch)
+            await self._compose(is_master=False, epoch=self._epoch)
+
+    async def _become_slave(self, facts: MasterFacts) -> None:
+        await self._end_office()
         if not self.broker.is_in_office:
             self.broker.take_office()
         self.broker.set_master(facts.master_address)
