@@ -445,6 +445,21 @@ def _load_other(name: str) -> Any:
     return typer.main.get_command(found)
 
 
+def _defaults(name: str, found: Any) -> dict[str, Any]:
+    """For mqadmin's commands the name server that `tandemmq up` runs here; the others look for it themselves,
+    because they say so when there is none.
+    """
+    if name not in ("admin", "audit"):
+        return {}
+    from tandemmq.shell import local
+
+    try:
+        default = {"namesrv": local.running_state(local.default_folder()).namesrv}
+    except local.NotRunning:
+        return {}
+    return dict.fromkeys(getattr(found, "commands", ()), default) or default
+
+
 def _register_other(name: str) -> None:
     @app.command(
         name,
@@ -454,7 +469,8 @@ def _register_other(name: str) -> None:
     )
     def _delegate(context: typer.Context) -> None:
         try:
-            _load_other(name)(args=context.args, prog_name=f"tandemmq {name}")
+            found = _load_other(name)
+            found(args=context.args, prog_name=f"tandemmq {name}", default_map=_defaults(name, found))
         except TandemError as error:
             _fail(str(error))
         except OSError as error:

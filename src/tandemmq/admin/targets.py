@@ -57,7 +57,9 @@ class Tools:
     def cluster_admin(self) -> Admin:
         """Raises ConfigError when no name server is known."""
         if self.admin is None:
-            raise ConfigError("name the name servers: -n HOST:PORT, or NAMESRV_ADDR")
+            raise ConfigError(
+                "name the name servers: -n HOST:PORT, or NAMESRV_ADDR; or start a cluster with `tandemmq up`"
+            )
         return self.admin
 
 

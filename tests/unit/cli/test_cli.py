@@ -57,7 +57,7 @@ def test_help_needs_none_of_the_heavy_modules() -> None:
         (["namesrv", "--set", "x"], "must have the form key=value"),
         (["namesrv", "--log-level", "loud"], "--log-level loud: must be one of DEBUG, INFO, WARNING, ERROR"),
         (["bench", "open", "--directory", "/none"], "No such file or directory"),
-        (["admin", "topicList", "-n", ""], "name the name servers: -n HOST:PORT, or NAMESRV_ADDR\n"),
+        (["admin", "topicList", "-n", ""], "or start a cluster with `tandemmq up`\n"),
     ],
 )
 def test_mistake_ends_with_one_sentence(arguments: list[str], sentence: str) -> None:
@@ -71,7 +71,8 @@ def test_mistake_ends_with_one_sentence(arguments: list[str], sentence: str) -> 
 def test_an_audit_that_cannot_ask_is_no_difference() -> None:
     result = run("audit", "-n", "")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "tandemmq: name the name servers: -n HOST:PORT, or NAMESRV_ADDR\n"
+    ways = "-n HOST:PORT, or NAMESRV_ADDR; or start a cluster with `tandemmq up`"
+    assert result.stderr == f"tandemmq: name the name servers: {ways}\n"
 
 
 def stand_in(name: str, monkeypatch: pytest.MonkeyPatch, **members: object) -> None:
