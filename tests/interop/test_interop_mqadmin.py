@@ -356,6 +356,24 @@ def test_our_own_commands(subject: Subject) -> None:
     Path(words["file"]).write_text(json.dumps([{"groupName": name, "retryMaxTimes": 5}]))
     assert [row["group"] for row in rows("updateSubGroupList -b {broker} -f {file}")] == [name]
     assert {row["retry_count_max"] for row in rows("getConsumerConfig -g {new}")} == {5}
+    words["folder"] = str(subject.home / "own")
+    assert [row["masters"] for row in rows("exportConfigs -c DefaultCluster -f {folder}")] == [1]
+    settings = json.loads(Path(words["folder"], "configs.json").read_text())["brokerConfigs"]["broker-a"]
+    assert (settings["brokerName"], settings["traceOn"]) == ("broker-a", "true")
+    assert [row["masters"] for row in rows("exportMetrics -c DefaultCluster -f {folder}")] == [1]
+    figures = json.loads(Path(words["folder"], "metrics.json").read_text())["evaluateReport"]["broker-a"]
+    assert figures["runtimeQuota"]["topicSize"] > 0
+    assert any(client.startswith("JAVA%V5") for client in figures["runtimeVersion"]["clientInfo"])
+    assert [row["failed"] for row in rows("clusterRT -a 2 -s 16 -i 0")] == [0]
+    assert words["group"] in {row["group"] for row in rows("startMonitoring -i 0")}
+    [message] = rows("queryMsgById -t {topic} -i {id}")
+    assert message["unique_key"] == words["unique"]
+    until_blocking(lambda: subject.run("queryMsgTraceById -i {unique}"), "the trace is found")
+    assert [row["ok"] for row in rows("queryMsgTraceById -i {unique}")] == [True]
+    assert [row["offset"] for row in rows("resetMasterFlushOffset -b {broker} -o 0")] == [0]
+    assert [row["mode"] for row in rows("setCommitLogReadAheadMode -b {broker} -m 0")] == [0]
+    assert [row["dry"] for row in rows("exportPopRecord -b {broker} -d true")] == [True]
+    assert len(rows("queryMsgById -t {topic} -i {id} -g {group} -d {client}")) == 1
 
 
 UNSERVED = [

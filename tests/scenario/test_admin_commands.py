@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from broker_rig import Peer, consumer
-from client_rig import Rig, running_rig, take
+from client_rig import FAST, Rig, running_rig, take
 from typer.testing import CliRunner, Result
 
 from tandemmq.admin import audit_command
@@ -20,10 +22,19 @@ from tandemmq.admin.targets import open_tools
 from tandemmq.api import broker_topic, nameserver, replica
 from tandemmq.broker.broker import Broker
 from tandemmq.cli import app
-from tandemmq.client import Message, Producer
+from tandemmq.client import (
+    ConsumeResult,
+    Message,
+    Producer,
+    PushConsumer,
+    PushOptions,
+    ReceivedMessage,
+    StartFrom,
+)
+from tandemmq.protocol.topic_names import TRACE_TOPIC
 from tandemmq.remoting.options import render_address
 from tandemmq.store import MessageStore
-from waits import until
+from waits import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -680,3 +691,217 @@ async def test_thresholds_of_cold_reads(rig: Rig) -> None:
     assert [row["group"] for row in shown] == ["(all)"]
     result = await invoke("admin", "updateColdDataFlowCtrGroupConfig", "-g", "slow", "-v", "much", *place)
     assert (result.exit_code, "bytes per 5 s" in result.output) == (1, True)
+
+
+async def test_a_cluster_is_written_into_files(rig: Rig, tmp_path: Path) -> None:
+    await rig.start_broker()
+    await rig.start_broker(broker_id=1)
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders")
+    await rows(rig, "updateSubGroup", "-c", "DefaultCluster", "-g", "G")
+    await send(rig, "Orders", 3)
+    where = ("-c", "DefaultCluster", "-f", str(tmp_path / "export"))
+    async with rig.consumer("G", "Orders") as member:
+        await take(member, 3)
+        [row] = (await rows(rig, "exportConfigs", *where))["exported"]
+        assert (row["masters"], row["slaves"]) == (1, 1)
+        assert row["path"] == str(tmp_path / "export" / "configs.json")
+        held = json.loads((tmp_path / "export" / "configs.json").read_text())
+        assert held["clusterScale"] == {"namesrvSize": 1, "masterBrokerSize": 1, "slaveBrokerSize": 1}
+        settings = held["brokerConfigs"]["broker-a"]
+        assert (settings["brokerRole"], settings["brokerId"]) == ("ASYNC_MASTER", "0")
+        [row] = (await rows(rig, "exportMetrics", *where))["exported"]
+        held = json.loads((tmp_path / "export" / "metrics.json").read_text())
+    figures = held["evaluateReport"]["broker-a"]
+    quota = figures["runtimeQuota"]
+    assert (quota["topicSize"], quota["groupSize"]) == (1, 1)
+    assert set(quota["tps"]) == {"normalInTps", "normalOutTps", "transInTps", "scheduleInTps"}
+    assert held["totalData"]["totalOneDayNum"].keys() == quota["oneDayNum"].keys()
+    assert set(held["totalData"]["totalTps"]) >= {"totalNormalInTps", "totalTransInTps"}
+    [client] = figures["runtimeVersion"]["clientInfo"]
+    assert "%V" in client
+
+
+async def test_the_trace_of_a_message_is_shown(rig: Rig) -> None:
+    await rig.start_broker()
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders", "-r", "1", "-w", "1")
+    unknown = await invoke("admin", "queryMsgTraceById", "-i", "AB", "-n", rig.namesrv)
+    assert (unknown.exit_code, "no client has traced" in unknown.output) == (1, True)
+    (sent,) = (await rows(rig, "sendMessage", "-t", "Orders", "-p", "order", "-m", "true"))["sent"]
+    handled = asyncio.Event()
+
+    async def handle(_: ReceivedMessage) -> None:
+        handled.set()
+
+    options = PushOptions(client=FAST, start_from=StartFrom.FIRST, trace=True)
+    consumer = PushConsumer("G", rig.namesrv, handle, options=options)
+    consumer.subscribe("Orders")
+    async with consumer:
+        await handled.wait()
+        await until(lambda: sum(consumer.positions.values()) >= 1)
+    told = await rows(rig, "queryMsgTraceById", "-i", sent["unique_key"])
+    [pub] = told["sends"]
+    assert (pub["group"], pub["topic"], pub["kind"], pub["ok"]) == (
+        "TANDEMMQ_ADMIN",
+        "Orders",
+        "normal",
+        True,
+    )
+    assert pub["client"] == "127.0.0.1"
+    [sub] = told["handlings"]
+    assert (sub["group"], sub["retries"], sub["ok"], sub["outcome"]) == ("G", 0, True, "success")
+    assert 0 < sub["begun_at"] <= sub["ended_at"]
+    other = await rows(rig, "queryMsgTraceById", "-i", "F" * 32, exit_code=1)
+    assert other == {}
+
+
+async def test_transactions_and_recalls_of_other_clients_are_in_a_trace(rig: Rig) -> None:
+    """Java's clients trace them; ours do not."""
+    await rig.start_broker()
+    ends = ("EndTransaction", "7", "R", "PG", "T", "KEY", "t", "k", "h", "1", "X", "COMMIT_MESSAGE", "true")
+    records = [
+        ends,
+        ("Recall", "8", "R", "PG", "T", "KEY", "true"),
+        ("Recall", "8", "R", "PG", "T", "K2", "true"),
+    ]
+    records += [("Pub", "1", "short"), ("Later", "kind")]
+    body = "".join("\x01".join(record) + "\x02" for record in records).encode()
+    async with Producer("P", rig.namesrv) as producer:
+        await producer.send(Message(TRACE_TOPIC, body, keys=["KEY", "K2"]))
+    told = await rows(rig, "queryMsgTraceById", "-i", "KEY")
+    [ended] = told["transactions"]
+    assert (ended["group"], ended["ended_at"], ended["state"], ended["checked"]) == (
+        "PG",
+        7,
+        "COMMIT_MESSAGE",
+        True,
+    )
+    assert [row["recalled_at"] for row in told["recalls"]] == [8]
+
+
+async def test_a_message_is_handed_to_a_consumer_at_once(rig: Rig) -> None:
+    await rig.start_broker()
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders", "-r", "1", "-w", "1")
+    message_id = await send(rig, "Orders", 1, tags="paid")
+    seen: list[bytes] = []
+
+    async def handle(message: ReceivedMessage) -> ConsumeResult:
+        seen.append(message.body)
+        return ConsumeResult.SUCCESS if len(seen) != 2 else ConsumeResult.RETRY
+
+    assert (await rows(rig, "queryMsgById", "-i", message_id))["groups"] == []
+    consumer = PushConsumer("G", rig.namesrv, handle, options=PushOptions(client=FAST))
+    consumer.subscribe("Orders", "paid")
+    async with consumer:
+        await until(lambda: consumer.positions)
+        [member] = (await rows(rig, "consumerConnection", "-g", "G"))["members"]
+        by_hand = ("-i", message_id, "-g", "G", "-d", member["client"])
+        told = await rows(rig, "queryMsgById", *by_hand)
+        assert [(row["group"], row["result"]) for row in told["handled"]] == [("G", "CR_SUCCESS")]
+        told = await rows(rig, "queryMsgById", *by_hand, exit_code=1)
+        assert [row["result"] for row in told["handled"]] == ["CR_LATER"]
+        unique_key = told["messages"][0]["unique_key"]
+        by_key = ("queryMsgByUniqueKey", "-t", "Orders", "-i", unique_key, *by_hand[2:])
+        assert [row["result"] for row in (await rows(rig, *by_key))["handled"]] == ["CR_SUCCESS"]
+    assert seen == [b"m0"] * 3
+    result = await invoke("admin", "queryMsgById", *by_hand[:-2], "-n", rig.namesrv)
+    assert (result.exit_code, "-g and -d" in result.output) == (2, True)
+
+
+async def test_who_has_had_a_message_is_shown(rig: Rig) -> None:
+    await rig.start_broker()
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders", "-r", "1", "-w", "1")
+    await send(rig, "Orders", 1, tags="paid")
+    message_id = await send(rig, "Orders", 1, tags="paid")
+    async with rig.consumer("all", "Orders") as done, rig.consumer("some", "Orders", "sent") as some:
+        await take(done, 2)
+        async with rig.consumer("slow", "Orders", auto_ack=False) as slow:
+            slow.ack(*await take(slow, 1))
+            await slow.commit()
+        done.ack()
+        await until(lambda: sum(some.positions.values()) >= 2)
+        await some.commit()
+        told = await rows(rig, "queryMsgById", "-i", message_id)
+    states = {row["group"]: (row["members"], row["state"]) for row in told["groups"]}
+    assert states["slow"] == (0, "waits")
+    assert states["some"] == (1, "passed over: its tag is not subscribed")
+
+
+async def test_what_only_brokers_of_rocketmq_need_is_asked_of_ours(rig: Rig) -> None:
+    address = render_address((await rig.start_broker()).address)
+    [row] = (await rows(rig, "resetMasterFlushOffset", "-b", address, "-o", "0"))["changed"]
+    assert "no effect" in row["answer"]
+    [row] = (await rows(rig, "exportPopRecord", "-c", "DefaultCluster"))["exported"]
+    assert row == {"broker": address, "dry": False}
+    [row] = (await rows(rig, "exportPopRecord", "-b", address, "-d", "true"))["exported"]
+    assert row["dry"] is True
+    for mode, expected in (("1", "false"), ("0", "true")):
+        [row] = (await rows(rig, "setCommitLogReadAheadMode", "-b", address, "-m", mode))["changed"]
+        assert f"dataReadAheadEnable is {expected}" in row["answer"]
+        settings = (await rows(rig, "getBrokerConfig", "-b", address))["settings"]
+        assert {"broker": address, "key": "dataReadAheadEnable", "value": expected} in settings
+
+
+async def test_sends_to_each_broker_are_timed(rig: Rig) -> None:
+    await rig.start_broker("broker-a")
+    await rig.start_broker("broker-b")
+    told = (await rows(rig, "clusterRT", "-a", "3", "-s", "16", "-i", "0"))["round_trips"]
+    assert [(row["broker"], row["succeeded"], row["failed"]) for row in told] == [
+        ("broker-a", 3, 0),
+        ("broker-b", 3, 0),
+    ]
+    assert all(row["took_ms"] > 0 for row in told)
+
+
+async def test_days_of_brokers_are_shown(rig: Rig) -> None:
+    await rig.start_broker()
+    await send(rig, "Orders", 3)
+    [row] = (await rows(rig, "clusterList", "-m"))["brokers"]
+    assert (row["broker"], row["in_yesterday"], row["in_today"]) == ("broker-a", 0, 3)
+
+
+async def test_groups_are_watched(rig: Rig) -> None:
+    await rig.start_broker()
+    await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders", "-r", "1", "-w", "1")
+    await send(rig, "Orders", 5)
+    async with rig.consumer("G", "Orders", auto_ack=False) as member:
+        member.ack(*(await take(member, 2)))
+        await member.commit()
+        told = (await rows(rig, "startMonitoring", "-i", "0"))["groups"]
+        [row] = [row for row in told if row["group"] == "G"]
+        assert (row["members"], row["lag"], row["dead_letters"], row["problems"]) == (1, 3, 0, None)
+        assert row["behind_seconds"] is not None
+    told = (await rows(rig, "startMonitoring", "-i", "0"))["groups"]
+    [row] = [row for row in told if row["group"] == "G"]
+    assert (row["members"], row["problems"]) == (0, "nobody is online")
+
+
+async def test_a_look_is_repeated_until_it_is_interrupted(rig: Rig) -> None:
+    """A look that fails is told, and the next one follows."""
+    broker = await rig.start_broker()
+    address = render_address(broker.address)
+    words = ("-m", "tandemmq", "admin", "haStatus", "-b", address, "-i", "0.05", "--json")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with asyncio.timeout(PATIENCE_S):
+        for _ in range(3):
+            assert json.loads(await process.stdout.readline())["masters"][0]["broker"] == address
+        await rig.stop_broker()
+        assert address in (await process.stderr.readline()).decode()
+        process.send_signal(signal.SIGINT)
+        _, complaints = await process.communicate()
+    assert process.returncode == 0
+    assert b"Traceback" not in complaints
+
+
+async def test_attributes_of_a_group_are_refused_by_name(rig: Rig) -> None:
+    """RocketMQ 5.3.3 has none either."""
+    address = render_address((await rig.start_broker()).address)
+    change = ("updateSubGroup", "-b", address, "-g", "G")
+    result = await invoke("admin", *change, "--attributes", "+color=red")
+    assert (result.exit_code, "attributes +color" in result.output) == (1, True)
+    result = await invoke("admin", *change, "--attributes", "color=red")
+    assert (result.exit_code, "+name=value" in result.output) == (2, True)
+    await rows(rig, *change)

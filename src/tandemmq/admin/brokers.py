@@ -1,27 +1,33 @@
 """Commands about brokers and name servers: clusterList, brokerStatus, haStatus, acceptLog, getBrokerConfig,
-updateBrokerConfig, cleanExpiredCQ, cleanUnusedTopic, deleteExpiredCommitLog; getNamesrvConfig,
+updateBrokerConfig, exportConfigs, cleanExpiredCQ, cleanUnusedTopic, deleteExpiredCommitLog, exportPopRecord,
+resetMasterFlushOffset, setCommitLogReadAheadMode; getNamesrvConfig,
 updateNamesrvConfig, updateKvConfig, deleteKvConfig, wipeWritePerm, addWritePerm; getColdDataFlowCtrInfo,
 updateColdDataFlowCtrGroupConfig, removeColdDataFlowCtrGroupConfig.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from tandemmq.admin.options import (
+    EXPORT_DIRECTORY,
     Address,
+    BrokerAddress,
     BrokerName,
     Cluster,
+    ExportDirectory,
     NewValue,
     SettingKey,
     Work,
     command,
     flag,
 )
-from tandemmq.admin.render import Answer, Row, Table
-from tandemmq.admin.targets import EVERYWHERE, Place, Target, Tools, find_targets
+from tandemmq.admin.render import Answer, Row, Table, write_json
+from tandemmq.admin.targets import EVERYWHERE, MASTER_ID, Place, Target, Tools, find_targets
 from tandemmq.api import broker_admin, nameserver, replica
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.codec import REFUSALS_KEY
@@ -31,6 +37,25 @@ from tandemmq.protocol.properties_file import parse_properties
 
 app = typer.Typer()
 
+_EXPORTED: Final = (
+    "brokerClusterName",
+    "brokerId",
+    "brokerName",
+    "brokerRole",
+    "fileReservedTime",
+    "filterServerNums",
+    "flushDiskType",
+    "maxMessageSize",
+    "messageDelayLevel",
+    "msgTraceTopicName",
+    "slaveReadEnable",
+    "traceOn",
+    "traceTopicEnable",
+    "useTLS",
+    "autoCreateTopicEnable",
+    "autoCreateSubscriptionGroup",
+)
+"""The settings that exportConfigs writes; a broker that does not show one has none."""
 _REFUSED: Final = ("AHEAD", "TOO_OLD", "HALTED")
 """States of a slave, as its master sees it, that end by an operator's hand only."""
 _REPLICATION_TABLES: Final = (
@@ -76,9 +101,16 @@ ColdGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="The consu
 CleanedCluster = Annotated[str, typer.Option("-c", "--cluster", help="The brokers of this cluster.")]
 
 
-@command(app, "clusterList")
-def cluster_list(cluster: Cluster = "") -> Work:
+@command(app, "clusterList", interval_s=0)
+def cluster_list(
+    cluster: Cluster = "",
+    has_days: Annotated[
+        bool, typer.Option("-m", "--moreStats", help="Messages of yesterday and of today instead.")
+    ] = False,
+) -> Work:
     """All registered brokers with role, version and rates."""
+    if has_days:
+        return lambda tools: list_days(tools, cluster)
     return lambda tools: list_clusters(tools, cluster)
 
 
@@ -88,7 +120,7 @@ def broker_status(place: Place = EVERYWHERE) -> Work:
     return lambda tools: show_status(tools, place)
 
 
-@command(app, "haStatus")
+@command(app, "haStatus", interval_s=0)
 def ha_status(place: Place = EVERYWHERE) -> Work:
     """How far the slaves are; exit code 1 when one has halted."""
     return lambda tools: show_replication(tools, place)
@@ -120,6 +152,15 @@ def update_broker_config(
     return lambda tools: change_config(tools, place, key, value, masters_only=masters_only)
 
 
+@command(app, "exportConfigs")
+def export_configs(
+    cluster: Annotated[str, typer.Option("-c", "--clusterName", help="The cluster.")],
+    directory: ExportDirectory = EXPORT_DIRECTORY,
+) -> Work:
+    """Write how large a cluster is, and the main settings of its masters, into configs.json."""
+    return lambda tools: export_settings(tools, cluster, directory)
+
+
 @command(app, "cleanExpiredCQ")
 def clean_expired_queues(broker: Address = "", cluster: CleanedCluster = "") -> Work:
     """Delete queue files whose messages are gone; without a place, at all brokers."""
@@ -136,6 +177,39 @@ def clean_unused_topics(broker: Address = "", cluster: CleanedCluster = "") -> W
 def delete_expired_log(broker: Address = "", cluster: CleanedCluster = "") -> Work:
     """Delete log files older than fileReservedTime at once; without a place, at all brokers."""
     return lambda tools: clean(tools, Place(broker, cluster), RequestCode.DELETE_EXPIRED_COMMITLOG)
+
+
+@command(app, "exportPopRecord")
+def export_pop_record(
+    place: Place,
+    is_dry: Annotated[
+        str, typer.Option("-d", "--dryRun", help="true: name the brokers, and ask none.")
+    ] = "false",
+) -> Work:
+    """Let RocketMQ's brokers write leases of pops from RocksDB into topics; ours have them there already."""
+    only_named = flag(is_dry, "-d")
+    return lambda tools: export_leases(tools, place, only_named=only_named)
+
+
+@command(app, "resetMasterFlushOffset", names=False)
+def reset_master_flush_offset(
+    broker: BrokerAddress,
+    offset: Annotated[int, typer.Option("-o", "--offset", help="The offset from now on.", min=0)],
+) -> Work:
+    """How far its master has flushed, as a slave of RocketMQ believes; ours compare logs instead."""
+    return lambda tools: reset_flushed(tools, broker, offset)
+
+
+@command(app, "setCommitLogReadAheadMode")
+def set_read_ahead_mode(
+    mode: Annotated[
+        int,
+        typer.Option("-m", "--commitLogReadAheadMode", help="0: ahead, 1: at random.", min=0, max=1),
+    ],
+    place: Place,
+) -> Work:
+    """Whether the kernel reads the log ahead (dataReadAheadEnable), at a broker or all of a cluster."""
+    return lambda tools: change_read_mode(tools, place, mode)
 
 
 # Name servers
@@ -249,12 +323,41 @@ async def list_clusters(tools: Tools, cluster: str) -> Answer:
         except TandemError as error:
             table.rows.append((*place, None, None, None, None, None, str(error)))
             continue
-        in_tps = _first_rate(facts.get("putTps"))
-        out_tps = _first_rate(facts.get("getTransferredTps") or facts.get("getTransferedTps"))
+        in_tps = first_rate(facts.get("putTps"))
+        out_tps = first_rate(facts.get("getTransferredTps") or facts.get("getTransferedTps"))
         role = facts.get("brokerRole")
         refused = facts.get(REFUSALS_KEY)
         table.rows.append((*place, role, facts.get("brokerVersionDesc"), in_tps, out_tps, refused, None))
     return Answer([table])
+
+
+async def list_days(tools: Tools, cluster: str) -> Answer:
+    """How many messages came in and went out yesterday and today, at every registered broker."""
+    columns = ("cluster", "broker", "in_yesterday", "out_yesterday", "in_today", "out_today", "note")
+    table = Table("brokers", columns)
+    for target in await find_targets(tools, Place(cluster=cluster)):
+        place = (target.cluster, target.broker_name)
+        try:
+            facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
+        except TandemError as error:
+            table.rows.append((*place, None, None, None, None, str(error)))
+            continue
+        yesterday, today = (
+            [counted_between(facts, way, begin, end) for way in ("Put", "Get")]
+            for begin, end in (("YesterdayMorning", "TodayMorning"), ("TodayMorning", "TodayNow"))
+        )
+        table.rows.append((*place, *yesterday, *today, None))
+    return Answer([table])
+
+
+def counted_between(facts: Mapping[str, str], way: str, begin: str, end: str) -> int | None:
+    """Messages that came in (Put) or went out (Get) between two of a broker's counts; None when it does not
+    tell them.
+    """
+    try:
+        return int(facts[f"msg{way}Total{end}"]) - int(facts[f"msg{way}Total{begin}"])
+    except (KeyError, ValueError):
+        return None
 
 
 async def show_status(tools: Tools, place: Place) -> Answer:
@@ -273,6 +376,49 @@ async def show_config(tools: Tools, place: Place) -> Answer:
         text = await broker_admin.query_broker_config(tools.remoting, target.address)
         settings = parse_properties(text.encode(), target.address)
         table.rows += [(target.address, key, setting.text) for key, setting in sorted(settings.items())]
+    return Answer([table])
+
+
+async def export_settings(tools: Tools, cluster: str, directory: Path) -> Answer:
+    """How many servers a cluster has, and what its masters are set to, in a file."""
+    targets = await find_targets(tools, Place(cluster=cluster))
+    masters = [one for one in targets if one.broker_id == MASTER_ID]
+    settings: dict[str, dict[str, str]] = {}
+    for target in masters:
+        text = await broker_admin.query_broker_config(tools.remoting, target.address)
+        held = parse_properties(text.encode(), target.address)
+        settings[target.broker_name] = {key: held[key].text for key in _EXPORTED if key in held}
+    counts = {
+        "namesrvSize": len(tools.cluster_admin.name_servers),
+        "masterBrokerSize": len(masters),
+        "slaveBrokerSize": len(targets) - len(masters),
+    }
+    path = write_json(directory / "configs.json", {"brokerConfigs": settings, "clusterScale": counts})
+    return Answer([Table("exported", ("path", "masters", "slaves"), [(str(path), *[*counts.values()][1:])])])
+
+
+async def export_leases(tools: Tools, place: Place, *, only_named: bool) -> Answer:
+    """The masters of the place have written the leases of pops into topics, or would."""
+    table = Table("exported", ("broker", "dry"))
+    for target in await find_targets(tools, place, masters_only=True):
+        if not only_named:
+            await broker_admin.export_leases(tools.remoting, target.address)
+        table.rows.append((target.address, only_named))
+    return Answer([table])
+
+
+async def reset_flushed(tools: Tools, address: str, offset: int) -> Answer:
+    """The broker was told how far its master has flushed."""
+    told = await broker_admin.reset_flushed_offset(tools.remoting, address, offset)
+    return Answer([Table("changed", ("broker", "offset", "answer"), [(address, offset, told)])])
+
+
+async def change_read_mode(tools: Tools, place: Place, mode: int) -> Answer:
+    """Logs of the brokers are read ahead, or at random."""
+    table = Table("changed", ("broker", "mode", "answer"))
+    for target in await find_targets(tools, place):
+        told = await broker_admin.set_read_mode(tools.remoting, target.address, mode)
+        table.rows.append((target.address, mode, told))
     return Answer([table])
 
 
@@ -350,7 +496,7 @@ def _seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
 
-def _first_rate(text: str | None) -> float | None:
+def first_rate(text: str | None) -> float | None:
     """The newest of the rates that a broker gives as `10s 60s 600s`."""
     try:
         return round(float((text or "").split()[0]), 1)

@@ -12,6 +12,7 @@ import typer
 from tandemmq.admin.options import (
     AsJson,
     Cluster,
+    Interval,
     NameServers,
     NewValue,
     SettingKey,
@@ -87,6 +88,7 @@ def get_sync_state_set(
     name: GroupOfBrokers = "",
     cluster: Cluster = "",
     namesrv: NameServers = "",
+    interval: Interval = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Which replicas of a group of brokers are in sync; exit code 1 when the controllers know none."""
@@ -96,6 +98,7 @@ def get_sync_state_set(
         lambda tools: show_sync_sets(tools, address, name, cluster),
         as_json=as_json,
         needs_names=not name,
+        interval_s=interval,
     )
 
 
@@ -143,6 +146,7 @@ def get_broker_epoch(
     name: GroupOfBrokers = "",
     cluster: Cluster = "",
     namesrv: NameServers = "",
+    interval: Interval = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Which master wrote which bytes of the log, by each broker of a group or a cluster."""
@@ -153,6 +157,7 @@ def get_broker_epoch(
         lambda tools: show_epochs(tools, "" if is_address else name, cluster, name if is_address else ""),
         as_json=as_json,
         needs_names=not is_address,
+        interval_s=interval,
     )
 
 

@@ -1,6 +1,6 @@
-"""Commands about groups: consumerProgress, consumerConnection, consumerStatus, producerConnection,
-producer, brokerConsumeStats, resetOffsetByTime, skipAccumulatedMessage, cloneGroupOffset, getConsumerConfig,
-updateSubGroup, updateSubGroupList, deleteSubGroup, setConsumeMode.
+"""Commands about groups: consumerProgress, startMonitoring, consumerConnection, consumerStatus,
+producerConnection, producer, brokerConsumeStats, resetOffsetByTime, skipAccumulatedMessage, cloneGroupOffset,
+getConsumerConfig, updateSubGroup, updateSubGroupList, deleteSubGroup, setConsumeMode.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tandemmq.admin.options import (
     ListFile,
     Topic,
     Work,
+    attribute_changes,
     command,
     flag,
     parse_time,
@@ -34,7 +35,7 @@ from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.bodies.stats import RunningInfo
 from tandemmq.protocol.bodies.tables import GroupRetryPolicy, SubscriptionGroupConfig
 from tandemmq.protocol.codes import render_version
-from tandemmq.protocol.topic_names import RETRY_PREFIX
+from tandemmq.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX, is_retry_topic
 from tandemmq.runtime.machine import LoopClock
 
 app = typer.Typer()
@@ -65,6 +66,12 @@ def consumer_progress(
     """How far a group is in each queue; without one, the lag of every group."""
     has_clients = flag(show_client, "-s")
     return lambda tools: show_progress(tools, group, topic, has_clients=has_clients)
+
+
+@command(app, "startMonitoring", interval_s=60)
+def start_monitoring() -> Work:
+    """What waits for each group, since when, and what is wrong with its members, again and again."""
+    return watch_groups
 
 
 @command(app, "consumerConnection")
@@ -218,6 +225,7 @@ def update_sub_group(
     retry_policy: Annotated[
         str | None, typer.Option("-p", "--groupRetryPolicy", help="As mqadmin's: JSON.")
     ] = None,
+    attributes: Annotated[str, typer.Option("--attributes", help="Changes: +a=b,+c=d,-e.")] = "",
 ) -> Work:
     """Create a group, or change what is named of it, at one broker or every master of a cluster."""
     changes: dict[str, Any] = {
@@ -231,6 +239,7 @@ def update_sub_group(
         "slow_read_broker_id": slow_broker_id,
         "notifies_members": notifies and flag(notifies, "-a"),
         "retry_policy": retry_policy and _retry_policy(retry_policy),
+        "attributes": attribute_changes(attributes, "--attributes") if attributes else None,
     }
     changes = {name: value for name, value in changes.items() if value is not None}
     return lambda tools: change_group(tools, group, changes, place)
@@ -286,11 +295,44 @@ async def show_progress(tools: Tools, group: str, topic: str, *, has_clients: bo
     names = await tools.cluster_admin.topics()
     table = Table("groups", ("group", "members", "lag"))
     for name in names:
-        if not name.startswith(RETRY_PREFIX):
+        if not is_retry_topic(name):
             continue
         one = name.removeprefix(RETRY_PREFIX)
         lag = sum(row[-3] for row in await _rows(tools, masters, one, ""))
         table.rows.append((one, await _member_count(tools, masters, one), lag))
+    return Answer([table])
+
+
+async def watch_groups(tools: Tools) -> Answer:
+    """Each group with what waits for it, and what is wrong with its members."""
+    now_ms = LoopClock().now_ms()
+    masters = await find_targets(tools, masters_only=True)
+    columns = ("group", "members", "lag", "lag_of_one_queue", "behind_seconds", "dead_letters", "problems")
+    table = Table("groups", columns)
+    topics = await tools.cluster_admin.topics()
+    for name in topics:
+        if not is_retry_topic(name):
+            continue
+        group = name.removeprefix(RETRY_PREFIX)
+        queues = await _rows(tools, masters, group, "")
+        lags = [row[-3] for row in queues]
+        # Of a queue in which something waits: when was stored what was read of it last?
+        read_at = [row[-1] for row in queues if row[-3] > 0 and row[-1] > 0]
+        behind_s = max(0, now_ms - min(read_at)) // 1000 if read_at else None
+        dead = DLQ_PREFIX + group
+        dead_count = await tools.cluster_admin.message_count(dead) if dead in topics else 0
+        problems: list[str] = []
+        told = await _ask_members(tools, masters, group, problems)
+        wants = {
+            tuple(sorted((one.topic, one.expression) for one in info.subscriptions)) for _, _, info in told
+        }
+        if len(wants) > 1:
+            problems.append("members subscribe differently")
+        members = await _member_count(tools, masters, group)
+        if sum(lags) and not members:
+            problems.append("nobody is online")
+        figures = (members, sum(lags), max(lags, default=0), behind_s, dead_count)
+        table.rows.append((group, *figures, "; ".join(problems) or None))
     return Answer([table])
 
 
@@ -452,7 +494,9 @@ async def change_group(tools: Tools, group: str, changes: dict[str, Any], place:
     table = Table("changed", ("broker", "group", "settings"))
     for target in await find_targets(tools, place, masters_only=True):
         held = await broker_topic.query_group_config(tools.remoting, target.address, group)
-        config = msgspec.structs.replace(held or SubscriptionGroupConfig(name=group), **changes)
+        config = held or SubscriptionGroupConfig(name=group)
+        # What a group has of attributes it keeps; a request names changes of them.
+        config = msgspec.structs.replace(config, **{"attributes": {}, **changes})
         await broker_topic.create_group(tools.remoting, target.address, config)
         table.rows.append((target.address, group, to_builtins(changes)))
     return Answer([table])

@@ -1,10 +1,13 @@
 """Commands about messages: queryMsgById, queryMsgByUniqueKey, queryMsgByKey, queryMsgByOffset, printMsg,
-printMsgByQueue, consumeMessage, queryCq, sendMessage, sendMsgStatus, checkMsgSendRT.
+queryMsgTraceById, printMsgByQueue, consumeMessage, queryCq, sendMessage, sendMsgStatus, checkMsgSendRT,
+clusterRT.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -21,16 +24,26 @@ from tandemmq.admin.options import (
     span,
 )
 from tandemmq.admin.render import Answer, Row, Table
-from tandemmq.admin.targets import MASTER_ID, Tools, tools_options
-from tandemmq.api import broker_offset, broker_pull, broker_query
+from tandemmq.admin.targets import MASTER_ID, Place, Tools, find_targets, tools_options
+from tandemmq.api import broker_admin, broker_offset, broker_pull, broker_query
 from tandemmq.api.broker_query import END_OF_TIME_MS
 from tandemmq.client import Message, MessageQueue, Producer, ProducerOptions
 from tandemmq.client.route_view import build_view
-from tandemmq.errors import BadRequest, ClientError, ConfigError, NoRoute, TandemError
+from tandemmq.client.tracing import split_records
+from tandemmq.errors import (
+    BadRequest,
+    ClientError,
+    ConfigError,
+    NoRoute,
+    RequestRejected,
+    TandemError,
+    TopicNotFound,
+)
 from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.admin import ConsumeQueueRequest
 from tandemmq.protocol.requests.consume import PULL_HAS_SUBSCRIPTION, PullRequest
-from tandemmq.protocol.topic_names import TOOLS_GROUP
+from tandemmq.protocol.topic_names import TOOLS_GROUP, TRACE_TOPIC
+from tandemmq.remoting.options import render_address
 from tandemmq.runtime.machine import LoopClock
 
 app = typer.Typer()
@@ -63,6 +76,11 @@ class Wanted:
         return frozenset(tag.strip() for tag in self.expression.split("||"))
 
 
+MESSAGE_KINDS: Final = {"0": "normal", "1": "half", "2": "commit", "3": "delayed", "4": "ordered"}
+OUTCOMES: Final = {"0": "success", "1": "time-out", "2": "exception", "3": "returned null", "4": "failed"}
+"""What the numbers in a trace mean (spec semantics 3.12)."""
+CONSUMED: Final = ("CR_SUCCESS", "CR_COMMIT")
+
 _COLUMNS = ("message_id", "unique_key", "topic", "queue", "queue_offset", "log_offset", "born_at")
 _MORE = ("stored_at", "retries", "size", "tags", "keys", "properties", "body")
 
@@ -76,21 +94,60 @@ ProbeBytes = Annotated[
 ]
 
 
+ClientId = Annotated[
+    str, typer.Option("-d", "--clientId", help="With -g: hand the message to this consumer at once.")
+]
+HandlingGroup = Annotated[
+    str, typer.Option("-g", "--consumerGroup", help="With -d: the group of the consumer.")
+]
+
+
 @command(app, "queryMsgById")
 def query_message_by_id(
     message_id: Annotated[str, typer.Option("-i", "--msgId", help="Message id, or with -t unique key.")],
     topic: Annotated[str, typer.Option("-t", "--topic", help="For a producer's unique key.")] = "",
+    group: HandlingGroup = "",
+    client_id: ClientId = "",
 ) -> Work:
-    """One message; exit code 1 when there is none."""
-    return lambda tools: find_by_id(tools, message_id, topic)
+    """One message, and which groups have had it; exit code 1 when there is none."""
+    handler = _handler(group, client_id)
+    return lambda tools: find_by_id(tools, message_id, topic, handler=handler)
 
 
 @command(app, "queryMsgByUniqueKey")
 def query_message_by_unique_key(
-    topic: Topic, unique_key: Annotated[str, typer.Option("-i", "--msgId", help="The producer's id of it.")]
+    topic: Topic,
+    unique_key: Annotated[str, typer.Option("-i", "--msgId", help="The producer's id of it.")],
+    group: HandlingGroup = "",
+    client_id: ClientId = "",
+    shows_all: Annotated[bool, typer.Option("-a", "--showAll", help="As by mqadmin; all are shown.")] = False,
 ) -> Work:
     """The message with a producer's id; exit code 1 when there is none."""
-    return lambda tools: find_by_unique_key(tools, topic, unique_key)
+    handler = _handler(group, client_id)
+    return lambda tools: find_by_unique_key(tools, topic, unique_key, handler=handler)
+
+
+@command(app, "queryMsgTraceById")
+def query_trace_by_id(
+    unique_key: Annotated[str, typer.Option("-i", "--msgId", help="The producer's id of the message.")],
+    trace_topic: Annotated[
+        str, typer.Option("-t", "--traceTopic", help="Where traces are written.")
+    ] = TRACE_TOPIC,
+    begin: Begin = "",
+    end: End = "",
+    count_max: Annotated[
+        int, typer.Option("-c", "--maxNum", help="At most so many messages of the trace.", min=1, max=10_000)
+    ] = 64,
+) -> Work:
+    """Who sent a message and who handled it, by the traces of clients; exit code 1 when there is none."""
+    times = span(begin, end)
+    return lambda tools: show_trace(tools, unique_key, trace_topic, count_max, times)
+
+
+def _handler(group: str, client_id: str) -> tuple[str, str] | None:
+    if bool(group) != bool(client_id):
+        raise typer.BadParameter("-g and -d name a consumer together")
+    return (group, client_id) if group else None
 
 
 @command(app, "queryMsgByOffset")
@@ -113,12 +170,14 @@ def send_message(
     tags: Annotated[str, typer.Option("-c", "--tags", help="Its tag.")] = "",
     broker_name: Annotated[str, typer.Option("-b", "--broker", help="Only to the broker of this name.")] = "",
     queue_id: Annotated[int | None, typer.Option("-i", "--qid", help="Only to this queue.", min=0)] = None,
+    traced: Annotated[str, typer.Option("-m", "--msgTraceEnable", help="true: write its trace.")] = "false",
 ) -> Work:
     """Send one message; exit code 1 when it is not as safe as the broker's settings promise."""
+    is_traced = flag(traced, "-m")
     if queue_id is not None and not broker_name:
         raise typer.BadParameter("-i names a queue of a broker: name that, too (-b)")
     message = Message(topic, body.encode(), tags=tags, keys=keys.split())
-    return lambda tools: send(tools, message, broker_name, queue_id)
+    return lambda tools: send(tools, message, broker_name, queue_id, is_traced=is_traced)
 
 
 @command(app, "printMsg")
@@ -229,6 +288,18 @@ def check_send_time(
     return lambda tools: try_sends(tools, topic, count, size)
 
 
+@command(app, "clusterRT", interval_s=10)
+def cluster_send_time(
+    count: Annotated[
+        int, typer.Option("-a", "--amount", help="How many sends to each broker.", min=2, max=100_000)
+    ] = 100,
+    size: ProbeBytes = 128,
+    cluster: Annotated[str, typer.Option("-c", "--cluster", help="Only the brokers of this cluster.")] = "",
+) -> Work:
+    """Again and again how long a send to each broker takes, to the topic that it has of its own name."""
+    return lambda tools: time_brokers(tools, cluster, count, size)
+
+
 @command(app, "queryCq")
 def query_queue_entries(
     topic: Topic,
@@ -261,9 +332,65 @@ def query_message_by_key(
 # What they do
 
 
-async def find_by_id(tools: Tools, message_id: str, topic: str) -> Answer:
-    """The message of an id."""
-    return _answer(await find_records(tools, message_id, topic))
+async def find_by_id(
+    tools: Tools, message_id: str, topic: str, *, handler: tuple[str, str] | None = None
+) -> Answer:
+    """The message of an id, and its readers; with what a consumer makes of it when one is named."""
+    records = await find_records(tools, message_id, topic)
+    answer = await _handled(tools, records, handler)
+    return Answer([*answer.tables, await _readers(tools, records)], answer.notes, exit_code=answer.exit_code)
+
+
+async def _readers(tools: Tools, records: list[Record]) -> Table:
+    """How the groups of the message's topic stand to it."""
+    table = Table("groups", ("group", "members", "state"))
+    for record in records[:1]:
+        route = await tools.cluster_admin.topic_route(record.topic)
+        masters = [one.addresses[MASTER_ID] for one in route.brokers if MASTER_ID in one.addresses]
+        address = render_address(record.store_address)
+        names = {
+            name
+            for at in masters
+            for name in await broker_admin.query_groups_of_topic(tools.remoting, at, record.topic)
+        }
+        for name in sorted(names):
+            table.rows.append((name, *await _state_of(tools, address, name, record)))
+    return table
+
+
+async def _state_of(tools: Tools, address: str, group: str, record: Record) -> tuple[int, str]:
+    """Members of the group at the broker of the message, and whether it is done with that."""
+    found = await broker_admin.query_consumer_connections(tools.remoting, address, group)
+    members = 0 if found is None else len(found.connections)
+    try:
+        stats = await broker_admin.query_consume_stats(tools.remoting, address, group, topic=record.topic)
+    except RequestRejected:
+        return members, "waits"  # it has not committed an offset yet
+    offset = next(
+        (one.committed_offset for queue, one in stats.queues.items() if queue.queue_id == record.queue_id), -1
+    )
+    if offset <= record.queue_offset:
+        return members, "waits"
+    want = None if found is None else found.subscriptions.get(record.topic)
+    is_filtered = want is not None and bool(want.tags) and (record.tags or "") not in want.tags
+    return members, "passed over: its tag is not subscribed" if is_filtered else "done"
+
+
+async def _handled(tools: Tools, records: list[Record], handler: tuple[str, str] | None) -> Answer:
+    """The messages, and what this consumer (group, client) makes of the first one. Exit code 1 when that
+    fails.
+    """
+    answer = _answer(records)
+    if handler is None or not records:
+        return answer
+    record = records[0]
+    address = render_address(record.store_address)
+    told = await broker_admin.consume_directly(
+        tools.remoting, address, *handler, record.topic, record.message_id
+    )
+    columns = ("group", "client", "result", "took_ms", "remark")
+    table = Table("handled", columns, [(*handler, told.result, told.took_ms, told.remark or None)])
+    return Answer([*answer.tables, table], exit_code=0 if told.result in CONSUMED else 1)
 
 
 async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record]:
@@ -287,20 +414,74 @@ async def find_by_key(
     tools: Tools, topic: str, key: str, count_max: int, times: tuple[int | None, int | None]
 ) -> Answer:
     """Messages that carry a key; `times`: stored between them, None: from or to the end."""
+    return _answer(await _find_by_key(tools, topic, key, count_max, times))
+
+
+async def _find_by_key(
+    tools: Tools, topic: str, key: str, count_max: int, times: tuple[int | None, int | None]
+) -> list[Record]:
     begin, end = times
-    found = await tools.cluster_admin.find_by_key(
+    return await tools.cluster_admin.find_by_key(
         topic,
         key,
         count_max=count_max,
         begin_at_ms=0 if begin is None else begin,
         end_at_ms=END_OF_TIME_MS if end is None else end,
     )
-    return _answer(found)
 
 
-async def find_by_unique_key(tools: Tools, topic: str, unique_key: str) -> Answer:
+async def find_by_unique_key(
+    tools: Tools, topic: str, unique_key: str, *, handler: tuple[str, str] | None = None
+) -> Answer:
     """The message with a producer's id; several when a send was repeated."""
-    return _answer(await tools.cluster_admin.find_by_unique_key(topic, unique_key))
+    return await _handled(tools, await tools.cluster_admin.find_by_unique_key(topic, unique_key), handler)
+
+
+async def show_trace(
+    tools: Tools, unique_key: str, trace_topic: str, count_max: int, times: tuple[int | None, int | None]
+) -> Answer:
+    """Who sent the message, who handled it, and how its transaction ended. Exit code 1 without a record."""
+    try:
+        found = await _find_by_key(tools, trace_topic, unique_key, count_max, times)
+    except TopicNotFound as error:
+        raise TopicNotFound(f"{error}: no client has traced a message to it") from None
+    sends = Table("sends", ("group", "client", "topic", "kind", "sent_at", "took_ms", "ok", "broker"))
+    columns = ("group", "client", "begun_at", "ended_at", "took_ms", "retries", "ok", "outcome")
+    handlings = Table("handlings", columns)
+    ends = Table("transactions", ("group", "client", "ended_at", "state", "checked"))
+    recalls = Table("recalls", ("group", "client", "recalled_at", "ok"))
+    begun: dict[str, tuple[int, int]] = {}
+    records = [(one.born_address[0], fields) for one in found for fields in split_records(bytes(one.content))]
+    # A call's first record tells when it began, its second one what came of it; they may come in any order.
+    for client, record in sorted(records, key=lambda one: one[1][0] != "SubBefore"):
+        match record:
+            case ["SubBefore", at, _, _, request, key, retries, *_] if key == unique_key:
+                begun[request] = (_number(at), _number(retries))
+            case ["Pub", at, _, group, topic, key, _, _, broker, _, took, kind, _, ok, *_] if (
+                key == unique_key
+            ):
+                what = (MESSAGE_KINDS.get(kind, kind), _number(at), _number(took), ok == "true")
+                sends.rows.append((group, client, topic, *what, broker))
+            case ["SubAfter", request, key, took, ok, _, code, *rest] if key == unique_key:
+                ended_at, group = (*rest, "", "")[:2]
+                begun_at, retry_count = begun.get(request, (None, None))
+                times_of_it = (begun_at, _number(ended_at), _number(took))
+                outcome = OUTCOMES.get(code, code)
+                handlings.rows.append((group, client, *times_of_it, retry_count, ok == "true", outcome))
+            case ["EndTransaction", at, _, group, _, key, _, _, _, _, _, state, checked, *_] if (
+                key == unique_key
+            ):
+                ends.rows.append((group, client, _number(at), state, checked == "true"))
+            case ["Recall", at, _, group, _, key, ok, *_] if key == unique_key:
+                recalls.rows.append((group, client, _number(at), ok == "true"))
+    tables = [table for table in (sends, handlings, ends, recalls) if table.rows]
+    notes = [] if tables else [f"{trace_topic} has no record of the message {unique_key!r}"]
+    return Answer(tables, notes, exit_code=0 if tables else 1)
+
+
+def _number(text: str) -> int:
+    """0 for what is none: traces are written by clients of many makers."""
+    return int(text) if text.isdecimal() else 0
 
 
 async def find_by_offset(tools: Tools, queue: MessageQueue, offset: int) -> Answer:
@@ -406,11 +587,19 @@ def _pull_header(queue: MessageQueue, offset: int, count_max: int, expression: s
     )
 
 
-async def send(tools: Tools, message: Message, broker_name: str, queue_id: int | None) -> Answer:
-    """Send one message, to one broker or queue when it is named."""
-    options = ProducerOptions(client=tools_options())
+@asynccontextmanager
+async def _open_producer(tools: Tools, *, is_traced: bool = False) -> AsyncIterator[Producer]:
+    options = ProducerOptions(client=tools_options(), trace=is_traced)
     name_servers = ";".join(tools.cluster_admin.name_servers)
     async with Producer("TANDEMMQ_ADMIN", name_servers, options=options) as producer:
+        yield producer
+
+
+async def send(
+    tools: Tools, message: Message, broker_name: str, queue_id: int | None, *, is_traced: bool = False
+) -> Answer:
+    """Send one message, to one broker or queue when it is named."""
+    async with _open_producer(tools, is_traced=is_traced) as producer:
         queue = None
         if broker_name or queue_id is not None:
             wanted = [
@@ -431,29 +620,45 @@ async def send(tools: Tools, message: Message, broker_name: str, queue_id: int |
 async def try_sends(tools: Tools, topic: str, count: int, size: int) -> Answer:
     """Send so many messages of this size one after the other. Exit code 1 when one fails."""
     sends = Table("sends", ("number", "broker", "queue", "status", "took_ms", "error"))
-    name_servers = ";".join(tools.cluster_admin.name_servers)
-    clock = LoopClock()
-    body = b"a" * size
-    async with Producer(
-        "TANDEMMQ_ADMIN", name_servers, options=ProducerOptions(client=tools_options())
-    ) as producer:
-        for number in range(count):
-            begun_s = clock.monotonic()
-            broker = queue = error = None
-            status = "FAILED"
-            try:
-                result = await producer.send(Message(topic, body))
-            except TandemError as failure:
-                error = str(failure)
-            else:
-                broker, queue, status = result.queue.broker_name, result.queue.queue_id, result.status.value
-            took_ms = round((clock.monotonic() - begun_s) * 1_000, 1)
-            sends.rows.append((number, broker, queue, status, took_ms, error))
+    async with _open_producer(tools) as producer:
+        sends.rows = [row async for row in _time_sends(producer, topic, count, size)]
     times = sorted(row[4] for row in sends.rows)
     failed = sum(row[5] is not None for row in sends.rows)
     figures = (count, failed, times[len(times) // 2], times[-1])
     summary = Table("summary", ("sends", "failed", "took_ms_p50", "took_ms_max"), [figures])
     return Answer([sends, summary], exit_code=1 if failed else 0)
+
+
+async def time_brokers(tools: Tools, cluster: str, count: int, size: int) -> Answer:
+    """How long sends to each master take on average, without the first, which connects. Exit code 1 when one
+    fails.
+    """
+    table = Table("round_trips", ("cluster", "broker", "took_ms", "succeeded", "failed"))
+    async with _open_producer(tools) as producer:
+        for target in await find_targets(tools, Place(cluster=cluster), masters_only=True):
+            rows = [row async for row in _time_sends(producer, target.broker_name, count, size)]
+            failed = sum(row[5] is not None for row in rows)
+            took_ms = round(sum(row[4] for row in rows[1:]) / (count - 1), 2)
+            table.rows.append((target.cluster, target.broker_name, took_ms, count - failed, failed))
+    return Answer([table], exit_code=1 if any(row[-1] for row in table.rows) else 0)
+
+
+async def _time_sends(producer: Producer, topic: str, count: int, size: int) -> AsyncIterator[Row]:
+    """Number, broker, queue, status, how long it took in ms, and what failed, of each send."""
+    clock = LoopClock()
+    body = b"a" * size
+    for number in range(count):
+        begun_s = clock.monotonic()
+        broker = queue = error = None
+        status = "FAILED"
+        try:
+            result = await producer.send(Message(topic, body))
+        except TandemError as failure:
+            error = str(failure)
+        else:
+            broker, queue, status = result.queue.broker_name, result.queue.queue_id, result.status.value
+        took_ms = round((clock.monotonic() - begun_s) * 1_000, 1)
+        yield (number, broker, queue, status, took_ms, error)
 
 
 def _answer(records: list[Record], *, has_bodies: bool = True) -> Answer:

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar, get_type_hints
+from typing import Annotated, Any, Final, NoReturn, TypeVar, get_type_hints
 
 import typer
 
-from tandemmq.admin.render import Answer, print_answer
+from tandemmq.admin.render import Answer, print_answer, readers_may_go
 from tandemmq.admin.targets import Place, Tools, open_tools
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
-from tandemmq.errors import RemoteProtocolError
+from tandemmq.errors import RemoteProtocolError, TandemError
 from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.runtime.machine import LoopClock
 
@@ -30,7 +31,12 @@ Work = Callable[[Tools], Awaitable[Answer]]
 
 NameServers = Annotated[
     str,
-    typer.Option("-n", "--namesrvAddr", envvar="NAMESRV_ADDR", help="Name servers, separated by ;"),
+    typer.Option(
+        "-n",
+        "--namesrvAddr",
+        envvar=["TANDEMMQ_NAMESRV", "NAMESRV_ADDR"],
+        help="Name servers, separated by ; without any those of the running `up`.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Address = Annotated[str, typer.Option("-b", "--brokerAddr", help="One broker.", metavar="HOST:PORT")]
@@ -44,6 +50,14 @@ ListFile = Annotated[
     Path, typer.Option("-f", "--filename", help="A file with a JSON list, as mqadmin's.", dir_okay=False)
 ]
 BrokerName = Annotated[str, typer.Option("-b", "--brokerName", help="The broker's name.")]
+ExportDirectory = Annotated[
+    Path, typer.Option("-f", "--filePath", help="The directory for the file.", metavar="DIR")
+]
+EXPORT_DIRECTORY: Final = Path("/tmp/rocketmq/export")
+Interval = Annotated[
+    float,
+    typer.Option("-i", "--interval", help="Look again after so many seconds, until Ctrl-C; 0: once.", min=0),
+]
 
 TIME_FORMAT: Final = "%Y-%m-%d#%H:%M:%S:%f"
 """mqadmin's, local time."""
@@ -53,13 +67,14 @@ End = Annotated[str, typer.Option("-e", "--endTimestamp", help=f"Stored then or 
 
 
 def command(
-    app: typer.Typer, name: str, *, names: bool = True
+    app: typer.Typer, name: str, *, names: bool = True, interval_s: float | None = None
 ) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
     """Registers a function as the command `name`, with the options that all share behind its own.
 
     These are -n, --json, and for a parameter `place` -b and -c, of which exactly one must be named unless the
     parameter has a default. mqadmin takes -n everywhere; without `names`, or when `place` or a parameter
-    `broker` is an address, name servers are not asked.
+    `broker` is an address, name servers are not asked. With `interval_s` the command can repeat (-i), and
+    does so by default when it is not 0.
     """
 
     def register(function: Callable[..., Work]) -> Callable[..., Work]:
@@ -73,17 +88,25 @@ def command(
         ]
         options.append(_shared("namesrv", NameServers, ""))
         options += [_shared("broker", Address, ""), _shared("cluster", Cluster, "")] if has_place else []
+        options += [] if interval_s is None else [_shared("interval", Interval, interval_s)]
         options.append(_shared("as_json", AsJson, False))
 
         def run_command(**values: Any) -> None:
             as_json, name_servers = values.pop("as_json"), values.pop("namesrv")
+            interval = values.pop("interval", 0.0)
             address = values.get("broker", "")
             if has_place:
                 place = Place(values.pop("broker"), values.pop("cluster"))
                 if own["place"].default is inspect.Parameter.empty:
                     demand_place(place.address, place.cluster)
                 values["place"] = place
-            run(name_servers, function(**values), as_json=as_json, needs_names=names and not address)
+            run(
+                name_servers,
+                function(**values),
+                as_json=as_json,
+                needs_names=names and not address,
+                interval_s=interval,
+            )
 
         run_command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
         run_command.__annotations__ = {one.name: one.annotation for one in options}
@@ -98,16 +121,49 @@ def _shared(name: str, kind: object, default: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-def run(name_servers: str, work: Work, *, as_json: bool, needs_names: bool = True) -> None:
-    """Do the work with connections of its own, print its answer, exit with its code."""
+def run(
+    name_servers: str, work: Work, *, as_json: bool, needs_names: bool = True, interval_s: float = 0.0
+) -> None:
+    """Do the work with connections of its own, print its answer, exit with its code.
 
-    async def main() -> Answer:
+    With an interval it is done again and again: Ctrl-C or SIGTERM ends that well.
+    """
+
+    async def main() -> int:
         async with open_tools(name_servers if needs_names else "") as tools:
-            return await work(tools)
+            if interval_s:
+                task = asyncio.current_task()
+                assert task is not None
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+                try:
+                    await repeat(tools, work, interval_s, as_json=as_json, tell=str)
+                except asyncio.CancelledError:
+                    return 0
+            answer = await work(tools)
+        print_answer(answer, as_json=as_json)
+        return answer.exit_code
 
-    answer = asyncio.run(main())
-    print_answer(answer, as_json=as_json)
-    raise typer.Exit(answer.exit_code)
+    with readers_may_go():
+        code = asyncio.run(main())
+    raise typer.Exit(code)
+
+
+async def repeat(
+    tools: Tools, work: Work, interval_s: float, *, as_json: bool, tell: Callable[[TandemError], str]
+) -> NoReturn:
+    """Do the work and print its answer for ever; in JSON one line per look. What fails is a sentence on
+    standard error, and the next look follows.
+    """
+    clock = LoopClock()
+    while True:
+        try:
+            answer = await work(tools)
+        except TandemError as error:
+            typer.echo(f"tandemmq: {tell(error)}", err=True)
+        else:
+            print_answer(answer, as_json=as_json, is_repeated=True)
+        await clock.sleep(interval_s)
 
 
 def demand_place(broker: str, cluster: str) -> None:
@@ -155,6 +211,17 @@ def read_list(path: Path, kind: type[Kind]) -> list[Kind]:
     if not entries:
         raise typer.BadParameter(f"-f {path}: the list is empty")
     return entries
+
+
+def attribute_changes(changes: str, option: str) -> dict[str, str]:
+    """Signed names -> values, as brokers take them. Raises typer.BadParameter."""
+    found: dict[str, str] = {}
+    for change in filter(None, map(str.strip, changes.split(","))):
+        name, has_value, value = change.partition("=")
+        if name[:1] not in ("+", "-") or len(name) == 1 or bool(has_value) != name.startswith("+"):
+            raise typer.BadParameter(f"{option} {change}: +name=value or -name, separated by commas")
+        found[name] = value
+    return found
 
 
 def flag(text: str, option: str) -> bool:

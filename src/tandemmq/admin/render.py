@@ -6,15 +6,20 @@ The JSON of an answer is one object: the name of each table -> its rows, each an
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as RichTable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
 
 COLUMNS_MAX: Final = 8
 """A table with more of them is shown as one block per row; a terminal would break every cell."""
@@ -42,18 +47,21 @@ class Answer:
     exit_code: int = 0
 
 
-def print_answer(answer: Answer, *, as_json: bool) -> None:
-    """Standard output gets the tables, standard error the notes."""
+def print_answer(answer: Answer, *, as_json: bool, is_repeated: bool = False) -> None:
+    """Standard output gets the tables, standard error the notes; of an answer that is repeated JSON is one
+    line, and a terminal shows the newest alone.
+    """
     if as_json:
         values = {
             table.name: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
             for table in answer.tables
         }
-        typer.echo(json.dumps(values, indent=2))
+        # One line per look, for programs that read line by line.
+        typer.echo(json.dumps(values, indent=None if is_repeated else 2))
         return
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
+    console = _open_console()
+    if is_repeated and console.is_terminal:
+        console.clear()
     for table in answer.tables:
         if len(table.columns) <= COLUMNS_MAX:
             console.print(_as_rich(table))
@@ -64,11 +72,41 @@ def print_answer(answer: Answer, *, as_json: bool) -> None:
         typer.echo(note, err=True)
 
 
+@contextmanager
+def readers_may_go() -> Iterator[None]:
+    """A reader of standard output that has gone (`| head -1`) is a good end: typer.Exit with code 0."""
+    try:
+        yield
+    except BrokenPipeError:
+        # What Python still has buffered must not fail a second time at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+
+
+def write_json(path: Path, value: object) -> Path:
+    """The file with this JSON; its directory is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    return path
+
+
 def render_time(time_ms: int) -> str:
     """A time in UTC for people; `-` for none."""
     if time_ms <= 0:
         return "-"
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(" ", "milliseconds")
+
+
+def _open_console() -> Console:
+    """Standard output. A reader of it that has gone is told as everywhere else."""
+    from rich.console import Console  # what needs no table starts without it
+
+    class Pipe(Console):
+        def on_broken_pipe(self) -> NoReturn:
+            raise BrokenPipeError
+
+    console = Pipe()
+    return console if console.is_terminal else Pipe(width=PIPE_WIDTH)
 
 
 def _turned(table: Table, row: Row) -> Table:
@@ -78,6 +116,9 @@ def _turned(table: Table, row: Row) -> Table:
 
 
 def _as_rich(table: Table) -> RichTable:
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
     shown = RichTable(title=table.name.replace("_", " "), title_justify="left")
     for number, column in enumerate(table.columns):
         is_number = any(

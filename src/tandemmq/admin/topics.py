@@ -1,11 +1,11 @@
 """Commands about topics: topicList, topicRoute, topicClusterList, topicStatus, statsAll, updateTopic,
-updateTopicList, updateTopicPerm, updateOrderConf, allocateMQ, deleteTopic, exportMetadata.
+updateTopicList, updateTopicPerm, updateOrderConf, allocateMQ, deleteTopic, exportMetadata, exportMetrics.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,19 +13,29 @@ import msgspec
 import typer
 from msgspec import to_builtins
 
+from tandemmq.admin.brokers import counted_between, first_rate
 from tandemmq.admin.options import (
+    EXPORT_DIRECTORY,
     Cluster,
+    ExportDirectory,
     ListFile,
     Topic,
     Work,
+    attribute_changes,
     command,
     flag,
     read_list,
 )
-from tandemmq.admin.render import Answer, Table
+from tandemmq.admin.render import Answer, Table, write_json
 from tandemmq.admin.targets import MASTER_ID, Place, Tools, find_targets
 from tandemmq.api import broker_topic, nameserver
-from tandemmq.api.broker_admin import query_groups_of_topic, query_stats
+from tandemmq.api.broker_admin import (
+    query_broker_config,
+    query_consumer_connections,
+    query_groups_of_topic,
+    query_runtime_info,
+    query_stats,
+)
 from tandemmq.client.consumer.rebalance import allocate_averagely
 from tandemmq.client.route_view import build_view
 from tandemmq.errors import NoRoute, TopicNotFound
@@ -34,10 +44,15 @@ from tandemmq.protocol.bodies.tables import (
     PERMISSION_DEFAULT,
     TOPIC_UNIT,
     TOPIC_UNIT_SUBSCRIPTION,
+    SubscriptionGroupConfig,
     TopicConfig,
 )
+from tandemmq.protocol.codes import render_version
+from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.protocol.topic_names import (
+    HALF_TOPIC,
     ORDER_TOPICS,
+    SCHEDULE_TOPIC,
     check_topic,
     is_dlq_topic,
     is_retry_topic,
@@ -64,7 +79,12 @@ def topic_list(
 
 
 @command(app, "topicRoute")
-def topic_route(topic: Topic) -> Work:
+def topic_route(
+    topic: Topic,
+    as_list: Annotated[
+        bool, typer.Option("-l", "--list", help="Means nothing: it is a list anyway.")
+    ] = False,
+) -> Work:
     """Queues and brokers of a topic."""
     return lambda tools: show_route(tools, topic)
 
@@ -100,7 +120,7 @@ def update_topic(
         write_queue_count=write_queues,
         permission=permission,
         is_ordered=flag(ordered, "-o"),
-        attributes=_attributes(attributes),
+        attributes=attribute_changes(attributes, "-a"),
         sys_flag=flag(unit, "-u") * TOPIC_UNIT | flag(unit_subscription, "-s") * TOPIC_UNIT_SUBSCRIPTION,
     )
     return lambda tools: change_topic(tools, config, place)
@@ -153,9 +173,7 @@ def stats_all(
 @command(app, "exportMetadata")
 def export_metadata(
     place: Place,
-    directory: Annotated[
-        Path, typer.Option("-f", "--filePath", help="The directory for the file.", metavar="DIR")
-    ] = Path("/tmp/rocketmq/export"),
+    directory: ExportDirectory = EXPORT_DIRECTORY,
     only_topics: Annotated[bool, typer.Option("-t", "--topic", help="Only topics: topic.json.")] = False,
     only_groups: Annotated[
         bool, typer.Option("-g", "--subscriptionGroup", help="Only groups: subscriptionGroup.json.")
@@ -169,6 +187,15 @@ def export_metadata(
         raise typer.BadParameter("-t: only topics, -g: only groups; name one of them, or none for both")
     what = "topics" if only_topics else "groups" if only_groups else ""
     return lambda tools: export_tables(tools, place, directory, what, has_special=has_special)
+
+
+@command(app, "exportMetrics")
+def export_metrics(
+    cluster: Annotated[str, typer.Option("-c", "--clusterName", help="The cluster.")],
+    directory: ExportDirectory = EXPORT_DIRECTORY,
+) -> Work:
+    """Write what the masters of a cluster hold and how much they do into metrics.json."""
+    return lambda tools: export_figures(tools, cluster, directory)
 
 
 @command(app, "updateTopicPerm")
@@ -185,17 +212,6 @@ def update_topic_permission(
 def delete_topic(topic: Topic, cluster: Cluster) -> Work:
     """Delete a topic at all brokers of a cluster and at the name servers."""
     return lambda tools: remove_topic(tools, topic, cluster)
-
-
-def _attributes(changes: str) -> dict[str, str]:
-    """Signed names -> values, as brokers take them. Raises typer.BadParameter."""
-    found: dict[str, str] = {}
-    for change in filter(None, map(str.strip, changes.split(","))):
-        name, has_value, value = change.partition("=")
-        if name[:1] not in ("+", "-") or len(name) == 1 or bool(has_value) != name.startswith("+"):
-            raise typer.BadParameter(f"-a {change}: +name=value or -name, separated by commas")
-        found[name] = value
-    return found
 
 
 # What they do
@@ -326,7 +342,9 @@ async def show_stats(tools: Tools, topic: str, *, only_active: bool) -> Answer:
 async def _sum_stats(tools: Tools, addresses: list[str], name: str, key: str) -> tuple[float, int]:
     """A second and in a day, of all these brokers."""
     found = [await query_stats(tools.remoting, address, name, key) for address in addresses]
-    return sum(one.minute.tps for one in found), sum(one.day.sum for one in found)
+    # A series that is younger than a day, or than an hour, has only the shorter ones.
+    counts = (one.day.sum or one.hour.sum or one.minute.sum for one in found)
+    return sum(one.minute.tps for one in found), sum(counts)
 
 
 _EXPORTS: Final = {"": "metadata.json", "topics": "topic.json", "groups": "subscriptionGroup.json"}
@@ -374,27 +392,101 @@ async def export_tables(
     groups: dict[str, object] = {}
     targets = await find_targets(tools, place, masters_only=True)
     for target in targets:
-        table = await broker_topic.query_topic_configs(tools.remoting, target.address)
-        system = await broker_topic.query_system_topics(tools.remoting, target.address)
-        topics |= {
-            name: to_builtins(config)
-            for name, config in table.topics.items()
-            if name not in system and (has_special or not (is_retry_topic(name) or is_dlq_topic(name)))
-        }
-        held = await broker_topic.query_group_configs(tools.remoting, target.address)
-        groups |= {
-            name: to_builtins(config) for name, config in held.groups.items() if not is_system_group(name)
-        }
+        held_topics, held_groups = await _of_users(tools, target.address, has_special=has_special)
+        topics |= {name: to_builtins(config) for name, config in held_topics.items()}
+        groups |= {name: to_builtins(config) for name, config in held_groups.items()}
     values: dict[str, object] = {"exportTime": LoopClock().now_ms()}
     values |= {"topicConfigTable": topics} if what != "groups" else {}
     values |= {"subscriptionGroupTable": groups} if what != "topics" else {}
-    path = _write_json(directory / _EXPORTS[what], values)
+    path = write_json(directory / _EXPORTS[what], values)
     counts = (None if what == "groups" else len(topics), None if what == "topics" else len(groups))
     exported = Table("exported", ("path", "topics", "groups"), [(str(path), *counts)])
     return Answer([exported])
 
 
-def _write_json(path: Path, value: object) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
-    return path
+async def _of_users(
+    tools: Tools, address: str, *, has_special: bool
+) -> tuple[dict[str, TopicConfig], dict[str, SubscriptionGroupConfig]]:
+    """The topics and groups of a broker that users made; `has_special`: also the topics of retries and dead
+    letters.
+    """
+    topics = (await broker_topic.query_topic_configs(tools.remoting, address)).topics
+    system = await broker_topic.query_system_topics(tools.remoting, address)
+    groups = (await broker_topic.query_group_configs(tools.remoting, address)).groups
+    return (
+        {
+            name: config
+            for name, config in topics.items()
+            if name not in system and (has_special or not (is_retry_topic(name) or is_dlq_topic(name)))
+        },
+        {name: config for name, config in groups.items() if not is_system_group(name)},
+    )
+
+
+async def export_figures(tools: Tools, cluster: str, directory: Path) -> Answer:
+    """What the masters of a cluster hold and do, each and together, in a file."""
+    report: dict[str, object] = {}
+    rates: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for target in await find_targets(tools, Place(cluster=cluster), masters_only=True):
+        facts = await query_runtime_info(tools.remoting, target.address)
+        text = await query_broker_config(tools.remoting, target.address)
+        settings = parse_properties(text.encode(), target.address)
+        topics, groups = await _of_users(tools, target.address, has_special=False)
+        tps, day = await _traffic(tools, target.address, facts)
+        rates.update({f"total{name[0].upper()}{name[1:]}": value for name, value in tps.items()})
+        counts.update(day)
+        clients = await _client_versions(tools, target.address, groups)
+        threads = settings.get("clientCallbackExecutorThreads")
+        report[target.broker_name] = {
+            "runtimeEnv": {
+                "cpuNum": None if threads is None else threads.text,
+                "totalMemKBytes": facts.get("totalMemKBytes"),
+            },
+            "runtimeQuota": {
+                "diskRatio": {
+                    name: facts.get(name) for name in ("commitLogDiskRatio", "consumeQueueDiskRatio")
+                },
+                "tps": tps,
+                "oneDayNum": day,
+                "messageAverageSize": facts.get("putMessageAverageSize"),
+                "topicSize": len(topics),
+                "groupSize": len(groups),
+            },
+            "runtimeVersion": {
+                "rocketmqVersion": facts.get("brokerVersionDesc"),
+                "clientInfo": clients,
+            },
+        }
+    totals = {"totalTps": dict(rates), "totalOneDayNum": dict(counts)}
+    path = write_json(directory / "metrics.json", {"evaluateReport": report, "totalData": totals})
+    return Answer([Table("exported", ("path", "masters"), [(str(path), len(report))])])
+
+
+async def _traffic(
+    tools: Tools, address: str, facts: Mapping[str, str]
+) -> tuple[dict[str, float], dict[str, int]]:
+    """By mqadmin's names: a second now, and in a day; of transactions and delayed messages by themselves."""
+    half_tps, half_day = await _sum_stats(tools, [address], "TOPIC_PUT_NUMS", HALF_TOPIC)
+    late_tps, late_day = await _sum_stats(tools, [address], "TOPIC_PUT_NUMS", SCHEDULE_TOPIC)
+    tps = {
+        "normalInTps": first_rate(facts.get("putTps")) or 0.0,
+        "normalOutTps": first_rate(facts.get("getTransferredTps") or facts.get("getTransferedTps")) or 0.0,
+        "transInTps": half_tps,
+        "scheduleInTps": late_tps,
+    }
+    day = {
+        f"normalOneDay{word}Num": counted_between(facts, way, "YesterdayMorning", "TodayMorning") or 0
+        for word, way in (("In", "Put"), ("Out", "Get"))
+    }
+    return tps, day | {"transOneDayInNum": half_day, "scheduleOneDayInNum": late_day}
+
+
+async def _client_versions(tools: Tools, address: str, groups: Iterable[str]) -> list[str]:
+    """Languages and versions of the consumers that are connected to this broker."""
+    found: set[str] = set()
+    for group in groups:
+        told = await query_consumer_connections(tools.remoting, address, group)
+        members = () if told is None else told.connections
+        found |= {f"{one.language}%{render_version(one.version)}" for one in members}
+    return sorted(found)

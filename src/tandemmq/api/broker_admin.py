@@ -9,6 +9,7 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import (
     ClientConnection,
     ConsumerConnections,
+    DirectlyConsumed,
     ProducerInfo,
     decode_consumer_connections,
     decode_producer_connections,
@@ -33,17 +34,22 @@ from tandemmq.protocol.properties_file import edit_properties
 from tandemmq.protocol.requests.admin import (
     BrokerConsumeStatsRequest,
     BrokerStatsRequest,
+    ConsumeDirectlyRequest,
     ConsumerConnectionsRequest,
     ConsumeStatsRequest,
     ProducerConnectionsRequest,
+    ReadModeRequest,
     ResetOffsetRequest,
     RunningInfoRequest,
     TopicConsumersRequest,
 )
+from tandemmq.protocol.requests.replica import ResetMasterFlushedOffsetRequest
 from tandemmq.remoting.client import RemotingClient
 
 CLEAN_TIMEOUT_S = 60.0
 """A broker answers when it has deleted, as a store with many queues takes long to."""
+DIRECT_TIMEOUT_S = 15.0
+"""A broker waits for a consumer's handler for 10 s."""
 END_OF_QUEUE_MS = -1
 """As the time of a reset: the end of each queue."""
 
@@ -79,6 +85,49 @@ async def clean(
     CLEAN_UNUSED_TOPIC or DELETE_EXPIRED_COMMITLOG.
     """
     await call(client, address, what, timeout_s=timeout_s)
+
+
+async def reset_flushed_offset(
+    client: RemotingClient, address: str, offset: int, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> str:
+    """What a slave says when it forgets how far its master had flushed; brokers of ours do not need it."""
+    header = ResetMasterFlushedOffsetRequest(master_flushed_offset=offset)
+    answer = await call(client, address, RequestCode.RESET_MASTER_FLUSH_OFFSET, header, timeout_s=timeout_s)
+    return answer.remark or ""
+
+
+async def set_read_mode(
+    client: RemotingClient, address: str, mode: int, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> str:
+    """What the broker says when its log is read ahead (0) or at random (1); 5.x."""
+    header = ReadModeRequest(mode=mode)
+    answer = await call(client, address, RequestCode.SET_COMMITLOG_READ_MODE, header, timeout_s=timeout_s)
+    return answer.remark or ""
+
+
+async def export_leases(client: RemotingClient, address: str, *, timeout_s: float = CLEAN_TIMEOUT_S) -> None:
+    """Let a broker write the leases of popped messages into its revive topics; brokers of ours have them
+    nowhere else.
+    """
+    await call(client, address, RequestCode.POP_ROLLBACK, timeout_s=timeout_s)
+
+
+async def consume_directly(
+    client: RemotingClient,
+    address: str,
+    group: str,
+    client_id: str,
+    topic: str,
+    message_id: str,
+    *,
+    timeout_s: float = DIRECT_TIMEOUT_S,
+) -> DirectlyConsumed:
+    """What a consumer's handler made of one message; asked at the broker that has it."""
+    header = ConsumeDirectlyRequest(
+        consumer_group=group, client_id=client_id, message_id=message_id, topic=topic
+    )
+    answer = await call(client, address, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout_s=timeout_s)
+    return decode_body(answer.body, DirectlyConsumed)
 
 
 async def query_ha_status(

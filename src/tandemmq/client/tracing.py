@@ -170,6 +170,12 @@ def _messages(waiting: Sequence[_Waiting] | deque[_Waiting], trace_topic: str) -
         yield Message(topic=trace_topic, body="".join(records).encode(), keys=tuple(keys))
 
 
+def split_records(body: bytes) -> list[list[str]]:
+    """The records of a trace message, as its fields; the kind is the first of them."""
+    text = body.decode("utf-8", "replace")
+    return [record.split(FIELD) for record in text.split(END) if record]
+
+
 class SendObserver:
     """Tells of the sends of one producer."""
 

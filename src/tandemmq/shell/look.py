@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tandemmq.admin import groups as group_tools
+from tandemmq.admin.options import repeat
 from tandemmq.admin.render import Answer, Table, print_answer
 from tandemmq.admin.targets import Tools, open_tools
 from tandemmq.errors import TandemError
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
-from tandemmq.shell.session import AsJson, NameServers, explain, find_name_servers, note, run
+from tandemmq.shell.session import AsJson, NameServers, explain, find_name_servers, run
 
 
 def topics(
@@ -70,29 +67,9 @@ def lag(
 
     async def looks() -> int:
         async with open_tools(servers) as tools:
-            while True:
-                try:
-                    answer = await work(tools)
-                except TandemError as error:
-                    note(str(explain(error)))
-                else:
-                    if as_json:
-                        # One line per look, for programs that read line by line.
-                        typer.echo(json.dumps(_objects(answer)))
-                    else:
-                        if sys.stdout.isatty():
-                            Console().clear()
-                        print_answer(answer, as_json=False)
-                await asyncio.sleep(interval)
+            await repeat(tools, work, interval, as_json=as_json, tell=lambda error: str(explain(error)))
 
     run(looks)
-
-
-def _objects(answer: Answer) -> dict[str, list[dict[str, object]]]:
-    return {
-        table.name: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-        for table in answer.tables
-    }
 
 
 def _show(namesrv: str, work: Callable[[Tools], Awaitable[Answer]], *, as_json: bool) -> None:

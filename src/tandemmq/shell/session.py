@@ -14,12 +14,14 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated, Final, NoReturn
 
 import typer
 
+from tandemmq.admin.render import readers_may_go
 from tandemmq.errors import (
     BrokerUnreachable,
     ConfigError,
@@ -103,19 +105,14 @@ def run(work: Callable[[], Awaitable[int]]) -> NoReturn:
     raise typer.Exit(code)
 
 
-class ending_well:  # reads as a statement
+@contextmanager
+def ending_well() -> Iterator[None]:
     """Errors get their next step; a reader that has gone ends the command with code 0."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, TandemError):
+    with readers_may_go():
+        try:
+            yield
+        except TandemError as error:
             raise explain(error) from error
-        if isinstance(error, BrokenPipeError):
-            # What Python still has buffered must not fail a second time at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(0)
 
 
 def _quiet_logs() -> None:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from tandemmq.broker.guards import drop_or_reject, invalid, read_body, require_group, require_topic
 from tandemmq.broker.offsets.offset_table import OffsetTable
@@ -302,8 +303,7 @@ class GroupHandlers:
         """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
         config = read_body(decode_group_config, command.body)
         self._require_master()
-        _check(config)
-        if self._groups.put(config, self._clock.now_ms()):
+        if self._groups.put(self._checked(config), self._clock.now_ms()):
             await save_or_reject(self._saver, self._file)
         return command.reply()
 
@@ -313,11 +313,10 @@ class GroupHandlers:
         self._require_master()
         if not configs:
             raise invalid("groupConfigList must name at least one group")
-        for config in configs:
-            _check(config)
-        self._groups.require_room(config.name for config in configs)
+        checked = [self._checked(config) for config in configs]
+        self._groups.require_room(config.name for config in checked)
         now_ms = self._clock.now_ms()
-        changed = [config for config in configs if self._groups.put(config, now_ms)]
+        changed = [config for config in checked if self._groups.put(config, now_ms)]
         if changed:
             await save_or_reject(self._saver, self._file)
         return command.reply()
@@ -352,6 +351,19 @@ class GroupHandlers:
         """GET_SUBSCRIPTIONGROUP_CONFIG (352): the asker is about to use the group, so it is made."""
         config = require_group(self._groups, command.decode(GroupConfigRequest).group, self._clock.now_ms())
         return command.reply(body=encode_group_config(config))
+
+    def _checked(self, config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
+        """The group as it is to be: a request names changes of its attributes, and none is served.
+
+        Raises:  BadRequest.
+        """
+        _check(config)
+        held = self._groups.get(config.name)
+        before = {} if held is None else held.attributes
+        changed = sorted(dict(config.attributes.items() - before.items()))
+        if changed:
+            raise invalid(f"attributes {', '.join(changed)[:160]}: a group has none that can be changed")
+        return replace(config, attributes=before)
 
     def _require_master(self) -> None:
         if self._options.is_slave:
