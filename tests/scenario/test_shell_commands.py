@@ -86,6 +86,29 @@ def test_lines_go_in_and_come_out(shell: Shell, tmp_path: Path) -> None:
     assert "no such message" in shell.run("browse", "Lines", "--key", "none", code=1)
 
 
+def test_one_line_typed_is_one_message_of_a_topic_of_ours(shell: Shell) -> None:
+    """What a person sees at a terminal; topics that brokers have for themselves are not theirs."""
+    typed, keyboard = os.openpty()
+    with shell.start("produce", "Typed", stdin=keyboard, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert b"Ctrl-D ends" in process.stderr.readline()
+        os.write(typed, b"one line\n\x04")
+        assert read_all(process) == b"1 message sent to Typed\n"
+    os.close(keyboard)
+    os.close(typed)
+    listed = {one["topic"] for one in json.loads(shell.run("topics", "--json"))["topics"]}
+    assert "Typed" in listed
+    assert not listed & {"broker-a", "DefaultCluster", "DefaultCluster_REPLY_TOPIC"}
+    everything = {one["topic"] for one in json.loads(shell.run("topics", "--all", "--json"))["topics"]}
+    assert {"Typed", "broker-a", "DefaultCluster"} <= everything
+
+
+def read_all(process: subprocess.Popen[bytes]) -> bytes:
+    """What the process writes until it ends."""
+    assert process.stdout is not None
+    return process.stdout.read()
+
+
 def test_a_group_goes_on_where_it_was(shell: Shell) -> None:
     shell.run("produce", "Work", data=b"".join(b"%d\n" % number for number in range(20)))
     first = shell.run("consume", "Work", "--group", "crew", "--count", "5").split()

@@ -25,6 +25,8 @@ COLUMNS_MAX: Final = 8
 """A table with more of them is shown as one block per row; a terminal would break every cell."""
 
 PIPE_WIDTH: Final = 200
+FOLDED_CHARS: Final = 24
+"""A longer text may be broken into lines of so many characters or more; a shorter one stays whole."""
 
 Row = tuple[Any, ...]
 
@@ -63,11 +65,11 @@ def print_answer(answer: Answer, *, as_json: bool, is_repeated: bool = False) ->
     if is_repeated and console.is_terminal:
         console.clear()
     for table in answer.tables:
-        if len(table.columns) <= COLUMNS_MAX:
-            console.print(_as_rich(table))
+        if len(table.columns) <= COLUMNS_MAX and _width(table, 0) <= console.width:
+            console.print(_as_rich(table, console.width))
         else:
             for row in table.rows:
-                console.print(_as_rich(_turned(table, row)))
+                console.print(_as_rich(_turned(table, row), console.width))
     for note in answer.notes:
         typer.echo(note, err=True)
 
@@ -115,17 +117,41 @@ def _turned(table: Table, row: Row) -> Table:
     return Table(table.name, ("field", "value"), rows)
 
 
-def _as_rich(table: Table) -> RichTable:
+def _width(table: Table, padding: int, header_end: str = "\n") -> int:
+    """Columns of a terminal that the table takes with so many blanks on both sides of each cell."""
+    widths = [
+        max(
+            *map(len, column.replace("_", header_end).splitlines()),
+            *(min(len(_cell(column, row[number])), FOLDED_CHARS) for row in table.rows),
+            0,
+        )
+        for number, column in enumerate(table.columns)
+    ]
+    return sum(widths) + len(widths) * (2 * padding + 1) + 1
+
+
+def _as_rich(table: Table, width: int) -> RichTable:
+    """The table as wide as it may be: words of a header come below each other, and blanks go, before a short
+    text would be broken.
+    """
     from rich.markup import escape
     from rich.table import Table as RichTable
 
-    shown = RichTable(title=table.name.replace("_", " "), title_justify="left")
+    header_end = " " if _width(table, 1, " ") <= width else "\n"
+    padding = 1 if _width(table, 1, header_end) <= width else 0
+    shown = RichTable(title=table.name.replace("_", " "), title_justify="left", padding=(0, padding))
     for number, column in enumerate(table.columns):
         is_number = any(
             isinstance(row[number], int | float) and not isinstance(row[number], bool) for row in table.rows
         )
         is_right = is_number and not column.endswith("_at")
-        shown.add_column(column.replace("_", " "), justify="right" if is_right else "left", overflow="fold")
+        longest = max((len(_cell(column, row[number])) for row in table.rows), default=0)
+        shown.add_column(
+            column.replace("_", header_end),
+            justify="right" if is_right else "left",
+            overflow="fold",
+            no_wrap=longest <= FOLDED_CHARS,
+        )
     for row in table.rows:
         shown.add_row(
             *(escape(_cell(column, value)) for column, value in zip(table.columns, row, strict=True))

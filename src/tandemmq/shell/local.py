@@ -364,10 +364,20 @@ def end_supervisor(folder: Path) -> bool:
     if pid is None:
         return False
     _signal([pid], signal.SIGTERM)
-    if not _until(lambda: supervisor_pid(folder) != pid, 2 * STOP_SECONDS_MAX):
+    # It lets go of the folder a moment before it ends.
+    if not _until(lambda: not _is_running(pid), 2 * STOP_SECONDS_MAX):
         _signal([pid], signal.SIGKILL)
-        _until(lambda: supervisor_pid(folder) != pid, STOP_SECONDS_MAX)
+        _until(lambda: not _is_running(pid), STOP_SECONDS_MAX)
     return True
+
+
+def _is_running(pid: int) -> bool:
+    """False also for a process that has ended and whose parent has not asked for its code."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
 
 
 def _signal(pids: Sequence[int], number: signal.Signals) -> None:

@@ -12,7 +12,7 @@ from tandemmq.admin.options import repeat
 from tandemmq.admin.render import Answer, Table, print_answer
 from tandemmq.admin.targets import Tools, open_tools
 from tandemmq.errors import TandemError
-from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
+from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic, reply_topic
 from tandemmq.shell.session import AsJson, NameServers, explain, find_name_servers, run
 
 
@@ -27,8 +27,12 @@ def topics(
 
     async def work(tools: Tools) -> Answer:
         table = Table("topics", ("topic", "queues", "messages", "brokers"))
+        info = await tools.cluster_admin.cluster_info()
+        # Each broker has a topic of its own name, one of its cluster's, and one for replies.
+        of_brokers = {*info.brokers, *info.clusters, *map(reply_topic, info.clusters)}
         for name in await tools.cluster_admin.topics():
-            if not all_topics and (is_system_topic(name) or is_retry_topic(name) or is_dlq_topic(name)):
+            is_system = name in of_brokers or is_system_topic(name)
+            if not all_topics and (is_system or is_retry_topic(name) or is_dlq_topic(name)):
                 continue
             try:
                 ends = await tools.cluster_admin.topic_offsets(name)

@@ -91,6 +91,8 @@ def produce(
         source = sys.stdin.fileno() if file is None else os.open(file, os.O_RDONLY)
         if file is not None:
             stack.callback(os.close, source)
+        if os.isatty(source):
+            note("each line that you type is a message; Ctrl-D ends")
         sending = Sending(stack.enter_context(_progress(source)))
         try:
             for lines in read_lines(source):
@@ -155,7 +157,8 @@ class Sending:
             facts = {"topic": topic, "sent": self.sent_count, "not_replicated": self.alone_count}
             typer.echo(json.dumps({**facts, "seconds": round(seconds, 3)}))
         else:
-            typer.echo(f"{self.sent_count} messages sent to {topic}")
+            word = "message" if self.sent_count == 1 else "messages"
+            typer.echo(f"{self.sent_count} {word} sent to {topic}")
         if self.alone_count:
             note(f"{self.alone_count} of them are not at a slave yet: `tandemmq doctor` looks why")
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from datetime import datetime
 
 import pytest
 import typer
 
 from tandemmq.admin.options import parse_time
-from tandemmq.admin.render import Answer, Table, print_answer, render_time
+from tandemmq.admin.render import Answer, Table, print_answer, readers_may_go, render_time
 from tandemmq.admin.targets import Target, targets_of
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.route import BrokerData, ClusterInfo
@@ -52,6 +54,46 @@ def test_people_see_every_value(capsys: pytest.CaptureFixture[str], extra: int) 
     for text in ("some things", "[bold]x", "1970-01-01 00:00:01.000", "yes", *row[3:]):
         assert text in out
     assert err == "a note\n"
+
+
+COLUMNS = ("name", "role", "address", "process", "state", "uptime_seconds", "restarts", "lag_bytes")
+ROWS = [("name server", "name server", "127.0.0.1:13948", 10_602, "ready", 25, 0, None)]
+
+
+@pytest.mark.parametrize("width", [200, 100, 80, 40])
+def test_a_terminal_does_not_break_short_texts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Where the row does not fit in any way, its fields are lines."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_answer(Answer([Table("processes", COLUMNS, ROWS)]), as_json=False)
+    out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert max(map(len, out.splitlines())) <= width
+    for text in ("name server", "127.0.0.1:13948", "10602", "ready", "restarts"):
+        assert text in out
+    assert ("field" in out) == (width == 40)
+
+
+def test_a_long_text_of_a_row_is_folded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    print_answer(Answer([Table("t", ("name", "note"), [("a", "why " * 30)])]), as_json=False)
+    assert capsys.readouterr().out.count("why") == 30
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_reader_that_has_gone_is_a_good_end(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    answer = Answer([Table("t", ("a",), [("x" * 100,)] * 1_000)])
+    with open(writer, "w") as gone:
+        monkeypatch.setattr("sys.stdout", gone)
+        with pytest.raises(typer.Exit) as ended, readers_may_go():
+            print_answer(answer, as_json=as_json)
+    assert ended.value.exit_code == 0
 
 
 def test_no_time_is_a_dash() -> None:
