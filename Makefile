@@ -44,7 +44,7 @@ contracts: setup-dev ## Check who may import whom
 
 crash: SEEDS ?= 1000
 crash: setup-dev ## Crash a simulated store in 1000 random lives and check what is left (SEEDS=n, ARGS="--seed 7 --trace")
-	@$(PY) -m tandemmq.sim.crash --seeds $(SEEDS) $(ARGS)
+	@$(PY) -m sim.crash --seeds $(SEEDS) $(ARGS)
 
 power: CUTS ?= 100
 power: setup-dev ## Take the power from real brokers under load 100 times in each flush mode (CUTS=n; needs a C compiler)
@@ -52,18 +52,18 @@ power: setup-dev ## Take the power from real brokers under load 100 times in eac
 
 sim: SEEDS ?= 1000
 sim: setup-dev ## Run 1000 simulated clusters through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
-	@$(PY) -m tandemmq.sim.cluster.run --seeds $(SEEDS) $(ARGS)
+	@$(PY) -m sim.cluster.run --seeds $(SEEDS) $(ARGS)
 
 elected: SEEDS ?= 500
 elected: setup-dev ## Run 500 simulated clusters whose brokers are elected through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
-	@$(PY) -m tandemmq.sim.elected.run --seeds $(SEEDS) $(ARGS)
+	@$(PY) -m sim.elected.run --seeds $(SEEDS) $(ARGS)
 
 raft: SEEDS ?= 2000
 raft: setup-dev ## Run 2000 simulated Raft groups through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
-	@$(PY) -m tandemmq.sim.raft.run --seeds $(SEEDS) $(ARGS)
+	@$(PY) -m sim.raft.run --seeds $(SEEDS) $(ARGS)
 
 plants: setup-dev ## Plant bugs of one line, one at a time, and have the proofs find each (hours; ARGS="--only text")
-	@$(PY) -m tandemmq.sim.plants $(ARGS)
+	@$(PY) -m sim.plants $(ARGS)
 
 soak: MINUTES ?= 10
 soak: setup-dev ## Run a master and a slave through random faults for 10 minutes and compare what was promised (MINUTES=n, ARGS="--seed 7")
@@ -86,7 +86,7 @@ spark: setup-dev ## Kill the pipelines 20 times under load, count what arrived, 
 
 fuzz: FRAMES ?= 1000000
 fuzz: setup-dev ## Send a million mutated frames to a name server, a broker and its HA port (FRAMES=n, ARGS="--seed 7")
-	@$(PY) -m tandemmq.sim.fuzz.run --frames $(FRAMES) $(ARGS)
+	@$(PY) -m sim.fuzz.run --frames $(FRAMES) $(ARGS)
 
 check: lint types contracts test ## All of the above
 

@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[2]
 SPEC = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "spec").glob("*.md")}
 DECISIONS = {path.name[:3] for path in (ROOT / "docs" / "decisions").glob("*.md")}
 SOURCES = [
-    path for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)
+    path
+    for folder in ("src", "tools", "tests")
+    for path in (ROOT / folder).rglob("*.py")
+    if path != Path(__file__)
 ]
 DOCUMENTS = [path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "spec"]
 
@@ -66,7 +69,7 @@ def dead_citations(text: str) -> list[str]:
     return dead + [rest[match.start() : match.end() + 12] for match in UNNAMED.finditer(rest)]
 
 
-@pytest.mark.parametrize("folder", ["src", "tests", "docs"])
+@pytest.mark.parametrize("folder", ["src", "tools", "tests", "docs"])
 def test_citations_lead_somewhere(folder: str) -> None:
     dead = {}
     for path in [*SOURCES, *DOCUMENTS]:

@@ -50,6 +50,7 @@ from rich.progress import Progress
 from rich.table import Table
 from spark_reader import END_S, START_S, SparkReader, StreamFindings, judge_stream
 
+from sim.linearizable import Append, Read, contradiction
 from small_disk import MountRefused
 from tandemmq.api.calls import call
 from tandemmq.api.controller import apply_broker_id, find_leader, hand_over_group, read_sync_states
@@ -61,7 +62,6 @@ from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
-from tandemmq.sim.linearizable import Append, Read, contradiction
 from waits import until
 
 TOPIC = "Failover"

@@ -7,7 +7,7 @@ import math
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tandemmq.sim.linearizable import Append, Read, contradiction
+from sim.linearizable import Append, Read, contradiction
 
 Operations = list[Append | Read]
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from sim.memory import ManualClock, MemoryDisk, MemoryNetwork, NoFault
 from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.broker.parts import Parts
 from tandemmq.broker.tables import Tables
@@ -28,7 +29,6 @@ from tandemmq.protocol.record import NewRecord, decode_records
 from tandemmq.protocol.requests.consume import AckRequest, ChangeInvisibleRequest, PopRequest, PopResponse
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.machine import SeededRandom
-from tandemmq.runtime.memory import ManualClock, MemoryDisk, MemoryNetwork, NoFault
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import FlushMode, MessageStore, StoreOptions
 

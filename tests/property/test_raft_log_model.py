@@ -7,12 +7,12 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.memory import MemoryDisk
 from tandemmq.consensus.core.effects import Persist
 from tandemmq.consensus.core.log import RaftLog
 from tandemmq.consensus.core.messages import AppendRequest, decode_message, encode_message
 from tandemmq.consensus.core.values import Entry, EntryKind, Members, Saved, Vote, new_group
 from tandemmq.consensus.shell.files import RaftFiles
-from tandemmq.runtime.memory import MemoryDisk
 
 FIRST = new_group(Members({"a": "a:1"}))
 ACTIONS = st.lists(

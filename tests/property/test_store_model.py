@@ -16,10 +16,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.memory import ManualClock, MemoryDisk
 from tandemmq.errors import Busy, MessageIllegal, ServiceNotAvailable
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, decode_record, decode_records
-from tandemmq.runtime.memory import ManualClock, MemoryDisk
 from tandemmq.store import FlushMode, GetStatus, MessageStore, PutStatus, StoreOptions
 
 QUEUES = [("A", 0), ("A", 1), ("B", 0)]

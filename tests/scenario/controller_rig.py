@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sim.memory import MemoryDisk, MemoryNetwork
 from tandemmq.controller.controller import Controller
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.protocol.bodies.replica import SyncStateSet, decode_sync_state_set, encode_sync_state_set
@@ -16,7 +17,6 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.runtime.machine import LoopClock, SeededRandom
-from tandemmq.runtime.memory import MemoryDisk, MemoryNetwork
 from waits import until
 
 GROUP = "broker-a"

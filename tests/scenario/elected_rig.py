@@ -10,6 +10,7 @@ from typing import Any
 from broker_rig import send_header
 from controller_rig import CLUSTER, GROUP, Rig
 
+from sim.memory import MemoryDisk
 from tandemmq.broker.autoswitch.elected import ElectedBroker
 from tandemmq.broker.autoswitch.options import ElectionOptions
 from tandemmq.broker.options import BrokerOptions
@@ -20,7 +21,6 @@ from tandemmq.remoting.options import render_address
 from tandemmq.replication.core.epochs import EpochList
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.machine import SeededRandom
-from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.runtime.ports import Address
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import StoreOptions

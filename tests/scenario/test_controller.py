@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from controller_rig import CLUSTER, GROUP, FakeBroker, Rig, master_of
 
+from sim.memory import NoFault
 from tandemmq.api import controller
 from tandemmq.consensus.core.messages import TakeOver, encode_message
 from tandemmq.controller import elections
@@ -20,7 +21,6 @@ from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests import controller as headers
-from tandemmq.runtime.memory import NoFault
 from waits import until
 
 

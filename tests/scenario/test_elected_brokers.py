@@ -14,6 +14,7 @@ from broker_rig import pull_header
 from controller_rig import GROUP, Rig
 from elected_rig import Copier, Elected
 
+from sim.memory import MemoryDisk
 from tandemmq.api.broker_offset import commit_offset
 from tandemmq.api.broker_topic import create_topic
 from tandemmq.api.controller import HeartbeatAnswer, hand_over, hand_over_group
@@ -41,7 +42,6 @@ from tandemmq.protocol.requests.controller import MasterResponse
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET
 from tandemmq.remoting.options import render_address
-from tandemmq.runtime.memory import MemoryDisk
 from waits import until
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tandemmq.sim.fuzz import run
-from tandemmq.sim.fuzz.run import Ended
-from tandemmq.sim.fuzz.victims import Victim, victims
+from sim.fuzz import run
+from sim.fuzz.run import Ended
+from sim.fuzz.victims import Victim, victims
 
 pytestmark = pytest.mark.process
 

@@ -10,12 +10,12 @@ import pytest
 from broker_rig import running_broker
 from transaction_rig import COMMIT, FAST, ROLLBACK, UNKNOWN, TransactionPeer
 
+from sim.memory import MemoryDisk
 from tandemmq.broker.broker import Broker
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.requests.admin import ResumeCheckRequest
 from tandemmq.protocol.topic_names import DISCARD_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
-from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.runtime.ports import T
 from waits import until
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from sim.cluster.cluster import Cluster
+from sim.cluster.nodes import BROKER_PORT, BrokerNode, Node
+from sim.cluster.settings import Group, Settings
+from sim.cluster.simulation import run_seed
 from tandemmq.replication.core.options import FirstTransfer
-from tandemmq.sim.cluster.cluster import Cluster
-from tandemmq.sim.cluster.nodes import BROKER_PORT, BrokerNode, Node
-from tandemmq.sim.cluster.settings import Group, Settings
-from tandemmq.sim.cluster.simulation import run_seed
 from tandemmq.store import BrokerRole, FlushMode
 
 SEED = 11

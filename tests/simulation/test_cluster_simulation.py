@@ -11,6 +11,11 @@ from dataclasses import replace
 
 import pytest
 
+from sim.cluster.nodes import BrokerNode
+from sim.cluster.run import Summary
+from sim.cluster.settings import WORK_NAMES, Settings
+from sim.cluster.simulation import Adjust, run_seed
+from sim.cluster.work.kinds import KINDS
 from tandemmq.broker.replica.tail_check import TailCheck
 from tandemmq.broker.send.numbered import NumberedSends
 from tandemmq.broker.topics.topic_table import TopicTable
@@ -24,11 +29,6 @@ from tandemmq.replication.core.tail import TailOutcome, TailVerdict
 from tandemmq.replication.shell.master import ReplicationMaster
 from tandemmq.replication.shell.slave import ReplicationSlave
 from tandemmq.runtime.ports import Disk
-from tandemmq.sim.cluster.nodes import BrokerNode
-from tandemmq.sim.cluster.run import Summary
-from tandemmq.sim.cluster.settings import WORK_NAMES, Settings
-from tandemmq.sim.cluster.simulation import Adjust, run_seed
-from tandemmq.sim.cluster.work.kinds import KINDS
 from tandemmq.store import BrokerRole, FlushMode, StoreOptions, flusher
 from tandemmq.store.segment import Segment
 
@@ -37,7 +37,7 @@ SMOKE_LOAD_S = 12.0
 REPEATED_SEED = 903
 LATE_S = 0.02
 PRINT_DIGEST = (
-    "from tandemmq.sim.cluster.simulation import run_seed; from zlib import crc32;"
+    "from sim.cluster.simulation import run_seed; from zlib import crc32;"
     f"result = run_seed({REPEATED_SEED});"
     "print(result.digest, crc32(chr(10).join(result.trace).encode()))"
 )

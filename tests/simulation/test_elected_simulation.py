@@ -7,22 +7,22 @@ from dataclasses import replace
 
 import pytest
 
+from sim.cluster.clients import ClientNode
+from sim.cluster.cluster import Cluster
+from sim.cluster.settings import Settings
+from sim.cluster.simulation import Adjust, SeedResult, run_seed
+from sim.dice import Dice
+from sim.elected.cluster import ElectedCluster
+from sim.elected.nodes import ElectedNode
+from sim.elected.run import ELECTED
+from sim.elected.settings import FAULTS, draw_elected
+from sim.image import Tear
 from tandemmq.api.broker_topic import delete_topic
 from tandemmq.api.controller import vouch
 from tandemmq.broker.autoswitch.controllers import Lease
 from tandemmq.client import Admin
 from tandemmq.protocol.requests.controller import VouchRequest, VouchResponse
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.sim.cluster.clients import ClientNode
-from tandemmq.sim.cluster.cluster import Cluster
-from tandemmq.sim.cluster.settings import Settings
-from tandemmq.sim.cluster.simulation import Adjust, SeedResult, run_seed
-from tandemmq.sim.dice import Dice
-from tandemmq.sim.elected.cluster import ElectedCluster
-from tandemmq.sim.elected.nodes import ElectedNode
-from tandemmq.sim.elected.run import ELECTED
-from tandemmq.sim.elected.settings import FAULTS, draw_elected
-from tandemmq.sim.image import Tear
 from tandemmq.store import FlushMode
 
 SMOKE_SEEDS = range(901, 905)

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from scripted_cluster import ASYNC_COPY, DOUBLE_WRITE, Scene, play
 
+from sim.cluster.nodes import BrokerNode
+from sim.cluster.settings import Settings
+from sim.image import Tear
 from tandemmq.config.load import Machine, load_broker, read_settings
 from tandemmq.errors import ConfigError
 from tandemmq.replication.core.effects import HaltReason
@@ -21,9 +24,6 @@ from tandemmq.replication.core.progress import StartRule
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.replication.shell.master_status import SlaveStatus
 from tandemmq.replication.shell.slave import ReplicationSlaveStatus
-from tandemmq.sim.cluster.nodes import BrokerNode
-from tandemmq.sim.cluster.settings import Settings
-from tandemmq.sim.image import Tear
 
 SILENCE_S = 5.0
 """haHousekeepingInterval of the simulated brokers."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.sim.cluster.invariants import INVARIANTS, Invariant
+from sim.cluster.invariants import INVARIANTS, Invariant
 
 TESTS = Path(__file__).parents[1]
 
@@ -22,7 +22,7 @@ def test_every_invariant_has_a_row() -> None:
 def test_checkers_and_tests_exist(invariant: Invariant) -> None:
     for text in invariant.checkers:
         module, *names = text.split(".")
-        assert callable(reduce(getattr, names, import_module(f"tandemmq.sim.cluster.{module}"))), text
+        assert callable(reduce(getattr, names, import_module(f"sim.cluster.{module}"))), text
     for text in invariant.tests:
         path, _, name = text.partition("::")
         assert f"def {name}(" in (TESTS / path).read_text(), text

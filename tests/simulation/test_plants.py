@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.sim import plants
-from tandemmq.sim.plant_catalogue import PLANTS, Plant
-from tandemmq.sim.plants import CHECKOUT, HUNTS, SOURCES, plant_into, try_plant
+from sim import plants
+from sim.plant_catalogue import PLANTS, Plant
+from sim.plants import CHECKOUT, HUNTS, SOURCES, plant_into, try_plant
 
 TESTS = Path(__file__).parent.parent
 COUNT_MIN = 40

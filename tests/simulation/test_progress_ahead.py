@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from scripted_cluster import ASYNC_COPY, Scene, play
 
+from sim.cluster.checkers import read_queue
+from sim.cluster.loop import Life
+from sim.cluster.settings import TOPIC, Group
+from sim.image import Tear
 from tandemmq.client import ReceivedMessage
-from tandemmq.sim.cluster.checkers import read_queue
-from tandemmq.sim.cluster.loop import Life
-from tandemmq.sim.cluster.settings import TOPIC, Group
-from tandemmq.sim.image import Tear
 
 ALONE = replace(ASYNC_COPY, slave_count=0, wait_percent=0)
 """One broker that flushes twice a second; nothing that a power cut takes was promised."""

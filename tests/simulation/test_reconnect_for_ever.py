@@ -19,6 +19,11 @@ from pathlib import Path
 
 import pytest
 
+from sim.cluster.disk import NodeDisk
+from sim.cluster.loop import Life, SimClock, SimLoop, run_simulated
+from sim.cluster.network import Fabric, HostNetwork
+from sim.dice import Dice
+from sim.image import Image
 from tandemmq.errors import BrokerUnreachable, RequestTimeout
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -29,11 +34,6 @@ from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.states import SlaveState
 from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
-from tandemmq.sim.cluster.disk import NodeDisk
-from tandemmq.sim.cluster.loop import Life, SimClock, SimLoop, run_simulated
-from tandemmq.sim.cluster.network import Fabric, HostNetwork
-from tandemmq.sim.dice import Dice
-from tandemmq.sim.image import Image
 from tandemmq.store import BrokerRole, MessageStore, PutStatus, StoreOptions
 
 ROUNDS = 10_000

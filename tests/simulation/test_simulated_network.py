@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from tandemmq.sim.cluster.loop import Life, SimClock, SimLoop, Stuck, run_simulated, unwind
-from tandemmq.sim.cluster.network import Fabric, Host, HostNetwork
-from tandemmq.sim.dice import Dice
+from sim.cluster.loop import Life, SimClock, SimLoop, Stuck, run_simulated, unwind
+from sim.cluster.network import Fabric, Host, HostNetwork
+from sim.dice import Dice
 
 PORT = 7
 HOUR_S = 3600.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from sim.memory import ManualClock, MemoryDisk
 from tandemmq.broker.delay.delivery import Delivery
 from tandemmq.broker.delay.timers import COUNT_MAX, ROLL_AFTER_MS, TimerLimits
 from tandemmq.broker.options import BrokerOptions
@@ -12,7 +13,6 @@ from tandemmq.broker.send.delay import DelayRule
 from tandemmq.broker.tables import Tables
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, Record, decode_records
-from tandemmq.runtime.memory import ManualClock, MemoryDisk
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import GetStatus, MessageStore, StoreOptions
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from sim.memory import ManualClock, MemoryDisk
 from tandemmq.broker.metrics import count_sends, count_topics
 from tandemmq.broker.replica.ha_status import lag_seconds
 from tandemmq.broker.stats import TOPICS_COUNTED_MAX, BrokerStats, TopicCounts
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.record import NewRecord
-from tandemmq.runtime.memory import ManualClock, MemoryDisk
 from tandemmq.store import MessageStore, PutStatus, StoreOptions
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"

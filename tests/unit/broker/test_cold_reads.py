@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from sim.manual_clock import ManualClock
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pull import cold_reads
 from tandemmq.broker.pull.cold_reads import FORGOTTEN_AFTER_MS, WINDOW_S, ColdReads
 from tandemmq.errors import BadRequest
-from tandemmq.runtime.manual_clock import ManualClock
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sim.manual_clock import ManualClock
 from tandemmq.broker.clients.consumer_table import (
     ConsumerTable,
     Consumption,
@@ -16,7 +17,6 @@ from tandemmq.broker.clients.consumer_table import (
 from tandemmq.broker.clients.handlers import ClientHandlers
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.errors import BadRequest
-from tandemmq.runtime.manual_clock import ManualClock
 
 CLUSTERING = Consumption("CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from sim.memory import MemoryDisk
 from tandemmq.broker.autoswitch.identity import Application, IdentityFiles, obtain_id
 from tandemmq.controller.groups import ApplyId, Groups, encode_command
 from tandemmq.errors import ConfigError, RequestRejected, StoreError
 from tandemmq.runtime.machine import LoopClock
-from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.runtime.ports import Buffer
 
 PATH = Path("/store/brokerIdentity")

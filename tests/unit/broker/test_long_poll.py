@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from sim.memory import ManualClock
 from tandemmq.broker.pull.long_poll import HeldPull, LongPolls, Wake
-from tandemmq.runtime.memory import ManualClock
 
 
 class FakeChannel:

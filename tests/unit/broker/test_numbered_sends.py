@@ -9,12 +9,12 @@ from typing import cast
 
 import pytest
 
+from sim.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.broker.send.numbered import Claim, NumberedSends
 from tandemmq.broker.send.reply import SendReply
 from tandemmq.errors import Busy
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord
-from tandemmq.runtime.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.store import FlushMode, MessageStore, PutStatus, StoreOptions
 
 KEY = "0" * 31 + "1"

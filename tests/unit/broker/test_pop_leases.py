@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from sim.memory import ManualClock, MemoryDisk
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.lease_log import LeaseLog
@@ -16,7 +17,6 @@ from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.protocol.bodies.progress import Position
 from tandemmq.protocol.record import NewRecord, Record, decode_record, encode_record
-from tandemmq.runtime.memory import ManualClock, MemoryDisk
 from tandemmq.store import MessageStore, StoreOptions
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sim.manual_clock import ManualClock
 from tandemmq.broker.clients.queue_locks import QueueLocks
 from tandemmq.protocol.bodies.codec import MessageQueue
-from tandemmq.runtime.manual_clock import ManualClock
 
 Q0, Q1 = (MessageQueue(topic="T", broker_name="b", queue_id=i) for i in (0, 1))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sim.manual_clock import ManualClock
 from tandemmq.broker.clients.consumer_table import REASON_LENGTH_MAX, REFUSALS_KEPT_MAX, Refusals
-from tandemmq.runtime.manual_clock import ManualClock
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> int:

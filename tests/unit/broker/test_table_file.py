@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from sim.memory import ManualClock, MemoryDisk
 from tandemmq.broker.table_file import Loaded, TableSaver, load_table, save_or_reject
 from tandemmq.errors import ConfigError, RequestRejected
 from tandemmq.protocol.hashes import seal_json
-from tandemmq.runtime.memory import ManualClock, MemoryDisk
 from tandemmq.runtime.tasks import TaskScope
 
 PATH = Path("/config/topics.json")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from sim.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.broker.table_file import TableSaver
 from tandemmq.broker.topics import auto_create
 from tandemmq.broker.topics.auto_create import UnsavedTopics
 from tandemmq.errors import Busy
-from tandemmq.runtime.memory import ManualClock, MemoryDisk, NoFault
 
 PATH = Path("/config/topics.json")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.memory import MemoryDisk
 from tandemmq.api.broker_offset import Progress
 from tandemmq.client.consumer.inbox import Delivery, Inbox
 from tandemmq.client.consumer.offsets import LocalOffsets
@@ -15,7 +16,6 @@ from tandemmq.client.route_cache import NameServers
 from tandemmq.errors import BrokerUnreachable, ClientError, ConfigError, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.hashes import seal_json
-from tandemmq.runtime.memory import MemoryDisk
 from waits import PATIENCE_S
 
 

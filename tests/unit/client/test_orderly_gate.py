@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sim.memory import ManualClock
 from tandemmq.client.consumer.inbox import LOCK_VALID_S, Delivery, Inbox, OrderlyGate
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.record import Record
-from tandemmq.runtime.memory import ManualClock
 
 
 class Source:

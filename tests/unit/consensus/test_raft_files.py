@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from sim.memory import MemoryDisk, NoFault
 from tandemmq.consensus.core.effects import Persist
 from tandemmq.consensus.core.values import Entry, EntryKind, Members, Saved, Snapshot, Vote, new_group
 from tandemmq.consensus.shell.files import RaftFiles
 from tandemmq.errors import ConfigError, Corrupt, FlushFailed, StoreLocked
-from tandemmq.runtime.memory import MemoryDisk, NoFault
 
 DIRECTORY = Path("/raft")
 FIRST = new_group(Members({"a": "a:1"}))

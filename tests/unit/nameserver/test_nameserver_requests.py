@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sim.memory import ManualClock, MemoryDisk, MemoryNetwork
 from tandemmq.errors import ConfigError, TandemError
 from tandemmq.nameserver import kv_config
 from tandemmq.nameserver.nameserver import NameServer
@@ -38,7 +39,6 @@ from tandemmq.protocol.requests import route as headers
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.server import RemotingServer
-from tandemmq.runtime.memory import ManualClock, MemoryDisk, MemoryNetwork
 
 KV_PATH = Path("/ns/kvConfig.json")
 CONFIG_PATH = Path("/ns/namesrv.properties")

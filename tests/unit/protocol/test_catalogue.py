@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import tandemmq
+from compatibility import DIFFERENCES, render
 from tandemmq.protocol.catalogue import CATALOGUE, NOT_OURS, UNSUPPORTED, Entry, Role
 from tandemmq.protocol.codes import RequestCode
-from tandemmq.protocol.compatibility import DIFFERENCES, render
 from tandemmq.protocol.header_codec import codec_of
 
 
@@ -39,7 +39,7 @@ def test_roles() -> None:
 def test_page_of_compatibility_is_up_to_date() -> None:
     page = Path(__file__).parents[3] / "docs" / "compatibility.md"
     fresh = render()
-    assert page.read_text(encoding="utf-8") == fresh, "run: python -m tandemmq.protocol.compatibility"
+    assert page.read_text(encoding="utf-8") == fresh, "run: python -m compatibility"
     for _, place in (difference for area in DIFFERENCES.values() for difference in area):
         assert (Path(tandemmq.__file__).parent / place).exists(), place
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from sim.memory import ManualClock
 from tandemmq.errors import BrokerUnreachable, Busy, LocalProtocolError, RequestTimeout, TandemError
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FRAME_BYTES_MAX, FrameDecoder, encode_frame
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.options import ChannelLimits
 from tandemmq.runtime.machine import LoopClock
-from tandemmq.runtime.memory import ManualClock
 
 
 class FakeTransport(asyncio.Transport):

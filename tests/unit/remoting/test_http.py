@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sim.memory import ManualClock, MemoryNetwork
 from tandemmq.errors import ConfigError
 from tandemmq.remoting.http import (
     HttpAnswer,
@@ -19,7 +20,6 @@ from tandemmq.remoting.http import (
     render_answer,
 )
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
-from tandemmq.runtime.memory import ManualClock, MemoryNetwork
 from tandemmq.runtime.ports import Address
 from waits import PATIENCE_S, until
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from sim.memory import ManualClock, MemoryNetwork
 from tandemmq.errors import (
     BrokerUnreachable,
     Busy,
@@ -28,7 +29,6 @@ from tandemmq.remoting.options import ChannelLimits, ClientOptions, ServerOption
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
-from tandemmq.runtime.memory import ManualClock, MemoryNetwork
 from waits import PATIENCE_S, until
 
 ECHO, REFUSE, BREAK, WAIT, LATER, ASSERT, FATAL, UNREADABLE, MISSING = range(1, 10)

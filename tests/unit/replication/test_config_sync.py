@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from sim.memory import ManualClock
 from tandemmq.broker.assignment import ModeTable
 from tandemmq.broker.offsets.offset_table import DelayOffsetTable, OffsetTable
 from tandemmq.broker.replica import ConfigSync, ReplicaTables
@@ -26,7 +27,6 @@ from tandemmq.remoting.options import ServerOptions
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
-from tandemmq.runtime.memory import ManualClock
 from tandemmq.runtime.tasks import TaskScope
 from waits import until
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.memory import MemoryDisk
 from tandemmq.errors import Corrupt
 from tandemmq.replication.core.epochs import (
     EPOCH_COUNT_MAX,
@@ -15,7 +16,6 @@ from tandemmq.replication.core.epochs import (
     decode_epochs,
     encode_epochs,
 )
-from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.store.epoch_file import EpochFile
 
 PATH = Path("/store/epochFileCheckpoint")

@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from sim.memory import ManualClock, MemoryDisk
 from tandemmq.broker.replica import tail_check
 from tandemmq.broker.replica.log_checksum import LogChecksums
 from tandemmq.broker.replica.tail_check import TailCheck, TailWait
@@ -16,7 +17,6 @@ from tandemmq.errors import BrokerUnreachable
 from tandemmq.protocol.requests.replica import LogChecksumResponse
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.replication.core.tail import TailOutcome
-from tandemmq.runtime.memory import ManualClock, MemoryDisk
 from tandemmq.store import BrokerRole, MessageStore, StoreOptions
 
 RECORD_BYTES_MAX = 4096

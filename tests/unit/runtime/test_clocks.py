@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import asyncio
 
+from sim.manual_clock import START_MS, ManualClock
 from tandemmq.runtime.machine import LoopClock
-from tandemmq.runtime.manual_clock import START_MS, ManualClock
 
 
 def test_manual_timers_run_in_order_of_due_time_then_of_asking() -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from sim.memory import MemoryDisk
 from tandemmq.errors import StoreLocked
 from tandemmq.runtime import disk as disk_module
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.runtime.ports import Advice, Disk
 
 

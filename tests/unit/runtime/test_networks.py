@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from sim.memory import ManualClock, MemoryNetwork
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
-from tandemmq.runtime.memory import ManualClock, MemoryNetwork
 from tandemmq.runtime.ports import Network
 from waits import PATIENCE_S
 

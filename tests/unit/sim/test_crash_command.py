@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from tandemmq.sim.bit_flips import run_flips
-from tandemmq.sim.crash import Summary, main
-from tandemmq.sim.run import SeedResult, run_seed
+from sim.bit_flips import run_flips
+from sim.crash import Summary, main
+from sim.run import SeedResult, run_seed
 
 OK = re.compile(r"CRASH OK seeds=8 acknowledged=(\d+) lost=0 phantom=0 divergent=0")
 
@@ -41,7 +41,7 @@ def test_a_failed_seed_comes_with_the_command_that_replays_it() -> None:
     summary.add(result)
     lines = list(summary.lines())
     assert "seed 41: lost: #7" in lines
-    assert "  replay: python -m tandemmq.sim.crash --seed 41 --trace" in lines
+    assert "  replay: python -m sim.crash --seed 41 --trace" in lines
     assert lines[-1] == (
         "CRASH FAILED seeds=1 acknowledged=0 lost=1 phantom=0 divergent=0 broken=0 seeds: 41"
     )
@@ -53,7 +53,7 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 
 
 def test_the_trace_does_not_depend_on_hashes() -> None:
-    command = [sys.executable, "-m", "tandemmq.sim.crash", "--seed", "11", "--trace"]
+    command = [sys.executable, "-m", "sim.crash", "--seed", "11", "--trace"]
     outputs = [
         subprocess.run(
             command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True

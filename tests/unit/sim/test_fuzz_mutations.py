@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from sim.dice import Dice
+from sim.fuzz.corpus import prologue_of, requests_of
+from sim.fuzz.mutate import mutate
+from sim.fuzz.victims import BAD_LOG
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.catalogue import CATALOGUE, UNSUPPORTED, Role
 from tandemmq.protocol.frame import FrameDecoder, encode_frame
-from tandemmq.sim.dice import Dice
-from tandemmq.sim.fuzz.corpus import prologue_of, requests_of
-from tandemmq.sim.fuzz.mutate import mutate
-from tandemmq.sim.fuzz.victims import BAD_LOG
 
 SERVERS = [Role.BROKER, Role.NAME_SERVER]
 

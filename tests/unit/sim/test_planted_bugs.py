@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tandemmq.sim.dice import Dice
-from tandemmq.sim.run import run_seed
-from tandemmq.sim.workload import random_options
+from sim.dice import Dice
+from sim.run import run_seed
+from sim.workload import random_options
 from tandemmq.store.committer import Committer
 from tandemmq.store.confirm import WaitFor
 from tandemmq.store.consume_queue import ConsumeQueue

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from sim.raft.run import Summary, main
+from sim.raft.simulation import SeedResult, run_seed
+from sim.seeds import without_logging
 from tandemmq.consensus.core.effects import Persist
 from tandemmq.consensus.core.node import RaftNode
 from tandemmq.consensus.shell.files import RaftFiles
-from tandemmq.sim.raft.run import Summary, main
-from tandemmq.sim.raft.simulation import SeedResult, run_seed
-from tandemmq.sim.seeds import without_logging
 
 SMOKE_SEEDS = range(24)
 FOUND_WITHIN = 50
@@ -42,7 +42,7 @@ def test_a_trace_and_the_command_of_a_failed_seed_are_told(capsys: pytest.Captur
     assert "elected" in capsys.readouterr().out
     summary = Summary()
     summary.add(SeedResult(7, findings=["two leaders"]))
-    assert "  replay: python -m tandemmq.sim.raft.run --seed 7 --trace" in list(summary.lines())
+    assert "  replay: python -m sim.raft.run --seed 7 --trace" in list(summary.lines())
 
 
 def test_a_vote_that_is_not_saved_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

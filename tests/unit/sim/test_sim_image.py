@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.sim.dice import Dice
-from tandemmq.sim.image import PAGE_BYTES, SECTOR_BYTES, Image, Tear
+from sim.dice import Dice
+from sim.image import PAGE_BYTES, SECTOR_BYTES, Image, Tear
 
 PATH = Path("/store/file")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from store_rig import record
 
+from sim.memory import ManualClock
 from tandemmq.protocol.record import NewRecord
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.memory import ManualClock
 from tandemmq.store import MessageStore, StoreOptions
 from tandemmq.store.inspect import Finding, InspectOptions, Part, Severity, StoreReport, check_store
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from sim.memory import ManualClock, MemoryDisk
 from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, decode_record, decode_records
-from tandemmq.runtime.memory import ManualClock, MemoryDisk
 from tandemmq.store import GetStatus, MessageStore, PutStatus, StoreOptions
 from tandemmq.store.checkpoint import decode_checkpoint, encode_checkpoint
 

@@ -23,8 +23,8 @@ from inspect_rig import (
 )
 from store_rig import record
 
+from sim.memory import ManualClock
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.memory import ManualClock
 from tandemmq.store import MessageStore, StoreOptions
 from tandemmq.store.inspect import Finding, Part
 from tandemmq.store.queue_entries import FILLER, UNIT

@@ -29,10 +29,10 @@ from inspect_rig import (
 )
 from store_rig import record
 
+from sim.memory import ManualClock
 from tandemmq.errors import StoreError, StoreLocked
 from tandemmq.protocol.record import RecordOutcome, check_record, decode_record, decode_records
 from tandemmq.runtime.disk import RealDisk
-from tandemmq.runtime.memory import ManualClock
 from tandemmq.store import GetStatus, MessageStore, StoreOptions
 from tandemmq.store.damage import SEALED_BYTES_MIN, seal
 from tandemmq.store.inspect import InspectOptions, RepairOptions, RepairReport, repair_store

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from store_rig import ROOT, Rig, bodies, options, record
 
+from sim.memory import MemoryDisk
 from tandemmq.errors import Busy, RequestRejected, ServiceNotAvailable
 from tandemmq.protocol.record import decode_record
 from tandemmq.runtime.disk import LockedMemory
-from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.store import BrokerRole, FlushMode, MessageStore, PutStatus
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.segment import OpenFiles

@@ -9,10 +9,10 @@ from random import Random
 import pytest
 from store_rig import options
 
+from sim.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.protocol.hashes import key_hash
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.record import NewRecord, RecordCheck, RecordOutcome, check_record, encode_record
-from tandemmq.runtime.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.store.admission import Admission
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queues import ConsumeQueues

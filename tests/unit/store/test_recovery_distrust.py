@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from store_rig import ROOT, Rig, bodies, record
 
+from sim.memory import MemoryDisk
 from tandemmq.errors import MessageIllegal
-from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.store import FlushMode, MessageStore
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.key_index import KeyIndex

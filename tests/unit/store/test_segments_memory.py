@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from store_rig import ROOT, STORE_HOST, Rig, bodies, record
 
+from sim.memory import MemoryDisk
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock
-from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.runtime.ports import Advice
 from tandemmq.store import FlushMode, MessageStore, StoreOptions
 from tandemmq.store.commit_log import AHEAD_SEGMENT_BYTES_MIN, Warmth, warm

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sim.memory import MemoryDisk
 from tandemmq.errors import ConfigError, Corrupt, StoreError
-from tandemmq.runtime.memory import MemoryDisk
 from tandemmq.store.checkpoint import Checkpoint, CheckpointTimes, decode_checkpoint, encode_checkpoint
 from tandemmq.store.consume_queue import TAIL_BYTES_MAX, ConsumeQueue
 from tandemmq.store.options import StoreOptions

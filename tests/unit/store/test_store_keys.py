@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from store_rig import ROOT, SMALL, STORE_HOST, Rig, bodies, record, stored
 
+from sim.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.protocol.hashes import key_hash
-from tandemmq.runtime.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.store import MessageStore
 from tandemmq.store.key_index import KeyIndex
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from store_rig import ROOT, Rig, bodies, options, record
 
+from sim.memory import MemoryDisk, NoFault
 from tandemmq.errors import Corrupt, LogMissing, StoreError, StoreLocked
-from tandemmq.runtime.memory import MemoryDisk, NoFault
 from tandemmq.store import FlushMode, MessageStore, PutStatus
 from tandemmq.store.lock import StoreMarks
 from tandemmq.store.paths import StorePaths

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from store_rig import Rig, record
 
-from tandemmq.runtime.memory import NoFault
+from sim.memory import NoFault
 from tandemmq.store import table_flusher
 from tandemmq.store.message_store import MessageStore
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.unit.store.store_rig import ROOT, Rig, bodies, options, record
 
+from sim.memory import NoFault
 from tandemmq.errors import LogDiverged, ServiceNotAvailable, StoreError, TandemError
 from tandemmq.replication.core.epochs import EpochEntry, EpochList
-from tandemmq.runtime.memory import NoFault
 from tandemmq.store import BrokerRole, MessageStore
 
 BEFORE = EpochList((EpochEntry(1, 0), EpochEntry(2, 400)))

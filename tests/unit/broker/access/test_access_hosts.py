@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from sim.memory import ManualClock
 from tandemmq.broker.access.auth_table import AuthTable
 from tandemmq.broker.access.guard import Audit, Guard
 from tandemmq.broker.options import AccessOptions
@@ -16,7 +17,6 @@ from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.channel import Channel
-from tandemmq.runtime.memory import ManualClock
 
 APP = Credentials("app", "secret-of-app")
 

@@ -1,4 +1,0 @@
-"""Simulations from a seed: a store on a disk that fails, tears and forgets, under a clock that jumps.
-
-Only tests and `python -m tandemmq.sim.crash` use this folder; nothing else imports it.
-"""

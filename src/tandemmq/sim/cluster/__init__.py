@@ -1,4 +1,0 @@
-"""Whole clusters from a seed: the real brokers, name servers and clients on one loop with virtual time.
-
-Only tests and `python -m tandemmq.sim.cluster.run` use this folder; nothing else imports it.
-"""

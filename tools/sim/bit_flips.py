@@ -1,0 +1,241 @@
+"""Bits that turn over on the platter: whatever recovery and reading give back must be what was sent.
+
+A record's checksum covers its body only (spec store 3), so bits are flipped where damage can be noticed: in
+bodies, and in what says how long a record is. What was on disk before a power cut, or written before a clean
+stop or the death of the process, is kept and readable but for the damaged record, which is never given out.
+Then the bit is turned back, as a heal does it: the record is there again, and sends are taken. A bit of a
+queue's entry that turns over after a stop in order costs nothing: the start mends it, or the search for
+damage does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from sim.dice import Dice
+from sim.image import Tear
+from sim.ledger import Ledger, Send
+from sim.machine import Machine
+from sim.workload import STORE_HOST, random_options, random_record
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol.record import RecordError, decode_record
+from tandemmq.store import FlushMode, GetStatus, MessageStore, PutStatus
+from tandemmq.store.checkpoint import CheckpointTimes, decode_checkpoint
+from tandemmq.store.options import QUEUE_UNIT_BYTES
+
+RECORDS = 60
+ROUNDS = 6
+_HEAD_FIELDS = ((0, 8), (84, 88))  # size, magic; body length
+
+
+@dataclass(slots=True)
+class FlipResult:
+    """What one seed flipped; `returned` and `lost` must be empty."""
+
+    seed: int
+    flipped_count: int = 0
+    cut_count: int = 0  # recovery took the damage for a torn tail, which a power cut allows
+    refused_count: int = 0  # a reader's checksum noticed it
+    entry_count: int = 0  # bits of queue entries
+    fenced_count: int = 0  # recovery noticed it, and sends are refused
+    returned: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A bit of one record; `below_mark`: the checkpoint said that the record was on disk."""
+
+    send: Send
+    at: int
+    mask: int
+    below_mark: bool
+
+
+def run_flips(seed: int) -> FlipResult:
+    """One seed: fill, flip a bit, start, read everything; several times over."""
+    return asyncio.run(_FlipRun(seed).run())
+
+
+class _FlipRun:
+    def __init__(self, seed: int) -> None:
+        self.result = FlipResult(seed)
+        self.dice = Dice(seed)
+        self.options = random_options(self.dice)
+        is_sync = self.options.flush_mode is FlushMode.SYNC_FLUSH
+        self.ledger = Ledger(
+            is_sync=is_sync, is_pooled=self.options.uses_transient_pool, store_host=STORE_HOST
+        )
+        self.machine = Machine(
+            self.options,
+            dice=self.dice,
+            ledger=self.ledger,
+            note=lambda _: None,
+            open_store=MessageStore.open,
+        )
+        self._sends: list[Send] = []
+        self._was_power_cut = self._was_stopped = False
+
+    async def run(self) -> FlipResult:
+        await self.machine.start()
+        for _ in range(ROUNDS):
+            await self._fill()
+            kept_end = await self._end_life()
+            is_of_entry = self._was_stopped and self.dice.happens(50) and self._flip_entry()
+            flip = None if is_of_entry else self._flip(kept_end)
+            await self._start()
+            if is_of_entry:
+                await self._store.scrub(self._store.min_log_offset, self._store.max_log_offset)
+            found = self._read(flip)
+            self._check_kept(kept_end, flip, found)
+            self._sends = [send for send in self._sends if send in found]
+            if flip is not None and self._store.max_log_offset > flip.send.log_offset:
+                await self._heal(flip)
+        await self.machine.end_tasks()
+        return self.result
+
+    async def _end_life(self) -> int:
+        """Stop, kill or cut the power; up to where the log must be there afterwards."""
+        machine, store = self.machine, self._store
+        way = self.dice.below(3)
+        self._was_stopped, self._was_power_cut = way == 0, way == 1
+        if way == 0:
+            await machine.stop()
+            kept_end = store.max_log_offset
+        else:
+            kept_end = store.flushed.value if self._was_power_cut else store.appended.value
+            machine.lose(is_power_cut=self._was_power_cut, tear=self.dice.pick(tuple(Tear)))
+        await machine.replace()
+        return kept_end
+
+    async def _start(self) -> None:
+        machine = self.machine
+        is_open = await machine.start()
+        assert is_open, f"seed {self.result.seed}: the store does not open"
+        end = self._store.max_log_offset
+        self.ledger.written_end = self.ledger.durable_end = end
+        self.ledger.is_frozen = False
+
+    def _check_kept(self, kept_end: int, flip: Flip | None, found: set[Send]) -> None:
+        """A bit above the mark may look like the tear of a power cut, and end the log."""
+        store, result = self._store, self.result
+        damaged = None if flip is None else flip.send
+        if flip is not None and store.max_log_offset <= flip.send.log_offset:
+            result.cut_count += 1
+            if not flip.below_mark and self._was_power_cut:
+                kept_end = min(kept_end, flip.send.log_offset)
+        result.fenced_count += bool(store.damaged_ranges)
+        result.lost += [
+            f"seed {result.seed}: {send} is gone, {damaged} was damaged"
+            for send in self._sends
+            if send.end <= kept_end and send is not damaged and send not in found
+        ]
+
+    async def _heal(self, flip: Flip) -> None:
+        """Turn the bit back while nothing runs, and have the queues built from the log."""
+        await self.machine.stop()
+        await self.machine.replace()
+        self._turn(flip)
+        files = self.machine.disk.image.files
+        for path in [path for path in files if "consumequeue" in path.parts]:
+            del files[path]
+        await self._start()
+        self._sends.append(flip.send)
+        found = self._read(None)
+        missing = [send for send in self._sends if send not in found]
+        self.result.lost += [f"seed {self.result.seed}: {send} did not come back" for send in missing]
+        assert not self._store.damaged_ranges
+
+    @property
+    def _store(self) -> MessageStore:
+        assert self.machine.store is not None
+        return self.machine.store
+
+    async def _fill(self) -> None:
+        for number in range(RECORDS):
+            record = random_record(self.dice, self.options, number)
+            record.sys_flag = 0
+            try:
+                placed = self._store.append([record], _ignore)
+            except RequestRejected:
+                continue
+            self._sends += self.ledger.add([record], placed, 0.0)
+            await self.machine.pass_time(self.dice.between(0, 20) / 1000)
+        await self.machine.pass_time(1)
+
+    def _flip(self, kept_end: int) -> Flip | None:
+        """Turn one bit of one record over; None when there was no record."""
+        sends = [send for send in self._sends if send.end <= kept_end]
+        if not sends:
+            return None
+        send = self.dice.pick(sends)
+        begin, stop = self.dice.pick(_HEAD_FIELDS)
+        if send.record.body and self.dice.happens(75):
+            begin, stop = 88, 88 + len(send.record.body)
+        checkpoint = self.machine.disk.image.files.get(self.options.root / "checkpoint")
+        times = CheckpointTimes() if checkpoint is None else decode_checkpoint(bytes(checkpoint.data))
+        flip = Flip(
+            send=send,
+            at=send.log_offset + self.dice.between(begin, stop - 1),
+            mask=1 << self.dice.below(8),
+            below_mark=send.end <= (times.durable_log_offset or 0),
+        )
+        self._turn(flip)
+        self.result.flipped_count += 1
+        return flip
+
+    def _flip_entry(self) -> bool:
+        """Turn one bit of one entry of a queue over, while nothing runs; False when there is no entry."""
+        files = self.machine.disk.image.files
+        queues = sorted(path for path in files if "consumequeue" in path.parts)
+        entries = [
+            (path, at)
+            for path in queues
+            for at in range(0, len(files[path].data), QUEUE_UNIT_BYTES)
+            if any(files[path].data[at : at + QUEUE_UNIT_BYTES])
+        ]
+        if not entries:
+            return False
+        path, at = self.dice.pick(entries)
+        files[path].data[at + self.dice.below(QUEUE_UNIT_BYTES)] ^= 1 << self.dice.below(8)
+        self.result.entry_count += 1
+        return True
+
+    def _turn(self, flip: Flip) -> None:
+        size = self.options.commit_log_file_bytes
+        name = f"{flip.at - flip.at % size:020d}"
+        self.machine.disk.image.files[self.options.log_dir / name].data[flip.at % size] ^= flip.mask
+
+    def _read(self, flip: Flip | None) -> set[Send]:
+        """Read every queue as a consumer does; whatever passes the checksum must be what was sent."""
+        store = self._store
+        found: set[Send] = set()
+        for topic, queue_id in store.queue_keys():
+            offset, end = store.queue_min(topic, queue_id), store.queue_max(topic, queue_id)
+            while offset < end:
+                result = store.get(topic, queue_id, offset, count_max=1)
+                for view in result.slices:
+                    send = self._judge(bytes(view), flip)
+                    if send is not None:
+                        found.add(send)
+                offset = (
+                    max(offset + 1, result.next_offset) if result.status is GetStatus.FOUND else offset + 1
+                )
+        return found
+
+    def _judge(self, data: bytes, flip: Flip | None) -> Send | None:
+        try:
+            record = decode_record(data)
+        except RecordError:
+            self.result.refused_count += 1
+            return None
+        for send in self.ledger.by_offset.get(record.log_offset, []):
+            if send.data == data:
+                return send
+        self.result.returned.append(f"seed {self.result.seed}: {flip} came back as {record.log_offset}")
+        return None
+
+
+def _ignore(status: PutStatus) -> None:
+    return None

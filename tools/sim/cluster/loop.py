@@ -1,0 +1,247 @@
+"""An event loop whose time jumps to the next timer, and processes that it can freeze or kill.
+
+Owns: virtual time; which process (`Life`) a callback belongs to.
+Strategy: a life travels with the context of tasks and callbacks, so everything that a process starts
+          belongs to it. Callbacks of a dead life are put away, as if its process were gone; those of a
+          stalled one wait together and run, in their order, when the stall is over.
+Knows not: what the processes do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVarTuple
+
+from sim.manual_clock import START_MS
+from tandemmq.runtime.ports import TimerHandle
+from tandemmq.units import EpochMs
+
+Args = TypeVarTuple("Args")
+
+TURNS_MAX = 3_000_000
+"""A seed takes some 100,000; so many mean that something spins."""
+UNWIND_ROUNDS = 50
+
+
+class Stuck(Exception):
+    """The simulation cannot go on: nothing is left to happen, or far too much happened."""
+
+
+class Life:
+    """One run of one process: from its start until it stops or is killed."""
+
+    __slots__ = ("context", "is_alive", "is_frozen", "name", "stash", "tasks")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_alive = True
+        self.is_frozen = False
+        self.stash: list[asyncio.Handle] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.context = contextvars.Context()
+        self.context.run(LIFE.set, self)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def end(self) -> None:
+        """The process is gone."""
+        self.is_alive = False
+        self.is_frozen = True
+
+    def note_task(self, task: asyncio.Task[Any]) -> None:
+        """Keep the task alive: a frozen one must not be unwound by the garbage collector."""
+        if len(self.tasks) % 256 == 255:
+            self.tasks = self.running_tasks()
+        self.tasks.append(task)
+
+    def running_tasks(self) -> list[asyncio.Task[Any]]:
+        return [task for task in self.tasks if not task.done()]
+
+
+LIFE: contextvars.ContextVar[Life | None] = contextvars.ContextVar("LIFE", default=None)
+
+
+def _may_run(handle: Any) -> bool:
+    life = handle._context.get(LIFE)
+    if life is None or not life.is_frozen:
+        return True
+    life.stash.append(handle)
+    return False
+
+
+class LifeHandle(asyncio.Handle):
+    """A callback that knows whose it is."""
+
+    __slots__ = ()
+
+    def _run(self) -> None:
+        if _may_run(self):
+            super()._run()
+
+
+class LifeTimer(asyncio.TimerHandle):
+    """The same for a timer."""
+
+    __slots__ = ()
+
+    def _run(self) -> None:
+        if _may_run(self):
+            super()._run()
+
+
+class _Jump:
+    """In place of a selector: nothing comes from outside, so waiting only moves the time."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+
+    def select(self, timeout: float | None) -> list[Any]:
+        self._loop.jump(timeout)
+        return []
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """Runs callbacks in a fixed order. Its time begins at 0 and moves only when nothing is left to do."""
+
+    _scheduled: list[LifeTimer]
+    _ready: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now_s = 0.0
+        self._clock_resolution = 1e-9
+        self._selector = _Jump(self)
+        self.turn_count = 0
+
+    def time(self) -> float:
+        return self._now_s
+
+    def jump(self, timeout: float | None) -> None:
+        """Move the time by `timeout`. Raises Stuck when there is nothing to wait for."""
+        self.turn_count += 1
+        if timeout is None:
+            raise Stuck("nothing is left to happen")
+        if self.turn_count > TURNS_MAX:
+            raise Stuck(f"{self.turn_count} turns until {self._now_s:.3f} s: something spins")
+        self._now_s += timeout
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        return None
+
+    def _write_to_self(self) -> None:
+        return None
+
+    def _call_soon(
+        self, callback: Callable[..., Any], args: Any, context: contextvars.Context | None
+    ) -> asyncio.Handle:
+        handle = LifeHandle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Args], object],
+        *args: *Args,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        timer = LifeTimer(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)
+        timer._scheduled = True  # type: ignore[attr-defined]  # not in typeshed
+        return timer
+
+    def create_task(
+        self,
+        coro: Any,
+        *,
+        name: object = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[Any]:
+        text = None if name is None else str(name)
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=text, context=context)
+        life = LIFE.get() if context is None else context.get(LIFE)
+        if life is not None:
+            life.note_task(task)
+        return task
+
+    def stall(self, life: Life) -> None:
+        """The process takes no step until `resume`, as under SIGSTOP."""
+        life.is_frozen = True
+
+    def resume(self, life: Life) -> None:
+        """Everything that came due meanwhile happens now."""
+        if life.is_alive:
+            self.thaw(life)
+
+    def thaw(self, life: Life) -> None:
+        """Let run what was put away, also of a dead process."""
+        life.is_frozen = False
+        self._ready.extend(handle for handle in life.stash if not handle.cancelled())
+        life.stash = []
+
+
+class SimClock:
+    """A `runtime.ports.Clock` of one machine: the loop's time, and a wall clock that is off by `skew_ms`.
+
+    The wall clock can be stepped, as an operator or a time service does it; the monotonic one only runs.
+    """
+
+    def __init__(self, loop: SimLoop, skew_ms: int = 0) -> None:
+        self._loop = loop
+        self.skew_ms = skew_ms
+
+    def now_ms(self) -> EpochMs:
+        return EpochMs(START_MS + self.skew_ms + int(self._loop.time() * 1000))
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+    def call_later(self, delay_s: float, fn: Callable[..., object], *args: Any) -> TimerHandle:
+        return self._loop.call_later(max(0.0, delay_s), fn, *args)
+
+    def call_soon(self, fn: Callable[..., object], *args: Any) -> None:
+        self._loop.call_soon(fn, *args)
+
+    async def sleep(self, delay_s: float) -> None:
+        done: asyncio.Future[None] = self._loop.create_future()
+        timer = self._loop.call_later(max(0.0, delay_s), _wake, done)
+        try:
+            await done
+        finally:
+            timer.cancel()
+
+
+def _wake(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+def run_simulated(make_main: Callable[[SimLoop], Coroutine[Any, Any, None]]) -> None:
+    """Run the coroutine to its end in a loop of its own."""
+    loop = SimLoop()
+    try:
+        loop.run_until_complete(make_main(loop))
+    finally:
+        loop.close()
+
+
+async def unwind(loop: SimLoop, lives: list[Life]) -> list[str]:
+    """Let what ended processes still had running come to its end, unheard; only then may it be forgotten.
+
+    The names of tasks that cannot be brought to an end.
+    """
+    for life in lives:
+        life.end()
+        loop.thaw(life)
+    for _ in range(UNWIND_ROUNDS):
+        rest = [task for life in lives for task in life.running_tasks()]
+        if not rest:
+            return []
+        for task in rest:
+            task.cancel()
+        await asyncio.wait(rest, timeout=1.0)
+    return [task.get_name() for task in rest]

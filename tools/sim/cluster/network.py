@@ -1,0 +1,247 @@
+"""A `runtime.ports.Network` between simulated hosts: late, split, joined, blocked, broken.
+
+Owns: hosts, open ports, which ways are blocked, and every connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from zlib import crc32
+
+from sim.cluster.connection import Host, Pipe, SimTransport
+from sim.cluster.loop import Life, SimClock, SimLoop
+from sim.dice import Dice
+from tandemmq.runtime.ports import Address, ProtocolFactory
+
+OnBytes = Callable[[bytes], None]
+Watcher = Callable[[Life, Life], tuple[OnBytes, OnBytes]]
+"""Told of a new connection between a client's process and a server's; gets what each of them writes."""
+
+Way = tuple[str, str, int | None]
+"""From a host to a host: connections to this port, or all."""
+
+FIRST_EPHEMERAL_PORT = 40_000
+SYN_RETRY_S = 0.5
+
+
+class SimListener:
+    """An open port."""
+
+    def __init__(self, fabric: Fabric, life: Life, address: Address, factory: ProtocolFactory) -> None:
+        self._fabric = fabric
+        self.life = life
+        self._address = address
+        self.factory = factory
+
+    @property
+    def address(self) -> Address:
+        return self._address
+
+    async def close(self) -> None:
+        if self._fabric.listeners.get(self._address) is self:
+            del self._fabric.listeners[self._address]
+
+
+class WatchedPipe(Pipe):
+    """Tells somebody what is written into it."""
+
+    def __init__(
+        self, fabric: Fabric, source: SimTransport, target: SimTransport, port: int, on_bytes: OnBytes
+    ) -> None:
+        super().__init__(fabric, source, target, port)
+        self._on_bytes = on_bytes
+
+    def push(self, item: bytes | str) -> None:
+        if isinstance(item, bytes):
+            self._on_bytes(item)
+        super().push(item)
+
+
+class Fabric:
+    """All hosts and what is between them. `observers` are called after a host's process has read bytes."""
+
+    def __init__(self, loop: SimLoop, dice: Dice) -> None:
+        self.loop = loop
+        self.dice = dice
+        self.context = Life("network").context
+        self.hosts: dict[str, Host] = {}
+        self.listeners: dict[Address, SimListener] = {}
+        self.ends: dict[SimTransport, None] = {}
+        self.blocked: dict[Way, None] = {}
+        self.latency_ms = (0.2, 2.0)
+        self.cut_percent = 10
+        self.observers: list[Callable[[str], None]] = []
+        self.watchers: dict[int, Watcher] = {}
+        """By the port that a connection is made to."""
+        self.served_bytes: Counter[tuple[Address, str]] = Counter()
+        """From an open port to a host."""
+        self.digest = 0
+        self.delivery_count = 0
+        self._pipes: dict[Pipe, None] = {}
+        self._ports = itertools.count(FIRST_EPHEMERAL_PORT)
+
+    def add_host(self, name: str) -> Host:
+        host = Host(name, f"10.0.0.{len(self.hosts) + 1}")
+        self.hosts[host.ip] = host
+        return host
+
+    # Chance.
+
+    def latency_s(self) -> float:
+        low, high = self.latency_ms
+        return (low + (high - low) * self.dice.below(1_000) / 1_000) / 1_000
+
+    def cut_of(self, size: int) -> int:
+        """How many of the bytes that have arrived are handed over together."""
+        if size < 2 or not self.dice.happens(self.cut_percent):
+            return size
+        return self.dice.between(1, min(size - 1, 20) if self.dice.happens(40) else size - 1)
+
+    # Ways.
+
+    def is_open(self, source_ip: str, target_ip: str, port: int) -> bool:
+        """Whether bytes of a connection that was made to `port` pass."""
+        blocked = self.blocked
+        return not blocked or (
+            (source_ip, target_ip, None) not in blocked and (source_ip, target_ip, port) not in blocked
+        )
+
+    def block(self, source_ip: str, target_ip: str, port: int | None = None) -> None:
+        """In this direction; of all connections, or of those that are made to one port."""
+        self.blocked[source_ip, target_ip, port] = None
+
+    def unblock(self, source_ip: str, target_ip: str, port: int | None = None) -> None:
+        """What waited moves on after a retransmission."""
+        self.blocked.pop((source_ip, target_ip, port), None)
+        self._move()
+
+    def is_up(self, ip: str) -> bool:
+        return ip in self.hosts and self.hosts[ip].is_up
+
+    def power_up(self, host: Host) -> None:
+        host.is_up = True
+        self._move()
+
+    def _move(self) -> None:
+        for pipe in list(self._pipes):
+            pipe.arm(self.dice.below(1_000) / 1_000)
+
+    # Lives.
+
+    def end_life(self, life: Life, *, is_power_cut: bool) -> None:
+        """All sockets of the process end."""
+        for address in [a for a, listener in self.listeners.items() if listener.life is life]:
+            del self.listeners[address]
+        for end in [end for end in self.ends if end.life is life]:
+            end.vanish(is_power_cut=is_power_cut)
+
+    def forget(self, end: SimTransport) -> None:
+        """Nothing is heard or said there any more; the connection is over when that holds of both ends."""
+        self.ends.pop(end, None)
+        for pipe in (end.out, end.inbound):
+            if pipe is not None and pipe.is_over:
+                self._pipes.pop(pipe, None)
+
+    def ends_of(self, life: Life) -> list[SimTransport]:
+        return [end for end in self.ends if end.life is life]
+
+    def break_connection(self, end: SimTransport) -> None:
+        """Something in between ends a connection: both ends are told that the other did it."""
+        assert end.out is not None
+        for one in (end, end.out.target):
+            if one.out is not None:
+                one.out.clear()
+            if not one.is_gone and one.protocol is not None:
+                one.schedule(one.hear_reset)
+
+    # Tracing.
+
+    def note_bytes(self, pipe: Pipe, size: int) -> None:
+        self.delivery_count += 1
+        text = f"{self.loop.time():.6f} {pipe.route} {size}"
+        self.digest = crc32(text.encode(), self.digest)
+        address = pipe.source.get_extra_info("sockname")
+        if address[1] == pipe.port:
+            self.served_bytes[address, pipe.target.host.ip] += size
+
+    def after_delivery(self, host_name: str) -> None:
+        for observer in self.observers:
+            observer(host_name)
+
+    # Connections.
+
+    def listen(self, life: Life, host: Host, port: int, factory: ProtocolFactory) -> SimListener:
+        address = (host.ip, port or next(self._ports))
+        if address in self.listeners:
+            raise OSError(f"{address} is in use")
+        listener = self.listeners[address] = SimListener(self, life, address, factory)
+        return listener
+
+    def join(self, life: Life, host: Host, listener: SimListener) -> SimTransport:
+        """Both ends of a new connection; the accepting process hears of it first."""
+        local, remote = (host.ip, next(self._ports)), listener.address
+        near = SimTransport(self, life, host, local, remote)
+        far = SimTransport(self, listener.life, self.hosts[remote[0]], remote, local)
+        watcher = self.watchers.get(remote[1])
+        if watcher is None:
+            near.out, far.out = Pipe(self, near, far, remote[1]), Pipe(self, far, near, remote[1])
+        else:
+            on_near, on_far = watcher(near.life, far.life)
+            near.out = WatchedPipe(self, near, far, remote[1], on_near)
+            far.out = WatchedPipe(self, far, near, remote[1], on_far)
+        far.inbound, near.inbound = near.out, far.out
+        near.wants_data = False  # until its protocol exists
+        self.ends[near] = self.ends[far] = None
+        self._pipes[near.out] = self._pipes[far.out] = None
+        far.schedule(_accept, far, listener.factory)
+        return near
+
+
+def _accept(end: SimTransport, factory: ProtocolFactory) -> None:
+    end.begin(factory)
+
+
+class HostNetwork:
+    """The network as one process on one host sees it."""
+
+    def __init__(self, fabric: Fabric, host: Host, life: Life, clock: SimClock) -> None:
+        self._fabric = fabric
+        self._host = host
+        self._life = life
+        self._clock = clock
+
+    async def listen(self, host: str, port: int, protocol_factory: ProtocolFactory) -> SimListener:
+        if not self._life.is_alive:
+            raise OSError("the process is gone")
+        return self._fabric.listen(self._life, self._host, port, protocol_factory)
+
+    async def connect(
+        self, host: str, port: int, protocol_factory: ProtocolFactory, timeout_s: float
+    ) -> asyncio.Transport:
+        if not self._life.is_alive:
+            raise OSError("the process is gone")
+        async with asyncio.timeout(timeout_s):
+            await self._travel(self._host.ip, host, port)
+            listener = self._fabric.listeners.get((host, port))
+            if listener is None or not listener.life.is_alive:
+                await self._travel(host, self._host.ip, port)
+                raise ConnectionRefusedError(f"nothing listens on {host}:{port}")
+            near = self._fabric.join(self._life, self._host, listener)
+            try:
+                await self._travel(host, self._host.ip, port)
+            except BaseException:
+                near.abort()
+                raise
+        near.begin(protocol_factory)
+        near.resume_reading()
+        return near
+
+    async def _travel(self, source_ip: str, target_ip: str, port: int) -> None:
+        """A segment of the handshake arrives, or never does."""
+        fabric = self._fabric
+        await self._clock.sleep(fabric.latency_s())
+        while not (fabric.is_open(source_ip, target_ip, port) and fabric.is_up(target_ip)):
+            await self._clock.sleep(SYN_RETRY_S)

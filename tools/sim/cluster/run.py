@@ -1,0 +1,141 @@
+"""`python -m sim.cluster.run`: many random lives of a cluster, and what of its promises was broken.
+
+The last line is `SIM OK seeds=N acknowledged=N lost=0 order=0 skipped=0`, or `SIM FAILED ...`; then the lines
+before it have the commands that replay the failed seeds, and the exit code is 1. With --seed K --trace one
+life is told event by event.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from rich.console import Console
+
+from sim.cluster.simulation import CLASSIC, Kind, SeedResult, run_seed
+from sim.cluster.world import Findings
+from sim.seeds import Life, new_processes, progress_on, run_command, say
+
+FAILED_SEEDS_SHOWN = 10
+FINDINGS_SHOWN = 3
+TRACE_LINES_SHOWN = 30
+MODULE = "sim.cluster.run"
+LINE_EVERY = 50
+"""Seeds, when the output is no terminal."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """What all seeds did together. `module`: what replays one."""
+
+    module: str = MODULE
+    seed_count: int = 0
+    acknowledged_count: int = 0
+    virtual_s: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    failed: dict[int, Findings] = field(default_factory=dict)
+    story: list[str] = field(default_factory=list)
+    """The end of the trace of the first seed that failed."""
+
+    def add(self, result: SeedResult) -> None:
+        self.seed_count += 1
+        self.acknowledged_count += result.acknowledged_count
+        self.virtual_s += result.virtual_s
+        self.counts.update(result.counts)
+        findings = result.findings
+        self.kinds.update(
+            lost=len(findings.lost),
+            order=len(findings.order),
+            skipped=len(findings.skipped),
+            broken=len(findings.broken),
+        )
+        if findings:
+            self.story = self.story or result.trace[-TRACE_LINES_SHOWN:]
+            self.failed[result.seed] = findings
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.failed
+
+    def lines(self) -> Iterator[str]:
+        """The report; the verdict last."""
+        counts = ", ".join(f"{name}: {count}" for name, count in sorted(self.counts.items()))
+        yield f"virtual time: {self.virtual_s / 3600:.1f} h; {counts}"
+        if self.failed:
+            yield f"the end of seed {next(iter(self.failed))}:"
+            yield from self.story
+        for seed, findings in list(self.failed.items())[:FAILED_SEEDS_SHOWN]:
+            for text in findings.lines()[:FINDINGS_SHOWN]:
+                yield f"seed {seed}: {text}"
+            yield f"  replay: python -m {self.module} --seed {seed} --trace"
+        verdict = (
+            f"seeds={self.seed_count} acknowledged={self.acknowledged_count} lost={self.kinds['lost']} "
+            f"order={self.kinds['order']} skipped={self.kinds['skipped']}"
+        )
+        if self.is_ok:
+            yield f"SIM OK {verdict}"
+        else:
+            seeds = ",".join(map(str, sorted(self.failed)))
+            yield f"SIM FAILED {verdict} broken={self.kinds['broken']} seeds: {seeds}"
+
+
+def _run_without_trace(seed: int, kind: Kind) -> SeedResult:
+    result = run_seed(seed, kind=kind)
+    del result.trace[: -TRACE_LINES_SHOWN if result.findings else None]
+    return result
+
+
+def run_many(seeds: range, console: Console, *, kind: Kind = CLASSIC, module: str = MODULE) -> Summary:
+    """All seeds."""
+    summary = Summary(module)
+    with progress_on(console) as progress, new_processes() as processes:
+        bar = progress.add_task("running clusters", total=len(seeds))
+        for result in processes.map(partial(_run_without_trace, kind=kind), seeds):
+            summary.add(result)
+            progress.update(bar, advance=1, description=_describe(summary))
+            if not console.is_terminal and summary.seed_count % LINE_EVERY == 0:
+                say(console, f"{summary.seed_count} of {len(seeds)} seeds: {_describe(summary)}")
+    return summary
+
+
+def _describe(summary: Summary) -> str:
+    counts = summary.counts
+    losses = sum(count for name, count in counts.items() if "of the master" in name or "losses" in name)
+    failed = f", failed: {_some(summary.failed)}" if summary.failed else ""
+    return f"{summary.acknowledged_count:,} sends acknowledged, {losses} brokers lost{failed}"
+
+
+def _some(seeds: Iterable[int]) -> str:
+    """The first of them, so that a long run can be looked into before it ends."""
+    first = list(itertools.islice(seeds, FAILED_SEEDS_SHOWN + 1))
+    rest = " ..." if len(first) > FAILED_SEEDS_SHOWN else ""
+    return ",".join(map(str, first[:FAILED_SEEDS_SHOWN])) + rest
+
+
+def run_one(seed: int, *, kind: Kind = CLASSIC, module: str = MODULE) -> Life:
+    """One seed."""
+    result = run_seed(seed, kind=kind)
+    summary = Summary(module)
+    summary.add(result)
+    return Life(trace=result.trace, findings=result.findings.lines(), report=summary)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code."""
+    return run_command(
+        arguments,
+        module=MODULE,
+        description=__doc__,
+        seed_count=1000,
+        run_many=run_many,
+        run_one=run_one,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""What every part of a running simulation shares: loop, network, chance, trace, and what was found wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from sim.cluster.loop import Life, SimClock, SimLoop
+from sim.cluster.network import Fabric
+from sim.cluster.settings import Settings
+from sim.dice import Dice
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a run found, in words; the kinds are those of the last line that a run prints."""
+
+    lost: list[str] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)  # anything else: replicas differ, leaks, exceptions
+
+    def __bool__(self) -> bool:
+        return bool(self.lost or self.order or self.skipped or self.broken)
+
+    def lines(self) -> list[str]:
+        """One per finding."""
+        kinds = (("lost", self.lost), ("order", self.order))
+        more = (("skipped", self.skipped), ("broken", self.broken))
+        return [f"{kind}: {text}" for kind, texts in (*kinds, *more) for text in texts]
+
+
+class World:
+    """One per run."""
+
+    def __init__(self, loop: SimLoop, seed: int, settings: Settings, dice: Dice) -> None:
+        self.loop = loop
+        self.seed = seed
+        self.settings = settings
+        self.dice = dice
+        self.fabric = Fabric(loop, Dice(seed * 3 + 1))
+        self.fabric.latency_ms = settings.latency_ms
+        self.fabric.cut_percent = settings.cut_percent
+        self.clock = SimClock(loop)
+        self.findings = Findings()
+        self.trace: list[str] = []
+        self.dead: list[Life] = []
+        self.troubles: list[float] = [0.0]
+        self.is_clock_set = False
+        """A wall clock was stepped: times that different moments gave cannot be compared any more."""
+        self.broker_losses: list[float] = []
+        """When a broker's process or machine was lost."""
+        self.master_opened_s = 0.0
+        """When a master last opened its log."""
+        self.discards: list[tuple[float, float]] = []
+        """When slaves took a master's place, and since when their master's work is thrown away with it."""
+        self.moved_s: dict[str, float] = {}
+        """By group, until when its offsets were last moved on purpose; infinity while they are."""
+        self.stepped_s: dict[tuple[str, int], float] = {}
+        """By topic@group and queue, when less was last committed at a master than before, such as by one
+        that does not know yet that the queue is another consumer's now.
+        """
+
+    def note(self, text: str) -> None:
+        self.trace.append(f"{self.loop.time():9.3f}  {text}")
+
+    def trouble(self) -> None:
+        """Something went wrong on purpose; what follows soon may be its consequence."""
+        self.troubles.append(self.loop.time())
+
+    def is_quiet_since(self, at_s: float) -> bool:
+        """Nothing has gone wrong on purpose since then."""
+        return self.troubles[-1] < at_s
+
+    def had_trouble(self, begin_s: float, end_s: float) -> bool:
+        """Something went wrong on purpose within that time."""
+        return any(begin_s <= at_s <= end_s for at_s in self.troubles)
+
+    def spawn(self, life: Life, coro: Coroutine[Any, Any, Any], name: str) -> Any:
+        """Run as a task of that life."""
+        return self.loop.create_task(coro, name=name, context=life.context)
+
+    async def until(self, is_met: Callable[[], object], timeout_s: float, step_s: float = 0.1) -> bool:
+        """True as soon as it is met; False when the time is over."""
+        end = self.loop.time() + timeout_s
+        while not is_met():
+            if self.loop.time() >= end:
+                return False
+            await self.clock.sleep(step_s)
+        return True

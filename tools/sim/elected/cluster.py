@@ -1,0 +1,281 @@
+"""A cluster of elected brokers: nobody works on it, and still nothing acknowledged may be lost.
+
+Owns:       who leads, as is seen from outside: the broker that took office in the newest term.
+Invariants: no two brokers take messages at one moment; the confirmed part of the log never changes, so no
+            message that was acknowledged or handed out is ever another one; who takes office has all that was
+            acknowledged, without a person's help; logs and lists of terms are equal in the end.
+Source:     spec controller 11.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sim.cluster import checkers
+from sim.cluster.cluster import START_TIMEOUT_S, Cluster
+from sim.cluster.ledger import Sent
+from sim.cluster.loop import Life
+from sim.cluster.nodes import BrokerNode, Node
+from sim.cluster.promises import Loss, Promises
+from sim.cluster.settings import TOPIC
+from sim.cluster.watch import Watch, holds
+from sim.elected.nodes import ControllerNode, ElectedNode
+from tandemmq.replication.core.states import SlaveState
+from tandemmq.store import MessageStore
+
+SWITCH_S_STEPS = (1, 3, 10)
+"""Within so many seconds after the loss of a master the next message was acknowledged: counted."""
+
+
+class ElectedPromises(Promises):
+    """Whoever takes office has what was acknowledged. One loss is forgiven: ASYNC_FLUSH, and the power of a
+    master that was alone in its set.
+    """
+
+    def on_switched(self, now_s: float) -> None:
+        """What nobody was promised may have been cut."""
+        self._losses.append(Loss(0.0, now_s, 0, spares_promised=True))
+
+    def on_power_cut_alone(self, now_s: float, flushed: int) -> None:
+        """Nobody else counted, and the page cache is gone."""
+        self._losses.append(Loss(0.0, now_s, flushed, spares_promised=self._settings.is_sync_flush))
+
+
+class ElectedWatch(Watch):
+    """Looks who leads after each delivery."""
+
+    cluster: ElectedCluster
+
+    def __init__(self, cluster: ElectedCluster) -> None:
+        super().__init__(cluster.world, cluster.ledger, cluster.promises)
+        self.cluster = cluster
+        self._with_topic: set[Life] = set()
+
+    def _check_copies(self, sent: Sent) -> None:
+        """While nothing goes wrong every member of the set has it."""
+        holders = [node.name for node in self.brokers if holds(node, sent)]
+        is_quiet = self._world.is_quiet_since(sent.sent_at)
+        wanted = len(self.cluster.leader.members) if is_quiet and self.cluster.leader.leads else 1
+        if len(holders) < wanted:
+            self._world.findings.lost.append(
+                f"{sent} was acknowledged with {wanted} copies wanted and {holders} holding one"
+            )
+        self.cluster.note_acknowledged()
+
+    def _check_topics(self, node: BrokerNode) -> None:
+        """What was created and answered stays. What a lost master made by itself, such as the topic of a
+        group's retries, may have reached this slave and not the next master: it is made again there.
+        """
+        assert node.life is not None
+        assert node.broker is not None
+        has_ours = node.broker._tables.topics.get(TOPIC) is not None
+        if node.life in self._with_topic and not has_ours:
+            self._world.findings.broken.append(f"{node.life} has no topic {TOPIC} any more")
+        if has_ours:
+            self._with_topic.add(node.life)
+
+    def _after_delivery(self, host_name: str) -> None:
+        self.cluster.note_roles()
+        for node in self.brokers:
+            if node.name == host_name and node.store is not None:
+                self._check_topics(node)
+                if node.broker_id == 0:
+                    self._note_steps(node)
+
+
+class ElectedCluster(Cluster):
+    """Its master is whoever leads last."""
+
+    watch: ElectedWatch
+    promises: ElectedPromises
+    controllers: list[ControllerNode]
+    brokers_made: list[ElectedNode]
+
+    def make_promises(self) -> Promises:
+        return ElectedPromises(self.world.settings)
+
+    def make_watch(self) -> Watch:
+        return ElectedWatch(self)
+
+    def make_brokers(self, name_servers: tuple[str, ...]) -> list[BrokerNode]:
+        world, settings = self.world, self.world.settings
+        self.controllers = [ControllerNode(f"n{n}", world) for n in range(settings.controller_count)]
+        for controller in self.controllers:
+            controller.peers = tuple(self.controllers)
+        addresses = tuple(controller.address for controller in self.controllers)
+        self.brokers_made = [
+            ElectedNode(f"broker{n}", world, number=n, name_servers=name_servers, controllers=addresses)
+            for n in range(1, settings.slave_count + 2)
+        ]
+        self._term = 0
+        self._lost_at_s = math.nan
+        self._was_alone = False
+        return list(self.brokers_made)
+
+    @property
+    def leader(self) -> ElectedNode:
+        """Who took office last."""
+        assert isinstance(self.master, ElectedNode)
+        return self.master
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [*self.controllers, *super().nodes]
+
+    async def start(self) -> None:
+        for controller in self.controllers:
+            controller.start()
+        await super().start()
+
+    def is_level(self) -> bool:
+        """A master writes, all brokers are in its set, and hold what it holds now."""
+        leader = self.leader
+        store = leader.store
+        if store is None or not leader.may_write or len(leader.members) != len(self.brokers):
+            return False
+        end = store.max_log_offset
+        return all(
+            node.store is not None
+            and node.store.dispatched.value >= end
+            and node.epoch == leader.epoch
+            and node.broker is not None
+            and node.broker._tables.topics.get(TOPIC) is not None
+            for node in self.brokers_made
+        )
+
+    # Who leads.
+
+    def note_roles(self) -> None:
+        """Called after each delivery of the network."""
+        writers = [node for node in self.brokers_made if node.may_write]
+        if len(writers) > 1:
+            names = " and ".join(f"{node.life} in term {node.epoch}" for node in writers)
+            self.world.findings.broken.append(f"two masters: {names} take messages")
+        for node in writers:
+            if node.epoch > self._term and node.store is not None:
+                self._note_office(node, node.store)
+
+    def _note_office(self, node: ElectedNode, store: MessageStore) -> None:
+        self._term = node.epoch
+        now_s = self.world.loop.time()
+        self.world.note(f"{node.life} leads in term {node.epoch}, log ends at {store.max_log_offset}")
+        self.ledger.counts["terms"] += 1
+        self.world.trouble()
+        self.promises.on_switched(now_s)
+        self.master = node
+        self.slaves = [one for one in self.brokers_made if one is not node]
+        for one in self.brokers_made:
+            one.broker_id = 0 if one is node else one.number
+        self.world.master_opened_s = now_s
+        if self._was_alone:
+            # Only then offsets may be given again that somebody has seen.
+            self._was_alone = False
+            self.watch.on_master_open(node)
+        checkers.check_stored(self.world, self.ledger, self.promises, node)
+
+    def note_acknowledged(self) -> None:
+        """A message was taken: whoever was lost is replaced."""
+        lost_at_s, self._lost_at_s = self._lost_at_s, math.nan
+        if math.isnan(lost_at_s):
+            return
+        took_s = self.world.loop.time() - lost_at_s
+        step = next((step for step in SWITCH_S_STEPS if took_s <= step), None)
+        self.ledger.counts["replaced later" if step is None else f"replaced within {step} s"] += 1
+
+    # Losses.
+
+    def _on_broker_lost(self, node: BrokerNode, is_power_cut: bool) -> None:
+        store = None if node.broker is None else node.broker.store
+        if store is not None:
+            self._flushed[node] = store.flushed.value
+        if node is self.master:
+            now_s = self.world.loop.time()
+            self._lost_at_s = now_s
+            if is_power_cut and len(self.leader.members) <= 1 and not self.world.settings.is_sync_flush:
+                self.ledger.counts["power cuts of a master alone"] += 1
+                self.promises.on_power_cut_alone(now_s, self._flushed.get(node, 0))
+                self._was_alone = True
+        self.watch.on_broker_lost(node, is_power_cut=is_power_cut)
+
+    def _on_broker_open(self, node: BrokerNode) -> None:
+        # Its queues are looked at in the end: before it follows a master it shows what is confirmed only.
+        assert node.store is not None
+        self._flushed[node] = node.store.flushed.value
+
+    def check_survivors(self) -> None:
+        """Somebody else has every acknowledged message, unless the master was alone."""
+        if len(self.leader.members) > 1:
+            checkers.check_promised(self.world, self.ledger, self.slaves)
+
+    async def tend(self) -> None:
+        while True:
+            await self.world.clock.sleep(1.0)
+            self._check_logs()
+            for node in self.brokers_made:
+                if node.halt_reason:
+                    self.world.findings.broken.append(f"{node.life} has halted: {node.halt_reason}")
+            if self.leader.may_write:
+                self.watch.check_committed(self.leader)
+
+    def _check_logs(self) -> None:
+        """Who copies has the bytes of the master that it copies from."""
+        store = self.leader.store
+        if store is None or not self.leader.leads:
+            return
+        for node in self.brokers_made:
+            if node.server is None or node.store is None or node.epoch != self.leader.epoch:
+                continue
+            status = node.server.replication.slave_status()
+            if status is None or status.state is not SlaveState.TRANSFERRING:
+                continue
+            begin = max(store.min_log_offset, node.store.min_log_offset)
+            end = min(store.max_log_offset, node.store.max_log_offset)
+            difference = checkers.first_difference(store, node.store, begin, end)
+            if difference is not None:
+                self.world.findings.broken.append(
+                    f"{node.life} differs from {self.leader.life} at {difference}"
+                )
+
+    # The end.
+
+    async def check(self) -> None:
+        self._check_logs()
+        epochs = {node.name: node.server.replication.epochs for node in self.brokers_made if node.server}
+        if len({str(one.entries) for one in epochs.values()}) > 1:
+            self.world.findings.broken.append(f"the lists of terms differ: {epochs}")
+        await super().check()
+        self._check_histories()
+
+    def _check_histories(self) -> None:
+        """Each queue was one list for all who used it, whoever led. Not told when its master was alone and
+        lost its power: then it may have shown what nobody has.
+        """
+        if self.ledger.counts["power cuts of a master alone"] or self.master.store is None:
+            return
+        for place in sorted(self.master.store.queue_keys()):
+            if place[0] != TOPIC:
+                continue
+            records = checkers.read_queue(self.master.store, place)
+            held = [sent for record in records if (sent := self.ledger.find(record.content)) is not None]
+            why = checkers.check_history(self.ledger, place, self.watch.reads_of(place), held)
+            self.ledger.counts["histories checked"] += 1
+            if why:
+                self.world.findings.order.append(f"{place} is not linearizable: {why}")
+
+    async def age(self) -> None:
+        """Nothing: retention is the store's, and the other simulation has it."""
+
+    async def stop(self) -> None:
+        clients: list[Node] = [*self.workers, *self.consumers, *self.producers]
+        for node in (*clients, *self.slaves, self.master, *self.controllers, *self.name_servers):
+            await node.end_in_order()
+
+    async def restart_alone(self) -> None:
+        """All once more, controllers first: the group finds a master that has everything."""
+        self._term = 0
+        for node in (*self.controllers, *self.brokers_made):
+            node.start()
+        await self._expect(self.is_level, START_TIMEOUT_S, "the group has no whole set again")
+        checkers.check_stored(self.world, self.ledger, self.promises, self.master)
+        for node in (*self.slaves, self.master, *self.controllers):
+            await node.end_in_order()

@@ -1,0 +1,153 @@
+"""The machines of an elected group: controllers, and brokers whose role they decide."""
+
+from __future__ import annotations
+
+from sim.cluster.loop import Life
+from sim.cluster.nodes import ROOT, BrokerNode, DiskNode
+from sim.cluster.world import World
+from tandemmq.broker.autoswitch.elected import ElectedBroker
+from tandemmq.broker.autoswitch.options import ElectionOptions
+from tandemmq.broker.broker import Broker
+from tandemmq.controller.controller import Controller
+from tandemmq.controller.options import ControllerOptions
+
+CONTROLLER_PORT = 9878
+
+
+class ControllerNode(DiskNode):
+    """One controller and its disk."""
+
+    def __init__(self, name: str, world: World) -> None:
+        super().__init__(name, world)
+        self.peers: tuple[ControllerNode, ...] = (self,)
+        """All of the group."""
+        self.server: Controller | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{self.host.ip}:{CONTROLLER_PORT}"
+
+    @property
+    def is_leader(self) -> bool:
+        return self.is_running and self.server is not None and self.server.raft.is_leader
+
+    def start(self) -> None:
+        self._image = self.image
+        life = self.begin_life()
+        self.server = None
+        self.world.note(f"{life} starts")
+        self.begin_disk()
+        self.world.spawn(life, self._boot(life), "boot")
+
+    async def _boot(self, life: Life) -> None:
+        options = ControllerOptions(
+            peers=";".join(f"{peer.name}-{peer.address}" for peer in self.peers),
+            self_id=self.name,
+            store_path=ROOT / "controller",
+            config_store_path=ROOT / "controller.properties",
+            snapshot_entries=20,
+        )
+        try:
+            self.server = Controller(
+                options,
+                network=self.network,
+                disk=self.disk,
+                clock=self.clock,
+                chance=self.chance,
+                on_fatal=self.on_fatal,
+            )
+            await self.server.start()
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is a finding)
+            if life.is_alive:
+                self.on_fatal(error)
+
+    async def stop_server(self) -> None:
+        if self.server is not None:
+            await self.server.stop()
+
+
+class ElectedNode(BrokerNode):
+    """A broker that is what the controllers decide. `broker_id` is 0 while it leads, as far as is known here,
+    else `number`, which need not be the id that it was given.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        world: World,
+        *,
+        number: int,
+        name_servers: tuple[str, ...],
+        controllers: tuple[str, ...],
+    ) -> None:
+        super().__init__(name, world, broker_id=number, name_servers=name_servers)
+        self.number = number
+        self._controllers = controllers
+        self.server: ElectedBroker | None = None
+
+    @property
+    def broker(self) -> Broker | None:
+        """What it is composed of for its present role."""
+        return None if self.server is None else self.server._broker
+
+    @property
+    def epoch(self) -> int:
+        """Of the term that it knows."""
+        return 0 if self.server is None else self.server._epoch
+
+    @property
+    def leads(self) -> bool:
+        """It is the master of its term, as it thinks."""
+        return self.is_running and self.server is not None and self.server.is_master
+
+    @property
+    def may_write(self) -> bool:
+        """It would take a message now."""
+        return self.leads and self.server is not None and self.server.may_write()
+
+    @property
+    def members(self) -> frozenset[int]:
+        """The ids of the SyncStateSet, as this master knows it; empty for a slave."""
+        replication = None if self.server is None else self.server._replication
+        members = None if replication is None else getattr(replication, "_set", None)
+        return frozenset() if members is None else members.members
+
+    @property
+    def halt_reason(self) -> str:
+        """Why its copy stands still until a person acts."""
+        replication = None if self.server is None or not self.is_running else self.server._replication
+        return "" if replication is None else replication.halt_reason
+
+    def start(self) -> None:
+        self.server = None
+        super().start()
+
+    async def _boot(self, life: Life) -> None:
+        try:
+            server = self.server = ElectedBroker(
+                self._broker_options(),
+                self._store_options(),
+                self._replication_options(),
+                ElectionOptions(is_enabled=True, controllers=self._controllers),
+                network=self.network,
+                disk=self.disk,
+                clock=self.clock,
+                chance=self.chance,
+                on_fatal=self.on_fatal,
+            )
+            await server.start()
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is a finding)
+            if life.is_alive:
+                self.on_fatal(error)
+            return
+        if life.is_alive:
+            self.is_open = True
+            assert server.store is not None
+            low, high = server.store.min_log_offset, server.store.max_log_offset
+            self.world.note(f"{life} is open as id {server.broker_id}, log {low}..{high}")
+            self.on_open(self)
+
+    async def stop_server(self) -> None:
+        self.is_open = False
+        if self.server is not None:
+            await self.server.stop()

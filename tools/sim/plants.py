@@ -1,0 +1,281 @@
+"""`python -m sim.plants`: one-line bugs are planted, and the proofs must find each of them.
+
+A bug is planted into a copy of the sources, one at a time, and the proofs that its row names run on the copy
+until one of them fails; what failed must pass on the sources without the bug. The last line is `PLANTS OK
+planted=N found=N`, or `PLANTS FAILED ...` with exit code 1. The lines before it tell for each bug which proof
+found it, and after how many seeds and seconds.
+
+With --hunt a proof is run in this process on the sources that are imported: so a planted copy is searched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+from rich.console import Console
+
+import tandemmq
+from sim.bit_flips import run_flips
+from sim.cluster.simulation import run_seed as run_cluster
+from sim.elected.run import ELECTED
+from sim.plant_catalogue import PLANTS, Plant
+from sim.raft.simulation import run_seed as run_raft
+from sim.run import run_seed as run_store
+from sim.seeds import PROCESSES, progress_on, say, without_logging
+
+SOURCES = Path(tandemmq.__file__).parent
+CHECKOUT = SOURCES.parent.parent
+SEEDS = {"crash": 1000, "flips": 100, "sim": 1000, "elected": 500, "raft": 2000}
+"""How many seeds the default commands run; `make crash` flips bits with every tenth of its seeds."""
+EXCUSED_SEEDS = 100
+"""As many for a bug that nothing can find, as its row tells: a look whether that is still so."""
+FOUND = "found by seed "
+PROOF_MINUTES_MAX = 45
+SEED_SECONDS_MAX = 180
+"""A seed that takes longer hangs, and whoever runs the proof sees it."""
+TEST_SECONDS_MAX = 120
+"""The same for a test."""
+TEST_MINUTES_MAX = 10
+"""A file of tests that takes longer hangs where no limit of a test reaches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one planted bug; `proof` None: nothing found it."""
+
+    plant: Plant
+    proof: str | None
+    told: str
+    seconds: float
+
+    def line(self) -> str:
+        """One row of the report."""
+        how = f"{self.proof}: {self.told}" if self.proof else f"NOT FOUND ({self.told})"
+        return f"{self.plant.name} [{self.plant.path}] {how}, {self.seconds:.0f} s"
+
+
+def _crash(seed: int) -> bool:
+    return bool(run_store(seed).faults)
+
+
+def _flips(seed: int) -> bool:
+    return bool(run_flips(seed).returned)
+
+
+def _sim(seed: int) -> bool:
+    return bool(run_cluster(seed).findings)
+
+
+def _raft(seed: int) -> bool:
+    return bool(run_raft(seed).findings)
+
+
+def _elected(seed: int) -> bool:
+    return bool(run_cluster(seed, kind=ELECTED).findings)
+
+
+HUNTS: dict[str, Callable[[int], bool]] = {
+    "crash": _crash,
+    "flips": _flips,
+    "sim": _sim,
+    "elected": _elected,
+    "raft": _raft,
+}
+
+
+def _raise_hangs(*_: object) -> None:
+    raise TimeoutError(f"a seed took longer than {SEED_SECONDS_MAX} s")
+
+
+def hunt(proof: str, first_seed: int, seeds: int) -> int | None:
+    """The first seed that finds something in the sources that are imported, or raises, or hangs."""
+    signal.signal(signal.SIGALRM, _raise_hangs)
+    for seed in range(first_seed, first_seed + seeds):
+        with without_logging():
+            signal.alarm(SEED_SECONDS_MAX)
+            try:
+                is_found = HUNTS[proof](seed)
+            except Exception:  # noqa: BLE001  # whatever a planted bug raises, it is found
+                is_found = True
+            finally:
+                signal.alarm(0)
+        if is_found:
+            return seed
+    return None
+
+
+def plant_into(directory: Path, plant: Plant) -> Path:
+    """A copy of the sources and the tests below `directory` that has the bug.
+
+    Raises:  ValueError when the catalogue is out of date: the sound text must stand in the file once.
+    """
+    copy = directory / "src" / "tandemmq"
+    shutil.copytree(SOURCES.parent, directory / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    path = copy / plant.path
+    text = path.read_text(encoding="utf-8")
+    if text.count(plant.sound) != 1:
+        raise ValueError(f"{plant.name}: {plant.path} has its line {text.count(plant.sound)} times, not once")
+    path.write_text(text.replace(plant.sound, plant.bug), encoding="utf-8")
+    for name in ("tests", "tools", "pyproject.toml"):
+        (directory / name).symlink_to(CHECKOUT / name)
+    return directory
+
+
+def try_plant(plant: Plant, *, only_proof: str = "", seeds: int = 0) -> Outcome:
+    """Plant the bug and run its proofs, one after the other, until one finds it.
+
+    `only_proof`: no other than this one; `seeds`: of each simulation, 0 for as many as its command runs.
+    """
+    begun_at = time.monotonic()
+    told = ""
+    with tempfile.TemporaryDirectory(prefix="tandemmq-plant-") as temporary:
+        root = plant_into(Path(temporary), plant)
+        for proof in (only_proof,) if only_proof else plant.proofs:
+            is_found, told = _run(root, proof, seeds or _seeds_of(plant, proof))
+            if is_found and not _is_sound(proof, told):
+                told = f"{proof} finds as much in sound sources: {told}"
+            elif is_found:
+                return Outcome(plant=plant, proof=proof, told=told, seconds=time.monotonic() - begun_at)
+    return Outcome(plant=plant, proof=None, told=told, seconds=time.monotonic() - begun_at)
+
+
+def _seeds_of(plant: Plant, proof: str) -> int:
+    """How many seeds look for the bug; 0 when the proof is a file of tests."""
+    seeds = SEEDS.get(proof, 0)
+    return min(seeds, EXCUSED_SEEDS) if plant.why_not else seeds
+
+
+def _is_sound(proof: str, told: str) -> bool:
+    """Whether what found the bug finds nothing in the sources without it: the seed, or the file of tests."""
+    if proof in HUNTS:
+        is_found, _ = _run(CHECKOUT, proof, 1, first_seed=int(told.removeprefix(FOUND)))
+        return not is_found
+    return _passes(proof)
+
+
+@cache
+def _passes(tests: str) -> bool:
+    return not _run(CHECKOUT, tests, 0)[0]
+
+
+def _run(root: Path, proof: str, seeds: int, *, first_seed: int = 0) -> tuple[bool, str]:
+    """Whether the proof fails on the sources below `root`, and what it tells."""
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    if proof in HUNTS:
+        command = [sys.executable, "-m", "sim.plants", "--hunt", proof]
+        command += ["--first-seed", str(first_seed), "--seeds", str(seeds)]
+    else:
+        command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider"]
+        command += ["-o", f"timeout={TEST_SECONDS_MAX}", f"tests/{proof}"]
+    minutes_max = PROOF_MINUTES_MAX if proof in HUNTS else TEST_MINUTES_MAX
+    output, exit_code = _wait_for(command, root, environment, minutes_max)
+    if exit_code is None:
+        return proof not in HUNTS, f"it hangs, {minutes_max} minutes at least"
+    if proof in HUNTS:
+        found = [line for line in output.splitlines() if line.startswith(FOUND)]
+        return bool(found), found[0] if found else f"not in {seeds} seeds"
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
+    return exit_code == 1 and bool(failed), _test_of(failed[0]) if failed else "passed"
+
+
+def _wait_for(
+    command: Sequence[str], root: Path, environment: Mapping[str, str], minutes_max: int
+) -> tuple[str, int | None]:
+    """What the command printed, and its exit code; None when it had to be ended, with all that it started."""
+    with subprocess.Popen(
+        command,
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=minutes_max * 60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return "", None
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return output, process.returncode
+
+
+def _test_of(line: str) -> str:
+    """The name in `FAILED tests/file.py::name[values] - reason`."""
+    return line.split("::", 1)[-1].split(" - ")[0]
+
+
+def run_all(
+    plants: Sequence[Plant], console: Console, *, jobs: int, only_proof: str = "", seeds: int = 0
+) -> list[Outcome]:
+    """Every bug, `jobs` at a time."""
+    outcomes = []
+    attempt = partial(try_plant, only_proof=only_proof, seeds=seeds)
+    with progress_on(console) as progress, ThreadPoolExecutor(jobs) as threads:
+        bar = progress.add_task("planting bugs", total=len(plants))
+        for outcome in threads.map(attempt, plants):
+            outcomes.append(outcome)
+            say(console, outcome.line())
+            progress.update(bar, advance=1)
+    return outcomes
+
+
+def verdict(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """The report's last lines. A bug of which its row says why nothing finds it is told apart."""
+    missed = [outcome for outcome in outcomes if outcome.proof is None]
+    excused = [outcome for outcome in missed if outcome.plant.why_not]
+    for outcome in excused:
+        yield f"not found, as expected: {outcome.plant.name}: {outcome.plant.why_not}"
+    planted = len(outcomes) - len(excused)
+    found = len(outcomes) - len(missed)
+    yield f"PLANTS {'OK' if found == planted else 'FAILED'} planted={planted} found={found}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(prog="python -m sim.plants", description=__doc__)
+    parser.add_argument("--only", default="", help="bugs whose name or file has this text")
+    parser.add_argument("--list", action="store_true", help="name the bugs, plant none")
+    parser.add_argument(
+        "--hunt", choices=sorted(HUNTS), help="run this proof here until a seed finds something"
+    )
+    parser.add_argument(
+        "--proof", default="", help="run this proof only, also on bugs that others are to find"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=0, help="of each simulation; 0: as many as its command runs"
+    )
+    parser.add_argument("--jobs", type=int, default=PROCESSES, help="bugs at a time")
+    parser.add_argument("--first-seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    console = Console()
+    if options.hunt:
+        seed = hunt(options.hunt, options.first_seed, options.seeds or SEEDS[options.hunt])
+        say(console, "nothing found" if seed is None else f"{FOUND}{seed}")
+        return 0 if seed is None else 1
+    plants = [plant for plant in PLANTS if options.only in plant.name or options.only in plant.path]
+    if options.list:
+        say(console, *(f"{plant.name} [{plant.path}] by {', '.join(plant.proofs)}" for plant in plants))
+        return 0
+    outcomes = run_all(plants, console, jobs=options.jobs, only_proof=options.proof, seeds=options.seeds)
+    lines = list(verdict(outcomes))
+    say(console, *lines)
+    return 0 if lines[-1].startswith("PLANTS OK") else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

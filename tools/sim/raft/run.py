@@ -1,0 +1,99 @@
+"""`python -m sim.raft.run`: many random lives of a Raft group, and what of its rules was broken.
+
+The last line is `RAFT OK seeds=N confirmed=N leaders=N`, or `RAFT FAILED ...`; then the lines before it have
+the commands that replay the failed seeds, and the exit code is 1. With --seed K --trace one life is told
+event by event.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+from sim.raft.simulation import SeedResult, run_seed
+from sim.seeds import Life, new_processes, progress_on, run_command, without_logging
+
+FAILED_SEEDS_SHOWN = 10
+
+
+@dataclass(slots=True)
+class Summary:
+    """What all seeds did together."""
+
+    seed_count: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    failed: dict[int, list[str]] = field(default_factory=dict)
+
+    def add(self, result: SeedResult) -> None:
+        self.seed_count += 1
+        self.counts.update(result.counts)
+        if result.findings:
+            self.failed[result.seed] = result.findings
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.failed
+
+    def lines(self) -> Iterator[str]:
+        """The report; the verdict last."""
+        yield ", ".join(f"{name}: {count}" for name, count in sorted(self.counts.items()))
+        for seed, findings in list(self.failed.items())[:FAILED_SEEDS_SHOWN]:
+            for text in findings:
+                yield f"seed {seed}: {text}"
+            yield f"  replay: python -m sim.raft.run --seed {seed} --trace"
+        verdict = (
+            f"seeds={self.seed_count} confirmed={self.counts['confirmed entries']} "
+            f"leaders={self.counts['leaders']}"
+        )
+        if self.is_ok:
+            yield f"RAFT OK {verdict}"
+        else:
+            yield f"RAFT FAILED {verdict} seeds: {','.join(map(str, sorted(self.failed)))}"
+
+
+def _run_quietly(seed: int) -> SeedResult:
+    with without_logging():
+        result = run_seed(seed)
+    result.trace.clear()
+    return result
+
+
+def run_many(seeds: range, console: Console) -> Summary:
+    """All seeds."""
+    summary = Summary()
+    with progress_on(console) as progress, new_processes() as processes:
+        bar = progress.add_task("running groups", total=len(seeds))
+        for result in processes.map(_run_quietly, seeds, chunksize=16):
+            summary.add(result)
+            failed = f", failed: {len(summary.failed)}" if summary.failed else ""
+            progress.update(bar, advance=1, description=f"running groups{failed}")
+    return summary
+
+
+def run_one(seed: int) -> Life:
+    """One seed."""
+    with without_logging():
+        result = run_seed(seed)
+    summary = Summary()
+    summary.add(result)
+    return Life(trace=result.trace, findings=result.findings, report=summary)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code."""
+    return run_command(
+        arguments,
+        module="sim.raft.run",
+        description=__doc__,
+        seed_count=2000,
+        run_many=run_many,
+        run_one=run_one,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

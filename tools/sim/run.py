@@ -1,0 +1,399 @@
+"""One seed: a random life of a store, with everything that disks do to it, checked after every start."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from sim.checks import Faults, StoreCheck
+from sim.dice import Dice
+from sim.disk import SLOW_MS_MAX, Crash
+from sim.disk import Faults as DiskFaults
+from sim.image import Tear
+from sim.ledger import Fate, Ledger, Send
+from sim.machine import STEP_S, Hung, Machine, OpenStore, is_fail_stop
+from sim.workload import (
+    QUEUES_PER_TOPIC,
+    STORE_HOST,
+    TOPICS,
+    random_batch,
+    random_options,
+    random_record,
+)
+from tandemmq.errors import FlushFailed, RequestRejected
+from tandemmq.protocol.record import NewRecord, decode_records
+from tandemmq.store import FlushMode, GetStatus, MessageStore, PutStatus
+
+STEPS_PER_RUN = 220
+STARTS_MAX = 30
+TEARS = (
+    (1, Tear.NOTHING),
+    (1, Tear.EVERYTHING),
+    (2, Tear.IN_ORDER),
+    (3, Tear.SECTORS),
+    (2, Tear.PAGES),
+)
+
+
+@dataclass(slots=True)
+class SeedResult:
+    """What one seed did and found; `trace` is the same for every run of the seed."""
+
+    seed: int
+    acknowledged_count: int = 0
+    start_count: int = 0
+    crash_count: int = 0
+    faults: Faults = field(default_factory=Faults)
+    trace: list[str] = field(default_factory=list)
+
+
+def run_seed(seed: int, *, open_store: OpenStore = MessageStore.open) -> SeedResult:
+    """One run from its seed; tests pass another `open_store` to plant a bug.
+
+    The garbage collector rests meanwhile: when it runs depends on all that the process has done before, and
+    it decides when a view of a deleted file goes, hence what the store does with the file.
+    """
+    was_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return asyncio.run(CrashRun(seed, open_store).run())
+    finally:
+        if was_collecting:
+            gc.enable()
+
+
+class CrashRun:
+    """The random operations of one seed."""
+
+    def __init__(self, seed: int, open_store: OpenStore) -> None:
+        self.result = SeedResult(seed)
+        self.dice = Dice(seed)
+        options = random_options(self.dice)
+        self.options = options
+        is_sync = options.flush_mode is FlushMode.SYNC_FLUSH
+        self.ledger = Ledger(is_sync=is_sync, is_pooled=options.uses_transient_pool, store_host=STORE_HOST)
+        self.machine = Machine(
+            options, dice=self.dice, ledger=self.ledger, note=self._note, open_store=open_store
+        )
+        self._number = 0
+        self._is_index_complete = True
+        self._operations: tuple[tuple[int, Callable[[], Awaitable[None]]], ...] = (
+            (40, self._append),
+            (8, self._append_batch),
+            (8, self._append_burst),
+            (22, self._pass_a_moment),
+            (6, self._pass_seconds),
+            (1, self._pass_a_minute),
+            (8, self._read),
+            (2, self._query),
+            (1, self._clean),
+            (3, self._delete_topic),
+            (3, self._restart),
+            (2, self._kill),
+            (2, self._cut_power),
+            (4, self._arm_crash),
+            (3, self._trouble_writes),
+            (2, self._trouble_syncs),
+            (4, self._calm),
+        )
+        pool = f", pool of {options.transient_pool_size}" if options.uses_transient_pool else ""
+        self._note(
+            f"seed {seed}: {options.flush_mode.value}{pool}, "
+            f"log files of {options.commit_log_file_bytes} bytes"
+        )
+
+    def _note(self, text: str) -> None:
+        self.result.trace.append(text)
+
+    @property
+    def _store(self) -> MessageStore:
+        store = self.machine.store
+        assert store is not None
+        return store
+
+    async def run(self) -> SeedResult:
+        """The whole life; a fault ends it."""
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
+        try:
+            await self._start()
+            for _ in range(STEPS_PER_RUN):
+                if self.result.faults:
+                    break
+                await self.dice.pick_weighted(self._operations)()
+                await self._follow_crash()
+            if not self.result.faults:
+                await self._restart()
+        except (Exception, Hung):  # noqa: BLE001 (whatever the store raised is a finding)
+            self.result.faults.broken.append(traceback.format_exc().strip())
+        await self.machine.end_tasks()
+        self.result.acknowledged_count = self.ledger.acknowledged_count
+        return self.result
+
+    def _on_loop_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Exception) and not self.machine.disk.is_lost:
+            self.result.faults.broken.append("".join(traceback.format_exception(error)).strip())
+
+    # Starts and ends.
+
+    async def _start(self) -> None:
+        """Open a store, through as many crashes and faults as the dice want, and check it."""
+        machine = self.machine
+        for attempt in range(STARTS_MAX):
+            if attempt < STARTS_MAX - 5:
+                self._trouble_start()
+            is_open = await machine.start()
+            self.result.start_count += 1
+            self._note_index_faults()
+            self._note_failures()
+            if is_open and not machine.disk.is_lost and not machine.disk.failed_paths and not machine.fatal:
+                machine.disk.crash = None
+                machine.disk.faults = DiskFaults(slow_sync_percent=self.dice.pick((0, 30, 80)))
+                self._check()
+                return
+            if not machine.disk.is_lost:
+                # Tables may wait in memory for a disk that takes writes; a check of files needs a new start.
+                machine.lose(is_power_cut=self.dice.happens(30), tear=self.dice.pick_weighted(TEARS))
+            await machine.replace()
+        raise Hung("the store did not come up without faults")
+
+    def _trouble_start(self) -> None:
+        faults = self.machine.disk.faults
+        if self.dice.happens(25):
+            self._arm(self.dice.between(0, 30))
+        if self.dice.happens(8):
+            faults.write_error_percent = self.dice.pick((5, 50))
+            faults.create_error_percent = self.dice.pick((0, 50))
+        if self.dice.happens(5):
+            faults.sync_errors = 1
+            faults.is_dropping_pages = self.dice.happens(50)
+
+    def _check(self) -> None:
+        store = self._store
+        self._note(f"  open: log {store.min_log_offset}..{store.max_log_offset}")
+        check = StoreCheck(
+            store=store,
+            disk=self.machine.disk,
+            ledger=self.ledger,
+            faults=self.result.faults,
+            after_power_cut=self.machine.after_power_cut,
+            is_index_complete=self._is_index_complete,
+        )
+        kept = check.run()
+        self.ledger.begin_again(kept, store.max_log_offset)
+        self.machine.after_power_cut = False
+
+    async def _follow_crash(self) -> None:
+        """After each operation: a lost machine is replaced, a store that must have stopped is looked at."""
+        machine = self.machine
+        self._note_index_faults()
+        self._note_failures()
+        if not machine.disk.is_lost and machine.disk.sync_failed:
+            await self._check_fail_stop()
+            machine.lose(is_power_cut=self.dice.happens(50), tear=self.dice.pick_weighted(TEARS))
+        if machine.disk.is_lost:
+            self.result.crash_count += 1
+            self._check_loss_window()
+            await machine.replace()
+            await self._start()
+
+    def _check_loss_window(self) -> None:
+        """With the pool a death takes only what came in the last moments, unless the disk took no writes."""
+        disk, options = self.machine.disk, self.options
+        oldest = self.ledger.oldest_unwritten()
+        if oldest is None or disk.failed_paths or disk.sync_failed:
+            return
+        age_ms = (disk.lost_at_s - oldest.at_s) * 1000
+        # A put may just miss one commit, and both may be slow.
+        window_ms = options.commit_interval_ms + options.commit_thorough_interval_ms + 2 * SLOW_MS_MAX
+        if age_ms > window_ms + STEP_S * 1000:
+            self.result.faults.lost.append(f"{oldest}: in memory only for {age_ms:.0f} ms")
+
+    def _note_index_faults(self) -> None:
+        """The index gives up on write errors, as RocketMQ's does; from then on it may lack keys."""
+        if any(path.parent.name == "index" for path in self.machine.disk.failed_paths):
+            self._is_index_complete = False
+
+    def _note_failures(self) -> None:
+        """A store may fail because of an fsync, not by itself."""
+        if self.machine.disk.is_lost:
+            return
+        for error in self.machine.fatal:
+            if not isinstance(error, FlushFailed):
+                text = "".join(traceback.format_exception(error)).strip()
+                self.result.faults.broken.append(text)
+
+    async def _check_fail_stop(self) -> None:
+        """After a failed fsync the owner knows, no file is touched and no send is accepted."""
+        machine = self.machine
+        await machine.pass_time(0.1)
+        if machine.disk.is_lost:
+            return
+        written = machine.disk.write_count
+        if not is_fail_stop(machine.fatal):
+            self.result.faults.broken.append(f"an fsync failed, the owner was told {machine.fatal}")
+        acknowledged = self.ledger.acknowledged_count
+        try:
+            self._put([random_record(self.dice, self.options, self._next_number())])
+        except RequestRejected:
+            pass
+        else:
+            self.result.faults.broken.append("a send was accepted after a failed fsync")
+        await machine.pass_time(3)
+        if machine.disk.write_count != written and not machine.disk.is_lost:
+            self.result.faults.broken.append(f"written after a failed fsync: {machine.disk.last_written}")
+        if self.ledger.acknowledged_count != acknowledged:
+            self.result.faults.broken.append("sends were acknowledged after a failed fsync")
+        if self.dice.happens(30) and not machine.disk.is_lost and await machine.stop():
+            self.result.faults.broken.append("a clean stop was claimed after a failed fsync")
+
+    async def _restart(self) -> None:
+        """A clean stop, sometimes with the power cut right after it, and a start."""
+        machine = self.machine
+        self._note("restart")
+        is_clean = await machine.stop()
+        self._note_index_faults()
+        disk = machine.disk
+        if not disk.is_lost and not disk.sync_failed:
+            if is_clean:
+                self.ledger.note_clean_stop()
+            elif not disk.failed_paths:
+                self.result.faults.broken.append("a stop without faults was not clean")
+            pending = [s for sends in self.ledger.by_offset.values() for s in sends if s.fate is Fate.PENDING]
+            if pending:
+                self.result.faults.broken.append(f"never answered: {pending[0]}")
+        if not disk.is_lost and self.dice.happens(40):
+            machine.lose(is_power_cut=True, tear=self.dice.pick_weighted(TEARS))
+        await machine.replace()
+        await self._start()
+
+    async def _kill(self) -> None:
+        self._note("kill")
+        self.machine.lose(is_power_cut=False, tear=Tear.EVERYTHING)
+
+    async def _cut_power(self) -> None:
+        self._note("power cut")
+        self.machine.lose(is_power_cut=True, tear=self.dice.pick_weighted(TEARS))
+
+    async def _arm_crash(self) -> None:
+        self._arm(self.dice.between(0, 60))
+
+    def _arm(self, operations: int) -> None:
+        is_power_cut = self.dice.happens(60)
+        self.machine.disk.crash = Crash(operations, is_power_cut, self.dice.pick_weighted(TEARS))
+        self._note(f"crash armed: in {operations} disk operations")
+
+    # Faults.
+
+    async def _trouble_writes(self) -> None:
+        faults = self.machine.disk.faults
+        faults.write_error_percent = self.dice.pick((5, 30, 100))
+        faults.create_error_percent = self.dice.pick((0, 30, 100))
+        self._note(f"writes fail: {faults.write_error_percent} %, creations {faults.create_error_percent} %")
+
+    async def _trouble_syncs(self) -> None:
+        faults = self.machine.disk.faults
+        faults.sync_errors = 1
+        faults.is_dropping_pages = self.dice.happens(50)
+        self._note("the next fsync fails")
+
+    async def _calm(self) -> None:
+        faults = self.machine.disk.faults
+        faults.write_error_percent = faults.create_error_percent = 0
+        self._note("writes work")
+
+    # Use.
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _put(self, records: list[NewRecord]) -> None:
+        """Append. Raises RequestRejected."""
+        sends: list[Send] = []
+
+        def on_done(status: PutStatus) -> None:
+            if not self.ledger.is_frozen:
+                self._note(f"  #{sends[0].number} {status.value}")
+            self.ledger.settle(sends, status)
+
+        placed = self._store.append(records, on_done)
+        sends += self.ledger.add(records, placed, self.machine.clock.monotonic())
+        head = sends[0]
+        self._note(
+            f"append {len(sends)}: #{head.number} {records[0].topic}/{records[0].queue_id} "
+            f"offset {placed.queue_offset} at {head.log_offset}..{sends[-1].end}"
+        )
+
+    def _try_put(self, records: list[NewRecord]) -> None:
+        self._number += len(records)
+        try:
+            self._put(records)
+        except RequestRejected as error:
+            self._note(f"append refused: {error.remark}")
+
+    async def _append(self) -> None:
+        self._try_put([random_record(self.dice, self.options, self._next_number())])
+
+    async def _append_batch(self) -> None:
+        self._try_put(random_batch(self.dice, self.options, self._next_number()))
+
+    async def _append_burst(self) -> None:
+        for _ in range(self.dice.between(2, 12)):
+            await self._append()
+
+    async def _pass_a_moment(self) -> None:
+        await self.machine.pass_time(self.dice.between(0, 50) / 1000)
+
+    async def _pass_seconds(self) -> None:
+        await self.machine.pass_time(self.dice.between(1, 6))
+
+    async def _pass_a_minute(self) -> None:
+        self._note("a minute passes")
+        await self.machine.pass_time(61)
+
+    async def _read(self) -> None:
+        """Read somewhere; what a reader saw under SYNC_FLUSH is on disk for good."""
+        store = self._store
+        topic, queue_id = self.dice.pick(TOPICS), self.dice.below(QUEUES_PER_TOPIC)
+        low, high = store.queue_min(topic, queue_id), store.queue_max(topic, queue_id)
+        offset = self.dice.between(low, high)
+        result = store.get(topic, queue_id, offset, count_max=self.dice.between(1, 32))
+        if result.status is not GetStatus.FOUND:
+            if offset < high:
+                self.result.faults.divergent.append(f"{topic}/{queue_id} at {offset}: {result.status.value}")
+            return
+        for record in (record for view in result.slices for record in decode_records(view)):
+            sends = self.ledger.candidates(record.log_offset)
+            is_sent = any(send.record.body == record.body for send in sends)
+            if not is_sent or record.queue_offset != offset:
+                self.result.faults.phantom.append(f"{topic}/{queue_id} at {offset}: read {record.log_offset}")
+            if self.ledger.is_sync:
+                self.ledger.note_durable(record.log_offset + record.size)
+            offset += 1
+
+    async def _query(self) -> None:
+        now_ms = self.machine.clock.now_ms()
+        self._store.query_keys(self.dice.pick(TOPICS), f"order{self.dice.below(20)}", 32, 0, now_ms)
+
+    async def _delete_topic(self) -> None:
+        """All that was sent to it is gone from its queues; the next send makes it again."""
+        topic = self.dice.pick(TOPICS)
+        doomed = self.ledger.begin_deletion(topic)
+        self._note(f"delete {topic}: {len(doomed)} messages")
+        try:
+            await self.machine.drive(self._store.drop_topics([topic]))
+        except RequestRejected as error:
+            self._note(f"  refused: {error.remark}")
+        else:
+            self.ledger.end_deletion(doomed)
+
+    async def _clean(self) -> None:
+        """Delete log files that are an hour old."""
+        count = self._store.clean()
+        if count:
+            self._note(f"cleaned {count} log files")
+        self.ledger.note_cleaned(self._store.min_log_offset)
