@@ -243,7 +243,7 @@ DIFFERENCES: Final = {
         (
             "CLEAN_EXPIRED_CONSUMEQUEUE deletes files only: a queue whose messages have all expired"
             " keeps its numbering, so that offsets of groups stay right.",
-            "broker/admin/cleaning_handlers.py",
+            "broker/admin/settings.py",
         ),
         (
             "CLONE_GROUP_OFFSET without a topic copies the offsets of all topics; RocketMQ copies none.",
@@ -352,7 +352,7 @@ DIFFERENCES: Final = {
             "EXCHANGE_BROKER_HA_INFO and NOTIFY_MIN_BROKER_ID_CHANGE make a slave ask its name"
             " servers where the master is; it never takes the addresses from the request."
             " RESET_MASTER_FLUSH_OFFSET has no effect: slaves compare their log with the master's.",
-            "broker/admin/ha_handlers.py",
+            "broker/admin/settings.py",
         ),
         (
             "With SYNC_FLUSH slaves are sent what is flushed; RocketMQ sends what is written. A send"
@@ -387,7 +387,7 @@ DIFFERENCES: Final = {
         ),
         (
             "haFlowControlEnable counts every byte that is sent to a slave, not the headers alone.",
-            "replication/core/options.py",
+            "replication/core/frames.py",
         ),
         (
             "SYNC_MASTER with inSyncReplicas=1 waits for no slave, as in 5.x, and says so at the"

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tandemmq.api.broker_offset import query_max_offset
-from tandemmq.api.broker_pull import PullStatus, pull
+from tandemmq.api.broker_consume import PullStatus, pull, query_max_offset
 from tandemmq.api.broker_send import SendAnswer, SendStatus, send
 from tandemmq.errors import TandemError
 from tandemmq.launcher import Server, write_properties

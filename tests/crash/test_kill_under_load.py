@@ -18,8 +18,7 @@ import pytest
 from crash_rig import TOPIC, Load, make_broker, new_client, read_queue, send_header
 
 from tandemmq.api import broker_send
-from tandemmq.api.broker_admin import query_runtime_info
-from tandemmq.api.broker_topic import create_topic, delete_topic
+from tandemmq.api.broker_admin import create_topic, delete_topic, query_runtime_info
 from tandemmq.launcher import stopping
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.remoting.client import RemotingClient

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from fault_cluster import FaultCluster
 from outside_lists import OutsideLists, consuming, sending
 
-from tandemmq.api import broker_admin, broker_offset
+from tandemmq.api import broker_admin, broker_consume
 from tandemmq.client import Admin
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.replica import HaStatus
@@ -38,7 +38,7 @@ async def ha_status(address: str) -> HaStatus:
 async def committed(address: str, topic: str, queue_id: int, group: str = "G") -> int:
     """What one broker has as the group's offset; -1 for none."""
     async with asking() as client:
-        found = await broker_offset.query_committed_offset(
+        found = await broker_consume.query_committed_offset(
             client, address, group, topic, queue_id, zero_if_missing=False, timeout_s=2.0
         )
         return -1 if found is None else found
@@ -60,7 +60,7 @@ async def create_topic(cluster: FaultCluster, topic: str, queue_count: int = 2) 
 
     async def is_at_slave() -> bool:
         async with asking() as client:
-            return await broker_offset.query_max_offset(client, cluster.slave_address, topic, 0) >= 0
+            return await broker_consume.query_max_offset(client, cluster.slave_address, topic, 0) >= 0
 
     await until(is_at_slave, f"the slave knows {topic}", not_yet=NOT_YET)
 

@@ -15,8 +15,8 @@ from fault_cluster import FaultCluster
 from fault_waits import NOT_YET, asking, committed, create_topic, ha_status, until_in_sync
 from outside_lists import consumer_of
 
-from tandemmq.api import broker_offset, broker_send, broker_topic
-from tandemmq.api.broker_pull import PullStatus, pull
+from tandemmq.api import broker_admin, broker_consume, broker_send
+from tandemmq.api.broker_consume import PullStatus, pull
 from tandemmq.client import (
     Admin,
     Message,
@@ -68,7 +68,7 @@ async def read(address: str, begin: int = 0, topic: str = TOPIC) -> list[str]:
     """The bodies that one broker shows in queue 0."""
     found: list[str] = []
     async with asking() as client:
-        end = await broker_offset.query_max_offset(client, address, topic, 0)
+        end = await broker_consume.query_max_offset(client, address, topic, 0)
         while begin < end:
             header = PullRequest(
                 consumer_group="reader",
@@ -154,8 +154,8 @@ async def test_an_empty_master_takes_nothing_from_its_slave(cluster: FaultCluste
     cluster.master.kill()
     await promote(cluster, tmp_path)
     async with asking() as client:
-        assert await broker_topic.query_group_config(client, cluster.slave_address, "pops") is not None
-        config = await broker_topic.query_topic_config(client, cluster.slave_address, TOPIC)
+        assert await broker_admin.query_group_config(client, cluster.slave_address, "pops") is not None
+        config = await broker_admin.query_topic_config(client, cluster.slave_address, TOPIC)
         assert config is not None
         assert config.write_queue_count == 1
     again: list[str] = []
@@ -276,7 +276,7 @@ async def test_a_message_that_is_named_by_another_one_is_not_handed_back(cluster
         first = await producer.send(Message(topic=TOPIC, body=b"first"), queue=QUEUE)
         await producer.send(Message(topic=TOPIC, body=b"second"), queue=QUEUE)
     async with asking() as client:
-        await broker_topic.create_group(client, cluster.master_address, SubscriptionGroupConfig(name="G"))
+        await broker_admin.create_group(client, cluster.master_address, SubscriptionGroupConfig(name="G"))
         header = SendBackRequest(
             log_offset=0,
             group="G",

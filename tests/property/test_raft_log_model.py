@@ -8,10 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.memory import MemoryDisk
-from tandemmq.consensus.core.effects import Persist
 from tandemmq.consensus.core.log import RaftLog
-from tandemmq.consensus.core.messages import AppendRequest, decode_message, encode_message
-from tandemmq.consensus.core.values import Entry, EntryKind, Members, Saved, Vote, new_group
+from tandemmq.consensus.core.messages import (
+    AppendRequest,
+    Entry,
+    EntryKind,
+    Members,
+    Persist,
+    Saved,
+    Vote,
+    decode_message,
+    encode_message,
+    new_group,
+)
 from tandemmq.consensus.shell.files import RaftFiles
 
 FIRST = new_group(Members({"a": "a:1"}))

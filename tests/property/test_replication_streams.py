@@ -9,6 +9,8 @@ from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.record import NewRecord, encode_blank, encode_record
 from tandemmq.replication.core.effects import Acknowledged, Disconnect, Halt, Send, Store
 from tandemmq.replication.core.frames import (
+    FirstTransfer,
+    ReplicationOptions,
     ReportDecoder,
     TransferDecoder,
     TransferHead,
@@ -16,10 +18,8 @@ from tandemmq.replication.core.frames import (
     encode_report,
 )
 from tandemmq.replication.core.master import MasterSession
-from tandemmq.replication.core.options import FirstTransfer, ReplicationOptions
-from tandemmq.replication.core.progress import LogRange
+from tandemmq.replication.core.progress import LogRange, SlaveState
 from tandemmq.replication.core.slave import SlaveSession
-from tandemmq.replication.core.states import SlaveState
 
 SEGMENT = 2048
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"

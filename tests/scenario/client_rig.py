@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from tandemmq.api import broker_topic
+from tandemmq.api import broker_admin
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.client import (
@@ -25,7 +25,7 @@ from tandemmq.client import (
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.remoting.options import render_address
-from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.frames import ReplicationOptions
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
 from tandemmq.store import BrokerRole, StoreOptions
@@ -112,7 +112,7 @@ class Rig:
         address = render_address(slave.address)
         async with Admin(self.namesrv) as admin:
             for topic in topics:
-                ask = partial(broker_topic.query_topic_config, admin._remoting, address, topic)
+                ask = partial(broker_admin.query_topic_config, admin._remoting, address, topic)
                 await until(ask, f"the slave knows {topic}")
 
     async def fill(self, topic: str, count: int, *, first: int = 0) -> None:

@@ -12,14 +12,13 @@ from controller_rig import CLUSTER, GROUP, Rig
 
 from sim.memory import MemoryDisk
 from tandemmq.broker.autoswitch.elected import ElectedBroker
-from tandemmq.broker.autoswitch.options import ElectionOptions
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.options import BrokerOptions, ElectionOptions
 from tandemmq.errors import StaleTerm
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.options import render_address
 from tandemmq.replication.core.epochs import EpochList
-from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.frames import ReplicationOptions
 from tandemmq.runtime.machine import SeededRandom
 from tandemmq.runtime.ports import Address
 from tandemmq.runtime.tasks import TaskScope

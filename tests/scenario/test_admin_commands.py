@@ -19,7 +19,7 @@ from tandemmq.admin import audit_command
 from tandemmq.admin.audit_command import Outcome, compare_logs
 from tandemmq.admin.render import Answer
 from tandemmq.admin.targets import open_tools
-from tandemmq.api import broker_topic, nameserver, replica
+from tandemmq.api import broker_admin, nameserver, replica
 from tandemmq.broker.broker import Broker
 from tandemmq.cli import app
 from tandemmq.client import (
@@ -555,15 +555,15 @@ async def test_what_only_mqadmin_names_of_topics_and_groups_is_set(rig: Rig) -> 
     await rows(rig, *topic, "-a", "+message.type=FIFO", "-u", "true", "--hasUnitSub", "true")
     await rows(rig, "updateSubGroup", "-b", address, "-g", "G", "-a", "false", "-p", POLICY)
     async with open_tools("") as tools:
-        config = await broker_topic.query_topic_config(tools.remoting, address, "Orders")
+        config = await broker_admin.query_topic_config(tools.remoting, address, "Orders")
         assert config is not None
         assert (config.attributes, config.sys_flag) == ({"message.type": "FIFO"}, 3)
-        group = await broker_topic.query_group_config(tools.remoting, address, "G")
+        group = await broker_admin.query_group_config(tools.remoting, address, "G")
         assert group is not None
         assert group.retry_policy.customized is not None
         assert (group.notifies_members, group.retry_policy.customized.delays_ms) == (False, (10, 20))
         await rows(rig, *topic, "-a", "-message.type")
-        config = await broker_topic.query_topic_config(tools.remoting, address, "Orders")
+        config = await broker_admin.query_topic_config(tools.remoting, address, "Orders")
         assert config is not None
         assert config.attributes == {}
     for wrong in (("-a", "message.type=FIFO"), ("-a", "+message.type"), ("-u", "yes")):

@@ -14,8 +14,8 @@ from replica_pair import FAST, SEGMENT, log_bytes
 from tandemmq.broker.durable import Writer
 from tandemmq.errors import RequestRejected, StaleTerm
 from tandemmq.protocol.record import NewRecord
+from tandemmq.replication.core.epochs import Handshake, encode_handshake, encode_term_report
 from tandemmq.replication.core.progress import LogRange
-from tandemmq.replication.core.term_frames import Handshake, encode_handshake, encode_term_report
 from tandemmq.replication.shell import AutoSwitchReplication
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork

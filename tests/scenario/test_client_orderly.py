@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from client_rig import FAST, Rig, numbers, running_cluster, take
 
-from tandemmq.api import broker_client
+from tandemmq.api import broker_consume
 from tandemmq.client import (
     Admin,
     BlockingConsumer,
@@ -139,15 +139,15 @@ async def test_a_queue_that_is_locked_by_another_waits(tmp_path: Path) -> None:
         queue = MessageQueue("T", "broker-a", 0)
         address = (await admin.topic_route("T")).brokers[0].addresses[0]
         remoting = admin._remoting
-        held = await broker_client.lock_queues(remoting, address, "CG", "another", (queue,))
+        held = await broker_consume.lock_queues(remoting, address, "CG", "another", (queue,))
         assert held == {queue}
         async with rig.consumer(orderly=True) as consumer:
             assert await consumer.poll(1, 0.3) == []
             assert queue not in consumer.assigned
-            await broker_client.unlock_queues(remoting, address, "CG", "another", (queue,))
+            await broker_consume.unlock_queues(remoting, address, "CG", "another", (queue,))
             assert numbers(await take(consumer, 3)) == [0, 1, 2]
-            assert await broker_client.lock_queues(remoting, address, "CG", "another", (queue,)) == set()
-        assert await broker_client.lock_queues(remoting, address, "CG", "another", (queue,)) == {queue}
+            assert await broker_consume.lock_queues(remoting, address, "CG", "another", (queue,)) == set()
+        assert await broker_consume.lock_queues(remoting, address, "CG", "another", (queue,)) == {queue}
 
 
 async def test_a_queue_that_another_had_meanwhile_goes_on_where_that_one_stopped(
@@ -165,12 +165,12 @@ async def test_a_queue_that_another_had_meanwhile_goes_on_where_that_one_stopped
             reader = consumer._assignment.readers[queue]
             assert reader.gate is not None
             own = consumer._assignment._seams.instance.client_id
-            await broker_client.unlock_queues(remoting, address, "CG", own, (queue,))
-            held = await broker_client.lock_queues(remoting, address, "CG", "another", (queue,))
+            await broker_consume.unlock_queues(remoting, address, "CG", own, (queue,))
+            held = await broker_consume.lock_queues(remoting, address, "CG", "another", (queue,))
             assert held == {queue}
             await until(lambda: queue in consumer._assignment._lost_locks, "the lock is lost")
             await admin.set_offset("CG", queue, 7)
-            await broker_client.unlock_queues(remoting, address, "CG", "another", (queue,))
+            await broker_consume.unlock_queues(remoting, address, "CG", "another", (queue,))
             assert numbers(await take(consumer, 3)) == [7, 8, 9]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from client_rig import FAST, Rig, running_cluster
 
-from tandemmq.api.broker_pop import read_popped
+from tandemmq.api.broker_consume import read_popped
 from tandemmq.client import (
     Admin,
     BlockingPopConsumer,

@@ -15,8 +15,8 @@ from controller_rig import GROUP, Rig
 from elected_rig import Copier, Elected
 
 from sim.memory import MemoryDisk
-from tandemmq.api.broker_offset import commit_offset
-from tandemmq.api.broker_topic import create_topic
+from tandemmq.api.broker_admin import create_topic
+from tandemmq.api.broker_consume import commit_offset
 from tandemmq.api.controller import HeartbeatAnswer, hand_over, hand_over_group
 from tandemmq.api.nameserver import query_cluster_info
 from tandemmq.api.replica import MasterPlace

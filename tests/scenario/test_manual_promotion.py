@@ -11,8 +11,8 @@ from broker_rig import Peer, records_of
 from replica_group import Group, rows_at, running_group
 from replica_pair import log_bytes, queue_contents
 
-from tandemmq.api.broker_offset import commit_offset
-from tandemmq.api.broker_topic import create_topic, delete_topic
+from tandemmq.api.broker_admin import create_topic, delete_topic
+from tandemmq.api.broker_consume import commit_offset
 from tandemmq.protocol.bodies.tables import TopicConfig
 from waits import until
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from broker_rig import Peer, consumer, held_count, pull_header, pull_response, records_of, running_broker
 
-from tandemmq.api.broker_offset import query_max_offset
+from tandemmq.api.broker_consume import query_max_offset
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.delay.timers import TimerCheck, TimerKey
 from tandemmq.protocol.bodies.client import ConsumeFromWhere, ConsumeType, MessageModel

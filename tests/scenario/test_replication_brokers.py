@@ -15,8 +15,8 @@ from replica_group import REPLICATION, Group, rows_at, running_group
 from replica_pair import log_bytes, wait_for_slaves
 
 from ports import free_port
-from tandemmq.api.broker_offset import commit_offset
-from tandemmq.api.broker_topic import create_topic, delete_topic
+from tandemmq.api.broker_admin import create_topic, delete_topic
+from tandemmq.api.broker_consume import commit_offset
 from tandemmq.api.replica import HeldTable, fetch_ha_status, fetch_topics, read_log
 from tandemmq.broker.broker import Broker
 from tandemmq.client import Admin
@@ -26,8 +26,8 @@ from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.replica import ReadLogRequest
 from tandemmq.replication.core.effects import HaltReason
-from tandemmq.replication.core.states import SlaveState
-from tandemmq.replication.core.tail import TailOutcome
+from tandemmq.replication.core.progress import SlaveState
+from tandemmq.replication.core.verifier import TailOutcome
 from tandemmq.replication.shell import ReplicationSlaveStatus
 from tandemmq.store import BrokerRole
 from waits import until

@@ -10,7 +10,7 @@ import pytest
 from replica_pair import Peers, send
 
 from tandemmq.broker.replica.ha_status import describe_master
-from tandemmq.replication.core.states import SlaveState
+from tandemmq.replication.core.progress import SlaveState
 from waits import until
 
 

@@ -11,12 +11,12 @@ from broker_rig import Peer
 from replica_group import Group, rows_at, running_group
 from replica_pair import log_bytes
 
-from tandemmq.api.broker_topic import create_topic
+from tandemmq.api.broker_admin import create_topic
 from tandemmq.api.replica import fetch_ha_status
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import LanguageCode, RequestCode
 from tandemmq.protocol.command import Command
-from tandemmq.replication.core.states import SlaveState
+from tandemmq.replication.core.progress import SlaveState
 from waits import until
 
 

@@ -15,7 +15,7 @@ import pytest
 from replica_pair import FAST, Peers, Proxy, log_bytes, new_record, send, wait_for_slaves
 
 from tandemmq.replication.core.frames import encode_report
-from tandemmq.replication.core.states import MasterState
+from tandemmq.replication.core.progress import MasterState
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.store import BrokerRole, FlushMode, PutStatus
 from waits import until

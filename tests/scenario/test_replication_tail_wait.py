@@ -12,7 +12,7 @@ from replica_group import Group, running_group
 from replica_pair import log_bytes, wait_for_slaves
 
 from ports import free_port
-from tandemmq.api.broker_topic import create_topic
+from tandemmq.api.broker_admin import create_topic
 from tandemmq.api.nameserver import query_cluster_info
 from tandemmq.api.replica import accept_log, fetch_ha_status
 from tandemmq.broker.broker import Broker
@@ -20,7 +20,7 @@ from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.remoting.options import render_address
-from tandemmq.replication.core.states import SlaveState
+from tandemmq.replication.core.progress import SlaveState
 from tandemmq.store import BrokerRole
 from waits import until
 

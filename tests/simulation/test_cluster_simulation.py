@@ -25,7 +25,7 @@ from tandemmq.replication.core.effects import Send, SlaveEffect
 from tandemmq.replication.core.frames import TransferHead
 from tandemmq.replication.core.progress import LogRange
 from tandemmq.replication.core.slave import SlaveSession
-from tandemmq.replication.core.tail import TailOutcome, TailVerdict
+from tandemmq.replication.core.verifier import TailOutcome, TailVerdict
 from tandemmq.replication.shell.master import ReplicationMaster
 from tandemmq.replication.shell.slave import ReplicationSlave
 from tandemmq.runtime.ports import Disk

@@ -17,7 +17,7 @@ from sim.elected.nodes import ElectedNode
 from sim.elected.run import ELECTED
 from sim.elected.settings import FAULTS, draw_elected
 from sim.image import Tear
-from tandemmq.api.broker_topic import delete_topic
+from tandemmq.api.broker_admin import delete_topic
 from tandemmq.api.controller import vouch
 from tandemmq.broker.autoswitch.controllers import Lease
 from tandemmq.client import Admin
@@ -279,7 +279,7 @@ def test_only_a_token_of_this_term_is_a_promise(monkeypatch: pytest.MonkeyPatch)
         answers.append(answer)
         return answer
 
-    monkeypatch.setattr("tandemmq.broker.autoswitch.vouches.vouch", note)
+    monkeypatch.setattr("tandemmq.broker.autoswitch.controllers.vouch", note)
     play(script)
 
 

@@ -20,8 +20,7 @@ from sim.image import Tear
 from tandemmq.config.load import Machine, load_broker, read_settings
 from tandemmq.errors import ConfigError
 from tandemmq.replication.core.effects import HaltReason
-from tandemmq.replication.core.progress import StartRule
-from tandemmq.replication.core.states import SlaveState
+from tandemmq.replication.core.progress import SlaveState, StartRule
 from tandemmq.replication.shell.master_status import SlaveStatus
 from tandemmq.replication.shell.slave import ReplicationSlaveStatus
 

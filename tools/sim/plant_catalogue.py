@@ -947,7 +947,7 @@ _CONSENSUS: Final = (
     ),
     Plant(
         name="half of the servers count as a majority",
-        path="consensus/core/values.py",
+        path="consensus/core/messages.py",
         sound="return 2 * len(names & self.voters.keys()) > len(self.voters)",
         bug="return 2 * len(names & self.voters.keys()) >= len(self.voters)",
         proofs=("raft",),
@@ -1083,7 +1083,7 @@ _ELECTED: Final = (
     ),
     Plant(
         name="a promise is counted from when it arrives",
-        path="broker/autoswitch/vouches.py",
+        path="broker/autoswitch/controllers.py",
         sound="self._heard[broker_id] = since_s, channel",
         bug="self._heard[broker_id] = now_s, channel",
         proofs=("simulation/test_elected_simulation.py", "elected"),
@@ -1223,7 +1223,7 @@ _ELECTED: Final = (
     ),
     Plant(
         name="a copy that begins again is told no deletions",
-        path="broker/autoswitch/replica.py",
+        path="broker/autoswitch/term.py",
         sound="        copying.on_following = self._config_sync.begin_copy\n",
         bug="",
         proofs=("elected",),

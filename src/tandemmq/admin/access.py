@@ -12,7 +12,7 @@ import typer
 from tandemmq.admin.options import Work, command
 from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import Place, Tools, find_targets
-from tandemmq.api import broker_access
+from tandemmq.api import broker_admin
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
 
@@ -183,7 +183,7 @@ async def change_user(tools: Tools, user: UserInfo, place: Place, *, is_new: boo
     """Create the user, or change what is named of it, at the broker or every broker of the cluster."""
     table = Table("changed", ("broker", "user"))
     for target in await find_targets(tools, place):
-        await broker_access.put_user(tools.remoting, target.address, user, is_new=is_new)
+        await broker_admin.put_user(tools.remoting, target.address, user, is_new=is_new)
         table.rows.append((target.address, user.username))
     return Answer([table])
 
@@ -192,7 +192,7 @@ async def remove_user(tools: Tools, name: str, place: Place) -> Answer:
     """Delete the user and its policies."""
     table = Table("deleted", ("broker", "user"))
     for target in await find_targets(tools, place):
-        await broker_access.delete_user(tools.remoting, target.address, name)
+        await broker_admin.delete_user(tools.remoting, target.address, name)
         table.rows.append((target.address, name))
     return Answer([table])
 
@@ -201,7 +201,7 @@ async def show_user(tools: Tools, name: str, place: Place) -> Answer:
     """One user at each broker; exit code 1 when none knows it."""
     table = Table("users", _USER_COLUMNS)
     for target in await find_targets(tools, place):
-        user = await broker_access.query_user(tools.remoting, target.address, name)
+        user = await broker_admin.query_user(tools.remoting, target.address, name)
         if user is not None:
             table.rows.append(_user_row(target.address, user))
     notes = [] if table.rows else [f"no broker knows the user {name!r}"]
@@ -212,7 +212,7 @@ async def find_users(tools: Tools, name_part: str, place: Place) -> Answer:
     """The users whose names hold the part, at each broker."""
     table = Table("users", _USER_COLUMNS)
     for target in await find_targets(tools, place):
-        users = await broker_access.query_users(tools.remoting, target.address, name_part)
+        users = await broker_admin.query_users(tools.remoting, target.address, name_part)
         table.rows += [_user_row(target.address, user) for user in users]
     return Answer([table])
 
@@ -222,7 +222,7 @@ async def bring_users(tools: Tools, source: str, target: str, names: Sequence[st
 
     Raises:  ConfigError for a user that the source does not know, or whose password it does not show.
     """
-    users = await broker_access.query_users(tools.remoting, source, "")
+    users = await broker_admin.query_users(tools.remoting, source, "")
     known = {user.username: user for user in users if user.username}
     missing = [name for name in names if name not in known]
     if missing:
@@ -237,8 +237,8 @@ async def bring_users(tools: Tools, source: str, target: str, names: Sequence[st
         )
     table = Table("copied", ("source", "target", "user"))
     for user in chosen:
-        held = await broker_access.query_user(tools.remoting, target, str(user.username))
-        await broker_access.put_user(tools.remoting, target, user, is_new=held is None)
+        held = await broker_admin.query_user(tools.remoting, target, str(user.username))
+        await broker_admin.put_user(tools.remoting, target, user, is_new=held is None)
         table.rows.append((source, target, user.username))
     return Answer([table])
 
@@ -249,7 +249,7 @@ async def change_acl(tools: Tools, acl: AclInfo, place: Place, *, is_new: bool) 
     """
     table = Table("changed", ("broker", "subject"))
     for target in await find_targets(tools, place):
-        await broker_access.put_acl(tools.remoting, target.address, acl, is_new=is_new)
+        await broker_admin.put_acl(tools.remoting, target.address, acl, is_new=is_new)
         table.rows.append((target.address, acl.subject))
     return Answer([table])
 
@@ -259,7 +259,7 @@ async def remove_acl(tools: Tools, subject: str, resources: Sequence[str], place
     table = Table("deleted", ("broker", "subject", "resource"))
     for target in await find_targets(tools, place):
         for resource in resources or ("",):
-            await broker_access.delete_acl(tools.remoting, target.address, subject, resource)
+            await broker_admin.delete_acl(tools.remoting, target.address, subject, resource)
             table.rows.append((target.address, subject, resource or "*"))
     return Answer([table])
 
@@ -268,7 +268,7 @@ async def show_acl(tools: Tools, subject: str, place: Place) -> Answer:
     """The policies of a subject at each broker; exit code 1 when it has none."""
     table = Table("policies", _ACL_COLUMNS)
     for target in await find_targets(tools, place):
-        acl = await broker_access.query_acl(tools.remoting, target.address, subject)
+        acl = await broker_admin.query_acl(tools.remoting, target.address, subject)
         if acl is not None:
             table.rows += _acl_rows(target.address, acl)
     notes = [] if table.rows else [f"{subject} has no policies"]
@@ -279,7 +279,7 @@ async def find_acls(tools: Tools, subject_part: str, resource_part: str, place: 
     """The policies whose subjects and resources hold these parts, at each broker."""
     table = Table("policies", _ACL_COLUMNS)
     for target in await find_targets(tools, place):
-        acls = await broker_access.query_acls(tools.remoting, target.address, subject_part, resource_part)
+        acls = await broker_admin.query_acls(tools.remoting, target.address, subject_part, resource_part)
         for acl in acls:
             table.rows += _acl_rows(target.address, acl)
     return Answer([table])
@@ -291,15 +291,15 @@ async def bring_acls(tools: Tools, source: str, target: str, subjects: Sequence[
 
     Raises:  ConfigError for a subject without policies at the source.
     """
-    known = {acl.subject: acl for acl in await broker_access.query_acls(tools.remoting, source, "", "")}
+    known = {acl.subject: acl for acl in await broker_admin.query_acls(tools.remoting, source, "", "")}
     missing = [subject for subject in subjects if subject not in known]
     if missing:
         raise ConfigError(f"{source} has no policies of {', '.join(missing)}")
     table = Table("copied", ("source", "target", "subject"))
     for subject in subjects or known:
         acl = known[subject]
-        held = await broker_access.query_acl(tools.remoting, target, str(subject))
-        await broker_access.put_acl(tools.remoting, target, acl, is_new=held is None)
+        held = await broker_admin.query_acl(tools.remoting, target, str(subject))
+        await broker_admin.put_acl(tools.remoting, target, acl, is_new=held is None)
         table.rows.append((source, target, subject))
     return Answer([table])
 

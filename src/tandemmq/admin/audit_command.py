@@ -25,7 +25,7 @@ from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected, T
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests.replica import LogChecksumResponse
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.replication.core.tail import find_difference
+from tandemmq.replication.core.verifier import find_difference
 from tandemmq.units import MIB
 
 RANGE_BYTES = 32 * MIB

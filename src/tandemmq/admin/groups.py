@@ -26,7 +26,7 @@ from tandemmq.admin.options import (
 )
 from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import MASTER_ID, Place, Target, Tools, find_targets
-from tandemmq.api import broker_admin, broker_offset, broker_topic
+from tandemmq.api import broker_admin, broker_consume
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.errors import GroupNotFound, NoRoute, RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.bodies import MessageQueue
@@ -436,7 +436,7 @@ async def show_settings(tools: Tools, group: str) -> Answer:
     """What each master knows of the group."""
     table = Table("groups", ("broker", "group", *_SETTINGS))
     for target in await find_targets(tools, masters_only=True):
-        config = await broker_topic.query_group_config(tools.remoting, target.address, group)
+        config = await broker_admin.query_group_config(tools.remoting, target.address, group)
         if config is not None:
             values = (getattr(config, name) for name in _SETTINGS)
             table.rows.append((target.address, group, *values))
@@ -448,7 +448,7 @@ async def remove_group(tools: Tools, group: str, place: Place, *, removes_offset
     """Delete the group at the broker or every master of the cluster, and its offsets when asked."""
     table = Table("deleted", ("broker", "group"))
     for target in await find_targets(tools, place, masters_only=True):
-        await broker_topic.delete_group(
+        await broker_admin.delete_group(
             tools.remoting, target.address, group, removes_offsets=removes_offsets
         )
         table.rows.append((target.address, group))
@@ -484,7 +484,7 @@ async def clone_offsets(tools: Tools, source: str, target: str, topic: str) -> A
         address = broker.addresses.get(MASTER_ID)
         if address is None:
             raise NoRoute(f"broker {broker.broker_name!r} has no master: offsets cannot be cloned there")
-        await broker_offset.clone_offsets(tools.remoting, address, source, target, topic)
+        await broker_consume.clone_offsets(tools.remoting, address, source, target, topic)
         table.rows.append((address, source, target, topic))
     return Answer([table])
 
@@ -493,11 +493,11 @@ async def change_group(tools: Tools, group: str, changes: dict[str, Any], place:
     """Create the group at the broker or every master of the cluster, or change the named fields of it."""
     table = Table("changed", ("broker", "group", "settings"))
     for target in await find_targets(tools, place, masters_only=True):
-        held = await broker_topic.query_group_config(tools.remoting, target.address, group)
+        held = await broker_admin.query_group_config(tools.remoting, target.address, group)
         config = held or SubscriptionGroupConfig(name=group)
         # What a group has of attributes it keeps; a request names changes of them.
         config = msgspec.structs.replace(config, **{"attributes": {}, **changes})
-        await broker_topic.create_group(tools.remoting, target.address, config)
+        await broker_admin.create_group(tools.remoting, target.address, config)
         table.rows.append((target.address, group, to_builtins(changes)))
     return Answer([table])
 
@@ -506,7 +506,7 @@ async def change_groups(tools: Tools, configs: list[SubscriptionGroupConfig], pl
     """Create or change all of these groups, or none, at the broker or at each master of the cluster."""
     table = Table("changed", ("broker", "group"))
     for target in await find_targets(tools, place, masters_only=True):
-        await broker_topic.create_groups(tools.remoting, target.address, configs)
+        await broker_admin.create_groups(tools.remoting, target.address, configs)
         table.rows += [(target.address, config.name) for config in configs]
     return Answer([table])
 
@@ -515,7 +515,7 @@ async def change_mode(tools: Tools, mode: RequestMode, place: Place) -> Answer:
     """The group pulls or pops the topic, at the broker or every master of the cluster."""
     table = Table("changed", ("broker", "topic", "group", "mode", "pop_share_queues"))
     for target in await find_targets(tools, place, masters_only=True):
-        await broker_topic.set_request_mode(tools.remoting, target.address, mode)
+        await broker_admin.set_request_mode(tools.remoting, target.address, mode)
         row = (target.address, mode.topic, mode.group, mode.mode, mode.pop_share_queue_count)
         table.rows.append(row)
     return Answer([table])

@@ -25,10 +25,10 @@ from tandemmq.admin.options import (
 )
 from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import MASTER_ID, Place, Tools, find_targets, tools_options
-from tandemmq.api import broker_admin, broker_offset, broker_pull, broker_query
-from tandemmq.api.broker_query import END_OF_TIME_MS
+from tandemmq.api import broker_admin, broker_consume
+from tandemmq.api.broker_admin import END_OF_TIME_MS
 from tandemmq.client import Message, MessageQueue, Producer, ProducerOptions
-from tandemmq.client.route_view import build_view
+from tandemmq.client.route_cache import build_view
 from tandemmq.client.tracing import split_records
 from tandemmq.errors import (
     BadRequest,
@@ -491,7 +491,7 @@ async def find_by_offset(tools: Tools, queue: MessageQueue, offset: int) -> Answ
     if not addresses:
         raise NoRoute(f"broker {queue.broker_name!r} has no queue of topic {queue.topic!r}")
     header = _pull_header(queue, offset, 1, ALL_TAGS)
-    pulled = await broker_pull.pull(tools.remoting, addresses[min(addresses)], header)
+    pulled = await broker_consume.pull(tools.remoting, addresses[min(addresses)], header)
     return _answer([one for one in decode_records(pulled.body) if one.queue_offset == offset])
 
 
@@ -533,7 +533,7 @@ async def show_entries(tools: Tools, header: ConsumeQueueRequest, address: str) 
         if len(masters) != 1:
             raise NoRoute(f"topic {header.topic!r} is at {len(masters)} masters: name one of them (-b)")
         [address] = masters
-    view = await broker_query.query_entries(tools.remoting, address, header)
+    view = await broker_admin.query_entries(tools.remoting, address, header)
     ends = Table("queue", ("broker", "topic", "queue", "min_offset", "max_offset", "subscription"))
     expression = None if view.subscription is None else view.subscription.expression
     place = (address, header.topic, header.queue_id)
@@ -551,15 +551,15 @@ async def _read_queue(
 ) -> None:
     """Add what is wanted of one queue, one message beyond the bound at most."""
     remoting, topic, queue_id = tools.remoting, queue.topic, queue.queue_id
-    offset: int = await broker_offset.query_min_offset(remoting, address, topic, queue_id)
-    end = await broker_offset.query_max_offset(remoting, address, topic, queue_id)
+    offset: int = await broker_consume.query_min_offset(remoting, address, topic, queue_id)
+    end = await broker_consume.query_max_offset(remoting, address, topic, queue_id)
     if wanted.begin_ms is not None:
-        offset = await broker_offset.search_offset(remoting, address, topic, queue_id, wanted.begin_ms)
+        offset = await broker_consume.search_offset(remoting, address, topic, queue_id, wanted.begin_ms)
     if wanted.offset is not None:
         offset = max(offset, wanted.offset)
     while offset < end and len(records) <= wanted.count_max:
         header = _pull_header(queue, offset, PULL_COUNT_MAX, wanted.expression)
-        pulled = await broker_pull.pull(remoting, address, header)
+        pulled = await broker_consume.pull(remoting, address, header)
         for one in decode_records(pulled.body):
             is_wanted = wanted.expression == ALL_TAGS or (one.tags or "") in wanted.tags
             if wanted.end_ms is not None and one.stored_at_ms > wanted.end_ms:

@@ -28,7 +28,7 @@ from tandemmq.admin.options import (
 )
 from tandemmq.admin.render import Answer, Table, write_json
 from tandemmq.admin.targets import MASTER_ID, Place, Tools, find_targets
-from tandemmq.api import broker_topic, nameserver
+from tandemmq.api import broker_admin, nameserver
 from tandemmq.api.broker_admin import (
     query_broker_config,
     query_consumer_connections,
@@ -37,7 +37,7 @@ from tandemmq.api.broker_admin import (
     query_stats,
 )
 from tandemmq.client.consumer.rebalance import allocate_averagely
-from tandemmq.client.route_view import build_view
+from tandemmq.client.route_cache import build_view
 from tandemmq.errors import NoRoute, TopicNotFound
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.tables import (
@@ -271,7 +271,7 @@ async def show_ends(tools: Tools, topic: str) -> Answer:
     table = Table("queues", ("broker", "queue", "min_offset", "max_offset", "messages", "newest_at"))
     for broker in sorted(route.brokers, key=lambda one: one.broker_name):
         address = _master_or_slave(broker.addresses, broker.broker_name)
-        stats = await broker_topic.query_topic_stats(tools.remoting, address, topic)
+        stats = await broker_admin.query_topic_stats(tools.remoting, address, topic)
         for queue, ends in sorted(stats.queues.items()):
             count = ends.max_offset - ends.min_offset
             row = (queue.broker_name, queue.queue_id, ends.min_offset, ends.max_offset, count)
@@ -284,7 +284,7 @@ async def change_topic(tools: Tools, config: TopicConfig, place: Place) -> Answe
     check_topic(config.name)
     table = Table("changed", ("broker", "topic", "read_queues", "write_queues", "permission"))
     for target in await find_targets(tools, place, masters_only=True):
-        await broker_topic.create_topic(tools.remoting, target.address, config)
+        await broker_admin.create_topic(tools.remoting, target.address, config)
         counts = config.read_queue_count, config.write_queue_count
         table.rows.append((target.address, config.name, *counts, config.permission))
     return Answer([table])
@@ -294,11 +294,11 @@ async def change_permission(tools: Tools, topic: str, permission: int, place: Pl
     """Change only the permission of a topic where it exists. Raises TopicNotFound when that is nowhere."""
     table = Table("changed", ("broker", "topic", "old_permission", "permission"))
     for target in await find_targets(tools, place, masters_only=True):
-        held = await broker_topic.query_topic_config(tools.remoting, target.address, topic)
+        held = await broker_admin.query_topic_config(tools.remoting, target.address, topic)
         if held is None:
             continue
         config = msgspec.structs.replace(held, permission=permission)
-        await broker_topic.create_topic(tools.remoting, target.address, config)
+        await broker_admin.create_topic(tools.remoting, target.address, config)
         table.rows.append((target.address, topic, held.permission, permission))
     if not table.rows:
         raise TopicNotFound(f"no broker that was asked has the topic {topic!r}")
@@ -354,7 +354,7 @@ async def change_topics(tools: Tools, configs: list[TopicConfig], place: Place) 
     """Create or change all of these topics, or none, at the broker or at each master of the cluster."""
     table = Table("changed", ("broker", "topic"))
     for target in await find_targets(tools, place, masters_only=True):
-        await broker_topic.create_topics(tools.remoting, target.address, configs)
+        await broker_admin.create_topics(tools.remoting, target.address, configs)
         table.rows += [(target.address, config.name) for config in configs]
     return Answer([table])
 
@@ -410,9 +410,9 @@ async def _of_users(
     """The topics and groups of a broker that users made; `has_special`: also the topics of retries and dead
     letters.
     """
-    topics = (await broker_topic.query_topic_configs(tools.remoting, address)).topics
-    system = await broker_topic.query_system_topics(tools.remoting, address)
-    groups = (await broker_topic.query_group_configs(tools.remoting, address)).groups
+    topics = (await broker_admin.query_topic_configs(tools.remoting, address)).topics
+    system = await broker_admin.query_system_topics(tools.remoting, address)
+    groups = (await broker_admin.query_group_configs(tools.remoting, address)).groups
     return (
         {
             name: config

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tandemmq.api.broker_topic import ADMIN_TIMEOUT_S
-from tandemmq.api.calls import ask, call
+from collections.abc import Sequence
+from typing import Final
+
+from tandemmq.api.calls import CALL_TIMEOUT_S, ask, call
 from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import (
@@ -11,40 +13,300 @@ from tandemmq.protocol.bodies.client import (
     ConsumerConnections,
     DirectlyConsumed,
     ProducerInfo,
+    RequestMode,
     decode_consumer_connections,
     decode_producer_connections,
     decode_producer_table,
+    encode_request_mode,
 )
-from tandemmq.protocol.bodies.codec import decode_body, decode_kv_table
+from tandemmq.protocol.bodies.codec import decode_body, decode_kv_table, encode_body
 from tandemmq.protocol.bodies.progress import decode_reset_offsets
 from tandemmq.protocol.bodies.replica import HaStatus, decode_ha_status
 from tandemmq.protocol.bodies.stats import (
     BrokerStats,
     ColdControlInfo,
+    ConsumeQueueView,
     ConsumeStats,
     RunningInfo,
+    TopicStats,
     decode_cold_control_info,
     decode_consume_stats,
     decode_consume_stats_list,
     decode_running_info,
+    decode_topic_stats,
 )
-from tandemmq.protocol.bodies.tables import decode_group_list
+from tandemmq.protocol.bodies.tables import (
+    AclInfo,
+    SubscriptionGroupConfig,
+    SubscriptionGroupTable,
+    TopicConfig,
+    TopicConfigTable,
+    UserInfo,
+    as_changes,
+    decode_group_config,
+    decode_group_list,
+    decode_group_table,
+    decode_topic_config,
+    decode_topic_config_table,
+    decode_topic_list,
+    encode_group_config,
+    encode_group_config_list,
+    encode_topic_config_list,
+)
 from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Buffer, Header
 from tandemmq.protocol.properties_file import edit_properties
+from tandemmq.protocol.record import Record, decode_record, decode_records
 from tandemmq.protocol.requests.admin import (
+    AclRequest,
     BrokerConsumeStatsRequest,
     BrokerStatsRequest,
     ConsumeDirectlyRequest,
+    ConsumeQueueRequest,
     ConsumerConnectionsRequest,
     ConsumeStatsRequest,
+    CreateTopicRequest,
+    DeleteAclRequest,
+    DeleteGroupRequest,
+    DeleteTopicRequest,
+    GroupConfigRequest,
+    ListAclsRequest,
+    ListUsersRequest,
     ProducerConnectionsRequest,
     ReadModeRequest,
     ResetOffsetRequest,
     RunningInfoRequest,
+    TopicConfigRequest,
     TopicConsumersRequest,
+    TopicStatsRequest,
+    UserRequest,
 )
+from tandemmq.protocol.requests.consume import QueryMessageRequest, ViewMessageRequest
 from tandemmq.protocol.requests.replica import ResetMasterFlushedOffsetRequest
+from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC
 from tandemmq.remoting.client import RemotingClient
+
+# Topics and consumer groups of a broker (spec remoting 8.6).
+
+ADMIN_TIMEOUT_S = 5.0
+"""mqadmin's default (spec remoting 8.8)."""
+
+
+async def create_topic(
+    client: RemotingClient, address: str, config: TopicConfig, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> None:
+    """Create a topic on one broker, or change it; the broker registers it with its name servers at once."""
+    header = CreateTopicRequest(
+        topic=config.name,
+        default_topic=AUTO_CREATE_TOPIC,
+        read_queue_count=config.read_queue_count,
+        write_queue_count=config.write_queue_count,
+        permission=config.permission,
+        topic_filter_type=config.filter_type,
+        topic_sys_flag=config.sys_flag,
+        is_ordered=config.is_ordered,
+        attributes=as_changes(config.attributes) or None,
+    )
+    await call(client, address, RequestCode.UPDATE_AND_CREATE_TOPIC, header, timeout_s=timeout_s)
+
+
+async def create_topics(
+    client: RemotingClient,
+    address: str,
+    configs: Sequence[TopicConfig],
+    *,
+    timeout_s: float = ADMIN_TIMEOUT_S,
+) -> None:
+    """Create or change all of these topics on one broker, or none when one is refused; 5.x."""
+    body = encode_topic_config_list(configs)
+    await call(client, address, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body, timeout_s=timeout_s)
+
+
+async def delete_topic(
+    client: RemotingClient,
+    address: str,
+    topic: str,
+    *,
+    is_passed_on: bool = False,
+    timeout_s: float = ADMIN_TIMEOUT_S,
+) -> None:
+    """Delete a topic on one broker; an unknown one is not an error. `is_passed_on`: a slave asks for it."""
+    header = DeleteTopicRequest(topic=topic, is_passed_on=is_passed_on or None)
+    await call(client, address, RequestCode.DELETE_TOPIC_IN_BROKER, header, timeout_s=timeout_s)
+
+
+async def query_topic_config(
+    client: RemotingClient, address: str, topic: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> TopicConfig | None:
+    """The topic as this broker has it; None when it has none."""
+    header = TopicConfigRequest(topic=topic)
+    answer = await ask(client, address, RequestCode.GET_TOPIC_CONFIG, header, timeout_s=timeout_s)
+    if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+        return None
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return decode_topic_config(answer.body)
+
+
+async def query_topic_configs(
+    client: RemotingClient, address: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> TopicConfigTable:
+    """All topics of a broker."""
+    answer = await call(client, address, RequestCode.GET_ALL_TOPIC_CONFIG, timeout_s=timeout_s)
+    return decode_topic_config_table(answer.body)
+
+
+async def query_system_topics(client: RemotingClient, address: str) -> frozenset[str]:
+    """What a broker made for itself: fixed names, its own, its cluster's."""
+    code = RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
+    answer = await call(client, address, code, timeout_s=ADMIN_TIMEOUT_S)
+    return frozenset(decode_topic_list(answer.body))
+
+
+async def query_topic_stats(
+    client: RemotingClient, address: str, topic: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> TopicStats:
+    """The ends of each queue of a topic on this broker. Raises TopicNotFound."""
+    header = TopicStatsRequest(topic=topic)
+    answer = await call(client, address, RequestCode.GET_TOPIC_STATS_INFO, header, timeout_s=timeout_s)
+    return decode_topic_stats(answer.body)
+
+
+async def create_group(
+    client: RemotingClient,
+    address: str,
+    config: SubscriptionGroupConfig,
+    *,
+    timeout_s: float = ADMIN_TIMEOUT_S,
+) -> None:
+    """Create a consumer group on one broker, or change it."""
+    body = encode_group_config(config)
+    await call(
+        client, address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body, timeout_s=timeout_s
+    )
+
+
+async def create_groups(
+    client: RemotingClient,
+    address: str,
+    configs: Sequence[SubscriptionGroupConfig],
+    *,
+    timeout_s: float = ADMIN_TIMEOUT_S,
+) -> None:
+    """Create or change all of these groups on one broker, or none when one is refused; 5.x."""
+    code, body = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, encode_group_config_list(configs)
+    await call(client, address, code, body=body, timeout_s=timeout_s)
+
+
+async def delete_group(
+    client: RemotingClient,
+    address: str,
+    group: str,
+    *,
+    removes_offsets: bool = False,
+    timeout_s: float = ADMIN_TIMEOUT_S,
+) -> None:
+    """Delete a consumer group on one broker, and its offsets when asked."""
+    header = DeleteGroupRequest(group=group, cleans_offsets=removes_offsets, removes_offsets=removes_offsets)
+    await call(client, address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header, timeout_s=timeout_s)
+
+
+async def query_group_config(
+    client: RemotingClient, address: str, group: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> SubscriptionGroupConfig | None:
+    """The group as this broker has it; None when it has none."""
+    header = GroupConfigRequest(group=group)
+    answer = await ask(client, address, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, header, timeout_s=timeout_s)
+    if answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+        return None
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return decode_group_config(answer.body)
+
+
+async def query_group_configs(
+    client: RemotingClient, address: str, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> SubscriptionGroupTable:
+    """All consumer groups of a broker."""
+    answer = await call(client, address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, timeout_s=timeout_s)
+    return decode_group_table(answer.body)
+
+
+async def set_request_mode(
+    client: RemotingClient, address: str, mode: RequestMode, *, timeout_s: float = ADMIN_TIMEOUT_S
+) -> None:
+    """Whether a group that lets the broker assign its queues pulls or pops a topic (spec semantics 20.1)."""
+    body = encode_request_mode(mode)
+    await call(client, address, RequestCode.SET_MESSAGE_REQUEST_MODE, body=body, timeout_s=timeout_s)
+
+
+# Finding stored messages: by id, by key (spec remoting 9.9).
+
+END_OF_TIME_MS = 2**63 - 1
+
+
+async def view_message(
+    client: RemotingClient,
+    address: str,
+    log_offset: int,
+    *,
+    topic: str | None = None,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> Record | None:
+    """The message at a log offset of this broker; None when there is none."""
+    header = ViewMessageRequest(log_offset=log_offset, topic=topic)
+    answer = await ask(client, address, RequestCode.VIEW_MESSAGE_BY_ID, header, timeout_s=timeout_s)
+    if answer.code == ResponseCode.SYSTEM_ERROR:
+        return None
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return decode_record(answer.body)
+
+
+async def query_messages(
+    client: RemotingClient,
+    address: str,
+    topic: str,
+    key: str,
+    *,
+    count_max: int = 32,
+    begin_at_ms: int = 0,
+    end_at_ms: int = END_OF_TIME_MS,
+    is_unique_key: bool = False,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> list[Record]:
+    """Messages that carry the key (or the unique key), by this broker's index, newest first as it gives them.
+
+    The index knows hashes only, so what has another topic or key is dropped here.
+    """
+    header = QueryMessageRequest(
+        topic=topic,
+        key=key,
+        count_max=count_max,
+        begin_at_ms=begin_at_ms,
+        end_at_ms=end_at_ms,
+        is_unique_key=is_unique_key,
+    )
+    answer = await ask(client, address, RequestCode.QUERY_MESSAGE, header, timeout_s=timeout_s)
+    if answer.code == ResponseCode.QUERY_NOT_FOUND:
+        return []
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return [
+        record
+        for record in decode_records(answer.body)
+        if record.topic == topic
+        and (record.unique_key == key if is_unique_key else key in record.keys.split())
+    ]
+
+
+async def query_entries(
+    client: RemotingClient, address: str, header: ConsumeQueueRequest
+) -> ConsumeQueueView:
+    """Entries of a ConsumeQueue, as they lie on the broker's disk. Raises what `call` raises."""
+    answer = await call(client, address, RequestCode.QUERY_CONSUME_QUEUE, header)
+    return decode_body(answer.body, ConsumeQueueView)
+
 
 CLEAN_TIMEOUT_S = 60.0
 """A broker answers when it has deleted, as a store with many queues takes long to."""
@@ -284,3 +546,78 @@ async def reset_offsets(
         client, address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header, timeout_s=timeout_s
     )
     return decode_reset_offsets(answer.body)
+
+
+# Users and policies of a broker with RocketMQ 5.3's access control (spec semantics 21.3).
+
+
+async def put_user(client: RemotingClient, address: str, user: UserInfo, *, is_new: bool) -> None:
+    """A user with a new name, which is refused when taken; else what the info names of one that is there."""
+    code = RequestCode.AUTH_CREATE_USER if is_new else RequestCode.AUTH_UPDATE_USER
+    await _call(client, address, code, UserRequest(username=user.username or ""), encode_body(user))
+
+
+async def delete_user(client: RemotingClient, address: str, name: str) -> None:
+    """The user and its policies; an unknown one is not an error."""
+    await _call(client, address, RequestCode.AUTH_DELETE_USER, UserRequest(username=name))
+
+
+async def query_user(client: RemotingClient, address: str, name: str) -> UserInfo | None:
+    """The user, None when there is none. The password is there for super users and the user himself."""
+    body = await _call(client, address, RequestCode.AUTH_GET_USER, UserRequest(username=name))
+    return decode_body(body, UserInfo) if body else None
+
+
+async def query_users(client: RemotingClient, address: str, name_part: str) -> list[UserInfo]:
+    """The users whose names hold the part."""
+    header = ListUsersRequest(name_part=name_part or None)
+    body = await _call(client, address, RequestCode.AUTH_LIST_USER, header)
+    return decode_body(body, list[UserInfo]) if body else []
+
+
+async def put_acl(client: RemotingClient, address: str, acl: AclInfo, *, is_new: bool) -> None:
+    """Add policies to a subject, which has some already unless `is_new`; an entry takes the place of the one
+    for the same resource.
+    """
+    code = RequestCode.AUTH_CREATE_ACL if is_new else RequestCode.AUTH_UPDATE_ACL
+    await _call(client, address, code, AclRequest(subject=acl.subject or ""), encode_body(acl))
+
+
+async def delete_acl(client: RemotingClient, address: str, subject: str, resource: str) -> None:
+    """What the subject may do with one resource; with an empty one, all its policies."""
+    header = DeleteAclRequest(subject=subject, resource=resource or None)
+    await _call(client, address, RequestCode.AUTH_DELETE_ACL, header)
+
+
+async def query_acl(client: RemotingClient, address: str, subject: str) -> AclInfo | None:
+    """All policies of a subject; None when it has none."""
+    body = await _call(client, address, RequestCode.AUTH_GET_ACL, AclRequest(subject=subject))
+    return decode_body(body, AclInfo) if body else None
+
+
+async def query_acls(
+    client: RemotingClient, address: str, subject_part: str, resource_part: str
+) -> list[AclInfo]:
+    """The policies whose subjects and resources hold these parts."""
+    header = ListAclsRequest(subject_part=subject_part or None, resource_part=resource_part or None)
+    body = await _call(client, address, RequestCode.AUTH_LIST_ACL, header)
+    return decode_body(body, list[AclInfo]) if body else []
+
+
+_NOTHING: Final = {
+    RequestCode.AUTH_GET_USER: ResponseCode.USER_NOT_EXIST,
+    RequestCode.AUTH_GET_ACL: ResponseCode.POLICY_NOT_EXIST,
+}
+"""Request -> the answer that is no refusal but an empty result."""
+
+
+async def _call(
+    client: RemotingClient, address: str, code: RequestCode, header: Header, body: bytes = b""
+) -> Buffer:
+    """The body of the answer, empty when there is nothing."""
+    answer = await ask(client, address, code, header, body=body, timeout_s=ADMIN_TIMEOUT_S)
+    if answer.code == _NOTHING.get(code):
+        return b""
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return answer.body

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 from tandemmq.api.broker_admin import query_broker_config
 from tandemmq.api.nameserver import BrokerIdentity, Registered, query_cluster_info, unregister_broker
 from tandemmq.broker.access.service import AccessService
-from tandemmq.broker.admin.ha_handlers import HaHandlers
-from tandemmq.broker.autoswitch.replica import ElectedReplica
-from tandemmq.broker.autoswitch.term import Term, copied_routes, fenced_routes
+from tandemmq.broker.admin.settings import HaHandlers
+from tandemmq.broker.autoswitch.term import ElectedReplica, Term, copied_routes, fenced_routes
 from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions, MetricsExporter
 from tandemmq.broker.parts import MasterDuties, Parts, build_routes, fast_routes
 from tandemmq.broker.registration import Registration
@@ -36,8 +35,8 @@ from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import PLAIN, TlsOptions, render_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.tls import TlsDoor, make_client_tls
-from tandemmq.replication.core.notice import SlaveName
-from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.progress import SlaveName
 from tandemmq.replication.shell.autoswitch import AutoSwitch
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import TaskScope

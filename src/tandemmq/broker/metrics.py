@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tandemmq import __version__
-from tandemmq.broker.autoswitch.replica import ElectedReplica
+from tandemmq.broker.autoswitch.term import ElectedReplica
 from tandemmq.broker.clients.consumer_table import ConsumerTable, Refusals
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.service import PopService
@@ -29,7 +29,7 @@ from tandemmq.protocol.codes import ResponseCode
 from tandemmq.remoting.http import HttpAnswer, HttpServer
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.effects import HaltReason
-from tandemmq.replication.core.states import SlaveState
+from tandemmq.replication.core.progress import SlaveState
 from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus
 from tandemmq.runtime.ports import Address, Clock, Disk, Network
 from tandemmq.store.message_store import MessageStore

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from tandemmq.broker.admin.cleaning_handlers import CleaningHandlers
 from tandemmq.broker.admin.inspection_handlers import ConnectionHandlers, InspectionHandlers, ProgressHandlers
 from tandemmq.broker.admin.runtime_info import RuntimeInfoHandlers
-from tandemmq.broker.admin.settings import READ_AHEAD_KEY, SettingsHandlers
+from tandemmq.broker.admin.settings import READ_AHEAD_KEY, CleaningHandlers, SettingsHandlers
 from tandemmq.broker.assignment import AssignmentHandlers, TopicQueues
 from tandemmq.broker.clients.consumer_table import ConsumerTable, ProducerTable, Refusals
 from tandemmq.broker.clients.handlers import ClientHandlers, Notices, RelayHandlers

@@ -12,13 +12,14 @@ from tandemmq import names_on_demand
 
 if TYPE_CHECKING:
     from tandemmq.client.admin import Admin, QueueRange
-    from tandemmq.client.blocking_admin import BlockingAdmin
-    from tandemmq.client.blocking_consumer import (
+    from tandemmq.client.blocking_clients import (
+        BlockingAdmin,
         BlockingConsumer,
         BlockingPopConsumer,
+        BlockingProducer,
         BlockingPushConsumer,
+        BlockingTransactionProducer,
     )
-    from tandemmq.client.blocking_producer import BlockingProducer, BlockingTransactionProducer
     from tandemmq.client.consumer.consumer import Consumer
     from tandemmq.client.consumer.pop import PopConsumer
     from tandemmq.client.consumer.push import PushConsumer
@@ -43,8 +44,7 @@ if TYPE_CHECKING:
         ReadFrom,
         StartFrom,
     )
-    from tandemmq.client.producer.bulk import SendSummary
-    from tandemmq.client.producer.producer import Producer
+    from tandemmq.client.producer.producer import Producer, SendSummary
     from tandemmq.client.producer.results import SendResult, SendStatus
     from tandemmq.client.producer.transactions import (
         TransactionProducer,
@@ -105,9 +105,14 @@ __getattr__, __dir__ = names_on_demand(
     __name__,
     {
         "admin": ("Admin", "QueueRange"),
-        "blocking_admin": ("BlockingAdmin",),
-        "blocking_consumer": ("BlockingConsumer", "BlockingPopConsumer", "BlockingPushConsumer"),
-        "blocking_producer": ("BlockingProducer", "BlockingTransactionProducer"),
+        "blocking_clients": (
+            "BlockingAdmin",
+            "BlockingConsumer",
+            "BlockingPopConsumer",
+            "BlockingProducer",
+            "BlockingPushConsumer",
+            "BlockingTransactionProducer",
+        ),
         "consumer.consumer": ("Consumer",),
         "consumer.pop": ("PopConsumer",),
         "consumer.push": ("PushConsumer",),
@@ -132,8 +137,7 @@ __getattr__, __dir__ = names_on_demand(
             "ReadFrom",
             "StartFrom",
         ),
-        "producer.bulk": ("SendSummary",),
-        "producer.producer": ("Producer",),
+        "producer.producer": ("Producer", "SendSummary"),
         "producer.results": ("SendResult", "SendStatus"),
         "producer.transactions": ("TransactionProducer", "TransactionResult", "TransactionState"),
         "tracing": ("ConsumeEvent", "SendEvent"),

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from tandemmq.api import broker_admin, broker_offset, broker_query, broker_topic, nameserver
+from tandemmq.api import broker_admin, broker_consume, nameserver
 from tandemmq.client.consumer.replica_choice import MASTER_ID, choose_replica
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.options import ClientOptions
-from tandemmq.client.route_view import RouteView, build_view
+from tandemmq.client.route_cache import RouteView, build_view
 from tandemmq.errors import BadRequest, NoRoute, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
@@ -125,7 +125,7 @@ class Admin(Client):
             attributes=dict(attributes or {}),
         )
         for address in masters.values():
-            await broker_topic.create_topic(self._remoting, address, config)
+            await broker_admin.create_topic(self._remoting, address, config)
         await self._wait_for_route(topic, set(masters))
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
@@ -142,7 +142,7 @@ class Admin(Client):
             if address is None:
                 without_master.append(broker_name)
             else:
-                await broker_topic.delete_topic(self._remoting, address, topic)
+                await broker_admin.delete_topic(self._remoting, address, topic)
         for address in self._instance.name_servers.addresses:
             await nameserver.delete_topic(self._remoting, address, topic, name)
         self._instance.routes.unwant(topic)
@@ -170,7 +170,7 @@ class Admin(Client):
         offsets: dict[MessageQueue, QueueOffset] = {}
         for queue in view.subscribe_queues:
             address = _address_of(view, queue)
-            offsets[queue] = await broker_offset.search_offset(
+            offsets[queue] = await broker_consume.search_offset(
                 self._remoting, address, topic, queue.queue_id, time_ms
             )
         return offsets
@@ -183,7 +183,7 @@ class Admin(Client):
         offsets: dict[MessageQueue, QueueOffset | None] = {}
         for queue in view.subscribe_queues:
             address = _address_of(view, queue)
-            offsets[queue] = await broker_offset.query_committed_offset(
+            offsets[queue] = await broker_consume.query_committed_offset(
                 self._remoting, address, group, topic, queue.queue_id, zero_if_missing=False
             )
         return offsets
@@ -203,7 +203,9 @@ class Admin(Client):
         """Store where a group that is not running goes on in one queue."""
         view = build_view(queue.topic, await self.topic_route(queue.topic))
         address = _address_of(view, queue)
-        await broker_offset.commit_offset(self._remoting, address, group, queue.topic, queue.queue_id, offset)
+        await broker_consume.commit_offset(
+            self._remoting, address, group, queue.topic, queue.queue_id, offset
+        )
 
     async def reset_offsets(self, group: str, topic: str, time_ms: int) -> dict[MessageQueue, int]:
         """Let a group, running or not, go on from a time (-1: from the end); the new offset per queue."""
@@ -226,7 +228,7 @@ class Admin(Client):
         where = decode_message_id(message_id)
         host = f"[{where.ip}]" if ":" in where.ip else where.ip
         address = f"{host}:{where.port}"
-        return await broker_query.view_message(self._remoting, address, where.log_offset)
+        return await broker_admin.view_message(self._remoting, address, where.log_offset)
 
     async def find_by_key(
         self,
@@ -235,7 +237,7 @@ class Admin(Client):
         *,
         count_max: int = 32,
         begin_at_ms: int = 0,
-        end_at_ms: int = broker_query.END_OF_TIME_MS,
+        end_at_ms: int = broker_admin.END_OF_TIME_MS,
     ) -> list[Record]:
         """Messages that carry the key and were stored between these times, from every broker of the topic."""
         span = (begin_at_ms, end_at_ms)
@@ -254,14 +256,14 @@ class Admin(Client):
         *,
         count_max: int,
         is_unique_key: bool,
-        span: tuple[int, int] = (0, broker_query.END_OF_TIME_MS),
+        span: tuple[int, int] = (0, broker_admin.END_OF_TIME_MS),
     ) -> list[Record]:
         view = build_view(topic, await self.topic_route(topic))
         records: list[Record] = []
         for _, replicas in sorted(view.addresses.items()):
             replica = choose_replica(replicas, MASTER_ID)
             if replica is not None:
-                records += await broker_query.query_messages(
+                records += await broker_admin.query_messages(
                     self._remoting,
                     replica.address,
                     topic,
@@ -301,8 +303,8 @@ class Admin(Client):
 
     async def _queue_range(self, view: RouteView, queue: MessageQueue) -> QueueRange:
         address = _address_of(view, queue)
-        low = await broker_offset.query_min_offset(self._remoting, address, queue.topic, queue.queue_id)
-        high = await broker_offset.query_max_offset(self._remoting, address, queue.topic, queue.queue_id)
+        low = await broker_consume.query_min_offset(self._remoting, address, queue.topic, queue.queue_id)
+        high = await broker_consume.query_max_offset(self._remoting, address, queue.topic, queue.queue_id)
         return QueueRange(low, high)
 
 

@@ -15,8 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tandemmq.broker.autoswitch.options import ElectionOptions
-from tandemmq.broker.options import AccessOptions, BrokerOptions
+from tandemmq.broker.options import AccessOptions, BrokerOptions, ElectionOptions
 from tandemmq.config.names import (
     ALIASES,
     BROKER_INERT,
@@ -38,7 +37,7 @@ from tandemmq.protocol.properties_file import Setting, parse_properties
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import topic_fault
 from tandemmq.remoting.options import TlsOptions
-from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.frames import ReplicationOptions
 from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
 
 # Relations between settings that no single part can see.

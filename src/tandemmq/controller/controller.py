@@ -15,13 +15,11 @@ import hmac
 import logging
 from collections.abc import Callable, Mapping
 
-from tandemmq.consensus.core.effects import RoleChanged
-from tandemmq.consensus.core.messages import Message, decode_message, encode_message
+from tandemmq.consensus.core.messages import Message, RoleChanged, decode_message, encode_message
 from tandemmq.consensus.shell.server import RaftServer
 from tandemmq.controller.elections import Elections
-from tandemmq.controller.groups import Groups
+from tandemmq.controller.groups import Groups, LiveTable
 from tandemmq.controller.handlers import ControllerHandlers
-from tandemmq.controller.live import LiveTable
 from tandemmq.controller.options import FIXED_KEYS, ControllerOptions
 from tandemmq.errors import NotPermitted, RequestRejected, TandemError
 from tandemmq.protocol.codes import RequestCode

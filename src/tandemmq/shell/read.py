@@ -17,12 +17,12 @@ from typing import Annotated, Final
 import typer
 
 from tandemmq.admin.targets import Tools, open_tools, tools_options
-from tandemmq.api import broker_pull
-from tandemmq.api.broker_pull import Pulled, PullStatus
+from tandemmq.api import broker_consume
+from tandemmq.api.broker_consume import Pulled, PullStatus
 from tandemmq.client import Consumer, ConsumerOptions, MessageQueue, ReceivedMessage, StartFrom
 from tandemmq.client.consumer.replica_choice import MASTER_ID, choose_replica
 from tandemmq.client.consumer.subscription import Subscription, parse_subscription
-from tandemmq.client.route_view import build_view
+from tandemmq.client.route_cache import build_view
 from tandemmq.errors import NoRoute, TandemError
 from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.consume import PULL_HAS_SUBSCRIPTION, PULL_MAY_SUSPEND, PullRequest
@@ -148,7 +148,7 @@ class TopicReader:
             expression_type=self.subscription.expression_type,
             broker_name=queue.broker_name,
         )
-        pulled = await broker_pull.pull(self.tools.remoting, replica.address, header)
+        pulled = await broker_consume.pull(self.tools.remoting, replica.address, header)
         found = [
             received(record, queue.broker_name)
             for record in decode_records(pulled.body)

@@ -25,7 +25,7 @@ from tandemmq.client import (
     SendStatus,
 )
 from tandemmq.client.consumer.subscription import parse_subscription
-from tandemmq.client.route_view import build_view
+from tandemmq.client.route_cache import build_view
 from tandemmq.errors import MessageIllegal, NoRoute, NotPermitted, TandemError, TopicNotFound
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies.route import TopicRoute

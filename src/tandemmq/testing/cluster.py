@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from tandemmq.api.broker_topic import query_topic_config
+from tandemmq.api.broker_admin import query_topic_config
 from tandemmq.api.nameserver import query_cluster_info
 from tandemmq.client import (
     Admin,

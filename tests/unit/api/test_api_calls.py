@@ -6,17 +6,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from tandemmq.api import (
-    broker_admin,
-    broker_client,
-    broker_offset,
-    broker_pull,
-    broker_query,
-    broker_send,
-    broker_topic,
-    nameserver,
-)
-from tandemmq.api.broker_pull import PullStatus
+from tandemmq.api import broker_admin, broker_consume, broker_send, nameserver
+from tandemmq.api.broker_consume import PullStatus
 from tandemmq.api.broker_send import SendStatus
 from tandemmq.api.nameserver import BrokerIdentity
 from tandemmq.errors import (
@@ -190,7 +181,7 @@ async def test_other_codes_are_errors_of_their_class(peer: Peer, code: int, erro
 )
 async def test_what_a_pull_comes_to(peer: Peer, code: int, status: PullStatus):
     peer.answers(code, b"body", suggestWhichBrokerId=1, nextBeginOffset=6, minOffset=2, maxOffset=8)
-    pulled = await broker_pull.pull(peer.client, peer.address, PULL)
+    pulled = await broker_consume.pull(peer.client, peer.address, PULL)
     assert (pulled.status, pulled.next_offset, pulled.min_offset, pulled.max_offset) == (status, 6, 2, 8)
     assert (pulled.suggested_broker_id, bytes(pulled.body)) == (1, b"body")
 
@@ -198,52 +189,52 @@ async def test_what_a_pull_comes_to(peer: Peer, code: int, status: PullStatus):
 async def test_refused_pull_raises(peer: Peer):
     peer.answers(26)
     with pytest.raises(GroupNotFound):
-        await broker_pull.pull(peer.client, peer.address, PULL)
+        await broker_consume.pull(peer.client, peer.address, PULL)
 
 
 async def test_offsets(peer: Peer):
     peer.answers(22)
-    assert await broker_offset.query_committed_offset(peer.client, peer.address, "g", "T", 0) is None
+    assert await broker_consume.query_committed_offset(peer.client, peer.address, "g", "T", 0) is None
     peer.answers(offset=7, timestamp=-1)
-    query = broker_offset.query_committed_offset(
+    query = broker_consume.query_committed_offset(
         peer.client, peer.address, "g", "T", 0, zero_if_missing=False
     )
     assert await query == 7
     assert peer.asked.fields["setZeroIfNotFound"] == "false"
-    assert await broker_offset.query_max_offset(peer.client, peer.address, "T", 0) == 7
-    assert await broker_offset.query_min_offset(peer.client, peer.address, "T", 0) == 7
-    assert await broker_offset.search_offset(peer.client, peer.address, "T", 0, 5, is_upper=True) == 7
+    assert await broker_consume.query_max_offset(peer.client, peer.address, "T", 0) == 7
+    assert await broker_consume.query_min_offset(peer.client, peer.address, "T", 0) == 7
+    assert await broker_consume.search_offset(peer.client, peer.address, "T", 0, 5, is_upper=True) == 7
     assert peer.asked.fields["boundaryType"] == "UPPER"
-    assert await broker_offset.query_earliest_store_time(peer.client, peer.address, "T", 0) is None
-    await broker_offset.commit_offset(peer.client, peer.address, "g", "T", 0, 9)
+    assert await broker_consume.query_earliest_store_time(peer.client, peer.address, "T", 0) is None
+    await broker_consume.commit_offset(peer.client, peer.address, "g", "T", 0, 9)
     assert peer.asked.fields["commitOffset"] == "9"
-    await broker_offset.commit_offset_oneway(peer.client, peer.address, "g", "T", 0, 10)
-    await broker_offset.query_max_offset(peer.client, peer.address, "T", 0)
+    await broker_consume.commit_offset_oneway(peer.client, peer.address, "g", "T", 0, 10)
+    await broker_consume.query_max_offset(peer.client, peer.address, "T", 0)
 
 
 async def test_membership(peer: Peer):
     peer.answers()
     heartbeat = Heartbeat(client_id="c")
-    assert (await broker_client.send_heartbeat(peer.client, peer.address, heartbeat)).broker_version == 479
+    assert (await broker_consume.send_heartbeat(peer.client, peer.address, heartbeat)).broker_version == 479
     assert decode_heartbeat(peer.asked.body) == heartbeat
-    await broker_client.unregister_client(peer.client, peer.address, "c", consumer_group="g")
+    await broker_consume.unregister_client(peer.client, peer.address, "c", consumer_group="g")
     assert peer.asked.fields == {"clientID": "c", "consumerGroup": "g"}
     peer.answers(1)
-    assert await broker_client.query_consumer_ids(peer.client, peer.address, "g") == ()
+    assert await broker_consume.query_consumer_ids(peer.client, peer.address, "g") == ()
     peer.answers(body=encode_consumer_list(["y", "x"]))
-    assert await broker_client.query_consumer_ids(peer.client, peer.address, "g") == ("y", "x")
+    assert await broker_consume.query_consumer_ids(peer.client, peer.address, "g") == ("y", "x")
 
 
 async def test_topics_and_groups_that_are_not_there(peer: Peer):
     peer.answers(17)
-    assert await broker_topic.query_topic_config(peer.client, peer.address, "T") is None
+    assert await broker_admin.query_topic_config(peer.client, peer.address, "T") is None
     with pytest.raises(TopicNotFound):
-        await broker_topic.query_topic_stats(peer.client, peer.address, "T")
+        await broker_admin.query_topic_stats(peer.client, peer.address, "T")
     peer.answers(26)
-    assert await broker_topic.query_group_config(peer.client, peer.address, "g") is None
+    assert await broker_admin.query_group_config(peer.client, peer.address, "g") is None
     peer.answers()
     config = TopicConfig(name="T", read_queue_count=2, write_queue_count=3, attributes={"k": "v"})
-    await broker_topic.create_topic(peer.client, peer.address, config)
+    await broker_admin.create_topic(peer.client, peer.address, config)
     assert peer.asked.fields["writeQueueNums"] == "3"
     assert peer.asked.fields["attributes"] == "+k=v"
 
@@ -268,14 +259,14 @@ async def test_index_hits_of_another_key_are_dropped(peer: Peer):
         record("U", b"KEYS\x01k\x02"),
     ]
     peer.answers(0, b"".join(hits), indexLastUpdateTimestamp=1, indexLastUpdatePhyoffset=1)
-    found = await broker_query.query_messages(peer.client, peer.address, "T", "k")
+    found = await broker_admin.query_messages(peer.client, peer.address, "T", "k")
     assert [one.keys for one in found] == ["k other"]
     peer.answers(22)
-    assert await broker_query.query_messages(peer.client, peer.address, "T", "k") == []
+    assert await broker_admin.query_messages(peer.client, peer.address, "T", "k") == []
     peer.answers(0, hits[0])
-    assert (await broker_query.view_message(peer.client, peer.address, 0)).body == b"x"  # type: ignore[union-attr]
+    assert (await broker_admin.view_message(peer.client, peer.address, 0)).body == b"x"  # type: ignore[union-attr]
     peer.answers(1)
-    assert await broker_query.view_message(peer.client, peer.address, 0) is None
+    assert await broker_admin.view_message(peer.client, peer.address, 0) is None
 
 
 async def test_operators_questions(peer: Peer):

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from tandemmq.broker.admin.ha_handlers import HaHandlers
+from tandemmq.broker.admin.settings import HaHandlers
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.replica import ExchangeHaInfoRequest, ExchangeHaInfoResponse

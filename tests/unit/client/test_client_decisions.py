@@ -12,11 +12,11 @@ from tandemmq.client.consumer.rebalance import allocate_averagely, plan_change
 from tandemmq.client.consumer.replica_choice import Replica, choose_replica
 from tandemmq.client.consumer.subscription import parse_subscription
 from tandemmq.client.options import ConsumerOptions, ProducerOptions, parse_name_servers
-from tandemmq.client.producer.bulk import chunk_messages
 from tandemmq.client.producer.packer import must_travel_alone
+from tandemmq.client.producer.producer import chunk_messages
 from tandemmq.client.producer.results import SendStatus, split_answer
 from tandemmq.client.producer.sender import RETRY_CODES, QueueChoice, queue_by_key
-from tandemmq.client.route_view import (
+from tandemmq.client.route_cache import (
     AVOID_S_MAX,
     FaultyPeers,
     build_template_view,

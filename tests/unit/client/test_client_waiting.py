@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sim.memory import MemoryDisk
-from tandemmq.api.broker_offset import Progress
+from tandemmq.api.broker_consume import Progress
 from tandemmq.client.consumer.inbox import Delivery, Inbox
 from tandemmq.client.consumer.offsets import LocalOffsets
 from tandemmq.client.producer.outbox import Window

@@ -386,7 +386,7 @@ async def test_a_group_without_master_is_waited_for_within_the_deadline(
             else:
                 await cluster[0].server.stop()
             with pytest.raises((BrokerUnreachable, NotServed, ServiceNotAvailable)):
-                await producer.send(Message(topic="T", body=b"x"), timeout_s=0.1)
+                await producer.send(Message(topic="T", body=b"x"), timeout_s=0.5)
             sending = asyncio.ensure_future(producer.send(Message(topic="T", body=b"x")))
             await until(lambda: cluster[0].sends > 6 or not code, "it is tried again and again")
             assert not sending.done()

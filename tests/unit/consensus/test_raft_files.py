@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 
 from sim.memory import MemoryDisk, NoFault
-from tandemmq.consensus.core.effects import Persist
-from tandemmq.consensus.core.values import Entry, EntryKind, Members, Saved, Snapshot, Vote, new_group
+from tandemmq.consensus.core.messages import (
+    Entry,
+    EntryKind,
+    Members,
+    Persist,
+    Saved,
+    Snapshot,
+    Vote,
+    new_group,
+)
 from tandemmq.consensus.shell.files import RaftFiles
 from tandemmq.errors import ConfigError, Corrupt, FlushFailed, StoreLocked
 

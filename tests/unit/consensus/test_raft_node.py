@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from tandemmq.consensus.core.effects import Apply, Effect, Persist, ReadReady, Restore, Role, Send
 from tandemmq.consensus.core.messages import (
     AppendAnswer,
     AppendRequest,
+    Apply,
+    Effect,
+    Entry,
+    EntryKind,
+    Members,
     Message,
+    Persist,
+    RaftOptions,
+    ReadReady,
+    Restore,
+    Role,
+    Saved,
+    Send,
+    Snapshot,
     SnapshotRequest,
     TakeOver,
+    Vote,
     VoteAnswer,
     VoteRequest,
+    new_group,
 )
 from tandemmq.consensus.core.node import RaftNode, Refusal
-from tandemmq.consensus.core.options import RaftOptions
-from tandemmq.consensus.core.values import Entry, EntryKind, Members, Saved, Snapshot, Vote, new_group
 
 THREE = {"a": "a:1", "b": "b:1", "c": "c:1"}
 LATE = 10_000

@@ -7,11 +7,16 @@ from dataclasses import replace
 import msgspec
 
 from tandemmq.broker.replica.ha_status import describe_master, without_ours
-from tandemmq.replication.core.notice import SlaveName, SlaveNotice, ToldHalt
-from tandemmq.replication.core.progress import StartRule, TransferStart
-from tandemmq.replication.core.states import MasterState
+from tandemmq.replication.core.progress import (
+    MasterState,
+    SlaveName,
+    SlaveNotice,
+    StartRule,
+    ToldHalt,
+    TransferStart,
+)
 from tandemmq.replication.shell import MasterStatus, SlaveStatus
-from tandemmq.replication.shell.departed import (
+from tandemmq.replication.shell.master_status import (
     DEPARTED_COUNT_MAX,
     DEPARTED_MS_MAX,
     DepartedSlave,

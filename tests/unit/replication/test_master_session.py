@@ -1,11 +1,9 @@
 import pytest
 
 from tandemmq.replication.core.effects import Acknowledged, Disconnect, FellBehind, Send, Started
-from tandemmq.replication.core.frames import encode_head, encode_report
+from tandemmq.replication.core.frames import FirstTransfer, ReplicationOptions, encode_head, encode_report
 from tandemmq.replication.core.master import HELLO_MS, MasterSession
-from tandemmq.replication.core.options import FirstTransfer, ReplicationOptions
-from tandemmq.replication.core.progress import LogRange, StartRule
-from tandemmq.replication.core.states import MasterState
+from tandemmq.replication.core.progress import LogRange, MasterState, StartRule
 
 SEGMENT = 100_000
 LOG = LogRange(0, 250_000)

@@ -1,6 +1,6 @@
 import pytest
 
-from tandemmq.replication.core.states import (
+from tandemmq.replication.core.progress import (
     MASTER_TRANSITIONS,
     SLAVE_TRANSITIONS,
     MasterCause,

@@ -7,15 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemmq.errors import ConfigError, RemoteProtocolError
-from tandemmq.replication.core.admission import (
+from tandemmq.replication.core.frames import (
+    BODY_BYTES_MAX,
     GREETING_HEAD,
     NONCE_BYTES,
     AllowedHosts,
     MasterHandshake,
+    ReplicationOptions,
     SlaveHandshake,
+    TransferDecoder,
+    encode_report,
 )
-from tandemmq.replication.core.frames import BODY_BYTES_MAX, TransferDecoder, encode_report
-from tandemmq.replication.core.options import ReplicationOptions
 
 SECRET = "correct horse battery"
 MASTER_NONCE, SLAVE_NONCE = b"m" * NONCE_BYTES, b"s" * NONCE_BYTES

@@ -16,7 +16,7 @@ from tandemmq.broker.replica.tail_check import TailCheck, TailWait
 from tandemmq.errors import BrokerUnreachable
 from tandemmq.protocol.requests.replica import LogChecksumResponse
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.replication.core.tail import TailOutcome
+from tandemmq.replication.core.verifier import TailOutcome
 from tandemmq.store import BrokerRole, MessageStore, StoreOptions
 
 RECORD_BYTES_MAX = 4096

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.replication.core.epochs import EpochEntry, EpochList
-from tandemmq.replication.core.term_frames import (
+from tandemmq.replication.core.epochs import (
     Answer,
+    EpochEntry,
+    EpochList,
     Handshake,
     MasterFrameDecoder,
     Report,

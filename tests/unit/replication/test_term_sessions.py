@@ -8,12 +8,10 @@ import pytest
 from replica_logs import make_log
 
 from tandemmq.replication.core.effects import Acknowledged, Align, Disconnect, Halt, Send, Started, Store
-from tandemmq.replication.core.epochs import EpochEntry, EpochList
-from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.replication.core.progress import LogRange, StartRule
-from tandemmq.replication.core.states import SlaveState
-from tandemmq.replication.core.term_frames import (
+from tandemmq.replication.core.epochs import (
     Answer,
+    EpochEntry,
+    EpochList,
     Handshake,
     TermHead,
     encode_answer,
@@ -21,6 +19,8 @@ from tandemmq.replication.core.term_frames import (
     encode_term_head,
     encode_term_report,
 )
+from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.progress import LogRange, SlaveState, StartRule
 from tandemmq.replication.core.term_sessions import ANSWER_MS_MAX, TermMasterSession, TermSlaveSession
 
 SEGMENT_BYTES = 4096

@@ -17,8 +17,7 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.effects import Halt, HaltReason
-from tandemmq.replication.core.notice import DETAIL_CHARS_MAX, SlaveName, ToldHalt
-from tandemmq.replication.core.states import SlaveState
+from tandemmq.replication.core.progress import DETAIL_CHARS_MAX, SlaveName, SlaveState, ToldHalt
 from tandemmq.replication.shell import ReplicationSlaveStatus
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.units import EpochMs

@@ -7,7 +7,7 @@ import pytest
 from sim.raft.run import Summary, main
 from sim.raft.simulation import SeedResult, run_seed
 from sim.seeds import without_logging
-from tandemmq.consensus.core.effects import Persist
+from tandemmq.consensus.core.messages import Persist
 from tandemmq.consensus.core.node import RaftNode
 from tandemmq.consensus.shell.files import RaftFiles
 

@@ -14,7 +14,7 @@ from sim.cluster.watch import EXCUSE_S, holds
 from sim.cluster.world import World
 from sim.linearizable import Append, Read, contradiction
 from tandemmq.protocol.record import Record, decode_records
-from tandemmq.replication.core.states import MasterState, SlaveState
+from tandemmq.replication.core.progress import MasterState, SlaveState
 from tandemmq.replication.shell.master_status import SlaveStatus
 from tandemmq.store import GetStatus, MessageStore
 

@@ -20,7 +20,7 @@ from sim.cluster.promises import Loss, Promises
 from sim.cluster.settings import TOPIC
 from sim.cluster.watch import Watch, holds
 from sim.elected.nodes import ControllerNode, ElectedNode
-from tandemmq.replication.core.states import SlaveState
+from tandemmq.replication.core.progress import SlaveState
 from tandemmq.store import MessageStore
 
 SWITCH_S_STEPS = (1, 3, 10)

@@ -6,8 +6,8 @@ from sim.cluster.loop import Life
 from sim.cluster.nodes import ROOT, BrokerNode, DiskNode
 from sim.cluster.world import World
 from tandemmq.broker.autoswitch.elected import ElectedBroker
-from tandemmq.broker.autoswitch.options import ElectionOptions
 from tandemmq.broker.broker import Broker
+from tandemmq.broker.options import ElectionOptions
 from tandemmq.controller.controller import Controller
 from tandemmq.controller.options import ControllerOptions
 

@@ -23,21 +23,27 @@ from sim.dice import Dice
 from sim.disk import Crash, SimDisk
 from sim.image import Image, Tear
 from sim.manual_clock import ManualClock
-from tandemmq.consensus.core.effects import (
+from tandemmq.consensus.core.messages import (
     Apply,
     Effect,
+    Entry,
+    EntryKind,
+    Members,
+    Message,
     Persist,
+    RaftOptions,
     ReadReady,
     ReadRefused,
     Restore,
     Role,
     RoleChanged,
+    Saved,
     Send,
+    decode_message,
+    encode_message,
+    new_group,
 )
-from tandemmq.consensus.core.messages import Message, decode_message, encode_message
 from tandemmq.consensus.core.node import RaftNode, Refusal
-from tandemmq.consensus.core.options import RaftOptions
-from tandemmq.consensus.core.values import Entry, EntryKind, Members, Saved, new_group
 from tandemmq.consensus.shell.files import RaftFiles
 from tandemmq.errors import FlushFailed, TandemError
 from tandemmq.protocol.hashes import crc32

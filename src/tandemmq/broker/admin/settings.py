@@ -16,18 +16,27 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from tandemmq.broker.guards import invalid
+from tandemmq.broker.guards import drop_or_reject, invalid
 from tandemmq.broker.options import OPEN, PERMISSION_MAX, AccessOptions, BrokerOptions
+from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import BadRequest, ConfigError, NotPermitted, RequestRejected
 from tandemmq.protocol.bodies.codec import DataVersion, encode_data_version
-from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties_file import Setting, edit_properties, parse_properties
 from tandemmq.protocol.requests.admin import BrokerConfigResponse, ReadModeRequest
-from tandemmq.protocol.topic_names import render_delay_levels
+from tandemmq.protocol.requests.replica import (
+    ExchangeHaInfoRequest,
+    ExchangeHaInfoResponse,
+    ResetMasterFlushedOffsetRequest,
+)
+from tandemmq.protocol.requests.route import MinBrokerIdChange
+from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic, render_delay_levels
 from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.dispatch import Handler
 from tandemmq.runtime.ports import Clock, Disk
-from tandemmq.store.options import StoreOptions
+from tandemmq.store.message_store import MessageStore
+from tandemmq.store.options import BrokerRole, StoreOptions
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -360,3 +369,114 @@ def _render(value: object) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+
+
+# Cleaning by hand: 306 expired queue files, 316 queues of topics that are gone, 329 expired log files.
+#
+# All three run by themselves, too. Unlike RocketMQ's 306, a queue keeps its numbering when all of its
+# messages
+# have expired: there it begins anew at 0, and the offsets of its consumers point behind its end.
+# Source: spec remoting 8.6, spec store 19.
+
+
+class CleaningHandlers:
+    """Deletes what retention would delete, at once."""
+
+    def __init__(self, *, store: MessageStore, topics: TopicTable) -> None:
+        self._store = store
+        self._topics = topics
+
+    def handle_queues(self, channel: Channel, command: Command) -> Command:
+        """CLEAN_EXPIRED_CONSUMEQUEUE (306)."""
+        self._store.cut_queues()
+        log.info(events.CLEANED_BY_HAND, extra={"what": "expired queue files", "peer": channel.peer})
+        return command.reply()
+
+    def handle_log(self, channel: Channel, command: Command) -> Command:
+        """DELETE_EXPIRED_COMMITLOG (329): files older than fileReservedTime, at any hour."""
+        count = self._store.clean(at_any_hour=True)
+        extra = {"what": "expired log files", "count": count, "peer": channel.peer}
+        log.info(events.CLEANED_BY_HAND, extra=extra)
+        return command.reply()
+
+    async def handle_topics(self, channel: Channel, command: Command) -> Command:
+        """CLEAN_UNUSED_TOPIC (316): queues that no topic of the table has; retry and system topics stay.
+
+        A slave's table may lack a topic that its log has already: there the master says what is gone.
+        """
+        unused = {topic for topic, _ in self._store.queue_keys() if self._is_unused(topic)}
+        await drop_or_reject(self._store, sorted(unused))
+        extra = {"what": "queues of deleted topics", "count": len(unused), "peer": channel.peer}
+        log.info(events.CLEANED_BY_HAND, extra=extra)
+        return command.reply()
+
+    def _is_unused(self, topic: str) -> bool:
+        if self._store.role is BrokerRole.SLAVE:
+            return False
+        is_kept = is_system_topic(topic) or is_retry_topic(topic) or is_dlq_topic(topic)
+        return not is_kept and self._topics.get(topic) is None
+
+
+# Notices between replicas that concern the master's place: 905, 906, 908 (spec replication 7, spec
+# nameserver 9).
+#
+# A slave of ours takes its master's addresses from its name servers only. A request that says otherwise makes
+# it ask them at once, so nobody can send a slave to a master of their own by a request.
+
+
+class HaHandlers:
+    """`ask_soon` makes a slave look for its master; `own_addresses` is (for requests, for replication)."""
+
+    def __init__(
+        self,
+        *,
+        is_slave: bool,
+        first_end: int,
+        own_addresses: Callable[[], tuple[str, str]],
+        ask_soon: Callable[[], None],
+        master_epoch: int | None = None,
+    ) -> None:
+        """`first_end`: where the log ended when the broker started. `master_epoch`: of an elected broker."""
+        self._fields = None if master_epoch is None else {"tmEpoch": str(master_epoch)}
+        self._is_slave = is_slave
+        self._first_end = first_end
+        self._own_addresses = own_addresses
+        self._ask_soon = ask_soon
+
+    def routes(self) -> dict[int, Handler]:
+        return {
+            RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: self.handle_min_id_change,
+            RequestCode.EXCHANGE_BROKER_HA_INFO: self.handle_exchange,
+            RequestCode.RESET_MASTER_FLUSH_OFFSET: self.handle_reset,
+        }
+
+    def handle_min_id_change(self, channel: Channel, command: Command) -> Command:
+        """NOTIFY_MIN_BROKER_ID_CHANGE (905), from a name server: the master came or went."""
+        command.decode(MinBrokerIdChange)
+        self._look()
+        return command.reply()
+
+    def handle_exchange(self, channel: Channel, command: Command) -> Command:
+        """EXCHANGE_BROKER_HA_INFO (906): a master tells its addresses; a slave has none to tell."""
+        header = command.decode(ExchangeHaInfoRequest)
+        if header.master_ha_address is not None:
+            self._look()
+            return command.reply()
+        if self._is_slave:
+            return command.reply()
+        address, ha_address = self._own_addresses()
+        response = ExchangeHaInfoResponse(
+            master_address=address, master_ha_address=ha_address, master_flushed_offset=self._first_end
+        )
+        return command.reply(header=response, fields=self._fields)
+
+    def handle_reset(self, channel: Channel, command: Command) -> Command:
+        """RESET_MASTER_FLUSH_OFFSET (908): nothing to reset. RocketMQ's slaves remember an offset to which
+        their master had flushed; ours compare their log with the master's instead.
+        """
+        command.decode(ResetMasterFlushedOffsetRequest)
+        return command.reply(remark="no effect: slaves compare their log with the master's")
+
+    def _look(self) -> None:
+        if self._is_slave:
+            self._ask_soon()

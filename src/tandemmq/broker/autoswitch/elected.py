@@ -22,13 +22,11 @@ from typing import Final
 
 from tandemmq.api.controller import HeartbeatAnswer, MasterFacts, read_master_notice
 from tandemmq.api.replica import find_master_place
-from tandemmq.broker.autoswitch.controllers import Controllers, Heartbeats, Lease
+from tandemmq.broker.autoswitch.controllers import Controllers, Heartbeats, Lease, Promise, Vouches
 from tandemmq.broker.autoswitch.identity import IDENTITY_FILE, IdentityFiles, obtain_id
-from tandemmq.broker.autoswitch.options import ElectionOptions
 from tandemmq.broker.autoswitch.term import Term
-from tandemmq.broker.autoswitch.vouches import Promise, Vouches
 from tandemmq.broker.broker import Broker, ha_port_of
-from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions
+from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions, ElectionOptions
 from tandemmq.errors import Busy, ClientError, ConfigError, NotLeader, RequestRejected, StaleTerm, TandemError
 from tandemmq.protocol.bodies.replica import BrokerEpochs, EpochRange, encode_broker_epochs
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -45,7 +43,7 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import PLAIN, TlsOptions, render_address
 from tandemmq.remoting.tls import make_client_tls
-from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.frames import ReplicationOptions
 from tandemmq.replication.shell.autoswitch import AutoSwitch, AutoSwitchReplication
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import TaskScope

@@ -11,15 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tandemmq.errors import ServiceNotAvailable
+import msgspec
+
+from tandemmq.api.broker_admin import delete_topic
+from tandemmq.broker.replica.config_sync import ConfigSync, ReplicaTables
+from tandemmq.broker.replica.ha_status import describe_master, describe_slave, lag_seconds
+from tandemmq.broker.replica.handlers import ReplicaHandlers
+from tandemmq.broker.replica.log_checksum import LogChecksums, LogHeal
+from tandemmq.broker.replica.table_watch import TableWaits, TableWatch
+from tandemmq.errors import ClientError, ServiceNotAvailable
+from tandemmq.protocol.bodies.replica import HaClient, HaStatus
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler, Waiting
+from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus
 from tandemmq.replication.shell.autoswitch import AutoSwitch
-from tandemmq.runtime.ports import Address
+from tandemmq.runtime.ports import Address, Clock, Disk, Random
+from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
 
 TABLE_CHANGES: Final = frozenset(
@@ -112,3 +124,158 @@ def fenced_routes(routes: Mapping[int, Handler], may_write: Callable[[], bool]) 
         return fenced
 
     return {code: fence(handler) if code in WRITES else handler for code, handler in routes.items()}
+
+
+# What the broker of an elected group does for its group beside the copy of the log: tables, state, bytes.
+#
+# The log's copy outlives a change of the role; it is `replication.shell.autoswitch`. Here is what is composed
+# anew with the role: the copy of the master's tables, and the answers to other replicas.
+# Invariants: tables are taken only from the master of the newest term that is known, and never older ones
+#             than those that are held.
+# Source:     spec controller 3.6, 10.14.
+
+FOLLOWED: Final = ""
+"""Whose tables are copied is decided by its address: it is set anew in each term."""
+
+
+class ElectedReplica:
+    """One term's part of a broker in its group."""
+
+    def __init__(
+        self,
+        *,
+        store: MessageStore,
+        tables: ReplicaTables,
+        options: ReplicationOptions,
+        client: RemotingClient,
+        disk: Disk,
+        clock: Clock,
+        chance: Random,
+        broker_id: int,
+        is_slave: bool,
+        own_address: Callable[[], str],
+        copying: AutoSwitch,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self._is_slave = is_slave
+        self._copying = copying
+        self._client = client
+        self._clock = clock
+        self._store = store
+        self._tables = tables
+        self._scope = TaskScope("replica", lambda _name, error: on_fatal(error))
+        life = f"{clock.now_ms():x}-{chance.token_bytes(8).hex()}"
+        self._checksums = LogChecksums(store, disk=disk, life=life)
+        self._config_sync = ConfigSync(
+            tables,
+            client=client,
+            clock=clock,
+            options=options,
+            own_address=own_address,
+            followed=lambda: FOLLOWED if self._config_sync.master is not None else None,
+            queue_end=store.queue_max,
+            take_deletions=store.take_deletions,
+            keeps_newer=True,
+        )
+        self._table_waits = TableWaits(tables, clock=clock)
+        self._table_watch = TableWatch(
+            tables, self._config_sync, client=client, clock=clock, broker_id=broker_id
+        )
+        self._handlers = ReplicaHandlers(tables, self._status, lambda: store.deleted_topics)
+        self._log_heal = LogHeal(store, client=client, clock=clock, sources=self._copies)
+        store.on_topic_deleted(self._forget_progress)
+        # What was told of a log that is another one now is to be told again.
+        copying.on_following = self._config_sync.begin_copy
+        store.on_damaged = self._heal
+        self._is_healing = False
+
+    def routes(self) -> dict[int, Handler]:
+        return self._handlers.routes() | self._checksums.routes() | self._table_waits.routes()
+
+    def start(self) -> None:
+        if self._store.damaged_ranges:
+            self._heal()
+        if self._is_slave:
+            self._scope.start("config_sync", self._config_sync.run())
+            self._scope.start("table_watch", self._table_watch.run())
+
+    async def stop(self) -> None:
+        self._table_waits.close()
+        await self._scope.close()
+
+    def set_master(self, address: str | None) -> None:
+        """Whose tables are copied from now on; None: nobody's."""
+        self._config_sync.set_master(address)
+        if address is not None:
+            self._store.begin_copy()
+            self._config_sync.begin_copy()
+
+    async def pass_deletion_on(self, topic: str) -> None:
+        """The master deletes the topic. Raises ServiceNotAvailable while there is none, RequestRejected."""
+        master = self.master
+        if master is None:
+            raise ServiceNotAvailable(f"no master is known that could delete the topic {topic}")
+        try:
+            await delete_topic(self._client, master, topic, is_passed_on=True)
+        except ClientError as error:
+            raise ServiceNotAvailable(f"the master {master} does not answer: {error}") from error
+
+    async def wait_copied(self) -> None:
+        """Returns when whoever may be elected has the tables as they are here. Raises Busy."""
+        await self._table_waits.wait_held(lambda: self._copying.required or ())
+
+    def has_tables(self, broker_id: int) -> bool:
+        """Whether a slave holds the topics and groups as they are here."""
+        return self._table_waits.holds(broker_id)
+
+    @property
+    def master(self) -> str | None:
+        return self._config_sync.master
+
+    def _forget_progress(self, topic: str) -> None:
+        """What is known of the topic's offsets is of its former life."""
+        self._tables.consumer_offsets.drop_topic(topic)
+        self._config_sync.wake()
+
+    def _heal(self) -> None:
+        if not self._is_healing:
+            self._is_healing = True
+            self._scope.start("log_heal", self._heal_all())
+
+    async def _heal_all(self) -> None:
+        try:
+            await self._log_heal.run()
+        finally:
+            self._is_healing = False
+
+    async def _copies(self) -> list[str]:
+        return [] if self.master is None else [self.master]
+
+    # What it tells of the copy.
+
+    def master_status(self) -> MasterStatus | None:
+        return None if self._is_slave else self._copying.master_status()
+
+    def slave_status(self) -> ReplicationSlaveStatus | None:
+        return self._copying.slave_status() if self._is_slave else None
+
+    @property
+    def synced_at(self) -> float | None:
+        return self._config_sync.synced_at
+
+    def _status(self) -> HaStatus:
+        """In the words of GET_BROKER_HA_STATUS; between two terms there is an end, and no copy.
+
+        A slave names its master by the address at which tools can ask it, as soon as one is elected.
+        """
+        end, now_ms = self._store.max_log_offset, self._clock.now_ms()
+        if not self._is_slave:
+            status = self._copying.master_status()
+            if status is None:
+                return HaStatus(is_master=True, max_log_offset=end, in_sync_count=0, connections=())
+            return describe_master(status, lambda held: lag_seconds(self._store, held, now_ms))
+        copy = self._copying.slave_status()
+        client = HaClient(max_log_offset=end) if copy is None else describe_slave(copy).client
+        return HaStatus(
+            is_master=False, client=msgspec.structs.replace(client, master_address=self.master or "")
+        )

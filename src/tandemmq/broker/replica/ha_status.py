@@ -18,10 +18,9 @@ from tandemmq.protocol.record import RecordError, decode_record
 from tandemmq.protocol.record_layout import MAGIC_V1, MAGIC_V2
 from tandemmq.remoting.options import render_address
 from tandemmq.replication.core.effects import HaltReason
-from tandemmq.replication.core.progress import StartRule
-from tandemmq.replication.core.states import MasterState, SlaveState
+from tandemmq.replication.core.progress import MasterState, SlaveState, StartRule
 from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus, SlaveStatus
-from tandemmq.replication.shell.departed import DepartedSlave
+from tandemmq.replication.shell.master_status import DepartedSlave
 from tandemmq.store.message_store import MessageStore
 from tandemmq.units import KIB, align_up
 

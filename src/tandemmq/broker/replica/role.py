@@ -30,17 +30,17 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import parse_address, render_address
-from tandemmq.replication.core.notice import (
+from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.progress import (
     DETAIL_CHARS_MAX,
     NAME_CHARS_MAX,
     REASON_CHARS_MAX,
     SlaveName,
     SlaveNotice,
+    SlaveState,
     ToldHalt,
 )
-from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.replication.core.states import SlaveState
-from tandemmq.replication.core.tail import TailOutcome, TailVerdict
+from tandemmq.replication.core.verifier import TailOutcome, TailVerdict
 from tandemmq.replication.shell import (
     MasterStatus,
     ReplicationMaster,

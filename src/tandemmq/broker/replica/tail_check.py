@@ -30,8 +30,7 @@ from tandemmq.protocol.requests.replica import LogChecksumResponse
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
-from tandemmq.replication.core.tail import TailOutcome, TailVerdict, find_difference
-from tandemmq.replication.core.verifier import RecordVerifier
+from tandemmq.replication.core.verifier import RecordVerifier, TailOutcome, TailVerdict, find_difference
 from tandemmq.runtime.ports import Clock
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events

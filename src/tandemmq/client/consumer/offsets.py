@@ -7,12 +7,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol, assert_never
 
-from tandemmq.api import broker_offset
-from tandemmq.api.broker_offset import Progress
+from tandemmq.api import broker_consume
+from tandemmq.api.broker_consume import Progress
 from tandemmq.client.consumer.replica_choice import MASTER_ID, choose_replica
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ConsumerOptions, StartFrom
-from tandemmq.client.route_view import FaultyPeers
+from tandemmq.client.route_cache import FaultyPeers
 from tandemmq.errors import BrokerUnreachable, ConfigError, NoRoute, RemoteProtocolError, RequestTimeout
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.progress import decode_reset_offsets, encode_reset_offsets
@@ -49,7 +49,7 @@ class BrokerOffsets:
         self._zero_if_missing = None if zero_when_none_stored else False
 
     async def read(self, queue: MessageQueue) -> Progress | None:
-        return await broker_offset.query_progress(
+        return await broker_consume.query_progress(
             self._instance.remoting,
             self._address(queue),
             self._group,
@@ -62,7 +62,7 @@ class BrokerOffsets:
     async def write(self, queue: MessageQueue, offset: int, seen: str | None = None) -> None:
         address = self._address(queue)
         try:
-            await broker_offset.commit_offset(
+            await broker_consume.commit_offset(
                 self._instance.remoting,
                 address,
                 self._group,
@@ -183,16 +183,16 @@ async def find_offset(
     timeout_s = instance.options.call_timeout_s
     match start_from:
         case StartFrom.FIRST:
-            offset = await broker_offset.query_min_offset(
+            offset = await broker_consume.query_min_offset(
                 remoting, address, queue.topic, queue.queue_id, timeout_s=timeout_s
             )
         case StartFrom.LAST:
-            offset = await broker_offset.query_max_offset(
+            offset = await broker_consume.query_max_offset(
                 remoting, address, queue.topic, queue.queue_id, timeout_s=timeout_s
             )
         case StartFrom.TIMESTAMP:
             assert time_ms is not None
-            offset = await broker_offset.search_offset(
+            offset = await broker_consume.search_offset(
                 remoting, address, queue.topic, queue.queue_id, time_ms, timeout_s=timeout_s
             )
         case _:

@@ -17,7 +17,7 @@ import asyncio
 import logging
 from typing import NamedTuple, Self
 
-from tandemmq.api import broker_pop
+from tandemmq.api import broker_consume
 from tandemmq.client.consumer.subscription import ALL, Subscription, check_filters, make_subscription
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.options import PopOptions, StartFrom
@@ -159,7 +159,7 @@ class PopConsumer(Client):
         It counts as delivered once more then (`retry_count`). Raises the error of the call: the message
         keeps the time that it had.
         """
-        message.handle = await broker_pop.change_invisible(
+        message.handle = await broker_consume.change_invisible(
             self._instance.remoting,
             self._address(message.topic, message.broker_name),
             self.group,
@@ -226,7 +226,7 @@ class PopConsumer(Client):
         began_s = self._instance.clock.monotonic()
         try:
             address = self._address(*target)
-            found = await broker_pop.pop(self._instance.remoting, address, target.broker_name, header)
+            found = await broker_consume.pop(self._instance.remoting, address, target.broker_name, header)
         except TandemError as error:
             self._note_failure(target, error)
         if not found:
@@ -271,7 +271,7 @@ class PopConsumer(Client):
         )
         began_s = self._instance.clock.monotonic()
         try:
-            if await broker_pop.wait_for_message(self._instance.remoting, self._address(*target), header):
+            if await broker_consume.wait_for_message(self._instance.remoting, self._address(*target), header):
                 return
         except TandemError as error:
             log.warning(
@@ -287,7 +287,7 @@ class PopConsumer(Client):
             await self._instance.clock.sleep(min(left_s, FAILED_PAUSE_S))
 
     async def _ack(self, message: PoppedMessage) -> None:
-        await broker_pop.ack(
+        await broker_consume.ack(
             self._instance.remoting,
             self._address(message.topic, message.broker_name),
             self.group,

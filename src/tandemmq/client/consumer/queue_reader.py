@@ -9,15 +9,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from tandemmq.api import broker_offset, broker_pull
-from tandemmq.api.broker_offset import Progress
-from tandemmq.api.broker_pull import Pulled, PullStatus
+from tandemmq.api import broker_consume
+from tandemmq.api.broker_consume import Progress, Pulled, PullStatus
 from tandemmq.client.consumer.inbox import Delivery, Inbox, InFlight, OrderlyGate
 from tandemmq.client.consumer.replica_choice import MASTER_ID, ReadPolicy, Replica
 from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ConsumerOptions, MessageModel
-from tandemmq.client.route_view import FaultyPeers
+from tandemmq.client.route_cache import FaultyPeers
 from tandemmq.errors import (
     BrokerUnreachable,
     LocalProtocolError,
@@ -229,7 +228,7 @@ class QueueReader:
             seen=self.seen,
         )
         self.last_pull_at_ms = seams.instance.clock.now_ms()
-        return await broker_pull.pull(
+        return await broker_consume.pull(
             seams.instance.remoting, replica.address, header, timeout_s=options.suspend_s + ANSWER_MARGIN_S
         )
 
@@ -246,7 +245,7 @@ class QueueReader:
         if master is None or master in faulty.avoided(now):
             return False  # without its master the slave is the best there is
         try:
-            master_end = await broker_offset.query_max_offset(
+            master_end = await broker_consume.query_max_offset(
                 instance.remoting, master, self.queue.topic, self.queue.queue_id
             )
         except TandemError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tandemmq.api import broker_client
+from tandemmq.api import broker_consume
 from tandemmq.client.instance import ClientInstance
 from tandemmq.errors import BadRequest
 from tandemmq.protocol.bodies.client import ClientConfigCheck, SubscriptionData
@@ -34,7 +34,7 @@ async def check_filters(instance: ClientInstance, group: str, subscriptions: Ite
             check = ClientConfigCheck(
                 client_id=instance.client_id, group=group, subscription=subscription.describe()
             )
-            await broker_client.check_client_config(
+            await broker_consume.check_client_config(
                 instance.remoting, address, check, timeout_s=instance.options.call_timeout_s
             )
 

@@ -18,9 +18,8 @@ from enum import Enum
 from typing import NamedTuple, cast
 
 from tandemmq.client.blocking import WorkerThreads
-from tandemmq.client.consumer.broker_requests import DirectResult, TopicStatus
 from tandemmq.client.consumer.inbox import Delivery
-from tandemmq.client.consumer.membership import Membership
+from tandemmq.client.consumer.membership import DirectResult, Membership, TopicStatus
 from tandemmq.client.options import MessageModel, PushOptions
 from tandemmq.client.tracing import (
     EXCEPTION,

@@ -26,7 +26,7 @@ from tandemmq.client.options import ProducerOptions
 from tandemmq.client.producer.packer import Packer, Shipment, Waiter, must_travel_alone, room_of
 from tandemmq.client.producer.results import SendResult
 from tandemmq.client.producer.sender import Sender
-from tandemmq.client.route_view import RouteView
+from tandemmq.client.route_cache import RouteView
 from tandemmq.errors import ClientError, NoRoute
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue

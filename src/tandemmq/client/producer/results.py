@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from tandemmq.api import broker_transaction
+from tandemmq.api import broker_send
 from tandemmq.api.broker_send import SendAnswer, SendStatus
 from tandemmq.client.instance import ClientInstance
-from tandemmq.client.route_view import MASTER_ID
+from tandemmq.client.route_cache import MASTER_ID
 from tandemmq.errors import ClientError, MessageIllegal, NoRoute
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue
@@ -65,7 +65,7 @@ async def send_reply(
         properties=encode_properties(pairs).decode(),
         broker_name=request.broker_name,
     )
-    await broker_transaction.send_reply(instance.remoting, address, header, body, timeout_s=timeout_s)
+    await broker_send.send_reply(instance.remoting, address, header, body, timeout_s=timeout_s)
 
 
 __all__ = ["SendResult", "SendStatus", "broker_of_handle", "split_answer"]

@@ -23,7 +23,7 @@ from tandemmq.api.broker_send import SendStatus, read_send_answer, send_command
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ProducerOptions
 from tandemmq.client.producer.packer import Shipment
-from tandemmq.client.route_view import FaultyPeers, RouteView
+from tandemmq.client.route_cache import FaultyPeers, RouteView
 from tandemmq.errors import (
     BrokerUnreachable,
     NoRoute,

@@ -17,12 +17,12 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import NamedTuple, Self
 
-from tandemmq.api import broker_transaction
+from tandemmq.api import broker_send
 from tandemmq.client.instance import Client, ClientInstance
 from tandemmq.client.options import ProducerOptions
 from tandemmq.client.producer.producer import Producer
 from tandemmq.client.producer.results import SendResult
-from tandemmq.client.route_view import MASTER_ID
+from tandemmq.client.route_cache import MASTER_ID
 from tandemmq.errors import ClientError, MessageIllegal, NoRoute, TandemError
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.message import Message, ReceivedMessage
@@ -153,7 +153,7 @@ class TransactionProducer(Client):
         try:
             if address is None:
                 raise NoRoute(f"broker {name!r} has no master")
-            await broker_transaction.end_transaction(self._instance.remoting, address, header)
+            await broker_send.end_transaction(self._instance.remoting, address, header)
         except TandemError as error:
             log.warning(
                 events.TRANSACTION_END_UNSENT,
@@ -186,7 +186,7 @@ class TransactionProducer(Client):
             broker_name=header.broker_name,
         )
         if not channel.is_closed:
-            channel.send(broker_transaction.end_command(end))
+            channel.send(broker_send.end_command(end))
 
     async def _ask(self, message: ReceivedMessage) -> TransactionState:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandemmq.consensus.core.values import Entry, EntryKind, Members, Snapshot, decode_members
+from tandemmq.consensus.core.messages import Entry, EntryKind, Members, Snapshot, decode_members
 
 
 class RaftLog:

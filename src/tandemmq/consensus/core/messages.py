@@ -6,12 +6,116 @@ speak is for the transport to judge.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum, IntEnum
 from typing import TypeAlias
 
 import msgspec
 
-from tandemmq.consensus.core.values import Entry, EntryKind, Snapshot, decode_members
-from tandemmq.errors import RemoteProtocolError
+from tandemmq.errors import ConfigError, RemoteProtocolError
+from tandemmq.units import MIB
+
+# What one server of a Raft group can be told.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaftOptions:
+    """Times and bounds; equal on all servers of a group."""
+
+    heartbeat_ms: int = 100
+    election_timeout_ms: int = 500
+    """How long a follower hears nothing before it asks for votes: between this and twice this."""
+    entries_per_request_max: int = 256
+    bytes_per_request_max: int = 1 * MIB
+    """Of entries; the first one is sent whatever its size."""
+    unconfirmed_entries_max: int = 1_024
+    """Proposals that wait for a majority; one more is refused."""
+    command_bytes_max: int = 1 * MIB
+    waiting_reads_max: int = 4_096
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.heartbeat_ms <= self.election_timeout_ms // 3:
+            raise ConfigError(
+                f"heartbeat_ms: {self.heartbeat_ms} must be within 1 and a third of election_timeout_ms "
+                f"{self.election_timeout_ms}, or one lost message would end a leadership"
+            )
+
+
+# What a server of a Raft group knows and must not forget, as values.
+
+
+class EntryKind(IntEnum):
+    """What an entry of the log is for."""
+
+    EMPTY = 0
+    """The first one of a leader: by it everything before is confirmed."""
+    COMMAND = 1
+    MEMBERS = 2
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One place of the log. Two entries with the same index and term are the same everywhere."""
+
+    index: int
+    term: int
+    kind: EntryKind
+    data: bytes = b""
+
+
+class Members(msgspec.Struct, frozen=True):
+    """The servers of a group by name, each with its address. Only voters count for a majority."""
+
+    voters: dict[str, str] = {}
+    learners: dict[str, str] = {}
+
+    def is_majority(self, names: set[str]) -> bool:
+        """Whether these servers are more than half of the voters."""
+        return 2 * len(names & self.voters.keys()) > len(self.voters)
+
+    def address(self, name: str) -> str | None:
+        return self.voters.get(name) or self.learners.get(name)
+
+    def others(self, name: str) -> list[str]:
+        """All servers but this one, in the order of their names."""
+        return sorted((self.voters.keys() | self.learners.keys()) - {name})
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self, order="deterministic")
+
+
+def decode_members(data: bytes) -> Members:
+    """Raises msgspec.MsgspecError for bytes that `Members.encode` did not make."""
+    return msgspec.json.decode(data, type=Members)
+
+
+class Vote(msgspec.Struct, frozen=True):
+    """The newest term that a server knows and whom it voted for in it: one value, so that no crash can
+    separate them."""
+
+    term: int = 0
+    voted_for: str | None = None
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The state of the machine after the entry `index` of `term`, and the group's members there."""
+
+    index: int
+    term: int
+    members: Members
+    data: bytes = b""
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """What a server finds on its disk: `entries` follow the snapshot without a gap."""
+
+    vote: Vote
+    snapshot: Snapshot
+    entries: tuple[Entry, ...] = ()
+
+
+def new_group(members: Members) -> Saved:
+    """What every server of a new group begins with; one that joins later begins with no members."""
+    return Saved(vote=Vote(), snapshot=Snapshot(index=0, term=0, members=members))
 
 
 class VoteRequest(msgspec.Struct, frozen=True, tag="vote?"):
@@ -111,3 +215,78 @@ def _check_members(entries: tuple[Entry, ...]) -> None:
                 decode_members(entry.data)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise RemoteProtocolError(f"no members of a controller group: {error}") from None
+
+
+# What a server wants done, as values; the shell carries them out in list order.
+#
+# Order is the guarantee: `Persist` comes first and must have reached the disk before anything behind it is
+# carried out, so no vote and no answer leaves that a crash could take back. A shell that cannot persist must
+# stop the server.
+
+
+class Role(Enum):
+    """What a server is in its group."""
+
+    FOLLOWER = "follower"
+    TRIAL = "trial"  # asks whether an election would be won
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persist:
+    """Make durable what is not None, in this order. `entries` replace everything from the first of them on;
+    with a snapshot they are all that is left behind it."""
+
+    vote: Vote | None = None
+    snapshot: Snapshot | None = None
+    entries: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """To another server; it may be lost."""
+
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """The machine's state is replaced by the snapshot's."""
+
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """These entries are confirmed: they are in the log of every future leader at these places."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReady:
+    """What the machine shows now is at least as new as it was when the read was asked for."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRefused:
+    """This server is not the leader any more; ask the next one."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChanged:
+    """Who leads now, as far as this server knows."""
+
+    role: Role
+    term: int
+    leader: str | None
+    reason: str
+
+
+Effect: TypeAlias = Persist | Send | Restore | Apply | ReadReady | ReadRefused | RoleChanged

@@ -20,29 +20,31 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from tandemmq.consensus.core.effects import (
+from tandemmq.consensus.core.log import RaftLog
+from tandemmq.consensus.core.messages import (
+    AppendAnswer,
+    AppendRequest,
     Apply,
     Effect,
+    Entry,
+    EntryKind,
+    Members,
+    Message,
     Persist,
+    RaftOptions,
     ReadReady,
     ReadRefused,
     Restore,
     Role,
     RoleChanged,
+    Saved,
     Send,
-)
-from tandemmq.consensus.core.log import RaftLog
-from tandemmq.consensus.core.messages import (
-    AppendAnswer,
-    AppendRequest,
-    Message,
     SnapshotRequest,
     TakeOver,
+    Vote,
     VoteAnswer,
     VoteRequest,
 )
-from tandemmq.consensus.core.options import RaftOptions
-from tandemmq.consensus.core.values import Entry, EntryKind, Members, Saved, Vote
 
 _LONG_AGO_MS = -(2**62)
 

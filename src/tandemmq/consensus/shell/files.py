@@ -18,8 +18,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from tandemmq.consensus.core.effects import Persist
-from tandemmq.consensus.core.values import Entry, Saved, Snapshot, Vote
+from tandemmq.consensus.core.messages import Entry, Persist, Saved, Snapshot, Vote
 from tandemmq.errors import ConfigError, Corrupt, FlushFailed
 from tandemmq.protocol.hashes import crc32
 from tandemmq.runtime.ports import Disk, File, Lock

@@ -17,21 +17,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from tandemmq.consensus.core.effects import (
+from tandemmq.consensus.core.messages import (
     Apply,
     Effect,
+    Entry,
+    EntryKind,
+    Members,
+    Message,
     Persist,
+    RaftOptions,
     ReadReady,
     ReadRefused,
     Restore,
     Role,
     RoleChanged,
     Send,
+    new_group,
 )
-from tandemmq.consensus.core.messages import Message
 from tandemmq.consensus.core.node import RaftNode, Refusal
-from tandemmq.consensus.core.options import RaftOptions
-from tandemmq.consensus.core.values import Entry, EntryKind, Members, new_group
 from tandemmq.consensus.shell.files import RaftFiles
 from tandemmq.errors import Busy, NotLeader, OutcomeUnknown
 from tandemmq.runtime.ports import Clock, Disk, Random, TimerHandle

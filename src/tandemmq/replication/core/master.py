@@ -22,17 +22,26 @@ from tandemmq.replication.core.effects import (
     Send,
     Started,
 )
-from tandemmq.replication.core.frames import HEAD_BYTES, TANDEM_BODY_BYTES_MAX, ReportDecoder, encode_head
-from tandemmq.replication.core.options import FirstTransfer, ReplicationOptions
+from tandemmq.replication.core.frames import (
+    HEAD_BYTES,
+    TANDEM_BODY_BYTES_MAX,
+    FirstTransfer,
+    ReplicationOptions,
+    ReportDecoder,
+    encode_head,
+)
 from tandemmq.replication.core.progress import (
+    MASTER_TRANSITIONS,
     SECOND_MS,
     LogRange,
+    MasterCause,
+    MasterState,
     RateMeter,
     StartRule,
     TransferStart,
+    next_state,
     plan_start,
 )
-from tandemmq.replication.core.states import MASTER_TRANSITIONS, MasterCause, MasterState, next_state
 from tandemmq.units import align_down
 
 HELLO_MS = 1_000

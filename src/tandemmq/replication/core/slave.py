@@ -26,15 +26,20 @@ from tandemmq.replication.core.effects import (
 from tandemmq.replication.core.frames import (
     HEAD_BYTES,
     TANDEM_BODY_BYTES_MAX,
+    ReplicationOptions,
     TransferDecoder,
     TransferHead,
     encode_report,
 )
-from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.replication.core.progress import RateMeter, StartRule
-from tandemmq.replication.core.states import SLAVE_TRANSITIONS, SlaveCause, SlaveState, next_state
-from tandemmq.replication.core.tail import TailOutcome, TailVerdict
-from tandemmq.replication.core.verifier import BadRecord, RecordVerifier
+from tandemmq.replication.core.progress import (
+    SLAVE_TRANSITIONS,
+    RateMeter,
+    SlaveCause,
+    SlaveState,
+    StartRule,
+    next_state,
+)
+from tandemmq.replication.core.verifier import BadRecord, RecordVerifier, TailOutcome, TailVerdict
 
 NEVER_MS = 2**62
 

@@ -15,32 +15,34 @@ from typing import Final
 
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.replication.core.effects import Align, HaltReason, MasterEffect, Send, SlaveEffect, Started
-from tandemmq.replication.core.epochs import EpochList, consistent_point
-from tandemmq.replication.core.frames import TransferDecoder, TransferHead
-from tandemmq.replication.core.master import MasterSession
-from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.replication.core.progress import LogRange, StartRule, TransferStart
-from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
-from tandemmq.replication.core.states import (
-    MASTER_TRANSITIONS,
-    MasterCause,
-    MasterState,
-    SlaveCause,
-    SlaveState,
-    next_state,
-)
-from tandemmq.replication.core.term_frames import (
+from tandemmq.replication.core.epochs import (
     NO_FILE,
     Answer,
+    EpochList,
     Handshake,
     MasterFrameDecoder,
     SlaveFrameDecoder,
     TermHead,
+    consistent_point,
     encode_answer,
     encode_handshake,
     encode_term_head,
     encode_term_report,
 )
+from tandemmq.replication.core.frames import ReplicationOptions, TransferDecoder, TransferHead
+from tandemmq.replication.core.master import MasterSession
+from tandemmq.replication.core.progress import (
+    MASTER_TRANSITIONS,
+    LogRange,
+    MasterCause,
+    MasterState,
+    SlaveCause,
+    SlaveState,
+    StartRule,
+    TransferStart,
+    next_state,
+)
+from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
 from tandemmq.units import align_down
 
 ANSWER_MS_MAX: Final = 5_000

@@ -14,17 +14,13 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from tandemmq.errors import StaleTerm
-from tandemmq.replication.core.admission import NONCE_BYTES, AllowedHosts, MasterHandshake
-from tandemmq.replication.core.epochs import EpochList
+from tandemmq.replication.core.epochs import EpochList, Handshake
+from tandemmq.replication.core.frames import NONCE_BYTES, AllowedHosts, MasterHandshake, ReplicationOptions
 from tandemmq.replication.core.master import MasterSession
-from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.replication.core.progress import LogRange, StartRule, TransferStart
-from tandemmq.replication.core.states import SlaveState
+from tandemmq.replication.core.progress import LogRange, SlaveState, StartRule, TransferStart
 from tandemmq.replication.core.sync_state_set import SyncStateSet
-from tandemmq.replication.core.term_frames import Handshake
 from tandemmq.replication.core.term_sessions import TermMasterSession, TermSlaveSession
-from tandemmq.replication.shell.fault import FaultGuard, OnFatal
-from tandemmq.replication.shell.master_status import MasterStatus
+from tandemmq.replication.shell.master_status import FaultGuard, MasterStatus, OnFatal
 from tandemmq.replication.shell.slave import ReplicationSlave, ReplicationSlaveStatus
 from tandemmq.replication.shell.slave_connection import SlaveConnection
 from tandemmq.runtime.machine import unpredictable_bytes

@@ -18,16 +18,25 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
-from tandemmq.replication.core.admission import NONCE_BYTES, AllowedHosts, MasterHandshake
+from tandemmq.replication.core.frames import NONCE_BYTES, AllowedHosts, MasterHandshake, ReplicationOptions
 from tandemmq.replication.core.master import MasterSession
-from tandemmq.replication.core.notice import SlaveNotice
-from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.replication.core.progress import LogRange, StartRule, TransferStart, is_in_sync
+from tandemmq.replication.core.progress import (
+    LogRange,
+    MasterState,
+    SlaveNotice,
+    StartRule,
+    TransferStart,
+    is_in_sync,
+)
 from tandemmq.replication.core.replicas import ReplicaDirectory
-from tandemmq.replication.core.states import MasterState
-from tandemmq.replication.shell.departed import DepartedSlave, DepartedSlaves
-from tandemmq.replication.shell.fault import FaultGuard, OnFatal
-from tandemmq.replication.shell.master_status import MasterStatus, SlaveStatus
+from tandemmq.replication.shell.master_status import (
+    DepartedSlave,
+    DepartedSlaves,
+    FaultGuard,
+    MasterStatus,
+    OnFatal,
+    SlaveStatus,
+)
 from tandemmq.replication.shell.slave_connection import SlaveConnection
 from tandemmq.runtime.machine import unpredictable_bytes
 from tandemmq.runtime.ports import Address, Clock, Listener, Network

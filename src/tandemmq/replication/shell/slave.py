@@ -27,15 +27,13 @@ from tandemmq.replication.core.effects import (
     SlaveEffect,
     Store,
 )
-from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.replication.core.progress import StartRule
+from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.progress import SlaveState, StartRule
 from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
-from tandemmq.replication.core.states import SlaveState
-from tandemmq.replication.core.tail import TailOutcome, TailVerdict
 from tandemmq.replication.core.term_sessions import TermSlaveSession
-from tandemmq.replication.shell.dialler import Dialler
-from tandemmq.replication.shell.fault import FaultGuard, OnFatal
-from tandemmq.replication.shell.master_connection import MasterConnection
+from tandemmq.replication.core.verifier import TailOutcome, TailVerdict
+from tandemmq.replication.shell.master_connection import Dialler, MasterConnection
+from tandemmq.replication.shell.master_status import FaultGuard, OnFatal
 from tandemmq.runtime.ports import Address, Buffer, Clock, Network, TimerHandle
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore

@@ -12,7 +12,6 @@ import logging
 from typing import Protocol, cast
 
 from tandemmq.errors import RemoteProtocolError, StoreError
-from tandemmq.replication.core.admission import MasterHandshake
 from tandemmq.replication.core.effects import (
     Acknowledged,
     Disconnect,
@@ -21,15 +20,11 @@ from tandemmq.replication.core.effects import (
     Send,
     Started,
 )
-from tandemmq.replication.core.frames import TANDEM_BODY_BYTES_MAX
+from tandemmq.replication.core.frames import TANDEM_BODY_BYTES_MAX, MasterHandshake, ReplicationOptions
 from tandemmq.replication.core.master import MasterSession
-from tandemmq.replication.core.notice import SlaveName
-from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.replication.core.progress import LogRange, StartRule, TransferStart
+from tandemmq.replication.core.progress import LogRange, MasterState, SlaveName, StartRule, TransferStart
 from tandemmq.replication.core.replicas import Connection
-from tandemmq.replication.core.states import MasterState
-from tandemmq.replication.shell.fault import FaultGuard
-from tandemmq.replication.shell.master_status import SlaveStatus
+from tandemmq.replication.shell.master_status import FaultGuard, SlaveStatus
 from tandemmq.runtime.ports import Address, Clock, TimerHandle
 from tandemmq.telemetry import events
 from tandemmq.units import ReplicaId

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tandemmq.api.broker_send import STATUS_OF_CODE, SendStatus, send_command
-from tandemmq.client.route_view import RouteView, build_template_view, build_view
+from tandemmq.client.route_cache import RouteView, build_template_view, build_view
 from tandemmq.errors import MessageIllegal, NoRoute, NotPermitted, RequestRejected, SendNotConfirmed
 from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies import MessageQueue

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from tandemmq.client.route_view import build_view
+from tandemmq.client.route_cache import build_view
 from tandemmq.errors import ConfigError, NoRoute, RequestRejected, TandemError
 from tandemmq.protocol import rejections
 from tandemmq.protocol.codes import RequestCode, ResponseCode

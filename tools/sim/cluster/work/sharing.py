@@ -10,7 +10,7 @@ from sim.cluster.checkers import read_queue
 from sim.cluster.nodes import BrokerNode
 from sim.cluster.settings import BROKER_NAME
 from sim.cluster.work.node import RETRY_S, Item, WorkNode
-from tandemmq.api import broker_send, broker_topic
+from tandemmq.api import broker_admin, broker_send
 from tandemmq.api.calls import ask
 from tandemmq.client import Consumer, Message, Producer, ProducerOptions, SendStatus
 from tandemmq.errors import NoRoute, RequestRejected, TandemError
@@ -89,7 +89,7 @@ class PopWork(DirectWork):
         self.instance.routes.want(self.topic)
         await self.instance.routes.refresh(self.topic)
         config = SubscriptionGroupConfig(name=self.group, retry_count_max=1_000)
-        await broker_topic.create_group(self.instance.remoting, self.master_address(), config)
+        await broker_admin.create_group(self.instance.remoting, self.master_address(), config)
 
     async def load(self) -> None:
         producer = Producer(f"producers-{self.name}", options=ONCE, instance=self.instance)

@@ -12,9 +12,9 @@ from sim.cluster.nodes import BrokerNode
 from sim.cluster.settings import BROKER_NAME, PASSING_TOPIC
 from sim.cluster.watch import EXCUSE_S
 from sim.cluster.work.node import Item, WorkNode
-from tandemmq.api import broker_topic
+from tandemmq.api import broker_admin
 from tandemmq.client import Consumer, Message, Producer, ReceivedMessage
-from tandemmq.client.route_view import MASTER_ID
+from tandemmq.client.route_cache import MASTER_ID
 from tandemmq.errors import NoRoute
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
@@ -321,7 +321,7 @@ class MovedWork(OperatedWork):
 
         async def delete() -> dict[int, int]:
             address = await self.master_address()
-            await broker_topic.delete_group(self.instance.remoting, address, self.group, removes_offsets=True)
+            await broker_admin.delete_group(self.instance.remoting, address, self.group, removes_offsets=True)
             return dict.fromkeys(range(self.queue_count), 0)
 
         await self._move(delete)
@@ -332,7 +332,7 @@ class MovedWork(OperatedWork):
 
     async def _create_group(self) -> None:
         config = SubscriptionGroupConfig(name=self.group, retry_count_max=self.world.dice.between(1, 20))
-        await broker_topic.create_group(self.instance.remoting, await self.master_address(), config)
+        await broker_admin.create_group(self.instance.remoting, await self.master_address(), config)
 
     async def _reset(self, time_ms: int) -> dict[int, int]:
         offsets = await self.admin.reset_offsets(self.group, self.topic, time_ms)

@@ -1,0 +1,502 @@
+"""Reading from a broker: pull with long polling (spec remoting 9.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+
+from tandemmq.api.calls import CALL_TIMEOUT_S, ask, call, tell
+from tandemmq.errors import RemoteProtocolError
+from tandemmq.protocol import rejections
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.bodies.client import (
+    ClientConfigCheck,
+    Heartbeat,
+    LockRequest,
+    decode_consumer_list,
+    decode_lock_answer,
+    encode_client_config_check,
+    encode_heartbeat,
+    encode_lock_request,
+)
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Buffer, Command
+from tandemmq.protocol.message import PoppedMessage
+from tandemmq.protocol.pop_receipts import (
+    Handle,
+    flag_of,
+    parse_handle,
+    real_topic,
+    render_handle,
+    split_items,
+)
+from tandemmq.protocol.properties import POP_CK
+from tandemmq.protocol.record import decode_records
+from tandemmq.protocol.requests.admin import CloneGroupOffsetRequest
+from tandemmq.protocol.requests.consume import (
+    AckRequest,
+    ChangeInvisibleRequest,
+    ChangeInvisibleResponse,
+    EarliestStoreTimeRequest,
+    EarliestStoreTimeResponse,
+    GetMaxOffsetRequest,
+    GetMaxOffsetResponse,
+    GetMinOffsetRequest,
+    GetMinOffsetResponse,
+    NotificationRequest,
+    NotificationResponse,
+    PopRequest,
+    PopResponse,
+    PullRequest,
+    PullResponse,
+    QueryOffsetRequest,
+    QueryOffsetResponse,
+    SearchOffsetRequest,
+    SearchOffsetResponse,
+    SeenRecord,
+    UpdateOffsetRequest,
+)
+from tandemmq.protocol.requests.route import ConsumerListRequest, UnregisterClientRequest
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.units import EpochMs, QueueOffset
+
+PULL_TIMEOUT_S = 30.0
+"""Longer than any broker holds a pull (spec semantics 8.5)."""
+
+
+class PullStatus(Enum):
+    """What a pull came to; everything else raises.
+
+    FOUND            messages are in the body
+    NOTHING_NEW      the queue has nothing at this offset yet
+    NOTHING_MATCHED  go on at next_offset at once: what lay here was filtered out, or another replica is to
+                     be asked
+    OFFSET_MOVED     the offset lies outside the queue, or an administrator has reset it: go on at next_offset
+    """
+
+    FOUND = "FOUND"
+    NOTHING_NEW = "NOTHING_NEW"
+    NOTHING_MATCHED = "NOTHING_MATCHED"
+    OFFSET_MOVED = "OFFSET_MOVED"
+
+
+_STATUS_OF_CODE: dict[int, PullStatus] = {
+    int(ResponseCode.SUCCESS): PullStatus.FOUND,
+    int(ResponseCode.PULL_NOT_FOUND): PullStatus.NOTHING_NEW,
+    int(ResponseCode.PULL_RETRY_IMMEDIATELY): PullStatus.NOTHING_MATCHED,
+    int(ResponseCode.PULL_OFFSET_MOVED): PullStatus.OFFSET_MOVED,
+}
+
+
+class Pulled(msgspec.Struct, frozen=True, gc=False):
+    """One answer. `body` is stored records one after the other; queue offsets, `max_offset` exclusive.
+
+    `passed` is the record before `next_offset`, when the broker tells that it has passed over some.
+    """
+
+    status: PullStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    suggested_broker_id: int
+    body: Buffer
+    passed: SeenRecord | None = None
+
+
+async def pull(
+    client: RemotingClient, address: str, header: PullRequest, *, timeout_s: float = PULL_TIMEOUT_S
+) -> Pulled:
+    """Messages from an offset on; may be held by the broker when the header allows it."""
+    return read_pull_answer(
+        await client.request(address, Command.request(RequestCode.PULL_MESSAGE, header), timeout_s)
+    )
+
+
+def read_pull_answer(answer: Command) -> Pulled:
+    """What the broker gave.
+
+    Raises:  the RequestRejected class of any code that is not one of the four statuses.
+    """
+    status = _STATUS_OF_CODE.get(answer.code)
+    if status is None:
+        raise rejections.to_error(answer)
+    header = answer.decode(PullResponse)
+    return Pulled(
+        status,
+        header.next_offset,
+        header.min_offset,
+        header.max_offset,
+        header.suggested_broker_id,
+        answer.body,
+        header.passed_record(),
+    )
+
+
+# Popping: messages for a time, acknowledged one by one (spec semantics 14, spec remoting 12.7).
+
+POP_MARGIN_S = 10.0
+"""On top of the time that the broker may hold a pop."""
+NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_FULL)
+"""No message came; POLLING_FULL: because the broker holds too many pops already."""
+
+
+async def pop(
+    client: RemotingClient, address: str, broker_name: str, header: PopRequest
+) -> list[PoppedMessage]:
+    """Messages that nobody else of the group gets for `invisible_ms`; none when none came in time.
+
+    When the answer is lost, its messages come again after `invisible_ms`.
+    """
+    command = Command.request(RequestCode.POP_MESSAGE, header)
+    answer = await client.request(address, command, header.poll_ms / 1000 + POP_MARGIN_S)
+    if answer.code in NOTHING:
+        return []
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return read_popped(answer, header.consumer_group, header.topic, broker_name)
+
+
+def read_popped(answer: Command, group: str, topic: str, broker_name: str) -> list[PoppedMessage]:
+    """The messages of an answer, each with its handle: that which the broker has stored with it, else one
+    made of the lists in the header, as RocketMQ's clients do.
+
+    Raises:  RemoteProtocolError when a message is in no list, or a handle cannot be read.
+    """
+    header = answer.decode(PopResponse)
+    starts = {item[:2]: int(item[2]) for item in split_items(header.start_offset_info)}
+    offsets = {item[:2]: iter(item[2].split(",")) for item in split_items(header.message_offset_info)}
+    firsts: dict[tuple[str, ...], int] = {}
+    found: list[PoppedMessage] = []
+    for record in decode_records(answer.body):
+        text = record.properties.get(POP_CK, "")
+        key = (flag_of(record.topic, group, topic), str(record.queue_id))
+        if not text:
+            offset = int(next(offsets[key], record.queue_offset)) if key in offsets else record.queue_offset
+            # A broker that gives no list has its check point at the first message of the queue.
+            start = starts.get(key, firsts.setdefault(key, record.queue_offset))
+            if starts and key not in starts:
+                raise RemoteProtocolError(f"the answer to a pop does not say where its queue {key} begins")
+            text = render_handle(
+                Handle(
+                    start,
+                    header.pop_time_ms,
+                    header.invisible_ms,
+                    header.revive_queue_id,
+                    key[0],
+                    broker_name,
+                    record.queue_id,
+                    offset,
+                )
+            )
+        found.append(PoppedMessage(record, topic=topic, broker_name=broker_name, handle=text))
+    return found
+
+
+async def wait_for_message(client: RemotingClient, address: str, header: NotificationRequest) -> bool:
+    """Whether there is something to pop, at the latest after the header's time; nothing is taken."""
+    answer = await ask(
+        client,
+        address,
+        RequestCode.NOTIFICATION,
+        header,
+        timeout_s=header.poll_ms / 1000 + POP_MARGIN_S,
+    )
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return answer.decode(NotificationResponse).has_message
+
+
+async def ack(
+    client: RemotingClient,
+    address: str,
+    group: str,
+    message: PoppedMessage,
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> None:
+    """The message is done with. Raises RequestRejected for a handle that the broker does not know."""
+    handle = parse_handle(message.handle)
+    header = AckRequest(
+        consumer_group=group,
+        topic=real_topic(handle.flag, group, message.topic),
+        queue_id=handle.queue_id,
+        extra_info=message.handle,
+        offset=handle.offset,
+    )
+    await call(client, address, RequestCode.ACK_MESSAGE, header, timeout_s=timeout_s)
+
+
+async def change_invisible(
+    client: RemotingClient,
+    address: str,
+    group: str,
+    message: PoppedMessage,
+    invisible_ms: int,
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> str:
+    """Nobody else gets the message for that long from now on; the handle that acknowledges it then."""
+    handle = parse_handle(message.handle)
+    header = ChangeInvisibleRequest(
+        consumer_group=group,
+        topic=real_topic(handle.flag, group, message.topic),
+        queue_id=handle.queue_id,
+        extra_info=message.handle,
+        offset=handle.offset,
+        invisible_ms=invisible_ms,
+    )
+    answer = await call(
+        client, address, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header, timeout_s=timeout_s
+    )
+    new = answer.decode(ChangeInvisibleResponse)
+    return render_handle(
+        handle._replace(
+            start_offset=handle.offset,
+            pop_time_ms=new.pop_time_ms,
+            invisible_ms=new.invisible_ms,
+            revive_queue_id=new.revive_queue_id,
+        )
+    )
+
+
+# Offsets of queues and of consumer groups (spec remoting 9.5).
+
+
+class Progress(NamedTuple):
+    """Where a group goes on in a queue, and the record before it in the log of who said so."""
+
+    offset: int
+    seen: SeenRecord | None = None
+
+
+async def query_committed_offset(
+    client: RemotingClient,
+    address: str,
+    group: str,
+    topic: str,
+    queue_id: int,
+    *,
+    zero_if_missing: bool | None = None,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> QueueOffset | None:
+    """Where the group goes on in a queue; None when it has never committed there: see `query_progress`."""
+    progress = await query_progress(
+        client, address, group, topic, queue_id, zero_if_missing=zero_if_missing, timeout_s=timeout_s
+    )
+    return None if progress is None else QueueOffset(progress.offset)
+
+
+async def query_progress(
+    client: RemotingClient,
+    address: str,
+    group: str,
+    topic: str,
+    queue_id: int,
+    *,
+    zero_if_missing: bool | None = None,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> Progress | None:
+    """Where the group goes on in a queue; None when it has never committed there.
+
+    Brokers answer 0 for a group without offset while message 0 is still in memory, unless `zero_if_missing`
+    is False (5.x; older brokers ignore it).
+    """
+    header = QueryOffsetRequest(
+        consumer_group=group, topic=topic, queue_id=queue_id, zero_if_missing=zero_if_missing
+    )
+    answer = await ask(client, address, RequestCode.QUERY_CONSUMER_OFFSET, header, timeout_s=timeout_s)
+    if answer.code == ResponseCode.QUERY_NOT_FOUND:
+        return None
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    response = answer.decode(QueryOffsetResponse)
+    return Progress(response.offset, response.seen_record())
+
+
+async def commit_offset(
+    client: RemotingClient,
+    address: str,
+    group: str,
+    topic: str,
+    queue_id: int,
+    offset: int,
+    *,
+    client_id: str | None = None,
+    seen: str | None = None,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> None:
+    """Store where the group goes on; returns when the broker has it.
+
+    `client_id` and `seen` (`SeenRecord.render`) let a broker of ours judge whether the offset is one of its
+    log; others pass over them.
+    """
+    header = UpdateOffsetRequest(
+        consumer_group=group,
+        topic=topic,
+        queue_id=queue_id,
+        committed_offset=offset,
+        client_id=client_id,
+        seen=seen,
+    )
+    await call(client, address, RequestCode.UPDATE_CONSUMER_OFFSET, header, timeout_s=timeout_s)
+
+
+async def commit_offset_oneway(
+    client: RemotingClient, address: str, group: str, topic: str, queue_id: int, offset: int
+) -> None:
+    """Store where the group goes on, without waiting: for repeated commits, where the next one makes up for
+    a loss.
+    """
+    header = UpdateOffsetRequest(
+        consumer_group=group, topic=topic, queue_id=queue_id, committed_offset=offset
+    )
+    await tell(client, address, RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+
+async def query_max_offset(
+    client: RemotingClient, address: str, topic: str, queue_id: int, *, timeout_s: float = CALL_TIMEOUT_S
+) -> QueueOffset:
+    """The offset that the next message of the queue will get."""
+    header = GetMaxOffsetRequest(topic=topic, queue_id=queue_id)
+    answer = await call(client, address, RequestCode.GET_MAX_OFFSET, header, timeout_s=timeout_s)
+    return QueueOffset(answer.decode(GetMaxOffsetResponse).offset)
+
+
+async def query_min_offset(
+    client: RemotingClient, address: str, topic: str, queue_id: int, *, timeout_s: float = CALL_TIMEOUT_S
+) -> QueueOffset:
+    """The offset of the oldest message that the queue still has."""
+    header = GetMinOffsetRequest(topic=topic, queue_id=queue_id)
+    answer = await call(client, address, RequestCode.GET_MIN_OFFSET, header, timeout_s=timeout_s)
+    return QueueOffset(answer.decode(GetMinOffsetResponse).offset)
+
+
+async def search_offset(
+    client: RemotingClient,
+    address: str,
+    topic: str,
+    queue_id: int,
+    time_ms: int,
+    *,
+    is_upper: bool = False,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> QueueOffset:
+    """The first message stored at or after `time_ms`; with `is_upper` the last one at or before it."""
+    header = SearchOffsetRequest(
+        topic=topic, queue_id=queue_id, timestamp_ms=time_ms, boundary="UPPER" if is_upper else "LOWER"
+    )
+    answer = await call(client, address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, timeout_s=timeout_s)
+    return QueueOffset(answer.decode(SearchOffsetResponse).offset)
+
+
+async def query_earliest_store_time(
+    client: RemotingClient, address: str, topic: str, queue_id: int, *, timeout_s: float = CALL_TIMEOUT_S
+) -> EpochMs | None:
+    """When the queue's oldest message was stored; None when the queue is empty."""
+    header = EarliestStoreTimeRequest(topic=topic, queue_id=queue_id)
+    answer = await call(client, address, RequestCode.GET_EARLIEST_MSG_STORETIME, header, timeout_s=timeout_s)
+    time_ms = answer.decode(EarliestStoreTimeResponse).timestamp_ms
+    return None if time_ms < 0 else EpochMs(time_ms)
+
+
+async def clone_offsets(
+    client: RemotingClient,
+    address: str,
+    source: str,
+    target: str,
+    topic: str,
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> None:
+    """The target group goes on in the topic where the source group is, on this broker."""
+    header = CloneGroupOffsetRequest(source_group=source, target_group=target, topic=topic)
+    await call(client, address, RequestCode.CLONE_GROUP_OFFSET, header, timeout_s=timeout_s)
+
+
+# Membership of clients at a broker: heartbeats, leaving, who is in a group (spec remoting 9.4).
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatAnswer:
+    """The broker's version number: features such as SQL92 filters depend on it."""
+
+    broker_version: int
+
+
+async def send_heartbeat(
+    client: RemotingClient, address: str, heartbeat: Heartbeat, *, timeout_s: float = CALL_TIMEOUT_S
+) -> HeartbeatAnswer:
+    """Say who we are and what we subscribe to; brokers forget a client after 120 s of silence."""
+    body = encode_heartbeat(heartbeat)
+    answer = await call(client, address, RequestCode.HEART_BEAT, body=body, timeout_s=timeout_s)
+    return HeartbeatAnswer(answer.version)
+
+
+async def check_client_config(
+    client: RemotingClient, address: str, check: ClientConfigCheck, *, timeout_s: float = CALL_TIMEOUT_S
+) -> None:
+    """Does the broker understand a subscription. Raises RequestRejected when it does not."""
+    body = encode_client_config_check(check)
+    await call(client, address, RequestCode.CHECK_CLIENT_CONFIG, body=body, timeout_s=timeout_s)
+
+
+async def unregister_client(
+    client: RemotingClient,
+    address: str,
+    client_id: str,
+    *,
+    producer_group: str | None = None,
+    consumer_group: str | None = None,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> None:
+    """Leave a group at once, so that the others of the group share its queues without delay."""
+    header = UnregisterClientRequest(
+        client_id=client_id, producer_group=producer_group, consumer_group=consumer_group
+    )
+    await call(client, address, RequestCode.UNREGISTER_CLIENT, header, timeout_s=timeout_s)
+
+
+async def query_consumer_ids(
+    client: RemotingClient, address: str, group: str, *, timeout_s: float = CALL_TIMEOUT_S
+) -> tuple[str, ...]:
+    """Client ids of the group's online members; empty when the broker knows none."""
+    header = ConsumerListRequest(consumer_group=group)
+    answer = await ask(client, address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, timeout_s=timeout_s)
+    if answer.code == ResponseCode.SYSTEM_ERROR:
+        # Brokers answer 1 when nobody is online, never 0 with an empty list.
+        return ()
+    if answer.code != ResponseCode.SUCCESS:
+        raise rejections.to_error(answer)
+    return decode_consumer_list(answer.body)
+
+
+async def lock_queues(
+    client: RemotingClient,
+    address: str,
+    group: str,
+    client_id: str,
+    queues: tuple[MessageQueue, ...],
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> frozenset[MessageQueue]:
+    """The queues of the broker that this client now holds exclusively, for 60 s (spec remoting 9.8)."""
+    body = encode_lock_request(LockRequest(client_id=client_id, consumer_group=group, queues=queues))
+    answer = await call(client, address, RequestCode.LOCK_BATCH_MQ, body=body, timeout_s=timeout_s)
+    return decode_lock_answer(answer.body)
+
+
+async def unlock_queues(
+    client: RemotingClient,
+    address: str,
+    group: str,
+    client_id: str,
+    queues: tuple[MessageQueue, ...],
+    *,
+    timeout_s: float = CALL_TIMEOUT_S,
+) -> None:
+    """Give exclusive queues up."""
+    body = encode_lock_request(LockRequest(client_id=client_id, consumer_group=group, queues=queues))
+    await call(client, address, RequestCode.UNLOCK_BATCH_MQ, body=body, timeout_s=timeout_s)
