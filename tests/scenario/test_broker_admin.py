@@ -13,7 +13,7 @@ from broker_rig import Peer, consumer, make_broker, records_of, running_broker, 
 
 from ports import free_port
 from tandemmq.api.nameserver import query_route
-from tandemmq.broker import registration
+from tandemmq.broker import registration, tables
 from tandemmq.broker.broker import Broker
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.client import MessageModel
@@ -339,6 +339,39 @@ async def test_a_lost_topic_file_hides_no_message(tmp_path: Path, has_backup: bo
                 await peer.send_ok(topic, queue_id=1)
             answer = await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicConfigRequest(topic="Gone"))
             assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+@pytest.mark.parametrize("is_young", [True, False])
+async def test_a_slave_that_was_not_told_of_a_topic_in_time_hides_none_of_it(
+    tmp_path: Path, is_young: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made the master with tables that are a moment older than its log. What began long ago and is
+    unknown was deleted.
+    """
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_request("T1"))
+        await peer.send_ok("T1", queue_id=0)
+        await peer.send_ok("Gone")
+        await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(topic="Gone"))
+    path = tmp_path / "config" / "topics.json"
+    before = path.read_bytes()
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        wider = topic_request("T1", read_queue_count=8, write_queue_count=8)
+        await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, wider)
+        await peer.send_ok("T1", b"kept", queue_id=7)
+        await peer.send_ok("Late", b"kept", queue_id=3)
+    path.write_bytes(before)
+    if not is_young:
+        monkeypatch.setattr(tables, "TOLD_LATE_MS_MAX", -1)
+    async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+        for topic, queue_id in (("Late", 3), ("T1", 7)):
+            answer = await peer.pull(topic, queue_id=queue_id)
+            if is_young:
+                assert [record.body for record in records_of(answer)] == [b"kept"]
+            else:
+                assert answer.code in (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.INVALID_PARAMETER)
+        answer = await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicConfigRequest(topic="Gone"))
+        assert answer.code == ResponseCode.TOPIC_NOT_EXIST
 
 
 @pytest.mark.parametrize("backup", [None, b'{"offsetTable":{"T1@Known":{"0":1}}}'])

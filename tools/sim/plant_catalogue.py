@@ -501,6 +501,13 @@ _TABLES: Final = (
         proofs=("scenario/test_elected_brokers.py",),
     ),
     Plant(
+        name="a new master hides messages of a topic that it was not told of in time",
+        path="broker/tables.py",
+        sound="if self._lacks_topics or _has_just_begun(store, topic, queue_id):",
+        bug="if self._lacks_topics:",
+        proofs=("scenario/test_broker_admin.py",),
+    ),
+    Plant(
         name="a slave takes progress over that is ahead of its copy",
         path="broker/replica/config_sync.py",
         sound="return min(told, max(held, self._queue_end(topic, queue_id)))",

@@ -32,6 +32,9 @@ SAVE_SOON_MS = 100
 TIMER_SAVE_MS = 1_000
 """RocketMQ's timerFlushIntervalMs; after a kill, timer messages of about this time are delivered again."""
 
+TOLD_LATE_MS_MAX = 60_000
+"""A slave is told of a topic later than it gets the first messages; RocketMQ's as late as 10 s."""
+
 TOLD_MAX = 20
 """So many restored topics are named in the log."""
 
@@ -139,23 +142,29 @@ class Tables:
     def begin_life(self, store: MessageStore) -> None:
         """A master takes up its log: no progress may lie behind the ends of the queues, because what comes
         there next was consumed by nobody. A log that lost its end, or a slave's that was shorter, is such.
-        A topic that the log has and a lost topics.json had is made again.
+        A topic that the log has and a lost topics.json had is made again, and so is one of which a slave got
+        messages before it was told of it: its master was lost in between.
         """
         store.begin_life()
-        if self._lacks_topics:
-            self._restore_topics(store)
+        self._restore_topics(store)
         self.clamp(store)
 
     def _restore_topics(self, store: MessageStore) -> None:
-        """topics.json was lost, or its backup is older: the queues tell which topics there were. Otherwise
+        """topics.json was lost, or is older than the log: the queues tell which topics there were. Otherwise
         messages that were acknowledged lie in the log and nobody can ask for them.
 
-        A topic of the backup keeps what it says, and lets all its queues be read. What was deleted has no
-        queues, so it does not come back.
+        A topic that is known keeps what is known of it, and lets all its queues be read. What was deleted has
+        no queues, so it does not come back. Where topics.json is as it was left, only queues count that have
+        just begun: others may be of topics that a RocketMQ master has deleted, which tells nobody.
         """
         counts: dict[str, int] = {}
         for topic, queue_id in store.queue_keys():
-            if store.queue_max(topic, queue_id) > store.queue_min(topic, queue_id):
+            if store.queue_max(topic, queue_id) <= store.queue_min(topic, queue_id):
+                continue
+            config = self.topics.get(topic)
+            if config is not None and queue_id < config.read_queue_count:
+                continue
+            if self._lacks_topics or _has_just_begun(store, topic, queue_id):
                 counts[topic] = max(counts.get(topic, 0), queue_id + 1)
         restored = []
         for topic, count in counts.items():
@@ -222,6 +231,13 @@ class Tables:
 
     def _add(self, name: str, encode: Callable[[], bytes], delay_ms: int) -> TableFile:
         return self.saver.add(self._directory / name, encode, delay_ms=delay_ms)
+
+
+def _has_just_begun(store: MessageStore, topic: str, queue_id: int) -> bool:
+    if store.queue_min(topic, queue_id) or topic in store.deleted_topics:
+        return False
+    age_ms = store.newest_stored_at_ms - store.earliest_stored_at(topic, queue_id)
+    return age_ms <= TOLD_LATE_MS_MAX
 
 
 def _ignore(_error: OSError | None) -> None:

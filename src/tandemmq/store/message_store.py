@@ -1035,6 +1035,11 @@ class MessageStore:
         """When the record at a queue offset was stored, in milliseconds; -1 when there is none."""
         return self._reader.stored_at(topic, queue_id, offset)
 
+    @property
+    def newest_stored_at_ms(self) -> int:
+        """When the newest record that is in the queues was stored; 0 without one."""
+        return self._dispatcher.stored_at_ms
+
     def earliest_stored_at(self, topic: str, queue_id: int) -> int:
         """When the queue's first record was stored, in milliseconds; -1 when there is none."""
         return self._reader.earliest_stored_at(topic, queue_id)
