@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -401,6 +402,25 @@ async def test_a_group_whose_progress_was_lost_skips_nothing(tmp_path: Path, bac
             assert await begins_at(peer, "Known", 0) == (0 if backup is None else 1)
             assert await begins_at(peer, "Known", 1) == 0
             assert await begins_at(peer, "Later", 1) is None
+
+
+async def test_a_group_made_again_begins_anew_also_after_a_kill(tmp_path: Path) -> None:
+    """Its offsets were deleted with it, and the answer came before the next save of the offsets."""
+    left = tmp_path / "left"
+    async with running_broker(tmp_path / "first") as broker, Peer(broker) as peer:
+        await peer.send_ok("T1", queue_id=0)
+        header = UpdateOffsetRequest(consumer_group="G", topic="T1", queue_id=0, committed_offset=1)
+        await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+        await broker._tables.saver.save(broker._tables.offset_file)
+        deletion = DeleteGroupRequest(group="G", cleans_offsets=True)
+        assert (await peer.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, deletion)).code == ResponseCode.SUCCESS
+        shutil.copytree(
+            tmp_path / "first", left, ignore=shutil.ignore_patterns("lock")
+        )  # as a kill leaves it
+    async with running_broker(left) as broker, Peer(broker) as peer:
+        question = QueryOffsetRequest(consumer_group="G", topic="T1", queue_id=0, zero_if_missing=False)
+        answer = await peer.ask(RequestCode.QUERY_CONSUMER_OFFSET, question)
+        assert answer.code == ResponseCode.QUERY_NOT_FOUND
 
 
 async def test_a_broker_that_had_no_consumer_has_lost_nothing(tmp_path: Path) -> None:

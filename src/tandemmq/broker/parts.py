@@ -206,6 +206,7 @@ class Parts:
             offsets=offsets,
             saver=tables.saver,
             file=tables.group_file,
+            offset_file=tables.offset_file,
             clock=clock,
         )
         self.queries = QueryHandlers(store, topics)

@@ -70,7 +70,7 @@ class Tables:
         self.timer_progress = TimerProgress()
         self.topic_file = self._add("topics.json", self.topics.encode, SAVE_SOON_MS)
         self.group_file = self._add("subscriptionGroup.json", self.groups.encode, SAVE_SOON_MS)
-        self._offset_file = self._add(
+        self.offset_file = self._add(
             "consumerOffset.json", self.offsets.encode, options.consumer_offset_flush_ms
         )
         self._delay_file = self._add(
@@ -83,7 +83,7 @@ class Tables:
             "consumerOrderInfo.json", self.orders.encode, options.order_info_flush_ms
         )
         self._timer_file = self._add("timercheck", self.timer_progress.encode, TIMER_SAVE_MS)
-        self._kept_always = (self.topic_file, self.group_file, self._offset_file, self._delay_file)
+        self._kept_always = (self.topic_file, self.group_file, self.offset_file, self._delay_file)
         self._lacks_topics = False
         self._not_found: dict[TableFile, Loaded] = {}
 
@@ -96,7 +96,7 @@ class Tables:
         for file, load in (
             (self.topic_file, self.topics.load),
             (self.group_file, self.groups.load),
-            (self._offset_file, self.offsets.load),
+            (self.offset_file, self.offsets.load),
             (self._delay_file, self.delay_offsets.load),
             (self._timer_file, self.timer_progress.load),
             (self.mode_file, self.request_modes.load),
@@ -109,7 +109,7 @@ class Tables:
                 self._not_found[file] = loaded
         self.topics.on_change.append(lambda _names: self.saver.mark(self.topic_file))
         self.groups.on_change.append(partial(self.saver.mark, self.group_file))
-        self.offsets.on_change.append(partial(self.saver.mark, self._offset_file))
+        self.offsets.on_change.append(partial(self.saver.mark, self.offset_file))
         self.delay_offsets.on_change.append(partial(self.saver.mark, self._delay_file))
         self.timer_progress.on_change.append(partial(self.saver.mark, self._timer_file))
         self.request_modes.on_change.append(partial(self.saver.mark, self.mode_file))
@@ -135,9 +135,9 @@ class Tables:
             for file, loaded in self._not_found.items():
                 if loaded is Loaded.NOTHING:
                     log.warning(events.TABLE_LOST, extra={"path": str(file.path)})
-            if self._offset_file in self._not_found:
+            if self.offset_file in self._not_found:
                 self.offsets.forget_progress(config.name for config in self.groups.configs)
-        self._tell_lowered(self._offset_file, self.offsets.forget_deleted())
+        self._tell_lowered(self.offset_file, self.offsets.forget_deleted())
 
     def begin_life(self, store: MessageStore) -> None:
         """A master takes up its log: no progress may lie behind the ends of the queues, because what comes
@@ -189,7 +189,7 @@ class Tables:
         now_ms = self._clock.now_ms()
         queue_end = store.queue_next
         for file, count in (
-            (self._offset_file, self.offsets.clamp(queue_end, now_ms)),
+            (self.offset_file, self.offsets.clamp(queue_end, now_ms)),
             (
                 self._delay_file,
                 self.delay_offsets.clamp(lambda level: queue_end(SCHEDULE_TOPIC, level - 1), now_ms),
@@ -207,7 +207,7 @@ class Tables:
         for file, table in (
             (self.topic_file, self.topics),
             (self.group_file, self.groups),
-            (self._offset_file, self.offsets),
+            (self.offset_file, self.offsets),
             (self._delay_file, self.delay_offsets),
         ):
             table.data_version = table.data_version.of_term(epoch, now_ms)

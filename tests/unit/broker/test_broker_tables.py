@@ -116,7 +116,7 @@ def test_dropped_topic_and_group_leave_no_offsets() -> None:
     assert sorted(table.groups_of("T")) == ["g", "h"]
     assert sorted(table.topics_of("g")) == ["T", "TT", "U"]
     table.drop_topic("T")
-    table.drop_group("h")
+    table.drop_group("h", 1)
     assert (table.groups_of("T"), table.groups_of("U"), table.topics_of("h")) == ([], ["g"], [])
     assert table.groups_of("TT") == ["g"]  # its name only begins with the dropped one's
     assert table.pulled("g", "T", 0) is None

@@ -270,6 +270,64 @@ async def test_offsets_that_only_the_slave_knows_stay(master: Master, client: Re
     assert tables.consumer_offsets.committed("both", "t", 1) is None
 
 
+async def test_offsets_of_a_group_that_were_deleted_go_away(master: Master, client: RemotingClient) -> None:
+    """A group that is made again must not begin where it was, whoever is the master by then."""
+    tables, theirs = make_tables(), master.tables.consumer_offsets
+    for topic in ("t", "u"):
+        theirs.commit("g", topic, 0, 50, 1)
+    theirs.commit("h", "t", 0, 50, 1)
+    sync = make_sync(tables, client)
+    await sync.sync_once(master.address)
+    mine = tables.consumer_offsets
+    assert mine.committed("g", "u", 0) == 50
+    theirs.drop_group("g", 2)
+    theirs.commit("g", "t", 0, 50, 3)  # it has come as far again in one topic
+    assert await sync.sync_once(master.address)
+    assert (mine.committed("g", "t", 0), mine.committed("g", "u", 0)) == (50, None)
+    assert mine.committed("h", "t", 0) == 50
+    mine.commit("g", "u", 0, 7, 4)  # at this slave, while its master was away
+    assert await sync.sync_once(master.address)
+    assert mine.committed("g", "u", 0) == 7
+    again = OffsetTable()
+    again.load(mine.encode())
+    again.take_dropped({"g": 2})
+    assert again.committed("g", "u", 0) == 7, "a restart forgets what was taken"
+    theirs.drop_group("g", 1)  # the master's clock was set back
+    assert await sync.sync_once(master.address)
+    assert mine.committed("g", "u", 0) is None
+
+
+async def test_a_deleted_group_is_known_as_deleted(master: Master, client: RemotingClient) -> None:
+    """What it has popped comes to nobody; of a group that is only unknown it waits."""
+    tables = make_tables()
+    for group in ("g", "h"):
+        master.tables.groups.put(SubscriptionGroupConfig(name=group), 1)
+    sync = make_sync(tables, client)
+    await sync.sync_once(master.address)
+    master.tables.groups.remove("g", 2)
+    await sync.sync_once(master.address)
+    assert tables.groups.is_deleted("g")
+    assert not tables.groups.is_deleted("never seen")
+
+
+async def test_no_table_of_an_earlier_term_is_taken(master: Master, client: RemotingClient) -> None:
+    """Who becomes the master of this term may still serve those that it has of an earlier one."""
+    tables = make_tables()
+    master.put_topics(1)
+    mine = tables.topics
+    mine.put(TopicConfig(name="newer"), 1)
+    mine.data_version = mine.data_version.of_term(2, 5)
+    master.tables.topics.data_version = master.tables.topics.data_version.of_term(1, 6)
+    sync = make_sync(tables, client)
+    sync._keeps_newer = True
+    sync.set_master(master.address)
+    await sync.sync_once(master.address)
+    assert mine.names == ["newer"]
+    master.tables.topics.data_version = master.tables.topics.data_version.of_term(3, 7)
+    await sync.sync_once(master.address)
+    assert mine.names == ["topic-00000"]
+
+
 async def test_runs_until_stopped_and_follows_the_master(master: Master, client: RemotingClient) -> None:
     tables = make_tables()
     sync = make_sync(tables, client)

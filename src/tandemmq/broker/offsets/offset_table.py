@@ -4,8 +4,9 @@ Invariants: a key is `topic@group`, and '@' is in neither name; only committed o
             tells where the log ended when it was saved: offsets of a topic that was deleted since then, and
             perhaps made again, are of the deleted one. A group whose progress was lost with the file begins
             with the oldest message wherever it has no offset: a later beginning would skip some that it
-            never had.
-At a bound: a commit for a new key is refused with Busy.
+            never had. A group whose offsets were deleted begins anew, also on a slave, which keeps what its
+            master does not have otherwise: when that was is told with the offsets.
+At a bound: a commit for a new key is refused with Busy; the deletion that is longest ago is forgotten.
 Source:     spec semantics 11.2 and 16.5, spec store 18 (consumerOffset.json), spec replication 6.2.
 """
 
@@ -27,6 +28,8 @@ from tandemmq.protocol.bodies.progress import (
 from tandemmq.protocol.bodies.progress import DelayOffsetTable as Body
 
 QueueOffsets = dict[int, int]
+
+DROPPED_GROUPS_MAX = 10_000
 
 
 class OffsetTable:
@@ -51,6 +54,7 @@ class OffsetTable:
         does not tell.
         """
         self._forgotten: frozenset[str] = frozenset()
+        self._dropped: dict[str, int] = {}
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, now_ms: int) -> None:
         """Take over an offset, also a lower one.
@@ -137,11 +141,30 @@ class OffsetTable:
         for callback in self.on_topic_dropped:
             callback(topic)
 
-    def drop_group(self, group: str) -> None:
-        self._drop([key for key in self._keys() if key.endswith("@" + group)])
-        self._forgotten -= {group}
+    def drop_group(self, group: str, now_ms: int) -> None:
+        """The group begins anew; so it does on a slave that is told of it."""
+        self._drop_groups({group: max(now_ms, self._dropped.get(group, 0) + 1)})
+
+    def take_dropped(self, groups: Mapping[str, int]) -> None:
+        """On a slave, before the offsets that were told with it: groups that the master has dropped, and
+        when. What is known already changes nothing.
+        """
+        news = {group: at_ms for group, at_ms in groups.items() if at_ms > self._dropped.get(group, 0)}
+        if news:
+            self._drop_groups(news)
+
+    def _drop_groups(self, groups: Mapping[str, int]) -> None:
+        self._drop([key for key in self._keys() if _split(key)[2] in groups])
+        self._forgotten -= groups.keys()
+        for group, at_ms in groups.items():
+            self._dropped.pop(group, None)
+            self._dropped[group] = at_ms
+        while len(self._dropped) > DROPPED_GROUPS_MAX:
+            del self._dropped[next(iter(self._dropped))]
+        self._after_change()
         for callback in self.on_group_dropped:
-            callback(group)
+            for group in groups:
+                callback(group)
 
     def forget_deleted(self) -> int:
         """Drop what the file says of topics before the last deletion of each; how many keys. A file of
@@ -202,7 +225,10 @@ class OffsetTable:
         """The committed offsets, valid until the next change: encode it before anything else runs."""
         forgotten = tuple(sorted(self._forgotten)) or UNSET
         return ConsumerOffsetTable(
-            offsets=self._committed, data_version=self.data_version, forgotten=forgotten
+            offsets=self._committed,
+            data_version=self.data_version,
+            forgotten=forgotten,
+            dropped=self._dropped or UNSET,
         )
 
     def encode(self) -> bytes:
@@ -227,6 +253,7 @@ class OffsetTable:
         self.data_version = table.data_version
         self._came_after = None if table.deleted is UNSET else dict(table.deleted)
         self._forgotten = frozenset(table.forgotten or ())
+        self._dropped = dict(table.dropped or {})
 
     def _keys(self) -> set[str]:
         return {*self._committed, *self._pulled, *self._resets}

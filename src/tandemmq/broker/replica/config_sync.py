@@ -169,9 +169,10 @@ class ConfigSync:
             return False
         items: tuple[tuple[str, Callable[[str], Awaitable[_TakeOver]]], ...] = (
             ("topics", self._fetch_topics),
+            # Before the offsets: who has a group's deletion has its offsets' as well.
+            ("groups", self._fetch_groups),
             ("consumer_offsets", self._fetch_consumer_offsets),
             ("delay_offsets", self._fetch_delay_offsets),
-            ("groups", self._fetch_groups),
             ("request_modes", self._fetch_request_modes),
             ("timer_check", self._fetch_timer_check),
         )
@@ -269,9 +270,10 @@ class ConfigSync:
         fetched = await fetch_consumer_offsets(self._client, master, timeout_s=timeout_s)
 
         def take_over(_told: _Told) -> None:
-            held = table.snapshot()
-            if fetched.data_version is not None and self._is_older(fetched.data_version, held.data_version):
+            if fetched.data_version is not None and self._is_older(fetched.data_version, table.data_version):
                 return
+            table.take_dropped(fetched.dropped or {})
+            held = table.snapshot()
             changed = {}
             for key, queues in fetched.offsets.items():
                 old = held.offsets.get(key, {})

@@ -289,6 +289,7 @@ class GroupHandlers:
         offsets: OffsetTable,
         saver: TableSaver,
         file: TableFile,
+        offset_file: TableFile,
         clock: Clock,
     ) -> None:
         self._options = options
@@ -297,6 +298,7 @@ class GroupHandlers:
         self._offsets = offsets
         self._saver = saver
         self._file = file
+        self._offset_file = offset_file
         self._clock = clock
 
     async def handle_create(self, channel: Channel, command: Command) -> Command:
@@ -341,10 +343,15 @@ class GroupHandlers:
         """DELETE_SUBSCRIPTIONGROUP (207); its offsets go when the request says so."""
         header = command.decode(DeleteGroupRequest)
         self._require_master()
-        if header.cleans_offsets or header.removes_offsets:
-            self._offsets.drop_group(header.group)
-        if self._groups.remove(header.group, self._clock.now_ms()):
+        drops_offsets = header.cleans_offsets or header.removes_offsets
+        now_ms = self._clock.now_ms()
+        if drops_offsets:
+            self._offsets.drop_group(header.group, now_ms)
+        if self._groups.remove(header.group, now_ms):
             await save_or_reject(self._saver, self._file)
+        if drops_offsets:
+            # A group of this name that is made again must not begin where this one was.
+            await save_or_reject(self._saver, self._offset_file)
         return command.reply()
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
