@@ -875,6 +875,16 @@ async def test_groups_are_watched(rig: Rig) -> None:
     assert (row["members"], row["problems"]) == (0, "nobody is online")
 
 
+async def test_the_retries_of_pops_are_not_another_group(rig: Rig) -> None:
+    """A group that pops has a topic for retries per topic beside its own."""
+    await rig.start_broker()
+    for topic in ("Orders", "%RETRY%G", "%RETRY%G_Orders"):
+        await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", topic)
+    await rows(rig, "updateSubGroup", "-c", "DefaultCluster", "-g", "G")
+    assert [row["group"] for row in (await rows(rig, "consumerProgress"))["groups"]] == ["G"]
+    assert [row["group"] for row in (await rows(rig, "startMonitoring", "-i", "0"))["groups"]] == ["G"]
+
+
 async def test_a_look_is_repeated_until_it_is_interrupted(rig: Rig) -> None:
     """A look that fails is told, and the next one follows."""
     broker = await rig.start_broker()

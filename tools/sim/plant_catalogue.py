@@ -908,6 +908,13 @@ _CLIENT: Final = (
         proofs=("unit/client/test_moved_offsets.py", "unit/client/test_consumer.py"),
     ),
     Plant(
+        name="a pull that was held through a pause is taken over",
+        path="client/consumer/queue_reader.py",
+        sound="if self._is_paused and pulled.body:",
+        bug="if not self._is_paused and not pulled.body:",
+        proofs=("unit/client/test_consumer.py",),
+    ),
+    Plant(
         name="a reader that goes back skips what is not finished",
         path="client/consumer/queue_reader.py",
         sound="self.move_to(min(offset, self.in_flight.committed_offset))",

@@ -5,6 +5,7 @@ getConsumerConfig, updateSubGroup, updateSubGroupList, deleteSubGroup, setConsum
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -26,7 +27,7 @@ from tandemmq.admin.options import (
 )
 from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import MASTER_ID, Place, Target, Tools, find_targets
-from tandemmq.api import broker_admin, broker_consume
+from tandemmq.api import broker_admin, broker_consume, broker_topic
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.errors import GroupNotFound, NoRoute, RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.bodies import MessageQueue
@@ -292,12 +293,8 @@ async def show_progress(tools: Tools, group: str, topic: str, *, has_clients: bo
     masters = await find_targets(tools, masters_only=True)
     if group:
         return await _progress_of_group(tools, masters, group, topic, has_clients=has_clients)
-    names = await tools.cluster_admin.topics()
     table = Table("groups", ("group", "members", "lag"))
-    for name in names:
-        if not is_retry_topic(name):
-            continue
-        one = name.removeprefix(RETRY_PREFIX)
+    for one in await _groups(tools, masters, await tools.cluster_admin.topics()):
         lag = sum(row[-3] for row in await _rows(tools, masters, one, ""))
         table.rows.append((one, await _member_count(tools, masters, one), lag))
     return Answer([table])
@@ -310,10 +307,7 @@ async def watch_groups(tools: Tools) -> Answer:
     columns = ("group", "members", "lag", "lag_of_one_queue", "behind_seconds", "dead_letters", "problems")
     table = Table("groups", columns)
     topics = await tools.cluster_admin.topics()
-    for name in topics:
-        if not is_retry_topic(name):
-            continue
-        group = name.removeprefix(RETRY_PREFIX)
+    for group in await _groups(tools, masters, topics):
         queues = await _rows(tools, masters, group, "")
         lags = [row[-3] for row in queues]
         # Of a queue in which something waits: when was stored what was read of it last?
@@ -519,6 +513,17 @@ async def change_mode(tools: Tools, mode: RequestMode, place: Place) -> Answer:
         row = (target.address, mode.topic, mode.group, mode.mode, mode.pop_share_queue_count)
         table.rows.append(row)
     return Answer([table])
+
+
+async def _groups(tools: Tools, masters: list[Target], topics: Iterable[str]) -> list[str]:
+    """The groups that have a topic for retries; the pops of a group have one per topic beside it, which is
+    not another group's.
+    """
+    known: set[str] = set()
+    for target in masters:
+        known |= (await broker_topic.query_group_configs(tools.remoting, target.address)).groups.keys()
+    names = [name.removeprefix(RETRY_PREFIX) for name in topics if is_retry_topic(name)]
+    return [name for name in names if name in known]
 
 
 async def _progress_of_group(

@@ -209,6 +209,7 @@ class ClientInstance:
             timeout_s=options.call_timeout_s,
         )
         self.client_id = ""
+        self._is_begun = False
         self.failure: BaseException | None = None
         self.on_failure: list[Callable[[BaseException], None]] = []
         """Called once, when a background task of this instance has died."""
@@ -219,8 +220,14 @@ class ClientInstance:
     async def start(self) -> None:
         """Reach a name server, take an id, start refreshing and heartbeats.
 
-        Raises:  BrokerUnreachable, naming the name servers, when none takes a connection.
+        Raises:  BrokerUnreachable, naming the name servers, when none takes a connection. ClientError when it
+                 was started before.
         """
+        if self._is_begun:
+            raise ClientError(
+                "a client starts once: make another one in place of one that was started before"
+            )
+        self._is_begun = True
         try:
             ip = self.options.client_ip or await self._local_ip()
         except BaseException:

@@ -5,6 +5,7 @@ The defaults are RocketMQ's (spec semantics 10.1, 25.1) where it has the setting
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -51,6 +52,16 @@ def _check_kind(owner: object, **kinds: type) -> None:
             members = [f".{one.name}" for one in kind] if issubclass(kind, Enum) else [""]
             wanted = " or ".join(kind.__name__ + member for member in members)
             raise ConfigError(f"{type(owner).__name__}.{name} = {value!r}: must be {wanted}")
+
+
+def _check_hook(owner: object, *names: str) -> None:
+    """None or a plain function: what an async one returns would be thrown away."""
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and (not callable(value) or inspect.iscoroutinefunction(value)):
+            raise ConfigError(
+                f"{type(owner).__name__}.{name} = {value!r}: must be a plain function, not an async one"
+            )
 
 
 class ReadFrom(Enum):
@@ -158,6 +169,7 @@ class ProducerOptions:
         if self.batch_linger_ms is not None:
             _check(self, "batch_linger_ms", low=0, high=30_000)
         _check(self, "default_topic_queue_count", low=1, high=1024)
+        _check_hook(self, "before_send", "on_send")
         check_topic(self.trace_topic)
 
 
@@ -281,6 +293,7 @@ class PushOptions(ConsumerOptions):
         _check(self, "retry_delay_level", low=-1, high=18)
         _check(self, "orderly_suspend_s", low=0.0, high=3600)
         _check(self, "drain_s", low=0.0, high=3600)
+        _check_hook(self, "on_consume")
         check_topic(self.trace_topic)
 
 
@@ -308,6 +321,8 @@ def parse_name_servers(text: str) -> tuple[str, ...]:
 
     Raises:  ConfigError naming the piece that is not an address, or if there is none.
     """
+    if not isinstance(text, str):
+        raise ConfigError(f"name servers {text!r}: must be a text like host:port;host:port")
     pieces = [piece.strip() for piece in text.replace(",", ";").split(";")]
     addresses = [piece.rpartition("://")[2] for piece in pieces if piece]
     for address in addresses:

@@ -70,6 +70,7 @@ class FakeBroker:
         self.heartbeats: list[Heartbeat] = []
         self.sends = 0
         self.send_codes: list[int] = []
+        self.held_count = 0
         self.pulls: list[PullRequest] = []
         self.handed_back: list[SendBackRequest] = []
         self.refuse: Callable[[SendRequestV2], int] = lambda _: 0
@@ -186,11 +187,14 @@ class FakeBroker:
             and asyncio.get_running_loop().time() < deadline
         ):
             self._arrived.clear()
+            self.held_count += 1
             try:
                 async with asyncio.timeout_at(deadline):
                     await self._arrived.wait()
             except TimeoutError:
                 break
+            finally:
+                self.held_count -= 1
         return self._answer_pull(command, header, queue)
 
     def _answer_pull(self, command: Command, header: PullRequest, queue: FakeQueue) -> Command:

@@ -11,7 +11,7 @@ from tandemmq.client.consumer.inbox import InFlight
 from tandemmq.client.consumer.rebalance import allocate_averagely, plan_change
 from tandemmq.client.consumer.replica_choice import Replica, choose_replica
 from tandemmq.client.consumer.subscription import parse_subscription
-from tandemmq.client.options import ConsumerOptions, ProducerOptions, parse_name_servers
+from tandemmq.client.options import ConsumerOptions, ProducerOptions, PushOptions, parse_name_servers
 from tandemmq.client.producer.packer import must_travel_alone
 from tandemmq.client.producer.producer import chunk_messages
 from tandemmq.client.producer.results import SendStatus, split_answer
@@ -289,6 +289,24 @@ def test_name_servers_are_split():
     for text in ("", " ; ", "a", "a:b", "a:0", "a:70000", ":1"):
         with pytest.raises(ConfigError):
             parse_name_servers(text)
+    with pytest.raises(ConfigError, match="name servers None"):
+        parse_name_servers(None)  # type: ignore[arg-type]  # an environment variable that is not there
+
+
+async def later(event: object) -> None:
+    """An async function where a plain one is called."""
+
+
+@pytest.mark.parametrize("value", [later, "a name"])
+def test_hooks_are_plain_functions(value: object):
+    """What an async one returns would be thrown away, and never run."""
+    for kind, name in (
+        (ProducerOptions, "on_send"),
+        (ProducerOptions, "before_send"),
+        (PushOptions, "on_consume"),
+    ):
+        with pytest.raises(ConfigError, match=f"{name} = .*plain function"):
+            kind(**{name: value})
 
 
 @pytest.mark.parametrize(

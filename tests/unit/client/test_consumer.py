@@ -518,8 +518,12 @@ async def test_seek_goes_on_from_anywhere_in_the_queue():
                 await consumer.seek(queue, 6)
             with pytest.raises(ClientError, match="time_ms"):
                 await consumer.seek(queue, StartFrom.TIMESTAMP)
-            with pytest.raises(ClientError, match="not read"):
-                await consumer.seek(MessageQueue("T", "a", 1), StartFrom.FIRST)
+            for other in (MessageQueue("T", "a", 1), MessageQueue("None", "b", 0)):
+                with pytest.raises(ClientError, match="not read"):
+                    await consumer.seek(other, 0)
+            for to in ("3", None):
+                with pytest.raises(ClientError, match="an offset or a StartFrom"):
+                    await consumer.seek(queue, to)  # type: ignore[arg-type]
             with pytest.raises(ClientError, match="subscribed"):
                 consumer.assign(queue)
 
@@ -534,3 +538,16 @@ async def test_another_strategy_shares_the_queues():
         await until(lambda: shares() == [[0, 2], [1, 3]])
     with pytest.raises(ConfigError, match="allocate"):
         options(allocate="AVG")
+
+
+async def test_what_comes_after_a_pause_waits_until_reading_goes_on():
+    """Also when its pull was held by the broker at that moment."""
+    async with running_cluster(T=1) as cluster, consumer_of(cluster, suspend_s=PATIENCE_S) as consumer:
+        await until(lambda: cluster[0].pulls)
+        consumer.pause()
+        cluster[0].put("T", 0, b"later")
+        await until(lambda: not cluster[0].held_count)
+        assert await consumer.poll(timeout_s=0.05) == []
+        consumer.resume()
+        assert bodies(await take(consumer, 1)) == [b"later"]
+        assert consumer.positions == {MessageQueue("T", "a", 0): 0}

@@ -24,6 +24,8 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.record import decode_record
 from waits import until
 
+MESSAGE = Message(topic="T", body=b"x")
+
 
 def options(**kwargs: object) -> ProducerOptions:
     return ProducerOptions(**kwargs)  # type: ignore[arg-type]
@@ -111,6 +113,27 @@ async def test_no_route_without_template():
 async def test_no_name_server_fails_the_start():
     with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"):
         await Producer("g", "127.0.0.1:1").start()
+
+
+async def test_a_client_starts_once():
+    async with running_cluster(T=1) as cluster:
+        producer = await Producer("g", cluster.namesrv).start()
+        with pytest.raises(ClientError, match="starts once"):
+            await producer.start()
+        assert (await producer.send(Message(topic="T", body=b"x"))).is_ok
+        await producer.close()
+        with pytest.raises(ClientError, match="starts once"):
+            await producer.start()
+
+
+async def test_what_is_sent_instead_is_a_message():
+    async with running_cluster(T=1) as cluster:
+        wrong = options(before_send=lambda message: None)
+        async with Producer("g", cluster.namesrv, options=wrong) as producer:
+            for sending in (producer.send(MESSAGE), producer.send_batch([MESSAGE, MESSAGE])):
+                with pytest.raises(MessageIllegal, match="before_send returned None"):
+                    await sending
+            assert cluster[0].queue("T", 0).records == []
 
 
 @pytest.mark.parametrize(("kind", "sys_flag"), [("ZLIB", 0x301), ("LZ4", 0x101), ("ZSTD", 0x201)])

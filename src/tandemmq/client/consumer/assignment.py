@@ -309,14 +309,19 @@ class Assignment:
         name = f"pull-{queue.topic}-{queue.broker_name}-{queue.queue_id}"
         self._pull_tasks[queue] = self._tasks.start(name, reader.run())
 
+    def require(self, queue: MessageQueue) -> QueueReader:
+        """The reader of a queue of ours. Raises ClientError when it is not ours now."""
+        reader = self.readers.get(queue)
+        if reader is None:
+            raise ClientError(f"{queue} is not read by this consumer now")
+        return reader
+
     async def move(self, queue: MessageQueue, offset: int) -> None:
         """Go on in a queue of ours from another offset, at once: a pull that is held is given up.
 
         Raises:  ClientError when the queue is not ours now.
         """
-        reader = self.readers.get(queue)
-        if reader is None:
-            raise ClientError(f"{queue} is not read by this consumer now")
+        reader = self.require(queue)
         reader.move_to(offset)
         task = self._pull_tasks[queue]
         task.cancel()

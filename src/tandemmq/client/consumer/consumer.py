@@ -234,7 +234,7 @@ class Consumer(Client):
         return await self._member.seek(queue, to, time_ms)
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Read no more of these queues, or without any of all; what was asked for before still comes."""
+        """Read no more of these queues, or without any of all; what has arrived before still comes."""
         self._assignment.pause(queues)
 
     def resume(self, *queues: MessageQueue) -> None:

@@ -297,6 +297,9 @@ class Membership:
 
     async def seek(self, queue: MessageQueue, to: int | StartFrom, time_ms: int | None) -> int:
         """As `Consumer.seek`."""
+        if not isinstance(to, int | StartFrom):
+            raise ClientError(f"seek to {to!r}: must be an offset or a StartFrom")
+        self.assignment.require(queue)
         if isinstance(to, StartFrom):
             if to is StartFrom.TIMESTAMP and time_ms is None:
                 raise ClientError("seek to a TIMESTAMP needs time_ms")

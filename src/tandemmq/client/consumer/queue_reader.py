@@ -118,7 +118,7 @@ class QueueReader:
         self.in_flight = InFlight(offset)
 
     def set_paused(self, is_paused: bool) -> None:
-        """Whether to ask for nothing more; what was asked for comes."""
+        """Whether to take nothing more; what has arrived comes."""
         self._is_paused = is_paused
         self._seams.inbox.free(0)
 
@@ -162,6 +162,8 @@ class QueueReader:
                 continue
             try:
                 pulled = await self._pull(replica)
+                if self._is_paused and pulled.body:
+                    continue  # it is asked for again when reading goes on
                 if generation == self._generation:
                     self._apply(pulled, replica)
                 if await self._leaves_slave(replica, pulled):

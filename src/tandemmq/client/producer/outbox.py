@@ -27,7 +27,7 @@ from tandemmq.client.producer.packer import Packer, Shipment, Waiter, must_trave
 from tandemmq.client.producer.results import SendResult
 from tandemmq.client.producer.sender import Sender
 from tandemmq.client.route_cache import RouteView
-from tandemmq.errors import ClientError, NoRoute
+from tandemmq.errors import ClientError, MessageIllegal, NoRoute
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import Message
@@ -207,6 +207,18 @@ if TYPE_CHECKING:
     from tandemmq.client.tracing import SendObserver
 
 
+def _checked(before_send: Callable[[Message], Message]) -> Callable[[Message], Message]:
+    """The application's function; raises MessageIllegal when that returns something else than a message."""
+
+    def prepare(message: Message) -> Message:
+        found: object = before_send(message)
+        if not isinstance(found, Message):
+            raise MessageIllegal(f"before_send returned {found!r:.64}: it must return the message to send")
+        return found
+
+    return prepare
+
+
 class Outbox:
     """The outbox of one producer; only its loop's thread uses it."""
 
@@ -218,7 +230,7 @@ class Outbox:
         self._packer = Packer(instance, options)
         self._sender = Sender(instance, group, options, self._settle)
         self.window = Window(count_max=options.in_flight_count_max, bytes_max=options.in_flight_bytes_max)
-        self._before_send = options.before_send
+        self._before_send = None if options.before_send is None else _checked(options.before_send)
         self.observer: SendObserver | None = None
         """Told of each send that has begun; None costs nothing."""
         self._accumulator: Accumulator | None = None
