@@ -7,6 +7,7 @@ import sys
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from client_fakes import FakeBroker, FakeCluster, running_cluster
@@ -449,6 +450,34 @@ async def test_broadcasting_reads_everything_and_keeps_offsets_in_a_file(tmp_pat
         cluster[0].put("T", 0, b"next")
         async with consumer_of(cluster, **settings) as consumer:
             assert bodies(await take(consumer, 1)) == [b"next"]
+
+
+async def test_a_file_of_offsets_that_cannot_be_written_is_written_later(tmp_path: Path):
+    """A full disk ends no consumer; a directory or a file that cannot be used is told at the start."""
+    settings: dict[str, Any] = {
+        "model": MessageModel.BROADCASTING,
+        "offsets_dir": str(tmp_path / "offsets"),
+        "client": ClientOptions(client_ip="10.0.0.1", instance_name="one"),
+    }
+    own = tmp_path / "offsets" / "10.0.0.1@one"
+    async with running_cluster(T=1) as cluster:
+        cluster[0].put("T", 0, b"0")
+        async with consumer_of(cluster, auto_ack=False, commit_s=60, **settings) as consumer:
+            consumer.ack(*await take(consumer, 1))
+            (own / "g").rmdir()
+            own.rmdir()
+            own.touch()
+            assert not await consumer.commit()
+            assert not await consumer.commit()
+            own.unlink()
+            assert await consumer.commit()
+            assert (own / "g" / "offsets.json").exists()
+        (own / "g" / "offsets.json").write_text("no offsets")
+        with pytest.raises(ConfigError, match=r"offsets\.json.*cannot be read"):
+            await consumer_of(cluster, **settings).start()
+        settings["offsets_dir"] = str(own / "g" / "offsets.json")
+        with pytest.raises(ConfigError, match=r"offsets_dir: .*offsets\.json.* cannot be made"):
+            await consumer_of(cluster, **settings).start()
 
 
 async def test_closing_ends_the_iteration():

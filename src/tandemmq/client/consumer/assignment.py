@@ -309,6 +309,10 @@ class Assignment:
         name = f"pull-{queue.topic}-{queue.broker_name}-{queue.queue_id}"
         self._pull_tasks[queue] = self._tasks.start(name, reader.run())
 
+    async def open_offsets(self) -> None:
+        """Raises ConfigError when the offsets of the group are in a file that cannot be used."""
+        await self._offsets.open()
+
     def require(self, queue: MessageQueue) -> QueueReader:
         """The reader of a queue of ours. Raises ClientError when it is not ours now."""
         reader = self.readers.get(queue)
@@ -343,7 +347,7 @@ class Assignment:
                 self._log_commit_failure(queue, error)
             self._leaving_since.pop(queue, None)
             self._lost_locks.discard(queue)
-        await self._offsets.flush()
+        await self._flush()
         if self._locks is not None:
             await self._locks.unlock(list(queues))
 
@@ -463,8 +467,16 @@ class Assignment:
                 if isinstance(error, ClientError):
                     # Nobody answers there; its other queues need not wait for the same.
                     failed.add(queue.broker_name)
-        await self._offsets.flush()
-        return is_done
+        return await self._flush() and is_done
+
+    async def _flush(self) -> bool:
+        """False when a file of offsets could not be written; that is logged, and the next flush does it."""
+        try:
+            await self._offsets.flush()
+        except TandemError as error:
+            log.warning(events.COMMIT_FAILED, extra={"error": str(error)})
+            return False
+        return True
 
     async def close(self) -> None:
         """Stop reading and commit for the last time."""

@@ -82,7 +82,8 @@ class Consumer(Client):
         """Join the group and take over its queues as far as they can be reached now.
 
         Raises:  BrokerUnreachable when no name server takes a connection; RequestRejected when a broker
-                 does not serve a SQL92 subscription. Then the consumer is closed again.
+                 does not serve a SQL92 subscription; ConfigError when the file of offsets of a broadcasting
+                 consumer cannot be used. Then the consumer is closed again.
         """
         await self._member.start()
         return self

@@ -330,6 +330,7 @@ class Membership:
             raise
 
     async def _join(self) -> None:
+        await self.assignment.open_offsets()
         await self.assignment.load_routes()
         await check_filters(self.instance, self.group, self.assignment.subscriptions)
         await self.instance.beat()

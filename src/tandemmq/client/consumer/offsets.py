@@ -13,7 +13,14 @@ from tandemmq.client.consumer.replica_choice import MASTER_ID, choose_replica
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ConsumerOptions, StartFrom
 from tandemmq.client.route_cache import FaultyPeers
-from tandemmq.errors import BrokerUnreachable, ConfigError, NoRoute, RemoteProtocolError, RequestTimeout
+from tandemmq.errors import (
+    BrokerUnreachable,
+    ClientError,
+    ConfigError,
+    NoRoute,
+    RemoteProtocolError,
+    RequestTimeout,
+)
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.progress import decode_reset_offsets, encode_reset_offsets
 from tandemmq.protocol.hashes import seal_json, unseal_json
@@ -23,6 +30,9 @@ from tandemmq.runtime.ports import Disk
 
 class OffsetStore(Protocol):
     """Committed offsets of one group."""
+
+    async def open(self) -> None:
+        """Raises ConfigError when they cannot be read."""
 
     async def read(self, queue: MessageQueue) -> Progress | None:
         """Where the group goes on; None when it has never committed."""
@@ -47,6 +57,9 @@ class BrokerOffsets:
         self._group = group
         self._faulty = faulty
         self._zero_if_missing = None if zero_when_none_stored else False
+
+    async def open(self) -> None:
+        """Nothing to do: each question is asked when it comes."""
 
     async def read(self, queue: MessageQueue) -> Progress | None:
         return await broker_consume.query_progress(
@@ -101,29 +114,47 @@ class LocalOffsets:
         self._offsets: dict[MessageQueue, int] | None = None
         self._is_changed = False
 
-    async def read(self, queue: MessageQueue) -> Progress | None:
+    async def open(self) -> None:
+        """Read the file."""
         if self._offsets is None:
             self._offsets = await self._disk.offload(self._load)
+
+    async def read(self, queue: MessageQueue) -> Progress | None:
+        await self.open()
+        assert self._offsets is not None
         offset = self._offsets.get(queue)
         return None if offset is None else Progress(offset)
 
     async def write(self, queue: MessageQueue, offset: int, seen: str | None = None) -> None:
-        if self._offsets is None:
-            self._offsets = await self._disk.offload(self._load)
+        await self.open()
+        assert self._offsets is not None
         if self._offsets.get(queue) != offset:
             self._offsets[queue] = offset
             self._is_changed = True
 
     async def flush(self) -> None:
-        """Write the file when anything has changed."""
-        if self._offsets is not None and self._is_changed:
-            self._is_changed = False
+        """Write the file when anything has changed.
+
+        Raises:  ClientError when the disk takes no file now; the next flush writes it.
+        """
+        if self._offsets is None or not self._is_changed:
+            return
+        self._is_changed = False
+        try:
             await self._disk.offload(self._save, encode_reset_offsets(self._offsets))
+        except OSError as error:
+            self._is_changed = True
+            raise ClientError(f"{self._path} cannot be written: {error.strerror or error}") from error
 
     def _load(self) -> dict[MessageQueue, int]:
-        """Raises ConfigError when there is content and none of it can be read: a beginning anew would repeat
-        or skip what the files tell.
+        """Raises ConfigError when the directory cannot be made, or when there is content and none of it can
+        be read: a beginning anew would repeat or skip what it tells.
         """
+        try:
+            self._disk.make_dirs(self._path.parent)
+        except OSError as error:
+            where = f"offsets_dir: {self._path.parent} cannot be made"
+            raise ConfigError(f"{where}: {error.strerror or error}") from error
         damage = ""
         for path in (self._path, self._path.with_name(self._path.name + ".bak")):
             if not self._disk.exists(path):
