@@ -27,7 +27,7 @@ from tandemmq.admin.options import (
 )
 from tandemmq.admin.render import Answer, Row, Table
 from tandemmq.admin.targets import MASTER_ID, Place, Target, Tools, find_targets
-from tandemmq.api import broker_admin, broker_consume, broker_topic
+from tandemmq.api import broker_admin, broker_consume
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.errors import GroupNotFound, NoRoute, RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.bodies import MessageQueue
@@ -521,7 +521,7 @@ async def _groups(tools: Tools, masters: list[Target], topics: Iterable[str]) ->
     """
     known: set[str] = set()
     for target in masters:
-        known |= (await broker_topic.query_group_configs(tools.remoting, target.address)).groups.keys()
+        known |= (await broker_admin.query_group_configs(tools.remoting, target.address)).groups.keys()
     names = [name.removeprefix(RETRY_PREFIX) for name in topics if is_retry_topic(name)]
     return [name for name in names if name in known]
 
