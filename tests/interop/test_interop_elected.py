@@ -146,3 +146,26 @@ def test_clients_go_on_when_the_master_changes(line: str, elected: Elected, tmp_
         print(*clients.finish("OK", 120), sep="\n", flush=True)
     finally:
         clients.kill()
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_producer_sends_through_hand_overs_without_a_second_try(
+    line: str, elected: Elected, tmp_path: Path
+) -> None:
+    """It knows the old master only, until it looks up the route, up to 30 s later."""
+    elected.whole()
+    with BlockingAdmin(elected.name_server) as admin:
+        admin.create_topic(TOPIC, queue_count=4)
+    producer = Conversation(
+        programs(LINES[line]), "HandOver", elected.name_server, TOPIC, home=tmp_path / "clients"
+    )
+    try:
+        producer.read_until("READY", 90)
+        for _ in range(2):
+            before = elected.whole()
+            assert elected.hand_over() != before
+            producer.say("")
+            print("handed over:", *producer.read_until("GOES ON", 90)[-1:], flush=True)
+        print(*producer.finish("OK", 120), sep="\n", flush=True)
+    finally:
+        producer.kill()

@@ -116,7 +116,9 @@ class Copier:
 
     @property
     def confirm_offset(self) -> int:
-        return self.store.max_log_offset
+        """What all members of a master's set hold."""
+        others = [one for one in self.running.values() if self.epoch and one.broker_id in self.members]
+        return min(one.store.max_log_offset for one in (self, *others))
 
 
 class Elected:
@@ -125,6 +127,7 @@ class Elected:
     def __init__(self, rig: Rig, name_servers: tuple[str, ...] = ()) -> None:
         self.rig = rig
         self.name_servers = name_servers
+        Copier.running.clear()
         self.disks: dict[int, MemoryDisk] = {}
         self.lists: dict[int, dict[int, EpochList]] = {}
         self.brokers: dict[int, ElectedBroker] = {}

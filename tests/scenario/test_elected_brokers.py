@@ -38,8 +38,10 @@ from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.loose_json import parse
+from tandemmq.protocol.record import decode_record
 from tandemmq.protocol.requests.controller import MasterResponse
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
+from tandemmq.protocol.requests.send import SendResponse
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET
 from tandemmq.remoting.options import render_address
 from waits import until
@@ -380,7 +382,7 @@ async def test_a_fenced_master_that_begins_to_rest_may_be_replaced_in_the_same_m
     await group.start(1)
     await group.master()
     broker = group.brokers[1].broker
-    await asyncio.gather(broker.rest(is_resting=True), broker.stop(leaves=False))
+    await asyncio.gather(broker.rest(is_resting=True), broker.stop(keeps=lambda _: False))
 
 
 async def test_a_master_hands_over_at_once_and_only_when_the_others_hold_all(
@@ -404,10 +406,10 @@ async def test_a_master_hands_over_at_once_and_only_when_the_others_hold_all(
         patched.setattr(Copier, "confirm_offset", -1)
         asked = asyncio.create_task(hand_on(2))
         await until(lambda: not group.brokers[1].may_write(), "it accepts nothing")
-        refused = await group.send(1, b"meanwhile")
-        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        meanwhile = asyncio.create_task(group.send(1, b"meanwhile"))
         with pytest.raises(RequestRejected, match="does not hold the log"):
             await asked
+    assert (await meanwhile).code == ResponseCode.SUCCESS
     assert (await group.send(1, b"it goes on")).code == ResponseCode.SUCCESS
     await group.caught_up()
     begun_s = rig.clock.monotonic()
@@ -416,6 +418,64 @@ async def test_a_master_hands_over_at_once_and_only_when_the_others_hold_all(
     await until(lambda: group.masters() == [2], "the other is master")
     assert (await group.send(2, b"after")).code == ResponseCode.SUCCESS
     await group.in_set(1, 2)
+
+
+class StaleSender:
+    """Sends to one address whatever happens, one after the other over one connection, as a client whose route
+    is old; the answers by body."""
+
+    def __init__(self, group: Elected, number: int) -> None:
+        self.group, self.number = group, number
+        self.answers: dict[bytes, Command] = {}
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            body = b"%d" % len(self.answers)
+            self.answers[body] = await self.group.send(self.number, body)
+
+    async def more(self, count: int = 20) -> None:
+        goal = len(self.answers) + count
+        await until(lambda: len(self.answers) >= goal or self._task.done(), f"{count} more answers")
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def test_a_client_with_an_old_route_sends_through_hand_overs(group: Elected, rig: Rig) -> None:
+    await group.start(1)
+    await group.master()
+    await group.start(2)
+    await group.in_set(1, 2)
+    channel = await rig.client.channel(group.address(1))
+    sender = StaleSender(group, 1)
+    for master, other in ((2, 1), (1, 2), (2, 1)):
+        await sender.more()
+        target = group.brokers[master].broker_id
+        before, after = await hand_over_group(rig.client, rig.address("n0"), GROUP, target, clock=rig.clock)
+        assert after.master_epoch == before.master_epoch + 1
+        await until(lambda: group.masters() == [master], "the office has changed hands")  # noqa: B023
+        await sender.more()
+        assert group.brokers[1]._forwarding.is_open == (master == 2)
+        assert not group.brokers[other].may_write()
+        await group.in_set(1, 2)
+    await sender.stop()
+    await group.caught_up()
+    assert not channel.is_closed
+    assert {answer.code for answer in sender.answers.values()} == {ResponseCode.SUCCESS}
+    store = group.brokers[2].store
+    assert store is not None
+    for number, (body, answer) in enumerate(sender.answers.items()):
+        told = answer.decode(SendResponse)
+        assert (told.queue_id, told.queue_offset) == (0, number), "sent once, in order"
+        place = store.find_record("TBW102", 0, number)
+        assert place is not None
+        record = store.read_record(place[0])
+        assert record is not None
+        assert decode_record(record).body == body
+    assert store.queue_max("TBW102", 0) in (len(sender.answers), len(sender.answers) + 1)
+    assert group.brokers[1]._forwarding.count > 0
 
 
 async def test_a_master_whose_controllers_are_gone_hands_nothing_over(group: Elected, rig: Rig) -> None:

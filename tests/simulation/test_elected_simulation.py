@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from sim.cluster.settings import Settings
 from sim.cluster.simulation import Adjust, SeedResult, run_seed
 from sim.dice import Dice
 from sim.elected.cluster import ElectedCluster
+from sim.elected.faults import OperatorNode
 from sim.elected.nodes import ElectedNode
 from sim.elected.run import ELECTED
 from sim.elected.settings import FAULTS, draw_elected
@@ -21,7 +23,11 @@ from tandemmq.api.broker_admin import delete_topic
 from tandemmq.api.controller import vouch
 from tandemmq.broker.autoswitch.controllers import Lease
 from tandemmq.client import Admin
+from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.record import decode_record
 from tandemmq.protocol.requests.controller import VouchRequest, VouchResponse
+from tandemmq.protocol.requests.send import SendRequestV2, SendResponse
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.store import FlushMode
 
@@ -131,6 +137,87 @@ def test_without_controllers_nothing_fails_and_nobody_is_elected() -> None:
     result = play(script)
     failed = {name: count for name, count in result.counts.items() if name.startswith("send failed")}
     assert not failed.keys() - {"send failed: MessageIllegal"}
+
+
+def test_a_client_with_an_old_route_sends_through_hand_overs() -> None:
+    """As a client of RocketMQ, which looks up routes every 30 s: nothing fails at a hand-over, and nothing is
+    stored twice."""
+    told: list[SendResponse] = []
+
+    async def script(cluster: ElectedCluster) -> None:
+        await until(cluster, cluster.is_level, "all are in the set")
+        sender = StaleSender("stale", cluster.world, cluster.admin._namesrv, cluster.ledger, cluster.watch)
+        operator = OperatorNode("op", cluster.world, cluster.admin._namesrv, cluster.ledger, cluster.watch)
+        old = cluster.leader
+        sender.address = f"{old.host.ip}:{old.port}"
+        sender.start()
+        await until(cluster, lambda: len(sender.answers) > 50, "it sends")
+        for _ in range(3):
+            leader = cluster.leader
+            assert leader.server is not None
+            operator.address = f"{leader.host.ip}:{leader.port}"
+            ids = sorted(leader.members - {leader.server.broker_id})
+            operator.target = ids[0] if leader is not old else ids[-1]
+            operator.start()
+            await until(cluster, lambda: cluster.leader is not leader, "another one leads")  # noqa: B023
+            await until(cluster, cluster.is_level, "all are in the set again")
+            await operator.end_in_order()
+            goal = len(sender.answers) + 50
+            await until(cluster, lambda: len(sender.answers) > goal, "it sends on")  # noqa: B023
+        await sender.end_in_order()
+        assert {answer.code for answer in sender.answers} == {0}
+        told.extend(answer.decode(SendResponse) for answer in sender.answers)
+        store = cluster.leader.store
+        assert store is not None
+        assert [one.queue_offset for one in told] == list(range(len(told)))
+        for number, one in enumerate(told):
+            place = store.find_record("Stale", 0, one.queue_offset)
+            assert place is not None
+            record = store.read_record(place[0])
+            assert record is not None
+            assert decode_record(record).body == b"%d" % number
+        assert old.server is not None
+        assert old.server._forwarding.count or old is cluster.leader
+
+    result = play(script)
+    failed = {name: count for name, count in result.counts.items() if name.startswith("send failed")}
+    assert not failed.keys() - {"send failed: MessageIllegal"}
+
+
+class StaleSender(ClientNode):
+    """Sends to one address, one message after the other, and never asks for a route."""
+
+    address = ""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.answers: list[Command] = []
+
+    async def run(self) -> None:
+        instance = await self.connect()
+        await Admin(instance=instance).create_topic("Stale", queue_count=1)
+        while not self.is_ending:
+            header = SendRequestV2(
+                producer_group="P",
+                topic="Stale",
+                default_topic="TBW102",
+                default_topic_queue_count=1,
+                queue_id=0,
+                sys_flag=0,
+                born_at_ms=0,
+                flag=0,
+                properties="",
+            )
+            body = b"%d" % len(self.answers)
+            command = Command.request(RequestCode.SEND_MESSAGE_V2, header, body=body)
+            self.answers.append(await instance.remoting.request(self.address, command, 3.0))
+        self.is_done = True
+
+    async def stop_server(self) -> None:
+        self.is_ending = True
+        await self.world.until(lambda: self.is_done, 10.0)
+        if self._instance is not None:
+            await self._instance.close()
 
 
 def test_wall_clocks_that_jump_end_no_term_and_fail_no_send() -> None:

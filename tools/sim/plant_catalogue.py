@@ -1096,6 +1096,27 @@ _ELECTED: Final = (
         proofs=("simulation/test_elected_simulation.py",),
     ),
     Plant(
+        name="an old master that hands over passes nothing on",
+        path="broker/autoswitch/elected.py",
+        sound="            self._forwarding.linger()\n",
+        bug="            self._forwarding.end()\n",
+        proofs=("scenario/test_elected_brokers.py", "simulation/test_elected_simulation.py"),
+    ),
+    Plant(
+        name="what comes behind parked sends goes before them",
+        path="broker/autoswitch/forwarding.py",
+        sound="if self._target is not None and not self._parked and self._pass_on(channel, command):",
+        bug="if self._target is not None and self._pass_on(channel, command):",
+        proofs=("unit/broker/test_forwarding.py",),
+    ),
+    Plant(
+        name="a send that was passed on and not answered is passed on again",
+        path="broker/autoswitch/forwarding.py",
+        sound='            channel.abort(f"what came of a send that was passed on is not known: {result}")\n',
+        bug="            self.accept(channel, command)\n",
+        proofs=("unit/broker/test_forwarding.py",),
+    ),
+    Plant(
         name="a broker takes the office of another one that has its id",
         path="broker/autoswitch/elected.py",
         sound="elif facts.master_address == self._own_address:",

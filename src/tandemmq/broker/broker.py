@@ -19,7 +19,13 @@ from tandemmq.api.broker_admin import query_broker_config
 from tandemmq.api.nameserver import BrokerIdentity, Registered, query_cluster_info, unregister_broker
 from tandemmq.broker.access.service import AccessService
 from tandemmq.broker.admin.settings import HaHandlers
-from tandemmq.broker.autoswitch.term import ElectedReplica, Term, copied_routes, fenced_routes
+from tandemmq.broker.autoswitch.term import (
+    ElectedReplica,
+    Term,
+    copied_routes,
+    fenced_routes,
+    forwarded_routes,
+)
 from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions, MetricsExporter
 from tandemmq.broker.parts import MasterDuties, Parts, build_routes, fast_routes
 from tandemmq.broker.registration import Registration
@@ -29,7 +35,7 @@ from tandemmq.broker.tables import Tables
 from tandemmq.errors import ConfigError, LocalProtocolError, TandemError
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties_file import parse_properties
-from tandemmq.remoting.channel import FrameBudget
+from tandemmq.remoting.channel import Channel, FrameBudget
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import PLAIN, TlsOptions, render_address
@@ -217,8 +223,10 @@ class Broker:
         routes = own | elected.routes() | self._ha_handlers(store).routes()
         if self.options.is_slave:
             parts.topics.pass_deletion_on = elected.pass_deletion_on
+            routes = forwarded_routes(routes, term.forwarding)
         else:
-            routes = fenced_routes(copied_routes(routes, elected.wait_copied), term.may_write)
+            copied = copied_routes(routes, elected.wait_copied)
+            routes = fenced_routes(copied, term.may_write, term.forwarding)
             parts.pulls.may_commit = term.may_write
         await self._serve(store, parts, routes | term.routes, {})
         elected.start()
@@ -354,12 +362,12 @@ class Broker:
         assert self._parts is not None
         return self._parts.items
 
-    async def stop(self, *, leaves: bool = True) -> None:
+    async def stop(self, *, keeps: Callable[[Channel], bool] | None = None) -> None:
         """Everything accepted is stored, all tables are saved, nothing is left running. An elected broker
-        that goes on in another role does not leave the routes, and waits for no client.
+        that goes on in another role does not leave the routes, and `keeps` its ports and these connections.
         """
         await self._waiting.close()
-        if self._registration is not None and leaves:
+        if self._registration is not None and keeps is None:
             await self._registration.stop()
         if self._parts is not None:
             self._parts.long_polls.close()
@@ -367,9 +375,7 @@ class Broker:
         if self._metrics is not None:
             await self._metrics.stop()
         for server in reversed(self._servers):
-            for channel in () if leaves else server.channels:
-                channel.abort("the broker takes another role")
-            await server.stop()
+            await (server.stop() if keeps is None else server.pause(keeps))
         self._servers.clear()
         if self._duties is not None:
             await self._duties.stop()
@@ -451,6 +457,11 @@ class Broker:
         )
 
     async def _listen(self, routes: dict[int, Handler], port: int) -> Address:
+        lasting = {} if self._term is None else self._term.servers
+        if port in lasting:
+            lasting[port].resume(routes, guard=self._access.check, tls=self._tls)
+            self._servers.append(lasting[port])
+            return lasting[port].address
         server = RemotingServer(
             routes,
             network=self._network,
@@ -468,6 +479,7 @@ class Broker:
                 " (listenPort, and listenPort - 2 unless fastListen=false)"
             ) from error
         self._servers.append(server)
+        lasting[port] = server
         return address
 
     async def _serve_metrics(self, store: MessageStore, parts: Parts) -> Address:

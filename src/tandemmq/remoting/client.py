@@ -49,6 +49,11 @@ class RemotingClient:
         self._none_left = asyncio.Event()
         self._is_closed = False
 
+    @property
+    def is_signing(self) -> bool:
+        """Whether its requests tell who sends them."""
+        return self._signer is not None
+
     def open_channel(self, address: str) -> Channel | None:
         """The connection to `address` if it stands now."""
         channel = self._channels.get(address)

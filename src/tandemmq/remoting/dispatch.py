@@ -77,6 +77,10 @@ class Dispatcher:
             return
         self._start(channel, command, result)
 
+    def switch(self, routes: Mapping[int, Handler], scope: TaskScope, *, guard: Guard | None = None) -> None:
+        """Requests go to these handlers from now on."""
+        self._routes, self._scope, self._guard = routes, scope, guard
+
     def _start(self, channel: Channel, command: Command, waiting: Waiting) -> None:
         if channel.tasks_running >= self._tasks_max:
             waiting.close()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from tandemmq.errors import Busy
+from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel, FrameBudget
 from tandemmq.remoting.dispatch import Dispatcher, Guard, Handler, OnFatal
 from tandemmq.remoting.idle import IdleSweep
@@ -16,6 +18,28 @@ from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
+
+HELD_MAX = 10_000
+HELD_BYTES_MAX = 64 << 20
+
+
+class _Held(dict[int, Handler]):
+    """Routes of a server that is paused: every request waits, in order, up to HELD_MAX and HELD_BYTES_MAX."""
+
+    def __init__(self, earlier: _Held | None) -> None:
+        super().__init__()
+        self.requests: list[tuple[Channel, Command]] = [] if earlier is None else earlier.requests
+        self._bytes: int = 0 if earlier is None else earlier._bytes
+
+    def get(self, _code: int, _default: object = None) -> Handler:
+        return self._hold
+
+    def _hold(self, channel: Channel, command: Command) -> None:
+        """Raises Busy."""
+        self._bytes += len(command.body)
+        if len(self.requests) >= HELD_MAX or self._bytes > HELD_BYTES_MAX:
+            raise Busy("the broker takes another role, and too many requests wait for it")
+        self.requests.append((channel, command))
 
 
 class RemotingServer:
@@ -45,7 +69,9 @@ class RemotingServer:
         self._has_guard = guard is not None
         self._network = network
         self._clock = clock
-        self._scope = TaskScope("server", None if on_fatal is None else lambda _, error: on_fatal(error))
+        self._on_fatal = on_fatal
+        self._scope = self._make_scope()
+        self._held: _Held | None = None
         self._dispatcher = Dispatcher(
             routes,
             self._scope,
@@ -91,6 +117,44 @@ class RemotingServer:
             channel.close("the server stops")
         if self._channels:
             await self._none_left.wait()  # each is gone within close_linger_s
+
+    async def pause(self, keeps: Callable[[Channel], bool]) -> None:
+        """Ends running handlers and keeps the port: what comes from now on waits for `resume`. Connections
+        that `keeps` does not want are closed, and those of handlers that were ended, for they get no answer.
+        """
+        self._held = _Held(self._held)
+        scope, self._scope = self._scope, self._make_scope()
+        self._dispatcher.switch(self._held, self._scope)
+        for channel in self.channels:
+            if channel.tasks_running or not keeps(channel):
+                channel.abort("the broker takes another role")
+        await scope.close()
+
+    def resume(
+        self, routes: Mapping[int, Handler], *, guard: Guard | None = None, tls: TlsDoor | None = None
+    ) -> None:
+        """Serves again from the next turn of the loop on, first what has waited."""
+        assert self._held is not None
+        self._has_guard = guard is not None
+        self._tls = tls if tls is not None and tls.options.is_served else None
+        self._clock.call_soon(self._go_on, self._held, routes, guard)
+
+    def _go_on(self, held: _Held, routes: Mapping[int, Handler], guard: Guard | None) -> None:
+        if self._held is not held:
+            return  # it was paused again
+        self._held = None
+        self._dispatcher.switch(routes, self._scope, guard=guard)
+        for channel, command in held.requests:
+            self.serve(channel, command)
+
+    def serve(self, channel: Channel, command: Command) -> None:
+        """Handle a request that has waited; not of a peer that is gone."""
+        if not channel.is_closed:
+            self._dispatcher.dispatch(channel, command)
+
+    def _make_scope(self) -> TaskScope:
+        on_fatal = self._on_fatal
+        return TaskScope("server", None if on_fatal is None else lambda _, error: on_fatal(error))
 
     def _accept(self) -> asyncio.Protocol:
         if self._tls is None:

@@ -18,6 +18,7 @@ ADMIN_REQUEST_ALLOWED: Final = "admin_request.allowed"
 # broker
 BROKER_STARTED: Final = "broker.started"
 BROKER_HANDED_OVER: Final = "broker.handed_over"
+BROKER_FORWARDING_ENDED: Final = "broker_forwarding.ended"
 BROKER_HAND_OVER_BEGUN: Final = "broker.began_hand_over"
 BROKER_HAND_OVER_FAILED: Final = "broker_hand_over.failed"
 BROKER_ID_GIVEN: Final = "broker_id.given"

@@ -22,6 +22,7 @@ from tandemmq.errors import (
 from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FrameDecoder, encode_frame, encode_frame_head
+from tandemmq.remoting import server as server_module
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Guard, Handler
@@ -477,3 +478,57 @@ async def test_caller_does_not_wait_longer_than_its_own_timeout_for_a_connection
     await client.close()
     with pytest.raises(BrokerUnreachable):
         await other
+
+
+async def test_a_server_that_is_paused_keeps_its_port_and_lets_requests_wait() -> None:
+    clock = LoopClock()
+    peers = Peers(MemoryNetwork(clock), clock)
+    await peers.start()
+    waits, kept = (RemotingClient(network=peers.network, clock=clock) for _ in "12")
+    hangs = asyncio.create_task(waits.request(peers.address, Command.request(WAIT), 60))
+    await kept.request(peers.address, Command.request(ECHO, body=b"1"), 5)
+    await until(lambda: any(channel.tasks_running for channel in peers.server.channels))
+    await peers.server.pause(lambda _: True)
+    with pytest.raises(BrokerUnreachable):
+        await hangs  # its handler was ended: nobody would answer
+    own = kept.open_channel(peers.address)
+    sends = [
+        asyncio.create_task(client.request(peers.address, Command.request(ECHO, body=b"%d" % n), 5))
+        for n, client in enumerate((kept, waits, kept))
+    ]
+    held = peers.server._held
+    assert held is not None
+    await until(lambda: len(held.requests) == 3)
+    await peers.server.pause(lambda _: True)  # once more: nothing is lost
+    seen: list[bytes] = []
+
+    def handle(_channel: Channel, command: Command) -> Command:
+        seen.append(bytes(command.body))
+        return command.reply(body=b"new")
+
+    peers.server.resume({ECHO: handle})
+    assert [bytes((await send).body) for send in sends] == [b"new"] * 3
+    assert sorted(seen) == [b"0", b"1", b"2"]
+    assert kept.open_channel(peers.address) is own
+    await peers.server.pause(lambda _: False)
+    await until(lambda: kept.open_channel(peers.address) is None)
+    await waits.close()
+    await kept.close()
+    await peers.stop()
+
+
+async def test_what_waits_at_a_paused_server_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "HELD_MAX", 1)
+    clock = LoopClock()
+    peers = Peers(MemoryNetwork(clock), clock)
+    await peers.start()
+    await peers.server.pause(lambda _: True)
+    first = asyncio.create_task(peers.client.request(peers.address, Command.request(ECHO), 5))
+    held = peers.server._held
+    assert held is not None
+    await until(lambda: held.requests)
+    refused = await peers.client.request(peers.address, Command.request(ECHO), 5)
+    assert refused.code == ResponseCode.SYSTEM_BUSY
+    peers.server.resume({ECHO: peers._echo})
+    assert (await first).code == ResponseCode.SUCCESS
+    await peers.stop()

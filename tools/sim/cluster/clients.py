@@ -42,6 +42,7 @@ class ClientNode(Node):
         self._ledger = ledger
         self._watch = watch
         self._instance: ClientInstance | None = None
+        self._route_refresh_s = CLIENT.route_refresh_s
 
     def start(self) -> None:
         life = self.begin_life()
@@ -71,7 +72,7 @@ class ClientNode(Node):
         options = ClientOptions(
             instance_name=f"{PROCESS_ID}#{self.life}",
             heartbeat_s=CLIENT.heartbeat_s,
-            route_refresh_s=CLIENT.route_refresh_s,
+            route_refresh_s=self._route_refresh_s,
             call_timeout_s=CLIENT.call_timeout_s,
         )
         while True:
@@ -93,6 +94,7 @@ class ProducerNode(ClientNode):
 
     def __init__(self, name: str, world: World, namesrv: str, ledger: Ledger, watch: Watch) -> None:
         super().__init__(name, world, namesrv, ledger, watch)
+        self._route_refresh_s = world.settings.producer_refresh_s
         self._producer: Producer | None = None
 
     def forget(self) -> None:

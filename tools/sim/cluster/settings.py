@@ -88,6 +88,8 @@ class Settings:
     work: tuple[str, ...] = ()
     """What applications do besides sending and pulling."""
     controller_count: int = 0
+    producer_refresh_s: float = 2.0
+    """How often producers look up routes."""
     """Controllers that elect the master; none: a person chose it."""
     pair_percent: int = 0
     """How often a second fault of another kind comes while the first one lasts."""

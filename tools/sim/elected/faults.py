@@ -73,6 +73,9 @@ class ElectedTrouble(Trouble):
         operator.start()
         await self._world.until(lambda: operator.is_done, HAND_OVER_S_MAX)
         await operator.end_in_order()
+        await self._pause(100, 3_000)
+        if leader.server is not None:
+            self._cluster.ledger.counts["sends passed on"] += leader.server._forwarding.count
 
     async def _lose_controller(self) -> None:
         controllers = self._cluster.controllers

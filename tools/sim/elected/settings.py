@@ -44,4 +44,5 @@ def draw_elected(dice: Dice) -> Settings:
         slave_count=dice.pick_weighted(((2, 1), (3, 2))),
         controller_count=dice.pick_weighted(((1, 1), (3, 3))),
         fault_names=draw_faults(dice, FAULTS),
+        producer_refresh_s=dice.pick_weighted(((1, 2.0), (1, 30.0))),  # as ours in a hurry, as Java's
     )

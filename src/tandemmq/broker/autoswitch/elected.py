@@ -23,6 +23,7 @@ from typing import Final
 from tandemmq.api.controller import HeartbeatAnswer, MasterFacts, read_master_notice
 from tandemmq.api.replica import find_master_place
 from tandemmq.broker.autoswitch.controllers import Controllers, Heartbeats, Lease, Promise, Vouches
+from tandemmq.broker.autoswitch.forwarding import Forwarding
 from tandemmq.broker.autoswitch.identity import IDENTITY_FILE, IdentityFiles, obtain_id
 from tandemmq.broker.autoswitch.term import Term
 from tandemmq.broker.broker import Broker, ha_port_of
@@ -42,6 +43,7 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import PLAIN, TlsOptions, render_address
+from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.tls import make_client_tls
 from tandemmq.replication.core.frames import ReplicationOptions
 from tandemmq.replication.shell.autoswitch import AutoSwitch, AutoSwitchReplication
@@ -168,6 +170,10 @@ class ElectedBroker:
             clock=clock,
             scope=self._scope,
         )
+        self._servers: dict[int, RemotingServer] = {}
+        self._forwarding = Forwarding(
+            name=options.broker_name, client=self._client, clock=clock, scope=self._scope
+        )
         self._lease = Lease()
         self._vouches = Vouches()
         self._promise = Promise(client=self._client, clock=clock, period_s=election.heartbeat_ms / 1000)
@@ -180,6 +186,7 @@ class ElectedBroker:
         self._is_known = False  # the controllers know that this process has started
         self._is_rested = False
         self._is_handing_over = False  # accepts nothing any more; until the next term, or until it failed
+        self._is_drained = False  # and everything that it has accepted is confirmed
         self._vouching: set[int] = set()  # slaves of ours that were heard in this term
         self._joining_s: dict[int, float] = {}  # since when others hold the log
         self._look_due = asyncio.Event()
@@ -243,9 +250,12 @@ class ElectedBroker:
 
     async def stop(self) -> None:
         self._is_master = False
+        self._forwarding.end()
         await self._scope.close()
         if self._broker is not None:
             await self._broker.stop()
+        for server in self._servers.values():
+            await server.stop()
         if self._replication is not None:
             await self._replication.stop()
         await self._client.close()
@@ -301,6 +311,8 @@ class ElectedBroker:
                 may_write=self.may_write,
                 routes=self._routes(),
                 copying=self.replication,
+                forwarding=self._forwarding,
+                servers=self._servers,
                 unsaved_tables={} if self._broker is None else self._broker.unsaved_tables,
             ),
         )
@@ -336,13 +348,14 @@ class ElectedBroker:
         self._vouching.add(header.broker_id)
         if header.token is not None:
             self._vouches.hear(header.broker_id, header.token, channel, now_s)
+            self._serve_parked()
         is_wanted = self._lease.is_needed and not self._lease.is_valid(now_s + LEASE_SHORT_S)
         return command.reply(header=VouchResponse(token=self._vouches.new_token(now_s), is_wanted=is_wanted))
 
     async def handle_hand_over(self, channel: Channel, command: Command) -> Command:
         """TANDEM_HAND_OVER (30106): this master stops accepting, waits until its set holds all that it has,
-        and has the wanted one elected. Sends are refused meanwhile, as by a fenced master: they may be
-        repeated elsewhere. If anything fails it goes on, as soon as it has a lease or the slaves' promise.
+        and has the wanted one elected. Sends are parked meanwhile, for the next master or for this one. If
+        anything fails it goes on, as soon as it has a lease or the slaves' promise.
         """
         target = command.decode(HandOverRequest).broker_id
         epoch, begun_s = self._epoch, self._clock.monotonic()
@@ -358,8 +371,10 @@ class ElectedBroker:
         }
         log.warning(events.BROKER_HAND_OVER_BEGUN, extra=facts)
         self._is_handing_over = True
+        self._forwarding.hold()
         try:
             await self._wait_for_copies()
+            self._is_drained = True
             self._lease.end()  # the controllers need not wait for it
             successor = await self._controllers.elect_successor(target, epoch)
         except (ClientError, RequestRejected) as error:
@@ -377,7 +392,8 @@ class ElectedBroker:
             self._note_master(successor)
         finally:
             if self._epoch == epoch and not self._is_replaced(epoch):
-                self._is_handing_over = False
+                self._is_handing_over = self._is_drained = False
+                self._serve_parked()
                 self._heartbeats.soon()
                 self._look_due.set()
         header = MasterResponse(
@@ -388,6 +404,11 @@ class ElectedBroker:
             set_epoch=successor.set_epoch,
         )
         return command.reply(header=header)
+
+    def _serve_parked(self) -> None:
+        """What waits for a master is a request again, if this broker may serve it."""
+        if self._forwarding.is_open and self.may_write():
+            self._forwarding.release(self._servers[self._options.listen_port].serve)
 
     def _is_replaced(self, epoch: int) -> bool:
         return self._wanted is not None and self._wanted.master_epoch > epoch
@@ -406,6 +427,7 @@ class ElectedBroker:
         """A fenced master rests from its duties."""
         while True:
             await self._clock.sleep(GATE_PERIOD_S)
+            self._serve_parked()
             if not self._is_master or self._is_rested != self.may_write():
                 continue
             self._is_rested = not self._is_rested
@@ -441,6 +463,7 @@ class ElectedBroker:
             self._look_due.set()
         elif (answer.master_epoch, answer.master_id) == (self._epoch, self.broker_id) and answer.lease_ms:
             self._lease.extend(sent_s, answer.lease_ms)
+            self._serve_parked()
 
     def handle_notice(self, _channel: Channel, command: Command) -> Command | None:
         """NOTIFY_BROKER_ROLE_CHANGED (1008): anybody could send it, so the controllers are asked."""
@@ -535,8 +558,14 @@ class ElectedBroker:
 
     async def _take(self, facts: MasterFacts) -> None:
         begun_s, epoch_before = self._clock.monotonic(), self._epoch
+        is_own = facts.master_id == self.broker_id
+        if self._is_master and not is_own:
+            self._forwarding.linger()
+        if self._is_master or self._forwarding.is_open or is_own:
+            self._forwarding.hold()
+        keeps_clients = self._is_drained
         self._is_master = False  # nothing is accepted any more under the term that ends
-        self._is_handing_over = False
+        self._is_handing_over = self._is_drained = False
         self._epoch = facts.master_epoch
         self._lease.end()
         self._heartbeats.soon()  # a new master needs a lease, and everybody's end of the log is news
@@ -544,12 +573,13 @@ class ElectedBroker:
             self._following.cancel()
             self._following = None
         try:
-            if facts.master_id != self.broker_id:
-                await self._become_slave(facts)
+            if not is_own:
+                await self._become_slave(facts, keeps_clients=keeps_clients)
             elif facts.master_address == self._own_address:
                 await self._become_master(facts)
             else:
-                await self._end_office()
+                await self._end_office(keeps_clients=False)
+                self._forwarding.end()
                 self.broker.set_master(None)
                 raise _IdTaken(
                     f"the id {self.broker_id} of this broker belongs to the one at {facts.master_address}:"
@@ -561,6 +591,7 @@ class ElectedBroker:
                 events.BROKER_ROLE_REFUSED, extra={"master_epoch": facts.master_epoch, "reason": str(error)}
             )
             self._is_known = False
+            self._forwarding.end()
             self._look_due.set()
             return
         except _TermNotKept as error:
@@ -597,7 +628,8 @@ class ElectedBroker:
         except OSError as error:
             raise _TermNotKept(str(error)) from error
         self.store.trust_tail()
-        await self.broker.stop(leaves=False)
+        # Clients come anew and tell who they are; who is sending to this broker in this moment stays.
+        await self.broker.stop(keeps=self._forwarding.is_used_by)
         self.store.begin_role(BrokerRole.SYNC_MASTER)
         await self._compose(is_master=True, epoch=facts.master_epoch)
         self._is_rested = False
@@ -606,18 +638,19 @@ class ElectedBroker:
         self._joining_s.clear()
         self._is_master = True
         self.broker.take_office()
+        self._serve_parked()
 
-    async def _end_office(self) -> None:
-        """It is composed of a slave."""
+    async def _end_office(self, *, keeps_clients: bool) -> None:
+        """It is composed of a slave. Clients keep their connections if all that they sent is answered."""
         assert self.store is not None
         await self.replication.end_term()
         if not self.broker.options.is_slave:
-            await self.broker.stop(leaves=False)
+            await self.broker.stop(keeps=lambda _: keeps_clients)
             self.store.begin_role(BrokerRole.SLAVE)
             await self._compose(is_master=False, epoch=self._epoch)
 
-    async def _become_slave(self, facts: MasterFacts) -> None:
-        await self._end_office()
+    async def _become_slave(self, facts: MasterFacts, *, keeps_clients: bool) -> None:
+        await self._end_office(keeps_clients=keeps_clients)
         if not self.broker.is_in_office:
             self.broker.take_office()
         self.broker.set_master(facts.master_address)
@@ -635,6 +668,7 @@ class ElectedBroker:
                 pass  # it takes office still, or is gone again
             else:
                 if place.ha_address and place.epoch in (None, facts.master_epoch):
+                    self._forwarding.send_to(facts.master_address)
                     await self.replication.follow(place.ha_address, facts.master_epoch, facts.master_id)
                     break
             await self._clock.sleep(FIND_MASTER_PAUSE_S)

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from tandemmq.api.broker_admin import delete_topic
+from tandemmq.broker.autoswitch.forwarding import FORWARDED, Forwarding
 from tandemmq.broker.replica.config_sync import ConfigSync, ReplicaTables
 from tandemmq.broker.replica.ha_status import describe_master, describe_slave, lag_seconds
 from tandemmq.broker.replica.handlers import ReplicaHandlers
@@ -27,6 +28,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler, Waiting
+from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.frames import ReplicationOptions
 from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus
 from tandemmq.replication.shell.autoswitch import AutoSwitch
@@ -79,7 +81,7 @@ class Term:
     """`epoch`: of the master; 0 before the first one is known. `may_write`: whether a master may serve
     `WRITES` at this moment. `routes`: requests about the role itself. `copying`: the copy of the log, whoever
     is master. `unsaved_tables`: what the broker of the term before could not write, say on a full disk, by
-    path."""
+    path. `servers`: the ports, by number, with the connections that last."""
 
     epoch: int
     store: MessageStore
@@ -89,6 +91,8 @@ class Term:
     routes: dict[int, Handler]
     copying: AutoSwitch
     unsaved_tables: Mapping[Path, bytes]
+    forwarding: Forwarding
+    servers: dict[int, RemotingServer]
 
 
 def copied_routes(
@@ -109,12 +113,33 @@ def copied_routes(
     return {code: copied(handler) if code in TABLE_CHANGES else handler for code, handler in routes.items()}
 
 
-def fenced_routes(routes: Mapping[int, Handler], may_write: Callable[[], bool]) -> dict[int, Handler]:
-    """The same codes; those of `WRITES` are refused while the master may not write."""
+def forwarded_routes(routes: Mapping[int, Handler], forwarding: Forwarding) -> dict[int, Handler]:
+    """The same codes of a slave; those of `FORWARDED` go to the master while `forwarding` is open."""
 
-    def fence(handler: Handler) -> Handler:
+    def forward(handler: Handler) -> Handler:
+        def forwarded(channel: Channel, command: Command) -> Command | Waiting | None:
+            if not forwarding.is_open:
+                return handler(channel, command)
+            forwarding.accept(channel, command)
+            return None
+
+        return forwarded
+
+    return {code: forward(handler) if code in FORWARDED else handler for code, handler in routes.items()}
+
+
+def fenced_routes(
+    routes: Mapping[int, Handler], may_write: Callable[[], bool], forwarding: Forwarding
+) -> dict[int, Handler]:
+    """The same codes; those of `WRITES` are refused while the master may not write. Where its office changes
+    hands in this moment, `forwarding` keeps what it can."""
+
+    def fence(code: int, handler: Handler) -> Handler:
         def fenced(channel: Channel, command: Command) -> Command | Waiting | None:
             if not may_write():
+                if code in FORWARDED and forwarding.is_open:
+                    forwarding.accept(channel, command)
+                    return None
                 raise ServiceNotAvailable(
                     "this master is fenced: it has neither a lease of the controllers nor news of all in-sync"
                     " slaves, another one may have been elected"
@@ -123,7 +148,7 @@ def fenced_routes(routes: Mapping[int, Handler], may_write: Callable[[], bool]) 
 
         return fenced
 
-    return {code: fence(handler) if code in WRITES else handler for code, handler in routes.items()}
+    return {code: fence(code, handler) if code in WRITES else handler for code, handler in routes.items()}
 
 
 # What the broker of an elected group does for its group beside the copy of the log: tables, state, bytes.
