@@ -32,6 +32,14 @@ def test_some_rounds_of_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.process
+def test_no_send_fails_at_a_rolling_restart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert failover(tmp_path, rounds=1, seed=1, seconds=600, only="restart_all") == 0
+    out = capsys.readouterr().out
+    check_last_line(out, rounds=1)
+    assert re.search(r"^rolling restart: \d+ ms, 0 failed", out, re.MULTILINE)
+
+
+@pytest.mark.process
 def test_full_disks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         assert failover(tmp_path, rounds=3, seed=1, seconds=600, only="disk") == 0

@@ -454,7 +454,7 @@ _TABLES: Final = (
     Plant(
         name="a group whose progress was lost begins with the newest message",
         path="broker/tables.py",
-        sound="if self._offset_file in self._not_found:",
+        sound="if self.offset_file in self._not_found:",
         bug="if self._order_file in self._not_found:",
         proofs=("scenario/test_broker_admin.py",),
     ),
