@@ -328,7 +328,7 @@ class Cluster:
             for place, held in theirs.items():
                 ours = queues.get(
                     place, []
-                )  # a queue that nothing was put into may be known to one of them only
+                )  # one of them may not know a queue that is empty
                 if held != ours[len(ours) - len(held) :]:
                     self.world.findings.broken.append(f"{slave.life} has another queue {place}")
         for worker in self.workers:
