@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.workload import as_batch
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol.batch import encode_batch, split_batch
 from tandemmq.protocol.hashes import java_hash, java_hashes, key_hash
@@ -15,9 +16,11 @@ from tandemmq.protocol.record import (
     NewRecord,
     RecordError,
     RecordOutcome,
+    batch_sizes,
     check_record,
     decode_record,
     decode_records,
+    encode_batch_records,
     encode_record,
     encode_sealed_record,
     record_size,
@@ -88,6 +91,36 @@ def test_record_survives_the_round_trip(
     assert check.unique_key == record.unique_key
     sealed = encode_sealed_record(new, **place, store_host=store_host)
     assert check_record(sealed, require_seal=True).outcome is RecordOutcome.OK
+
+
+@given(st.lists(RECORDS, min_size=1, max_size=6), INT64, HOSTS)
+def test_records_of_a_batch_are_encoded_as_if_each_came_alone(
+    records: list[NewRecord], stored_at_ms: int, store_host: bytes
+) -> None:
+    first = records[0]
+    for record in records:
+        record.topic, record.queue_id, record.sys_flag = first.topic, first.queue_id, first.sys_flag
+        record.born_at_ms, record.born_host = first.born_at_ms, first.born_host
+        record.retry_count, record.prepared_offset = first.retry_count, 0
+    batch = as_batch(records)
+    assert batch is not None
+    sizes = batch_sizes(batch, len(store_host))
+    places = [1000 + sum(sizes[:index]) for index in range(len(sizes))]
+    alone = [
+        encode_record(
+            record,
+            queue_offset=7 + index,
+            log_offset=places[index],
+            stored_at_ms=stored_at_ms,
+            store_host=store_host,
+        )
+        for index, record in enumerate(records)
+    ]
+    together = encode_batch_records(
+        batch, sizes, places, queue_offset=7, stored_at_ms=stored_at_ms, store_host=store_host
+    )
+    assert sizes == list(map(len, alone))
+    assert together == b"".join(alone)
 
 
 @given(st.lists(RECORDS, max_size=8), HOSTS, st.binary(max_size=120))

@@ -125,8 +125,8 @@ _STORE: Final = (
     Plant(
         name="a batch may be stored earlier than the message before it",
         path="store/appender.py",
-        sound="now = max(self._clock.now_ms(), self.stored_at_ms)",
-        bug="now = self._clock.now_ms()",
+        sound="return max(self._clock.now_ms(), self.stored_at_ms)",
+        bug="return self._clock.now_ms()",
         proofs=("unit/store/test_store_append.py",),
     ),
     Plant(

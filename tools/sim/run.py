@@ -19,6 +19,7 @@ from sim.workload import (
     QUEUES_PER_TOPIC,
     STORE_HOST,
     TOPICS,
+    as_batch,
     random_batch,
     random_options,
     random_record,
@@ -320,7 +321,11 @@ class CrashRun:
                 self._note(f"  #{sends[0].number} {status.value}")
             self.ledger.settle(sends, status)
 
-        placed = self._store.append(records, on_done)
+        batch = as_batch(records) if len(records) > 1 else None
+        if batch is None:
+            placed = self._store.append(records, on_done)
+        else:
+            placed = self._store.append_batch(batch, on_done)
         sends += self.ledger.add(records, placed, self.machine.clock.monotonic())
         head = sends[0]
         self._note(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from sim.dice import Dice
 from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.properties import encode_properties
-from tandemmq.protocol.record import NewRecord
+from tandemmq.protocol.record import NewBatch, NewRecord
+from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.store import FlushMode, StoreOptions
 
 ROOT = Path("/store")
@@ -105,9 +107,36 @@ def _random_body(dice: Dice, options: StoreOptions, number: int) -> bytes:
 
 
 def random_batch(dice: Dice, options: StoreOptions, number: int) -> list[NewRecord]:
-    """Records of one queue."""
+    """Records of one queue; of every other batch they can be a `NewBatch`."""
     records = [random_record(dice, options, number + i) for i in range(dice.between(2, 6))]
+    first = records[0]
+    first.sys_flag = 0
     for record in records[1:]:
-        record.topic, record.queue_id = records[0].topic, records[0].queue_id
-        record.sys_flag = records[0].sys_flag = 0
+        record.topic, record.queue_id, record.sys_flag = first.topic, first.queue_id, 0
+        if number % 2:
+            record.born_at_ms, record.retry_count = first.born_at_ms, first.retry_count
+            record.wait_stored = first.wait_stored
     return records
+
+
+def as_batch(records: Sequence[NewRecord]) -> NewBatch | None:
+    """The same messages as a batch; None where they differ in what those of a batch share, or are delayed."""
+    first = records[0]
+    if first.topic == SCHEDULE_TOPIC:
+        return None
+    batch = NewBatch(
+        topic=first.topic,
+        queue_id=first.queue_id,
+        bodies=[record.body for record in records],
+        properties=[record.properties for record in records],
+        born_at_ms=first.born_at_ms,
+        born_host=first.born_host,
+        tag_hashes=[record.tag_hash for record in records],
+        flags=[record.flag for record in records],
+        sys_flag=first.sys_flag,
+        retry_count=first.retry_count,
+        keys=[record.keys for record in records],
+        unique_keys=[record.unique_key for record in records],
+        wait_stored=first.wait_stored,
+    )
+    return batch if batch.records() == list(records) else None

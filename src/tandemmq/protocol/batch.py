@@ -52,32 +52,44 @@ def encode_batch(items: Iterable[tuple[int, Buffer, bytes]]) -> bytes:
 def split_batch(batch: Buffer) -> list[BatchItem]:
     """The messages of a batch body, in order; at least one.
 
+    Raises:  as `split_columns`.
+    """
+    return list(map(BatchItem, *split_columns(batch)))
+
+
+def split_columns(batch: Buffer) -> tuple[list[int], list[memoryview], list[bytes]]:
+    """The flags, bodies and properties of the messages of a batch body, in order; at least one of each.
+
     Raises:  MessageIllegal if the body is empty, cut short, inconsistent or holds too many messages: then
              none of it may be stored.
     """
-    view = memoryview(batch)
-    total = len(view)
-    items: list[BatchItem] = []
-    unpack_head, make = _HEAD.unpack_from, tuple.__new__  # quicker than BatchItem(...): 0.15 us, not 0.25
+    raw = batch if type(batch) is bytes else bytes(batch)
+    view = memoryview(raw)
+    total = len(raw)
+    flags: list[int] = []
+    bodies: list[memoryview] = []
+    properties: list[bytes] = []
+    unpack_head = _HEAD.unpack_from
     position = 0
     while position < total:
-        if total - position < _ITEM_BYTES_MIN or len(items) == BATCH_COUNT_MAX:
-            raise _illegal(position, len(items))
-        size, _, _, flag, body_size = unpack_head(view, position)
+        if total - position < _ITEM_BYTES_MIN or len(flags) == BATCH_COUNT_MAX:
+            raise _illegal(position, len(flags))
+        size, _, _, flag, body_size = unpack_head(raw, position)
         body_at = position + _HEAD_BYTES
         properties_at = body_at + body_size + 2
         end = position + size
         if body_size < 0 or properties_at > end or end > total:
-            raise _illegal(position, len(items))
-        properties_size = view[properties_at - 2] << 8 | view[properties_at - 1]
+            raise _illegal(position, len(flags))
+        properties_size = raw[properties_at - 2] << 8 | raw[properties_at - 1]
         if properties_at + properties_size != end or properties_size > PROPERTIES_BYTES_MAX:
-            raise _illegal(position, len(items))
-        body = view[body_at : body_at + body_size]
-        items.append(make(BatchItem, (flag, body, bytes(view[properties_at:end]))))
+            raise _illegal(position, len(flags))
+        flags.append(flag)
+        bodies.append(view[body_at : properties_at - 2])
+        properties.append(raw[properties_at:end])
         position = end
-    if not items:
+    if not flags:
         raise MessageIllegal("the batch holds no message")
-    return items
+    return flags, bodies, properties
 
 
 def _illegal(position: int, index: int) -> MessageIllegal:

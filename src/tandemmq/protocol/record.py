@@ -27,7 +27,10 @@ from tandemmq.protocol.record_check import (
 from tandemmq.protocol.record_encode import (
     SEAL_MARK,
     Buffer,
+    NewBatch,
     NewRecord,
+    batch_sizes,
+    encode_batch_records,
     encode_blank,
     encode_record,
     encode_sealed_record,
@@ -37,15 +40,18 @@ from tandemmq.protocol.record_layout import CRC_MASK, RecordError, RecordOutcome
 from tandemmq.protocol.sys_flag import COMPRESSED
 
 __all__ = [
+    "NewBatch",
     "NewRecord",
     "Record",
     "RecordCheck",
     "RecordError",
     "RecordOutcome",
+    "batch_sizes",
     "check_record",
     "consume_tag",
     "decode_record",
     "decode_records",
+    "encode_batch_records",
     "encode_blank",
     "encode_record",
     "encode_sealed_record",

@@ -8,7 +8,10 @@ Source:     spec store 3, spec remoting 12.1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import count
+from struct import Struct
 from typing import Final, TypeAlias
 
 import msgspec
@@ -27,6 +30,7 @@ from tandemmq.protocol.record_layout import (
     MAGIC_V2,
     PREFIX,
     RECORD_BYTES_MIN,
+    SYS_FLAG_AT,
     TOPIC_BYTES_MAX,
     TOPIC_BYTES_MAX_V1,
 )
@@ -36,6 +40,10 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 SEAL_BYTES: Final = 20
 SEAL_MARK: Final = b"__CRC32#\x01"
+_BATCH_HEADS: Final = {
+    bits: Struct(f">iiiiiqq{head.size - SYS_FLAG_AT - 4}si") for bits, head in HEADS.items()
+}
+"""As HEADS; what is the same in all records of a batch, from sysFlag to the prepared offset, is one field."""
 
 
 class NewRecord(msgspec.Struct, gc=False, kw_only=True):
@@ -62,6 +70,51 @@ class NewRecord(msgspec.Struct, gc=False, kw_only=True):
     unique_key: str = ""
     wait_stored: bool = True
     is_internal: bool = False
+
+
+class NewBatch(msgspec.Struct, gc=False, kw_only=True):
+    """Messages of one queue that are stored together: what they share, and a list of each thing in which they
+    differ. The fields are those of `NewRecord`.
+    """
+
+    topic: str
+    queue_id: int
+    bodies: Sequence[Buffer]
+    properties: list[bytes]
+    born_at_ms: int
+    born_host: bytes
+    tag_hashes: Sequence[int]
+    flags: Sequence[int]
+    sys_flag: int
+    retry_count: int
+    keys: Sequence[str]
+    unique_keys: list[str]
+    wait_stored: bool
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def records(self) -> list[NewRecord]:
+        """The messages one by one."""
+        columns = self.bodies, self.properties, self.tag_hashes, self.flags, self.keys, self.unique_keys
+        return [
+            NewRecord(
+                topic=self.topic,
+                queue_id=self.queue_id,
+                body=body,
+                properties=properties,
+                born_at_ms=self.born_at_ms,
+                born_host=self.born_host,
+                tag_hash=tag_hash,
+                flag=flag,
+                sys_flag=self.sys_flag,
+                retry_count=self.retry_count,
+                keys=keys,
+                unique_key=unique_key,
+                wait_stored=self.wait_stored,
+            )
+            for body, properties, tag_hash, flag, keys, unique_key in zip(*columns, strict=True)
+        ]
 
 
 @lru_cache(maxsize=8192)
@@ -132,6 +185,54 @@ def encode_record(
             properties,
         )
     )
+
+
+def batch_sizes(new: NewBatch, store_host_size: int = 8) -> list[int]:
+    """TOTALSIZE of each record that `encode_batch_records` will give.
+
+    Raises:  LocalProtocolError if the topic or the properties exceed what their length fields can say.
+    """
+    properties_max = max(map(len, new.properties))
+    if properties_max > PROPERTIES_BYTES_MAX:
+        raise LocalProtocolError(
+            f"properties of {properties_max} bytes: a record takes {PROPERTIES_BYTES_MAX}"
+        )
+    _, topic = _topic_field(new.topic)
+    fixed = HEAD_V4_BYTES - 16 + len(new.born_host) + store_host_size + len(topic) + 2
+    return [fixed + len(body) + len(text) for body, text in zip(new.bodies, new.properties, strict=True)]
+
+
+def encode_batch_records(
+    new: NewBatch,
+    sizes: Sequence[int],
+    log_offsets: Sequence[int],
+    *,
+    queue_offset: int,
+    stored_at_ms: int,
+    store_host: bytes,
+) -> bytes:
+    """The records of a batch one behind the other, each as `encode_record` gives it.
+
+    `queue_offset` is the first one's; `sizes` (of `batch_sizes`) and `log_offsets` are those of each.
+    """
+    born_host, queue_id = new.born_host, new.queue_id
+    magic, topic_field = _topic_field(new.topic)
+    sys_flag = new.sys_flag & ~HOSTS_V6_MASK | _hosts_flag(born_host, store_host)
+    late = new.born_at_ms, born_host, stored_at_ms, store_host, new.retry_count, 0
+    shared = HEADS[sys_flag & HOSTS_V6_MASK].pack(0, 0, 0, 0, 0, 0, 0, sys_flag, *late, 0)[SYS_FLAG_AT:-4]
+    pack = _BATCH_HEADS[sys_flag & HOSTS_V6_MASK].pack
+    known: dict[int, bytes] = {}  # between body and properties, by the size of these
+    pieces: list[Buffer] = []
+    columns = sizes, new.flags, count(queue_offset), log_offsets, new.bodies, new.properties
+    for size, flag, number, log_offset, body, properties in zip(*columns):  # noqa: B905  # one is endless
+        checksum = crc32(body) & CRC_MASK
+        properties_size = len(properties)
+        topic = known.get(properties_size)
+        if topic is None:
+            topic = known[properties_size] = topic_field + properties_size.to_bytes(2, "big")
+        head = pack(size, magic, checksum, queue_id, flag, number, log_offset, shared, len(body))
+        pieces += (head, body, topic, properties)
+    return b"".join(pieces)
 
 
 def _hosts_flag(born_host: bytes, store_host: bytes) -> int:

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from itertools import accumulate
+from typing import NamedTuple, Protocol, TypeAlias
 
 from tandemmq.errors import Busy, MessageIllegal, RequestRejected, ServiceNotAvailable
-from tandemmq.protocol.record import NewRecord, RecordCheck, encode_blank
+from tandemmq.protocol.record import NewBatch, NewRecord, RecordCheck, encode_blank
 from tandemmq.runtime.ports import Buffer, Clock
 from tandemmq.store.admission import Admission, overload
 from tandemmq.store.commit_log import CommitLog
@@ -77,8 +78,29 @@ class WriteSpeed:
 
 _UNQUEUED = 0x4  # set in prepared and rolled back transactions, which get no queue entry (spec store 5)
 
-Unit: TypeAlias = "tuple[ConsumeQueue | None, int, int, NewRecord | RecordCheck, int]"
-"""(queue, log_offset, size, record, stored_at_ms): what the dispatcher makes table entries of."""
+
+class PlacedBatch(NamedTuple):
+    """What tables need of a batch's records. `log_offsets`, `sizes`: of each."""
+
+    topic: str
+    sys_flag: int
+    log_offsets: list[int]
+    sizes: list[int]
+    tag_hashes: Sequence[int]
+    unique_keys: Sequence[str]
+    keys: Sequence[str]
+
+
+Unit: TypeAlias = "tuple[ConsumeQueue | None, int, int, NewRecord | RecordCheck | PlacedBatch, int]"
+"""(queue, log_offset, size, record, stored_at_ms): what the dispatcher makes table entries of. A batch is one
+unit, with the sizes of its records together.
+"""
+
+
+def count_records(units: Sequence[Unit]) -> int:
+    """How many records these are."""
+    batches = [unit[3] for unit in units if type(unit[3]) is PlacedBatch]
+    return len(units) - len(batches) + sum([len(batch.log_offsets) for batch in batches])
 
 
 class LogTail(Protocol):
@@ -208,7 +230,7 @@ class Appender:
     def _append_many(self, records: Sequence[NewRecord], on_done: OnDone) -> Appended:
         """A batch: one file, one store time, consecutive offsets, all or nothing (spec store 4.1)."""
         assert records, "an append needs a record"
-        now = max(self._clock.now_ms(), self.stored_at_ms)
+        now = self._next_time()
         first_offset, units, encoded, end = self._encode_many(records, now)
         total = end - self._position
         try:
@@ -229,6 +251,39 @@ class Appender:
         self._sends.append((end, on_done, records[0].wait_stored))
         self._schedule()
         return Appended(first_offset, [unit[1] for unit in units], end, now)
+
+    def append_batch(self, batch: NewBatch, on_done: OnDone) -> Appended:
+        """As `append`, for messages of one queue that are no transactions."""
+        if self._admission.refusal is not None:
+            self._refuse()
+        assert len(batch), "a batch has a message"
+        assert not batch.sys_flag & _UNQUEUED
+        queue = self._queues.get_or_create((batch.topic, batch.queue_id))
+        assert not queue.is_schedule
+        sizes = self._maker.plan_batch(batch)
+        total = sum(sizes)
+        if self._position + total > self._limit:
+            self._make_room(batch.records(), total)
+        elif total > self._options.message_bytes_max:
+            self._maker.check_size(batch.records(), total)
+        now = self._next_time()
+        first_offset, begin = queue.next_offset, self._position
+        log_offsets = list(accumulate(sizes[:-1], initial=begin))
+        self._buffers.append(self._maker.encode_batch(batch, sizes, log_offsets, first_offset, now))
+        placed = PlacedBatch(
+            batch.topic, batch.sys_flag, log_offsets, sizes, batch.tag_hashes, batch.unique_keys, batch.keys
+        )
+        self.stored_at_ms = now
+        queue.next_offset = first_offset + len(batch)
+        self._units.append((queue, begin, total, placed, now))
+        self._position = end = begin + total
+        self._sends.append((end, on_done, batch.wait_stored))
+        self._schedule()
+        return Appended(first_offset, log_offsets, end, now)
+
+    def _next_time(self) -> int:
+        """When what comes now is stored: not before what came before."""
+        return max(self._clock.now_ms(), self.stored_at_ms)
 
     def _encode_many(
         self, records: Sequence[NewRecord], now: int
@@ -351,6 +406,7 @@ class Appender:
 
 
 def _take_back_offsets(units: Sequence[Unit]) -> None:
-    for queue, *_ in units:
+    for unit in units:
+        queue = unit[0]
         if queue is not None:
-            queue.next_offset -= 1
+            queue.next_offset -= count_records((unit,))

@@ -24,7 +24,7 @@ from tandemmq.protocol.record_scan import RecordColumns
 from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, delivered_at_ms
 from tandemmq.runtime.ports import Buffer
 from tandemmq.store.admission import Admission
-from tandemmq.store.appender import Unit
+from tandemmq.store.appender import PlacedBatch, Unit, count_records
 from tandemmq.store.block_dispatch import BlockDispatch, KeySink
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queue import ConsumeQueue
@@ -128,19 +128,22 @@ class Dispatcher:
         self._finish(done, touched)
 
     def _put(self, units: list[Unit], touched: dict[ConsumeQueue, None]) -> None:
-        # A batch goes to one queue: its entries are put as a block. Single sends take turns: looking for runs
-        # would cost more than their entries.
+        # Records that were appended together mostly go to one queue: their entries are put as a block. Single
+        # sends take turns: looking for runs would cost more than their entries.
         if len(units) < _RUN_MIN or not units[0][0] is units[1][0] is units[_RUN_MIN - 1][0]:
             self._put_each(units, touched)
             return
         for queue, group in groupby(units, _queue_of):
             run = list(group)
-            if queue is None or queue.is_schedule or len(run) < _RUN_MIN:
+            has_batch = any(isinstance(unit[3], PlacedBatch) for unit in run)
+            if queue is None or queue.is_schedule or len(run) < _RUN_MIN or has_batch:
                 self._put_each(run, touched)
                 continue
             touched[queue] = None
             last = run[-1]
-            entries = b"".join([_pack(unit[1], unit[2], unit[3].tag_hash) for unit in run])
+            entries = b"".join(
+                [_pack(unit[1], unit[2], unit[3].tag_hash) for unit in run]  # type: ignore[union-attr]
+            )
             try:
                 queue.put_many(entries, last[1] + last[2])
             except OSError as error:
@@ -151,10 +154,14 @@ class Dispatcher:
             if queue is None:
                 continue
             touched[queue] = None
-            tag = record.tag_hash
-            if queue.is_schedule:
-                tag = self._due_at(record, tag, stored_at_ms)
             try:
+                if isinstance(record, PlacedBatch):
+                    entries = map(_pack, record.log_offsets, record.sizes, record.tag_hashes)
+                    queue.put_many(b"".join(entries), log_offset + size)
+                    continue
+                tag = record.tag_hash
+                if queue.is_schedule:
+                    tag = self._due_at(record, tag, stored_at_ms)
                 queue.put(log_offset, size, tag)
             except OSError as error:
                 self.block(queue, error)
@@ -167,7 +174,7 @@ class Dispatcher:
     def add_keys(self, units: list[Unit]) -> None:
         """Hand dispatched records to the key index."""
         if units:
-            self.dispatched_count += len(units)
+            self.dispatched_count += count_records(units)
             self.stored_at_ms = units[-1][4]
             if self._keys is not None:
                 self._keys.add(units)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime, timedelta
-from itertools import chain
 
 import numpy as np
 
 from tandemmq.protocol.hashes import java_hashes, key_hash
 from tandemmq.runtime.ports import Clock, Disk, TimerHandle
-from tandemmq.store.appender import Unit
+from tandemmq.store.appender import PlacedBatch, Unit, count_records
 from tandemmq.store.key_index import Ints, KeyIndex, fold_hashes
 from tandemmq.store.options import StoreOptions
 from tandemmq.store.paths import StorePaths
@@ -46,6 +45,7 @@ class KeyIndexes:
         self._unsynced: list[KeyIndex] = []
         self._syncing: KeyIndex | None = None  # its handle is in use off the loop
         self._pending: list[Unit] = []
+        self._pending_count = 0
         self._pending_bytes = 0
         self._timer: TimerHandle | None = None
         self.indexed_to = -1  # records up to this log offset are in the files already
@@ -132,8 +132,9 @@ class KeyIndexes:
         if units[0][1] <= self.indexed_to:
             units = [unit for unit in units if unit[1] >= self.indexed_to]
         self._pending += units
+        self._pending_count += count_records(units)
         self._pending_bytes += sum([unit[2] for unit in units])
-        if len(self._pending) >= PENDING_COUNT_MAX or self._pending_bytes >= PENDING_BYTES_MAX:
+        if self._pending_count >= PENDING_COUNT_MAX or self._pending_bytes >= PENDING_BYTES_MAX:
             self.build()
         elif self._timer is None and self._pending:
             self._timer = self._clock.call_later(BUILD_DELAY_S, self.build)
@@ -154,28 +155,37 @@ class KeyIndexes:
             self._timer = None
         units = self._pending
         self._pending = []
-        self._pending_bytes = 0
+        self._pending_count = self._pending_bytes = 0
         if self.is_broken or not units:
             return
         texts: list[str] = []
-        places: list[tuple[int, int]] = []
+        log_offsets: list[int] = []
+        times: list[int] = []
         for _queue, log_offset, _size, record, stored_at_ms in units:
             if record.sys_flag & _ROLLBACK == _ROLLBACK:
                 continue
+            if isinstance(record, PlacedBatch):
+                found, places = _keys_of(record)
+                texts += found
+                log_offsets += places
+                times += [stored_at_ms] * len(found)
+                continue
+            head = record.topic + "#"
             unique_key, keys = record.unique_key, record.keys
             if unique_key:
-                texts.append(f"{record.topic}#{unique_key}")
-                places.append((log_offset, stored_at_ms))
+                texts.append(head + unique_key)
+                log_offsets.append(log_offset)
+                times.append(stored_at_ms)
             if keys:
                 for key in keys.split(" "):
                     if key:
-                        texts.append(f"{record.topic}#{key}")
-                        places.append((log_offset, stored_at_ms))
-        if units[0][1] == self.indexed_to:
-            del texts[: self._indexed_key_count], places[: self._indexed_key_count]
-        if texts:
-            columns = np.fromiter(chain.from_iterable(places), np.int64, 2 * len(places)).reshape(-1, 2)
-            self._put(fold_hashes(java_hashes(texts)), columns[:, 0], columns[:, 1])
+                        texts.append(head + key)
+                        log_offsets.append(log_offset)
+                        times.append(stored_at_ms)
+        done = self._indexed_key_count if units[0][1] == self.indexed_to else 0
+        if len(texts) > done:
+            hashes = fold_hashes(java_hashes(texts[done:]))
+            self._put(hashes, np.array(log_offsets[done:]), np.array(times[done:]))
 
     def _put(self, hashes: Ints, log_offsets: Ints, stored_at_ms: Ints) -> None:
         done = 0
@@ -280,3 +290,17 @@ class KeyIndexes:
             self._timer = None
         for index in self._files:
             index.close()
+
+
+def _keys_of(batch: PlacedBatch) -> tuple[list[str], list[int]]:
+    """The keys of a batch as they are hashed, of one record the unique key first; where its record lies."""
+    head = batch.topic + "#"
+    if all(batch.unique_keys) and not any(batch.keys):
+        return [head + key for key in batch.unique_keys], batch.log_offsets
+    texts, places = [], []
+    for unique_key, keys, log_offset in zip(batch.unique_keys, batch.keys, batch.log_offsets, strict=True):
+        for key in (unique_key, *keys.split(" ")):
+            if key:
+                texts.append(head + key)
+                places.append(log_offset)
+    return texts, places

@@ -24,7 +24,7 @@ from tandemmq.errors import (
     ServiceNotAvailable,
     StoreError,
 )
-from tandemmq.protocol.record import NewRecord, RecordOutcome, check_record
+from tandemmq.protocol.record import NewBatch, NewRecord, RecordOutcome, check_record
 from tandemmq.protocol.record_scan import RecordColumns
 from tandemmq.replication.core.epochs import EPOCH_BEFORE_TERMS, EpochList
 from tandemmq.runtime.ports import Advice, Buffer, Clock, Disk
@@ -622,6 +622,10 @@ class MessageStore:
                  called.
         """
         return self._writers.appender.append(records, on_done)
+
+    def append_batch(self, batch: NewBatch, on_done: OnDone) -> Appended:
+        """As `append`, for messages of one queue that are no transactions."""
+        return self._writers.appender.append_batch(batch, on_done)
 
     def confirm(self, log_offset: int, on_done: OnDone) -> None:
         """`on_done(status)` is called once, when all that was appended so far is as safe as an append that

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandemmq.errors import LocalProtocolError, MessageIllegal
-from tandemmq.protocol.record import NewRecord, encode_record
+from tandemmq.protocol.record import NewBatch, NewRecord, batch_sizes, encode_batch_records, encode_record
 from tandemmq.store.options import StoreOptions
 
 BLANK_BYTES = 8
@@ -30,8 +30,7 @@ class RecordMaker:
         """The bytes of the record for its place."""
         properties = record.properties
         if properties.endswith(b"\0") or (len(properties) >= SECTOR_BYTES and ZERO_SECTOR in properties):
-            # No checksum covers them; recovery takes such properties for what a power cut left.
-            raise MessageIllegal(f"the properties end in a zero byte, or hold {SECTOR_BYTES} in a row")
+            raise _refuse_torn()
         try:
             return encode_record(
                 record,
@@ -42,6 +41,33 @@ class RecordMaker:
             )
         except LocalProtocolError as error:
             raise MessageIllegal(str(error)) from None
+
+    def plan_batch(self, batch: NewBatch) -> list[int]:
+        """What each record of a batch will take."""
+        if b"\0" in b"".join(batch.properties) and any(map(_seems_torn, batch.properties)):
+            raise _refuse_torn()
+        try:
+            return batch_sizes(batch, len(self.store_host))
+        except LocalProtocolError as error:
+            raise MessageIllegal(str(error)) from None
+
+    def encode_batch(
+        self,
+        batch: NewBatch,
+        sizes: Sequence[int],
+        log_offsets: Sequence[int],
+        queue_offset: int,
+        stored_at_ms: int,
+    ) -> bytes:
+        """The bytes of the records of a batch that was planned, for their places."""
+        return encode_batch_records(
+            batch,
+            sizes,
+            log_offsets,
+            queue_offset=queue_offset,
+            stored_at_ms=stored_at_ms,
+            store_host=self.store_host,
+        )
 
     def check_size(self, records: Sequence[NewRecord], total: int) -> None:
         """Nothing, when records that take `total` bytes are within all limits."""
@@ -56,3 +82,12 @@ class RecordMaker:
             raise MessageIllegal(
                 f"{total} bytes never fit into a file of {options.commit_log_file_bytes} bytes"
             )
+
+
+def _seems_torn(properties: bytes) -> bool:
+    return properties.endswith(b"\0") or ZERO_SECTOR in properties
+
+
+def _refuse_torn() -> MessageIllegal:
+    """No checksum covers them; recovery takes such properties for what a power cut left."""
+    return MessageIllegal(f"the properties end in a zero byte, or hold {SECTOR_BYTES} in a row")

@@ -31,7 +31,7 @@ def _make(*properties: bytes) -> list[NewRecord] | None:
     """None when the batch is refused."""
     body = encode_batch([(n, b"body%d" % n, one) for n, one in enumerate(properties)])
     try:
-        return make_batch(body, HEADER, TARGET, 3, born_host=b"12345678", body_bytes_max=1 << 20)
+        return make_batch(body, HEADER, TARGET, 3, born_host=b"12345678", body_bytes_max=1 << 20).records()
     except MessageIllegal:
         return None
 

@@ -7,6 +7,7 @@ import struct
 import pytest
 from store_rig import ROOT, Rig, bodies, record, stored
 
+from sim.workload import as_batch
 from tandemmq.errors import Busy, MessageIllegal, ServiceNotAvailable
 from tandemmq.store import BrokerRole, PutStatus
 
@@ -181,6 +182,57 @@ async def test_a_long_batch_leaves_the_files_that_its_messages_leave_alone() -> 
         paths = ["commitlog", "consumequeue/T/0", "consumequeue/T/1", "consumequeue/SCHEDULE_TOPIC_XXXX/1"]
         contents.append([rig.disk.read_bytes(ROOT / path / ("0" * 20)) for path in paths])
     assert contents[0] == contents[1]
+
+
+async def test_a_batch_as_one_block_leaves_the_files_that_its_messages_leave() -> None:
+    messages = [
+        record(b"%d" % n, tags=f"t{n}", keys="a b" * (n % 2), unique_key=f"U{n:03}" * (n % 3))
+        for n in range(12)
+    ]
+    contents = []
+    for is_block in (True, False):
+        rig = Rig()
+        store = await rig.open(commit_log_file_bytes=1 << 16)
+        statuses: list[PutStatus] = []
+        rig.put(store, record(b"before"))
+        store.append([record(b"staged")], statuses.append)
+        if is_block:
+            batch = as_batch(messages)
+            assert batch is not None
+            placed = store.append_batch(batch, statuses.append)
+            assert (placed.queue_offset, len(placed.log_offsets)) == (2, 12)
+        else:
+            store.append(messages, statuses.append)
+        store.append([record(b"behind")], statuses.append)
+        rig.clock.run_soon()
+        assert statuses == [PutStatus.PUT_OK] * 3
+        assert (store.queue_max("T", 0), store.queue_next("T", 0)) == (15, 15)
+        await store.close()
+        files = [ROOT / path for path in ("commitlog", "consumequeue/T/0", "index")]
+        contents.append([rig.disk.read_bytes(path / name) for path in files for name in rig.disk.list(path)])
+    assert contents[0] == contents[1]
+
+
+async def test_a_batch_as_one_block_is_all_or_nothing() -> None:
+    rig = Rig()
+    store = await rig.open(commit_log_file_bytes=1024)
+    bad = as_batch([record(b"good"), record(b"bad", properties={"n": "\0"})])
+    assert bad is not None
+    bad.properties[1] = bad.properties[1][:-1]
+    with pytest.raises(MessageIllegal, match="zero byte"):
+        store.append_batch(bad, pytest.fail)
+    long = as_batch([record(b"x" * 600), record(b"y" * 600)])
+    assert long is not None
+    with pytest.raises(MessageIllegal, match="never fit"):
+        store.append_batch(long, pytest.fail)
+    rig.put(store, record(b"x" * 500))
+    good = as_batch([record(b"1" * 100), record(b"2" * 100), record(b"3" * 100)])
+    assert good is not None
+    placed = store.append_batch(good, lambda _: None)
+    rig.clock.run_soon()
+    assert placed.log_offsets[0] == 1024
+    assert [stored(store, offset).queue_offset for offset in placed.log_offsets] == [1, 2, 3]
+    await store.close()
 
 
 async def test_a_bad_record_in_a_batch_takes_the_whole_batch_back() -> None:

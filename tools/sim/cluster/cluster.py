@@ -326,9 +326,7 @@ class Cluster:
         for slave in self.slaves:
             theirs = checkers.check_queues(self.world, self.ledger, slave)
             for place, held in theirs.items():
-                ours = queues.get(
-                    place, []
-                )  # one of them may not know a queue that is empty
+                ours = queues.get(place, [])  # one of them may not know a queue that is empty
                 if held != ours[len(ours) - len(held) :]:
                     self.world.findings.broken.append(f"{slave.life} has another queue {place}")
         for worker in self.workers:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from tandemmq.broker.send.assembly import find_value
 from tandemmq.broker.send.targets import SendHeader, SendTarget
 from tandemmq.errors import MessageIllegal
-from tandemmq.protocol.batch import split_batch
+from tandemmq.protocol.batch import split_columns
 from tandemmq.protocol.command import Buffer
 from tandemmq.protocol.properties import find_property, remove_property
-from tandemmq.protocol.record import NewRecord, tag_hash_of
+from tandemmq.protocol.record import NewBatch, tag_hash_of
 from tandemmq.protocol.sys_flag import INNER_BATCH, TRANSACTION_MASK
 from tandemmq.protocol.topic_names import TOPIC_CHARS_MAX
 
@@ -37,8 +37,8 @@ def make_batch(
     *,
     born_host: bytes,
     body_bytes_max: int,
-) -> list[NewRecord]:
-    """The records of a batch, in order; a record without UNIQ_KEY has an empty `unique_key`.
+) -> NewBatch:
+    """The records of a batch, in order; one without UNIQ_KEY has an empty unique key.
 
     Raises:  MessageIllegal naming what a batch may not be.
     """
@@ -58,53 +58,52 @@ def make_batch(
             f"the batch has {len(body)} bytes, at most {body_bytes_max} are allowed (maxMessageSize)"
         )
     wait_stored = find_value(header.properties or "", "WAIT\x01").lower() != "false"
-    records = []
+    flags, bodies, properties = split_columns(body)
+    if not all(bodies):
+        index = next(index for index, one in enumerate(bodies) if not one)
+        raise MessageIllegal(f"message {index} of the batch has no body: at least one byte is needed")
+    tag_hashes: list[int] = []
+    keys: list[str] = []
+    unique_keys: list[bytes] = []
     # Messages of one batch mostly differ in their unique key only: the rest is looked at once.
     known: dict[bytes, tuple[int, str]] = {}
-    for index, item in enumerate(split_batch(body)):
-        if not item.body:
-            raise MessageIllegal(f"message {index} of the batch has no body: at least one byte is needed")
-        properties = item.properties
-        unique_key, rest = _part_unique_key(properties)
+    for index, text in enumerate(properties):
+        unique_key, rest = _part_unique_key(text)
         found = known.get(rest)
         if found is None:
-            cleaned = _clean(properties, index)
-            keys = find_property(cleaned, b"KEYS")
-            found = tag_hash_of(cleaned), "" if keys is None else str(keys, "utf-8", "replace")
-            if cleaned is properties:
+            cleaned = properties[index] = _clean(text, index)
+            found = tag_hash_of(cleaned), str(find_property(cleaned, b"KEYS") or b"", "utf-8", "replace")
+            if cleaned is text:
                 known[rest] = found
-            properties = cleaned
-        tag_hash, key_text = found
-        records.append(
-            NewRecord(
-                topic=topic,
-                queue_id=queue_id,
-                body=item.body,
-                properties=properties,
-                born_at_ms=header.born_at_ms,
-                born_host=born_host,
-                tag_hash=tag_hash,
-                flag=item.flag,
-                sys_flag=header.sys_flag | target.sys_flag,
-                retry_count=header.retry_count or 0,
-                keys=key_text,
-                unique_key=unique_key,
-                wait_stored=wait_stored,
-            )
-        )
-    return records
+        tag_hashes.append(found[0])
+        keys.append(found[1])
+        unique_keys.append(unique_key)
+    return NewBatch(
+        topic=topic,
+        queue_id=queue_id,
+        bodies=bodies,
+        properties=properties,
+        born_at_ms=header.born_at_ms,
+        born_host=born_host,
+        tag_hashes=tag_hashes,
+        flags=flags,
+        sys_flag=header.sys_flag | target.sys_flag,
+        retry_count=header.retry_count or 0,
+        keys=keys,
+        unique_keys=str(b"\x02".join(unique_keys), "utf-8", "replace").split("\x02"),
+        wait_stored=wait_stored,
+    )
 
 
-def _part_unique_key(properties: bytes) -> tuple[str, bytes]:
-    """The unique key, "" without one, and the properties without that pair."""
+def _part_unique_key(properties: bytes) -> tuple[bytes, bytes]:
+    """The unique key, empty without one, and the properties without that pair."""
     start = properties.rfind(_UNIQUE_MARK)
     if start == 0 or (start > 0 and properties[start - 1] == 2):
         begin = start + len(_UNIQUE_MARK)
         end = properties.find(b"\x02", begin)
         if end > begin:
-            return str(properties[begin:end], "utf-8", "replace"), properties[:start] + properties[end:]
-    unique_key = find_property(properties, b"UNIQ_KEY")
-    return "" if unique_key is None else str(unique_key, "utf-8", "replace"), properties
+            return properties[begin:end], properties[:start] + properties[end:]
+    return find_property(properties, b"UNIQ_KEY") or b"", properties
 
 
 def _clean(properties: bytes, index: int) -> bytes:

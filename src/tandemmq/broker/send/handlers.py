@@ -38,7 +38,8 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.exactly_once import CLAIM_PROPERTY
 from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.message_id import UniqueKeys, encode_host
-from tandemmq.protocol.record import NewRecord
+from tandemmq.protocol.properties import append_property
+from tandemmq.protocol.record import NewBatch, NewRecord
 from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock, Random
@@ -113,7 +114,7 @@ class SendHandlers:
             self._send_unusual(channel, command, header, target, queue_id)
         else:
             record = self.make_record(channel, command, header, target, queue_id, text)
-            self._append(channel, command, [record], queue_id, record.unique_key)
+            self._append(channel, command, record, queue_id)
 
     def _go_on(self, channel: Channel, command: Command, handle: Handle, error: OSError | None) -> None:
         """Handle a send that waited for its new topic to be written."""
@@ -163,18 +164,16 @@ class SendHandlers:
             wait_stored="WAIT\x01f" not in text or find_value(text, "WAIT\x01").lower() != "false",
         )
 
-    def _append(
-        self, channel: Channel, command: Command, records: list[NewRecord], queue_id: int, unique_key: str
-    ) -> None:
+    def _append(self, channel: Channel, command: Command, record: NewRecord, queue_id: int) -> None:
         if command.flag & FLAG_ONEWAY:
-            self._store.append(records, ignore_outcome)
+            self._store.append((record,), ignore_outcome)
         else:
             reply = SendReply(
-                self._form, channel, command.opaque, command.serialize_type, queue_id, unique_key
+                self._form, channel, command.opaque, command.serialize_type, queue_id, record.unique_key
             )
-            reply.appended = self._store.append(records, reply.done)
+            reply.appended = self._store.append((record,), reply.done)
         stats = self._stats
-        stats.put_count += len(records)
+        stats.put_count += 1
         stats.put_bytes += len(command.body)
 
     def _admit(self, channel: Channel, header: SendHeader) -> SendTarget:
@@ -246,7 +245,7 @@ class SendHandlers:
                 raise MessageIllegal("a numbered send is neither transactional nor a retry")
             self._append_once(channel, command, target.topic, [record], queue_id, claim_text)
         else:
-            self._append(channel, command, [record], queue_id, record.unique_key)
+            self._append(channel, command, record, queue_id)
 
     def _append_once(
         self,
@@ -292,7 +291,7 @@ class SendHandlers:
     def _send_batch(
         self, channel: Channel, command: Command, header: SendHeader, target: SendTarget, queue_id: int
     ) -> None:
-        records = make_batch(
+        batch = make_batch(
             command.body,
             header,
             target,
@@ -300,17 +299,31 @@ class SendHandlers:
             born_host=encode_host(*channel.peer),
             body_bytes_max=self._store.options.message_bytes_max,
         )
-        for record in records:
-            if not record.unique_key:
-                record.unique_key = self._unique_keys.next(self._clock.now_ms())
-                pair = with_pair("", names.UNIQ_KEY, record.unique_key).encode()
-                record.properties += pair if record.properties[-1:] in (b"", b"\x02") else b"\x02" + pair
-        text = header.properties
-        if text and _CLAIM_MARK in text:
+        if not all(batch.unique_keys):
+            self._complete(batch)
+        text = header.properties or ""
+        if _CLAIM_MARK in text:
             claim_text = find_value(text, _CLAIM_MARK)
-            self._append_once(channel, command, target.topic, records, queue_id, claim_text)
+            self._append_once(channel, command, target.topic, batch.records(), queue_id, claim_text)
             return
-        self._append(channel, command, records, queue_id, find_value(text or "", UNIQ_KEY_MARK))
+        if command.flag & FLAG_ONEWAY:
+            self._store.append_batch(batch, ignore_outcome)
+        else:
+            unique_key = find_value(text, UNIQ_KEY_MARK)
+            reply = SendReply(
+                self._form, channel, command.opaque, command.serialize_type, queue_id, unique_key
+            )
+            reply.appended = self._store.append_batch(batch, reply.done)
+        self._stats.put_count += len(batch)
+        self._stats.put_bytes += len(command.body)
+
+    def _complete(self, batch: NewBatch) -> None:
+        """Give each message of a batch a unique key that has none."""
+        for index, key in enumerate(batch.unique_keys):
+            if not key:
+                key = batch.unique_keys[index] = self._unique_keys.next(self._clock.now_ms())
+                properties = batch.properties[index]
+                batch.properties[index] = append_property(properties, names.UNIQ_KEY, key)
 
     def _refuse(self, command: Command, error: RequestRejected) -> Command:
         self._stats.note_send_refusal(error.code)

@@ -9,6 +9,7 @@ Source: spec semantics 5.1 and 5.2, spec remoting 9.2, spec store 4.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii as quote
 
 import msgspec
@@ -89,8 +90,10 @@ class ReplyForm:
             f'"language":"{_LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{OUR_VERSION}}}'
         ).encode("ascii")
 
-    def message_id(self, log_offset: int) -> str:
-        return f"{self.host_hex}{log_offset:016X}"
+    def message_ids(self, log_offsets: Sequence[int]) -> str:
+        """Of all records of a send, joined by commas."""
+        form = f"{self.host_hex}%016X"
+        return ",".join([form] * len(log_offsets)) % tuple(log_offsets)
 
 
 class SendReply(msgspec.Struct, gc=False):
@@ -141,7 +144,7 @@ class SendReply(msgspec.Struct, gc=False):
     def _header(self) -> SendResponse:
         form, appended = self.form, self.appended
         return SendResponse(
-            message_id=",".join([form.message_id(offset) for offset in appended.log_offsets]),
+            message_id=form.message_ids(appended.log_offsets),
             queue_id=self.queue_id,
             queue_offset=appended.queue_offset,
             transaction_id=self.unique_key or None,

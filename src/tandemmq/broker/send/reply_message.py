@@ -132,7 +132,7 @@ class ReplyHandlers:
         except RequestRejected:
             self._answer(channel, command, record, fault, None)
         else:
-            place.append((self._form.message_id(appended.log_offsets[0]), appended.queue_offset))
+            place.append((self._form.message_ids(appended.log_offsets), appended.queue_offset))
 
     def _answer(
         self,
