@@ -416,8 +416,8 @@ _REPLICATION: Final = (
     Plant(
         name="readers pass over an entry whose record is being looked for",
         path="store/reader.py",
-        sound="if is_lost and self._on_doubt(queue, batch.next_offset) and waits:",
-        bug="if is_lost and self._on_doubt(queue, batch.next_offset) and not waits:",
+        sound="if is_lost and self._on_doubt(queue, next_offset) and waits:",
+        bug="if is_lost and self._on_doubt(queue, next_offset) and not waits:",
         proofs=("unit/store/test_scrub.py",),
     ),
     Plant(

@@ -56,14 +56,15 @@ def warm(file: File, warmth: Warmth) -> None:
 
 
 class Window:
-    """Looks at many places of a log, most of which are in the file of the one before."""
+    """Looks at many places of a log, most of which are in the file of the one before, and in its block."""
 
-    __slots__ = ("_base", "_log", "_segment", "_stop", "_whole")
+    __slots__ = ("_base", "_block", "_log", "_segment", "_stop", "_whole")
 
     def __init__(self, log: CommitLog) -> None:
         self._log = log
         self._segment: Segment | None = None
         self._base = self._stop = 0
+        self._block = -1
         self._whole = memoryview(b"")
 
     def view(self, begin: int, end: int) -> memoryview:
@@ -75,10 +76,15 @@ class Window:
             segment = self._segment = log.log.find(begin)
             assert segment is not None, begin
             self._base, self._stop, self._whole = segment.base, min(segment.end, log.end), segment.view()
-        end = min(end, self._stop)
-        assert self._segment is not None
-        self._log.touch(self._segment, begin, end)
-        return self._whole[begin - self._base : end - self._base]
+        if end > self._stop:
+            end = self._stop
+        last_block = (end - 1) >> BLOCK_SHIFT
+        if last_block != self._block or begin >> BLOCK_SHIFT != last_block:
+            assert self._segment is not None
+            self._log.touch(self._segment, begin, end)
+            self._block = last_block
+        base = self._base
+        return self._whole[begin - base : end - base]
 
 
 class CommitLog:

@@ -249,57 +249,60 @@ class Reader:
         damaged = self._log.damaged or None
         near = log_end - self._memory_window_bytes
         bytes_max = max(min(bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
+        near_count_max = min(count_max, options.transfer_count_in_memory_max)
+        near_bytes_max = min(bytes_max, options.transfer_bytes_in_memory_max)
+        far_count_max = min(count_max, options.transfer_count_on_disk_max)
+        far_bytes_max = min(bytes_max, options.transfer_bytes_on_disk_max)
+        # Of a tag only 32 bits count.
+        wanted = None if tag_hashes is None else {tag & 0xFFFFFFFF for tag in tag_hashes}
         batch = _Batch(offset)
         window = Window(self._log)
         open_range: list[int] | None = None
-        last_begin = last_offset = 0
+        last_begin = last_offset = last_log_offset = 0
+        count = size_bytes = 0
         limit = log_end if limit is None else limit
+        next_offset = offset
         for log_offset, size, tag in self._walk(queue, offset, count_max, until):
             is_lost = not 0 <= log_offset < log_offset + size <= log_end and size != FILLER_SIZE
-            if is_lost or (lost and batch.next_offset in lost):
-                if is_lost and self._on_doubt(queue, batch.next_offset) and waits:
+            if is_lost or (lost and next_offset in lost):
+                if is_lost and self._on_doubt(queue, next_offset) and waits:
                     break
-                batch.next_offset += 1
-                batch.was_removing |= not batch.count
+                next_offset += 1
+                batch.was_removing |= not count
                 continue
             if log_offset >= limit:
                 break
-            is_near = log_offset >= near
-            if batch.count and (
-                batch.count >= count_max
-                or batch.bytes + size > bytes_max
-                or batch.bytes + size
-                > (options.transfer_bytes_in_memory_max if is_near else options.transfer_bytes_on_disk_max)
-                or batch.count
-                >= (options.transfer_count_in_memory_max if is_near else options.transfer_count_on_disk_max)
-            ):
-                break
-            if batch.bytes >= bytes_max:
-                break
-            batch.last_log_offset = log_offset
-            batch.next_offset += 1
-            if tag_hashes is not None and (tag & 0xFFFFFFFF ^ 0x80000000) - 0x80000000 not in tag_hashes:
+            if count:
+                if log_offset >= near:
+                    is_full = count >= near_count_max or size_bytes + size > near_bytes_max
+                else:
+                    is_full = count >= far_count_max or size_bytes + size > far_bytes_max
+                if is_full:
+                    break
+            last_log_offset = log_offset
+            next_offset += 1
+            if wanted is not None and tag & 0xFFFFFFFF not in wanted:
                 continue
             if size == FILLER_SIZE or log_offset < log_begin:
-                batch.was_removing |= not batch.count
+                batch.was_removing |= not count
                 continue
             if damaged is not None and damaged.find(log_offset, log_offset + size) is not None:
-                batch.was_removing |= not batch.count
+                batch.was_removing |= not count
                 continue
             if record_filter is not None:
                 if asked == record_filter.count_max:
-                    batch.next_offset -= 1
+                    next_offset -= 1
                     break
                 asked += 1
                 view = window.view(log_offset, log_offset + size)
-                wrong = _wrong(queue, batch.next_offset - 1, log_offset, size, view)
+                wrong = _wrong(queue, next_offset - 1, log_offset, size, view)
                 if wrong is not None and not (wrong.is_record and wrong.queue_offset in kept):
                     batch.wrong = wrong
                     break
                 if not record_filter.matches(view):
                     batch.rejected_bytes += size
                     continue
-            queue_offset = batch.next_offset - 1
+            queue_offset = next_offset - 1
             if open_range is not None and open_range[1] == log_offset and log_offset % segment_bytes:
                 open_range[1] = log_offset + size
             else:
@@ -308,11 +311,13 @@ class Reader:
                 open_range = [log_offset, log_offset + size, queue_offset, log_offset, queue_offset]
                 batch.ranges.append(open_range)
             last_begin, last_offset = log_offset, queue_offset
-            batch.count += 1
-            batch.bytes += size
+            count += 1
+            size_bytes += size
         if open_range is not None:
             open_range[3], open_range[4] = last_begin, last_offset
-        return batch if batch.next_offset > offset else None
+        batch.next_offset, batch.last_log_offset = next_offset, last_log_offset
+        batch.count, batch.bytes = count, size_bytes
+        return batch if next_offset > offset else None
 
     def _collect_bulk(
         self,
