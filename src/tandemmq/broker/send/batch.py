@@ -7,6 +7,8 @@ Source: spec store 4.1, spec remoting 12.6, spec semantics 5 (row 8).
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from tandemmq.broker.send.assembly import find_value
 from tandemmq.broker.send.targets import SendHeader, SendTarget
 from tandemmq.errors import MessageIllegal
@@ -27,6 +29,8 @@ _REFUSED_NAMES = (
 )
 _REMOVED_NAMES = (b"POP_CK", b"__CRC32#")
 _UNIQUE_MARK = b"UNIQ_KEY\x01"
+_KNOWN_BYTES_MAX = 256
+"""Longer properties are not kept."""
 
 
 def make_batch(
@@ -65,16 +69,13 @@ def make_batch(
     tag_hashes: list[int] = []
     keys: list[str] = []
     unique_keys: list[bytes] = []
-    # Messages of one batch mostly differ in their unique key only: the rest is looked at once.
-    known: dict[bytes, tuple[int, str]] = {}
+    # Many messages differ in their unique key only: the rest is looked at once.
     for index, text in enumerate(properties):
         unique_key, rest = _part_unique_key(text)
-        found = known.get(rest)
+        found = _read_plain(rest) if len(rest) <= _KNOWN_BYTES_MAX else None
         if found is None:
-            cleaned = properties[index] = _clean(text, index)
-            found = tag_hash_of(cleaned), str(find_property(cleaned, b"KEYS") or b"", "utf-8", "replace")
-            if cleaned is text:
-                known[rest] = found
+            text = properties[index] = _clean(text, index)
+            found = _read(text)
         tag_hashes.append(found[0])
         keys.append(found[1])
         unique_keys.append(unique_key)
@@ -104,6 +105,19 @@ def _part_unique_key(properties: bytes) -> tuple[bytes, bytes]:
         if end > begin:
             return properties[begin:end], properties[:start] + properties[end:]
     return find_property(properties, b"UNIQ_KEY") or b"", properties
+
+
+@lru_cache(maxsize=1024)
+def _read_plain(properties: bytes) -> tuple[int, str] | None:
+    """As `_read`; None if there may be something that has to be refused or removed."""
+    if any(name in properties for name in (*_REFUSED_NAMES, *_REMOVED_NAMES)):
+        return None
+    return _read(properties)
+
+
+def _read(properties: bytes) -> tuple[int, str]:
+    """The hash of the tags, and the keys."""
+    return tag_hash_of(properties), str(find_property(properties, b"KEYS") or b"", "utf-8", "replace")
 
 
 def _clean(properties: bytes, index: int) -> bytes:
