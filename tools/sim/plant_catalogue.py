@@ -908,6 +908,13 @@ _CLIENT: Final = (
         proofs=("unit/client/test_moved_offsets.py", "unit/client/test_consumer.py"),
     ),
     Plant(
+        name="a pull for the tags of before goes on at its broker",
+        path="client/consumer/assignment.py",
+        sound="self._stale.add(queue)",
+        bug="self._stale.discard(queue)",
+        proofs=("unit/client/test_consumer.py",),
+    ),
+    Plant(
         name="a pull that was held through a pause is taken over",
         path="client/consumer/queue_reader.py",
         sound="if self._is_paused and pulled.body:",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from client_fakes import FakeBroker, FakeCluster, running_cluster
 
+from tandemmq.api.broker_consume import Progress
 from tandemmq.client import (
     ClientOptions,
     Consumer,
@@ -20,6 +21,7 @@ from tandemmq.client import (
     StartFrom,
     allocate_by_circle,
 )
+from tandemmq.client.consumer.offsets import find_start_offset
 from tandemmq.errors import (
     BadRequest,
     ClientError,
@@ -567,6 +569,42 @@ async def test_another_strategy_shares_the_queues():
         await until(lambda: shares() == [[0, 2], [1, 3]])
     with pytest.raises(ConfigError, match="allocate"):
         options(allocate="AVG")
+
+
+async def test_other_tags_are_wanted_from_now_on():
+    """A pull that the broker holds for the old tags would pass over messages with the new ones."""
+    async with (
+        running_cluster(T=1) as cluster,
+        consumer_of(cluster, tags="a", suspend_s=PATIENCE_S, rebalance_s=60) as consumer,
+    ):
+        await until(lambda: cluster[0].held_count)
+        consumer.subscribe("T", "b")
+        cluster[0].put("T", 0, b"new", encode_properties({"TAGS": "b"}))
+        assert bodies(await take(consumer, 1)) == [b"new"]
+        await until(lambda: cluster[0].held_count)
+        asked = len(cluster[0].pulls)
+        consumer.subscribe("T", "a")
+        await until(lambda: any(pull.subscription == "a" for pull in cluster[0].pulls[asked:]))
+
+
+async def test_a_topic_that_is_left_while_it_is_taken_over(monkeypatch: pytest.MonkeyPatch):
+    """The application may change its mind between any two steps of ours."""
+    async with running_cluster(T=1, U=2) as cluster, consumer_of(cluster) as consumer:
+        found = asyncio.Event()
+
+        async def find(*args: Any) -> Progress:
+            consumer.unsubscribe("U")
+            start = await find_start_offset(*args)
+            found.set()
+            return start
+
+        monkeypatch.setattr("tandemmq.client.consumer.assignment.find_start_offset", find)
+        consumer.subscribe("U")
+        await found.wait()
+        for body in (b"goes", b"on"):
+            cluster[0].put("T", 0, body)
+            assert bodies(await take(consumer, 1)) == [body]
+        assert {queue.topic for queue in consumer.assigned} == {"T"}
 
 
 async def test_what_comes_after_a_pause_waits_until_reading_goes_on():

@@ -144,6 +144,8 @@ class Assignment:
         self._paused: set[MessageQueue] = set()
         self._is_paused = False
         self._fixed: dict[str, set[MessageQueue]] = {}
+        self._stale: set[MessageQueue] = set()
+        """Queues whose pull, which a broker may hold for long, asks for what is not wanted any more."""
 
     # What the consumer says
 
@@ -153,7 +155,8 @@ class Assignment:
         self._seams.instance.routes.want(subscription.topic)
         for queue, reader in self.readers.items():
             if queue.topic == subscription.topic:
-                reader.subscription = subscription
+                reader.subscribe(subscription)
+                self._stale.add(queue)
         self.rebalance_soon()
 
     def assign(self, queues: Iterable[MessageQueue], subscriptions: Collection[Subscription]) -> None:
@@ -230,6 +233,8 @@ class Assignment:
     async def rebalance(self) -> bool:
         """Hold exactly our share of each topic; False when that could not be done for all of them."""
         is_balanced = True
+        while self._stale:
+            await self._pull_anew(self._stale.pop())
         for topic in {queue.topic for queue in self.readers} - self._subscriptions.keys():
             await self._give_up([queue for queue in self.readers if queue.topic == topic])
         for topic in sorted(self._subscriptions):
@@ -269,7 +274,7 @@ class Assignment:
         await self._give_up(leaving)
         gained = await self._lock(change.gained)
         for queue in gained:
-            await self._take_over(queue, self._subscriptions[topic])
+            await self._take_over(queue)
         return len(leaving) == len(change.lost) and len(gained) == len(change.gained)
 
     async def _member_ids(self, view: RouteView) -> tuple[str, ...]:
@@ -294,10 +299,15 @@ class Assignment:
             raise last
         return ()
 
-    async def _take_over(self, queue: MessageQueue, subscription: Subscription) -> None:
+    async def _take_over(self, queue: MessageQueue) -> None:
         instance = self._seams.instance
         avoided = self._seams.faulty.avoided(instance.clock.monotonic())
         start = await find_start_offset(queue, self._offsets, instance, self._seams.options, avoided)
+        subscription = self._subscriptions.get(queue.topic)
+        if subscription is None:  # the application has left the topic meanwhile
+            if self._locks is not None:
+                await self._locks.unlock([queue])
+            return
         reader = QueueReader(queue, subscription, start, self._seams)
         if reader.gate is not None:
             reader.gate.note_locked()
@@ -325,9 +335,14 @@ class Assignment:
 
         Raises:  ClientError when the queue is not ours now.
         """
-        reader = self.require(queue)
-        reader.move_to(offset)
-        task = self._pull_tasks[queue]
+        self.require(queue).move_to(offset)
+        await self._pull_anew(queue)
+
+    async def _pull_anew(self, queue: MessageQueue) -> None:
+        """Give the pull of a queue up, which may be held, and ask again if the queue is still ours."""
+        reader, task = self.readers.get(queue), self._pull_tasks.get(queue)
+        if reader is None or task is None:
+            return
         task.cancel()
         await asyncio.wait([task])
         if self.readers.get(queue) is reader and self._pull_tasks[queue] is task:

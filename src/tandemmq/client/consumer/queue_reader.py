@@ -117,6 +117,11 @@ class QueueReader:
         self._seen = seen
         self.in_flight = InFlight(offset)
 
+    def subscribe(self, subscription: Subscription) -> None:
+        """Other messages are wanted from now on: what is under way may have passed over some of them."""
+        self.subscription = subscription
+        self._generation += 1
+
     def set_paused(self, is_paused: bool) -> None:
         """Whether to take nothing more; what has arrived comes."""
         self._is_paused = is_paused
