@@ -366,6 +366,7 @@ def test_our_own_commands(subject: Subject) -> None:
     assert any(client.startswith("JAVA%V5") for client in figures["runtimeVersion"]["clientInfo"])
     assert [row["failed"] for row in rows("clusterRT -a 2 -s 16 -i 0")] == [0]
     assert words["group"] in {row["group"] for row in rows("startMonitoring -i 0")}
+    assert words["group"] in {row["group"] for row in rows("consumerProgress")}
     [message] = rows("queryMsgById -t {topic} -i {id}")
     assert message["unique_key"] == words["unique"]
     until_blocking(lambda: subject.run("queryMsgTraceById -i {unique}"), "the trace is found")

@@ -443,8 +443,8 @@ async def show_trace(
     """Who sent the message, who handled it, and how its transaction ended. Exit code 1 without a record."""
     try:
         found = await _find_by_key(tools, trace_topic, unique_key, count_max, times)
-    except TopicNotFound as error:
-        raise TopicNotFound(f"{error}: no client has traced a message to it") from None
+    except TopicNotFound:
+        raise TopicNotFound(f"no client has traced a message: there is no topic {trace_topic!r}") from None
     sends = Table("sends", ("group", "client", "topic", "kind", "sent_at", "took_ms", "ok", "broker"))
     columns = ("group", "client", "begun_at", "ended_at", "took_ms", "retries", "ok", "outcome")
     handlings = Table("handlings", columns)
