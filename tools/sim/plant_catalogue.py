@@ -329,6 +329,20 @@ _REPLICATION: Final = (
         proofs=("property/test_replication_counting.py",),
     ),
     Plant(
+        name="two replicas hold the same for a moment while their ids change",
+        path="replication/shell/master.py",
+        sound="less = LogRange(max(held.start, before.start), min(held.end, before.end))",
+        bug="less = before",
+        proofs=("unit/replication/test_replica_directory.py",),
+    ),
+    Plant(
+        name="readers are sent to a copy that begins behind what they want",
+        path="replication/shell/master.py",
+        sound="            and self._directory.start(replica) <= held.start\n",
+        bug="",
+        proofs=("unit/replication/test_replica_directory.py",),
+    ),
+    Plant(
         name="a late start is forgotten",
         path="replication/core/replicas.py",
         sound="return self._late_hosts.get(connection.host, self._start_of_others)",
@@ -934,6 +948,27 @@ _CLIENT: Final = (
         sound="if self._out or self._pause is not None or not self._backlog",
         bug="if self._pause is not None or not self._backlog",
         proofs=("unit/client/test_orderly_gate.py", "scenario/test_client_orderly.py"),
+    ),
+    Plant(
+        name="an attempt that was given up decides a send",
+        path="client/producer/sender.py",
+        sound="if attempt is None or attempt[0] != number:",
+        bug="if attempt is None:",
+        proofs=("unit/client/test_producer.py",),
+    ),
+    Plant(
+        name="the timer of a full batch sends it again",
+        path="client/producer/outbox.py",
+        sound="if self._open.get(key) is not batch:",
+        bug="if self._open.get(key) is None:",
+        proofs=("unit/client/test_producer.py",),
+    ),
+    Plant(
+        name="an acknowledgement from before a move finishes another message",
+        path="client/consumer/queue_reader.py",
+        sound="        if self.in_flight.is_other(queue_offset, message):\n            return\n",
+        bug="",
+        proofs=("unit/client/test_moved_offsets.py",),
     ),
     Plant(
         name="a producer gives up one attempt early",

@@ -114,3 +114,26 @@ async def test_what_was_passed_over_is_shown_as_seen():
             shown = cluster[0].pulls[-1].seen_record()
             assert shown is not None
             assert shown.queue_offset == 2
+
+
+async def test_what_was_got_before_a_move_finishes_no_other_message():
+    """Where it lay there is another one now, which nobody has looked at."""
+    async with running_cluster(T=1) as cluster:
+        for number in range(3):
+            cluster[0].put("T", 0, b"%d" % number)
+        consumer = Consumer("g", cluster.namesrv, options=OPTIONS)
+        consumer.subscribe("T")
+        async with consumer:
+            [old] = await consumer.poll(1, PATIENCE_S)
+            await until(lambda: any(pull.queue_offset == 3 for pull in cluster[0].pulls))
+            cluster[0].queue("T", 0).records.clear()
+            cluster[0].put("T", 0, b"other")
+            await until(lambda: any(pull.queue_offset == 0 for pull in cluster[0].pulls[2:]))
+            [other] = await consumer.poll(1, PATIENCE_S)
+            assert (other.body, other.queue_offset) == (b"other", old.queue_offset)
+            consumer.ack(old)
+            assert await consumer.commit()
+            assert cluster[0].offsets.get(("g", "T", 0), 0) == 0
+            consumer.ack(other)
+            await consumer.commit()
+            await until(lambda: cluster[0].offsets.get(("g", "T", 0), 0) == 1)

@@ -21,8 +21,9 @@ from tandemmq.errors import (
     ServiceNotAvailable,
 )
 from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import decode_record
-from waits import until
+from waits import PATIENCE_S, until
 
 MESSAGE = Message(topic="T", body=b"x")
 
@@ -449,3 +450,32 @@ async def test_closed_producer_refuses():
 def test_bad_group_is_refused():
     with pytest.raises(BadRequest):
         Producer("no group", "127.0.0.1:9876")
+
+
+async def test_a_full_batch_leaves_once_and_the_next_one_waits_for_its_own_time():
+    """The timer of a batch that has left because it was full finds another one open."""
+    limits = options(batch_linger_ms=50.0, batch_count_max=2)
+    async with running_cluster(T=1) as cluster:
+        async with Producer("g", cluster.namesrv, options=limits) as producer:
+            async with asyncio.timeout(PATIENCE_S):
+                sends = [producer.send(Message(topic="T", body=b"%d" % number)) for number in range(3)]
+                results = await asyncio.gather(*sends)
+        assert all(result.is_ok for result in results)
+        assert cluster[0].stored("T") == 3
+
+
+async def test_the_answer_of_an_attempt_that_was_given_up_decides_nothing():
+    """Its broker may have been replaced, and what it says that it has may be gone."""
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        await producer.send(Message(topic="T", body=b"x"))
+        cluster[0].hang = True
+        sending = asyncio.ensure_future(producer.send(Message(topic="T", body=b"x")))
+        await until(lambda: cluster[0].sends == 2, "it is under way")
+        attempts = producer._outbox._sender
+        [(shipment, (number, _, _))] = attempts._under_way.items()
+        attempts._on_answer(shipment, number - 1, Command(code=0, extra_fields={}))
+        assert shipment in attempts._under_way
+        assert not sending.done()
+        attempts._on_answer(shipment, number, MessageIllegal("this attempt says so"))
+        with pytest.raises(MessageIllegal, match="this attempt"):
+            await sending

@@ -1,4 +1,14 @@
+from types import SimpleNamespace
+from typing import cast
+
+from tandemmq.replication.core.frames import ReplicationOptions
+from tandemmq.replication.core.progress import LogRange
 from tandemmq.replication.core.replicas import LATE_HOSTS_MAX, Connection, ReplicaDirectory
+from tandemmq.replication.shell import ReplicationMaster
+from tandemmq.replication.shell.slave_connection import SlaveConnection
+from tandemmq.runtime.ports import Clock, Network
+from tandemmq.store.message_store import MessageStore
+from tandemmq.units import ReplicaId
 
 
 def connect(directory: ReplicaDirectory, host: str = "h", *, sent: int = 0) -> Connection:
@@ -125,3 +135,58 @@ def test_of_too_many_hosts_that_began_late_the_oldest_counts_for_all() -> None:
     directory.join(Connection("whole"))
     assert directory.start("h1") == 4096 * 2  # type: ignore[arg-type]
     assert directory.start("h0") == directory.start("whole") == 4096  # type: ignore[arg-type]
+
+
+class Acks:
+    """What the store is told, and the most that two replicas were said to hold at one moment."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
+        self.second = 0
+
+    def report(self, replica: ReplicaId, offset: int, *, start: int = 0) -> None:
+        self.held[replica] = offset
+        self.second = max(self.second, *sorted(self.held.values())[:1]) if len(self.held) > 1 else 0
+
+    def forget(self, replica: ReplicaId) -> None:
+        self.held.pop(replica, None)
+
+
+def make_master() -> tuple[ReplicationMaster, Acks]:
+    acks = Acks()
+    store = SimpleNamespace(options=SimpleNamespace(commit_log_file_bytes=1024), acks=acks)
+    master = ReplicationMaster(
+        cast(MessageStore, store),
+        ReplicationOptions(),
+        network=cast(Network, None),
+        clock=cast(Clock, None),
+    )
+    return master, acks
+
+
+def test_no_moment_counts_a_byte_twice_while_ids_change() -> None:
+    """Two connections turn out to be the other's: what one loses is taken back before the other has it."""
+    master, acks = make_master()
+    held = {ReplicaId("a"): 10, ReplicaId("b"): 100}
+    master._directory = cast(
+        ReplicaDirectory, SimpleNamespace(positions=lambda: held, start=lambda _replica: 0)
+    )
+    master._report_all()
+    acks.second = 0
+    held = {ReplicaId("a"): 100, ReplicaId("b"): 10}
+    master._report_all()
+    assert acks.held == {"a": 100, "b": 10}
+    assert acks.second == 10
+
+
+def test_a_reader_is_sent_to_no_slave_whose_copy_begins_behind_what_comes_next() -> None:
+    master, _ = make_master()
+    master._directory = cast(ReplicaDirectory, SimpleNamespace(start=lambda _replica: 60))
+    slave = SimpleNamespace(
+        record=SimpleNamespace(id=ReplicaId("a")), session=SimpleNamespace(acknowledged=100), name=None
+    )
+    master._connections = [cast(SlaveConnection, slave)]
+    assert not master.is_copied(1, LogRange(40, 50))
+    assert not master.is_copied(1, LogRange(50, 70))
+    assert master.is_copied(1, LogRange(60, 100))
+    assert not master.is_copied(1, LogRange(90, 101))
