@@ -457,3 +457,14 @@ async def test_a_group_that_was_deleted_with_its_progress_pops_from_the_beginnin
         assert await pop(peer, "T", is_ordered=is_ordered) == []
         delete = DeleteGroupRequest(group="CG", cleans_offsets=True)
         assert (await peer.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, delete)).code == ResponseCode.SUCCESS
+
+
+async def test_a_pop_is_answered_when_its_group_is_on_disk(broker: Broker, peer: Peer) -> None:
+    """What a group that is unknown after a kill has popped would come to nobody any more."""
+    await fill(peer, "T", 1)
+    file = broker._tables.group_file
+    await broker._tables.saver.save(file)
+    assert b'"PopsFirst"' not in file.path.read_bytes()
+    assert len(await pop(peer, "T", consumer_group="PopsFirst")) == 1
+    assert not file.is_changed
+    assert b'"PopsFirst"' in file.path.read_bytes()

@@ -655,6 +655,13 @@ _TRANSACTIONS: Final = (
         proofs=("scenario/test_transactions.py", "sim"),
     ),
     Plant(
+        name="progress of checks is told before what it relies on is on disk",
+        path="broker/transaction/checks.py",
+        sound="self._progress.add(self._reader.log_end, (self._half_offset, op_offset), replaces=True)",
+        bug="self._progress.add(0, (self._half_offset, op_offset), replaces=True)",
+        proofs=("unit/broker/test_transaction_decisions.py",),
+    ),
+    Plant(
         name="the newest copy of an ended transaction gets no mark",
         path="broker/transaction/half.py",
         sound="if newest != queue_offset:",
@@ -705,6 +712,34 @@ _POP: Final = (
         sound="is_beyond = has_target and (not messages or offset > max(messages))",
         bug="is_beyond = has_target and not messages",
         proofs=("scenario/test_pop_delivery.py",),
+    ),
+    Plant(
+        name="a repeated check point that was not stored counts",
+        path="broker/pop/lease_log.py",
+        sound="            if not is_stored(status):\n                self.leases.note_written(lease, before)",
+        bug="            if False:\n                self.leases.note_written(lease, before)",
+        proofs=("unit/broker/test_pop_leases.py",),
+    ),
+    Plant(
+        name="a pop that becomes safe takes a reset back",
+        path="broker/pop/lease_log.py",
+        sound="if self._offsets.waiting_reset(group, topic, queue_id) is None:",
+        bug="if True:",
+        proofs=("unit/broker/test_pop_leases.py",),
+    ),
+    Plant(
+        name="a pop is answered before its group is on disk",
+        path="broker/pop/handlers.py",
+        sound="if file.is_changed or file.lock.locked():",
+        bug="if file.lock.locked():",
+        proofs=("scenario/test_pop_delivery.py",),
+    ),
+    Plant(
+        name="an ordered pop stays though the log lost its last message",
+        path="broker/pop/order_table.py",
+        sound="if max(pop.offsets, default=-1) >= queue_end(key[0], key[2])",
+        bug="if max(pop.offsets, default=-1) > queue_end(key[0], key[2])",
+        proofs=("unit/broker/test_pop_order_table.py",),
     ),
     Plant(
         name="leases are read back before all of them are shown",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sim.memory import ManualClock, MemoryDisk
+from sim.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.lease_log import LeaseLog
@@ -175,4 +175,55 @@ async def test_leases_are_read_back_when_all_that_are_stored_are_shown() -> None
     assert log.leases.get(lease.key) is not None
     assert log.position(("T", "G", 0)) == 3
     await revive.stop()
+    await store.close()
+
+
+class NoRoom(NoFault):
+    def on_write(self, path: Path, offset: int, size: int) -> int:
+        return 0 if path.parent.name == "commitlog" else size
+
+
+async def open_log(
+    clock: ManualClock, disk: MemoryDisk, offsets: OffsetTable
+) -> tuple[MessageStore, LeaseLog]:
+    options = StoreOptions(root=Path("/store"), commit_log_file_bytes=1 << 16)
+    store = await MessageStore.open(options, disk=disk, clock=clock)
+    records = LeaseRecords(cluster="c", broker_name="b")
+    log = LeaseLog(store, Leases(), offsets, records=records, queue_count=1, clock=clock, roll_after_count=1)
+    log.recover()
+    return store, log
+
+
+async def test_a_check_point_whose_repetition_was_not_stored_holds_the_revive_topic_back() -> None:
+    """Given up to where the repetition would be, the lease would be unknown after the next start."""
+    clock, disk = ManualClock(), MemoryDisk()
+    store, log = await open_log(clock, disk, OffsetTable())
+    for start in (0, 10, 20):
+        log.open([make(start, pop_time=clock.now_ms(), invisible=60_000)], lambda _status: None)
+        await clock.pass_time(0.1)
+    oldest = log.leases.oldest_written(0)
+    assert oldest is not None
+    assert oldest.revive_offset == 0
+    disk.fault = NoRoom()
+    log.roll()
+    await clock.pass_time(0.1)
+    disk.fault = NoFault()
+    await clock.pass_time(2)
+    assert log.leases.oldest_written(0) is oldest
+    assert oldest.revive_offset == 0
+    await store.close()
+
+
+async def test_a_pop_that_becomes_safe_leaves_a_reset_that_waits() -> None:
+    """An operator sets the group back; the position of a pop before that is committed late."""
+    clock, offsets = ManualClock(), OffsetTable()
+    store, log = await open_log(clock, MemoryDisk(), offsets)
+    log.open([make(5, pop_time=clock.now_ms(), invisible=60_000)], lambda _status: None)
+    await clock.pass_time(0.1)
+    log.settle()
+    offsets.reset("G", "T", 0, 2, clock.now_ms())
+    await clock.pass_time(11)
+    log.settle()
+    assert offsets.committed("G", "T", 0) == 2
+    assert offsets.take_reset("G", "T", 0) == 2
     await store.close()

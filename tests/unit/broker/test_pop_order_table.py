@@ -81,3 +81,12 @@ def test_what_is_long_unused_is_forgotten() -> None:
     table.encode()
     assert table.get(KEY) is None
     assert table.get(("T", "H", 0)) is not None
+
+
+def test_a_pop_is_forgotten_with_the_last_of_its_messages() -> None:
+    """A queue that ends before it gives that offset to another message."""
+    table = OrderTable()
+    table.put(KEY, popped(4, 5))
+    assert table.drop_behind(lambda _topic, _queue_id: 6) == 0
+    assert table.drop_behind(lambda _topic, _queue_id: 5) == 1
+    assert table.get(KEY) is None

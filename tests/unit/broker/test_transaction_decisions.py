@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
-from tandemmq.broker.transaction.checks import WINDOW_MAX, OpLog
+from sim.memory import ManualClock, MemoryDisk
+from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.broker.transaction.checks import WINDOW_MAX, Asker, OpLog, TransactionChecks
 from tandemmq.broker.transaction.half import (
     CheckLimits,
     Decided,
@@ -21,6 +29,8 @@ from tandemmq.broker.transaction.half import (
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, Record, decode_record, encode_record
+from tandemmq.protocol.topic_names import HALF_TOPIC
+from tandemmq.store import MessageStore, StoreOptions
 
 LIMITS = CheckLimits(6_000, 15, 72)
 NOW = 1_700_000_000_000
@@ -144,3 +154,44 @@ def test_memory_of_decisions_is_bounded() -> None:
     assert list(decided.places(1, 1)) == [1]
     decided.reopen(3)
     assert decided.get(3) is None
+
+
+async def test_progress_of_checks_is_told_when_what_it_relies_on_is_on_disk() -> None:
+    """A power cut would take the copy of the half message, and with the progress nobody would ask again."""
+    clock = ManualClock(NOW)
+    options = StoreOptions(root=Path("/store"), commit_log_file_bytes=1 << 16)
+    store = await MessageStore.open(options, disk=MemoryDisk(), clock=clock)
+    half = NewRecord(
+        topic="T",
+        queue_id=0,
+        body=b"x",
+        properties=encode_properties({"TRAN_MSG": "true", "PGROUP": "g", "UNIQ_KEY": "u"}),
+        born_at_ms=NOW - 10_000,
+        born_host=bytes(8),
+        sys_flag=4,
+        unique_key="u",
+    )
+    make_half(half)
+    store.append([half], lambda _status: None)
+    clock.run_soon()
+    offsets, asked = OffsetTable(), []
+    checks = TransactionChecks(
+        store,
+        offsets=offsets,
+        topics=TopicTable(),
+        decided=Decided(),
+        asker=cast(Asker, SimpleNamespace(ask=lambda *about: asked.append(about))),
+        limits=LIMITS,
+        period_ms=60_000,
+        clock=clock,
+    )
+    checking = asyncio.create_task(checks.run_round())
+    await clock.pass_time(0.2)
+    await checking
+    assert len(asked) == 1
+    assert store.flushed.value < store.appended.value
+    assert offsets.committed("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0) is None
+    await clock.pass_time(11)
+    checks.settle(store.flushed.value)
+    assert offsets.committed("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0) == 1
+    await store.close()
