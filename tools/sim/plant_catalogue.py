@@ -407,6 +407,13 @@ _REPLICATION: Final = (
         proofs=("unit/replication/test_slaves_asked.py", "sim"),
     ),
     Plant(
+        name="a person's decision holds though there was another master",
+        path="broker/replica/tail_check.py",
+        sound="        self._is_accepted = False  # who decided so",
+        bug="        pass  # who decided so",
+        proofs=("unit/replication/test_slaves_asked.py",),
+    ),
+    Plant(
         name="a machine that tells no boot is taken for the same boot",
         path="store/lock.py",
         sound="return bool(boot_id) and self._told_boot_id() == boot_id",
@@ -716,8 +723,8 @@ _POP: Final = (
     Plant(
         name="a repeated check point that was not stored counts",
         path="broker/pop/lease_log.py",
-        sound="            if not is_stored(status):\n                self.leases.note_written(lease, before)",
-        bug="            if False:\n                self.leases.note_written(lease, before)",
+        sound="if not is_stored(status):\n                self.leases.note_written(lease, before)",
+        bug="if False:\n                self.leases.note_written(lease, before)",
         proofs=("unit/broker/test_pop_leases.py",),
     ),
     Plant(
@@ -1112,6 +1119,27 @@ _CONSENSUS: Final = (
         sound="if self.term_at(snapshot.index) == snapshot.term:",
         bug="if self.term_at(snapshot.index) is not None:",
         proofs=("raft",),
+    ),
+    Plant(
+        name="a log of another history than the snapshot is read",
+        path="consensus/shell/files.py",
+        sound="if known.get(snapshot.index, snapshot.term) != snapshot.term:",
+        bug="if False:",
+        proofs=("unit/consensus/test_raft_files.py",),
+    ),
+    Plant(
+        name="a vote that is older than the log is believed",
+        path="consensus/shell/files.py",
+        sound="if last_term > record.vote.term:",
+        bug="if False:",
+        proofs=("unit/consensus/test_raft_files.py",),
+    ),
+    Plant(
+        name="a server that lost its vote is a new one when its log lives in a snapshot",
+        path="consensus/shell/files.py",
+        sound="if snapshot.index > first.snapshot.index:",
+        bug="if False:",
+        proofs=("unit/consensus/test_raft_files.py",),
     ),
     Plant(
         name="a second change of members is not refused while one is open",

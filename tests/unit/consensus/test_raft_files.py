@@ -88,6 +88,32 @@ def test_a_log_older_than_the_snapshot_is_what_a_crash_between_both_leaves() -> 
     assert read_again(disk) == Saved(Vote(1, "a"), snapshot, (entry(3),))
 
 
+def test_a_log_of_another_history_than_the_snapshot_is_not_read() -> None:
+    """A crash between the replacement of both: what the log has behind the snapshot was never confirmed."""
+    disk = written(Persist(entries=(entry(1), entry(2), entry(3))))
+    log = disk.read_bytes(DIRECTORY / "log")
+    snapshot = Snapshot(index=2, term=4, members=Members({"a": "a:1"}), data=b"state")
+    files = new_files(disk)
+    files.open(FIRST)
+    files.save(Persist(vote=Vote(4, "b"), snapshot=snapshot))
+    files.close()
+    disk.write_atomically(DIRECTORY / "log", log)
+    assert read_again(disk) == Saved(Vote(4, "b"), snapshot, ())
+
+
+def test_a_vote_that_is_older_than_the_log_stops_the_start() -> None:
+    """An old file was put back: the server would vote again in terms in which it has voted."""
+    disk = written(Persist(entries=(entry(1),)))
+    vote = disk.read_bytes(DIRECTORY / "vote")
+    files = new_files(disk)
+    files.open(FIRST)
+    files.save(Persist(vote=Vote(3, "a"), entries=(entry(2, 3),)))
+    files.close()
+    disk.write_atomically(DIRECTORY / "vote", vote)
+    with pytest.raises(Corrupt, match="term 1 is older than the log's, 3"):
+        read_again(disk)
+
+
 def test_a_full_log_is_replaced_and_grows_with_what_lives_in_it() -> None:
     disk = MemoryDisk()
     files = new_files(disk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,10 @@ from tandemmq.broker.replica import tail_check
 from tandemmq.broker.replica.log_checksum import LogChecksums
 from tandemmq.broker.replica.tail_check import TailCheck, TailWait
 from tandemmq.errors import BrokerUnreachable
+from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.replica import LogChecksumResponse
+from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.replication.core.verifier import TailOutcome
 from tandemmq.store import BrokerRole, MessageStore, StoreOptions
@@ -102,4 +106,41 @@ async def test_only_a_master_can_halt_a_slave(monkeypatch: pytest.MonkeyPatch, i
     verdict = await check(4096)
     assert verdict.outcome is (TailOutcome.FAILED if is_slave else TailOutcome.SLAVE_AHEAD)
     assert ("10.0.0.9:10911 is no master" in verdict.detail) == is_slave
+    await store.close()
+
+
+async def test_a_decision_that_did_not_know_of_another_master_does_not_hold_once_that_is_gone() -> None:
+    """It went on storing meanwhile, and its slaves hold that."""
+    clock, disk = ManualClock(), MemoryDisk()
+    options = StoreOptions(root=Path("/store"), role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)
+    store = await MessageStore.open(options, disk=disk, clock=clock)
+    others = ["10.0.0.8:10911"]
+
+    async def listed() -> dict[int, str]:
+        return {}
+
+    async def other_master(_also: Iterable[str]) -> str | None:
+        return others[0] if others else None
+
+    subject = TailWait(
+        LogChecksums(store, disk=disk, life="life"),
+        client=cast(RemotingClient, None),
+        clock=clock,
+        record_bytes_max=RECORD_BYTES_MAX,
+        listed=listed,
+        told=list,
+        other_master=other_master,
+    )
+    waiting = asyncio.create_task(subject.run())
+    await clock.pass_time(0.1)
+    subject.handle_accept(cast(Channel, None), Command.request(RequestCode.TANDEM_ACCEPT_LOG))
+    await clock.pass_time(0.1)
+    assert "is the master of this name" in subject.reason
+    others.clear()
+    await clock.pass_time(2.5)
+    assert "no slave is known" in subject.reason
+    assert not waiting.done()
+    subject.handle_accept(cast(Channel, None), Command.request(RequestCode.TANDEM_ACCEPT_LOG))
+    await clock.pass_time(2.5)
+    assert waiting.done()
     await store.close()
