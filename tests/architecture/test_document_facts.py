@@ -15,7 +15,7 @@ import typer.main
 from typer.core import TyperGroup
 
 from tandemmq import cli
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.options import BrokerOptions, ElectionOptions
 from tandemmq.config.names import (
     ALIASES,
     BROKER_INERT,
@@ -47,7 +47,12 @@ SETTINGS = {
     *BROKER_INERT,
     *NAMESERVER_INERT,
 }
-OPTIONS = {"broker": BrokerOptions, "store": StoreOptions, "replication": ReplicationOptions}
+OPTIONS = {
+    "broker": BrokerOptions,
+    "store": StoreOptions,
+    "replication": ReplicationOptions,
+    "election": ElectionOptions,
+}
 
 OPTIONS_ARE_NOT_SETTINGS = {"docs/spark.md", "examples/README.md"}
 

@@ -274,6 +274,7 @@ class ElectionOptions:
     copy_count_min: int = 1  # minInSyncReplicas: sends are refused while the SyncStateSet is smaller
     lag_ms_max: int = 2_000  # haMaxTimeSlaveNotCatchup: who lags longer leaves the set; RocketMQ: 15000
     join_ms_max: int = 5_000  # joinSetTimeoutMillis (ours): who has not come to a new master leaves
+    linger_ms: int = 60_000  # handoverLingerMillis (ours): who was master passes sends on for so long
     is_learner: bool = False  # asyncLearner: copies, and is never elected
     from_last_file: bool = False  # syncFromLastFile: an empty slave copies the last file only
     reapplies_id: bool = False  # ours, reapplyBrokerId: controllers that forgot this broker take it again
@@ -294,6 +295,8 @@ class ElectionOptions:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} must be at least 1")
+        if self.linger_ms < 0:
+            raise ConfigError(f"linger_ms: {self.linger_ms} must be at least 0")
         if self.silence_ms_max < 4 * self.heartbeat_ms:
             raise ConfigError(
                 f"silence_ms_max: {self.silence_ms_max} must be at least 4 heartbeats"

@@ -384,6 +384,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "haAllowedSlaves": _key(NETWORKS, "replication.allowed_slaves"),  # ours
     "haSharedSecret": _key(SECRET, "replication.shared_secret"),  # ours
     "configSyncInterval": _key(POSITIVE, "replication.config_sync_interval_ms"),  # ours
+    "divergentKeepBytes": _key(whole(0, 2**63 - 1), "store.divergent_bytes_max"),  # ours
     "acceptLog": _key(FLAG, "store.accept_log"),  # ours
     "syncMasterCompat4": _key(FLAG, "store.sync_master_compat4"),  # ours
     # Elected masters.
@@ -399,6 +400,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "allAckInSyncStateSet": _key(FLAG, "election.waits_for_all"),
     "haMaxTimeSlaveNotCatchup": _key(POSITIVE, "election.lag_ms_max"),
     "joinSetTimeoutMillis": _key(POSITIVE, "election.join_ms_max"),  # ours
+    "handoverLingerMillis": _key(whole(0), "election.linger_ms"),  # ours
     "asyncLearner": _key(FLAG, "election.is_learner"),
     "syncFromLastFile": _key(FLAG, "election.from_last_file"),
     "reapplyBrokerId": _key(FLAG, "election.reapplies_id"),  # ours

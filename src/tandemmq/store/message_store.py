@@ -338,7 +338,13 @@ class MessageStore:
         pending = self._cut_mark.read()
         if pending is None:
             return
-        await finish_cut(self._cut_mark, pending, self._log, divergent=self._paths.divergent)
+        await finish_cut(
+            self._cut_mark,
+            pending,
+            self._log,
+            divergent=self._paths.divergent,
+            bytes_max=self.options.divergent_bytes_max,
+        )
         self._lower_checkpoint(pending.point)
         self._is_cutting = True
 
@@ -811,6 +817,7 @@ class MessageStore:
             end - point,
             epoch=epoch,
             directory=self._paths.divergent,
+            bytes_max=self.options.divergent_bytes_max,
             disk=self._disk,
         )
 

@@ -88,6 +88,7 @@ class StoreOptions:
     total_replicas: int = 1  # totalReplicas: how many brokers the group has; what is known of more counts
     slave_timeout_ms: int = 3_000  # slaveTimeout
     replica_gap_bytes_max: int = 256 * MIB  # haMaxGapNotInSync
+    divergent_bytes_max: int = GIB  # ours, divergentKeepBytes: what was cut at switches; 0: nothing
     accept_log: bool = False  # ours, acceptLog: a log that may lack acknowledged messages is used as it is
     sync_master_compat4: bool = False  # ours: in_sync_replicas=1 waits for one slave, as 4.x did
 
@@ -173,6 +174,7 @@ class StoreOptions:
 
 
 _RANGES = (
+    ("divergent_bytes_max", 0, 2**63 - 1),
     ("commit_log_file_bytes", 256, 2**31 - 1),
     ("consume_queue_file_bytes", QUEUE_UNIT_BYTES, 2**31 - 1),
     ("key_index_slot_count", 1, 2**27),

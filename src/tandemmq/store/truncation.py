@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -27,12 +27,8 @@ from tandemmq.store.damage import data_end
 from tandemmq.store.segment import Segment
 from tandemmq.store.segmented_log import zero_stale
 from tandemmq.telemetry import events
-from tandemmq.units import GIB
 
 log = logging.getLogger(__name__)
-
-DIVERGENT_BYTES_MAX: Final = GIB
-"""Of all copies together; the oldest make room, and what alone is more is left out at its end."""
 
 
 class PendingCut(msgspec.Struct, frozen=True, rename="camel"):
@@ -91,18 +87,29 @@ def decode_terms(text: str) -> EpochList:
 
 
 def keep_tail(
-    parts: Iterable[Buffer], begin: int, size: int, *, epoch: int, directory: Path, disk: Disk
+    parts: Iterable[Buffer],
+    begin: int,
+    size: int,
+    *,
+    epoch: int,
+    directory: Path,
+    bytes_max: int,
+    disk: Disk,
 ) -> None:
     """Copy `size` bytes from `begin` on to `<epoch>-<begin>-<end>` and sync them. Blocks.
+
+    `bytes_max`: of all copies together; the oldest make room, and what alone is more is left out at its end.
 
     A full disk must not keep the broker from following: nobody was told that these bytes are safe.
     Raises:  OSError when the fsync fails.
     """
     path = directory / f"{epoch}-{begin}-{begin + size}"
     facts = {"path": str(path), "log_offset": begin, "size_bytes": size}
-    size = min(size, DIVERGENT_BYTES_MAX)
+    size = min(size, bytes_max)
+    if not size:
+        return
     try:
-        _make_room(directory, size, disk)
+        _make_room(directory, size, bytes_max, disk)
         if disk.exists(path):
             disk.remove(path)
         file = disk.create(path, size)
@@ -125,11 +132,11 @@ def keep_tail(
     log.warning(events.LOG_TAIL_KEPT, extra=facts)
 
 
-def _make_room(directory: Path, size: int, disk: Disk) -> None:
+def _make_room(directory: Path, size: int, bytes_max: int, disk: Disk) -> None:
     """Delete the oldest copies until `size` more bytes are within the bound. Raises OSError."""
     paths = sorted((directory / name for name in disk.list(directory)), key=_age)
     total = sum(map(disk.size, paths))
-    while paths and total + size > DIVERGENT_BYTES_MAX:
+    while paths and total + size > bytes_max:
         oldest = paths.pop(0)
         total -= disk.size(oldest)
         disk.remove(oldest)
@@ -154,7 +161,9 @@ def zero_behind(segments: Iterable[Segment], point: int, end: int) -> int:
     return zeroed
 
 
-async def finish_cut(mark: CutMark, pending: PendingCut, log_: CommitLog, *, divergent: Path) -> None:
+async def finish_cut(
+    mark: CutMark, pending: PendingCut, log_: CommitLog, *, divergent: Path, bytes_max: int
+) -> None:
     """At the start: do again, on files that nobody uses yet, what a former life may have begun.
 
     Raises:  OSError.
@@ -162,7 +171,7 @@ async def finish_cut(mark: CutMark, pending: PendingCut, log_: CommitLog, *, div
     segments = [segment for segment in log_.log.segments if segment.end > pending.point]
     disk = log_.disk
     if not pending.is_copied:
-        await _copy_files(segments, pending, disk, divergent)
+        await _copy_files(segments, pending, disk, divergent, bytes_max)
         pending = msgspec.structs.replace(pending, is_copied=True)
         await disk.offload(mark.write, pending)
     for segment in segments:
@@ -177,7 +186,9 @@ async def finish_cut(mark: CutMark, pending: PendingCut, log_: CommitLog, *, div
     log.warning(events.LOG_TAIL_CUT, extra=facts)
 
 
-async def _copy_files(segments: list[Segment], pending: PendingCut, disk: Disk, divergent: Path) -> None:
+async def _copy_files(
+    segments: list[Segment], pending: PendingCut, disk: Disk, divergent: Path, bytes_max: int
+) -> None:
     end = pending.point
     for segment in segments:
         begin = max(0, pending.point - segment.base)
@@ -189,8 +200,6 @@ async def _copy_files(segments: list[Segment], pending: PendingCut, disk: Disk, 
         for segment in segments
         if segment.base < end
     ]
-    await disk.offload(_keep, parts, pending, end, divergent, disk)
-
-
-def _keep(parts: list[memoryview], pending: PendingCut, end: int, divergent: Path, disk: Disk) -> None:
-    keep_tail(parts, pending.point, end - pending.point, epoch=pending.epoch, directory=divergent, disk=disk)
+    point = pending.point
+    keep = partial(keep_tail, epoch=pending.epoch, directory=divergent, bytes_max=bytes_max, disk=disk)
+    await disk.offload(keep, parts, point, end - point)

@@ -39,7 +39,9 @@ class Rig:
         )
         self.client = RemotingClient(network=self.network, clock=self.clock)
         self.scope = TaskScope("rig")
-        self.subject = Forwarding(name="b", client=self.inner, clock=self.clock, scope=self.scope)
+        self.subject = Forwarding(
+            name="b", linger_s=60.0, client=self.inner, clock=self.clock, scope=self.scope
+        )
         self.got: list[Command] = []
         self.is_silent = False
         self.channel: Channel | None = None
@@ -177,7 +179,8 @@ async def _outcome(rig: Rig) -> Command | BrokerUnreachable:
 
 async def test_it_is_bounded_and_ends_by_itself(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarding, "PARKED_MAX", 2)
-    monkeypatch.setattr(forwarding, "LINGER_S", 0.3)
+    monkeypatch.setattr(forwarding, "PARKED_S_MAX", 0.3)
+    rig.subject._linger_s = 0.0
     rig.subject.linger()
     sends = [rig.scope.start("send", rig.send()) for _ in range(2)]
     await until(lambda: len(rig.subject._parked) == 2)

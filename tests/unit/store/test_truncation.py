@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from tests.unit.store.store_rig import ROOT, Rig, bodies, options, record
 
-from sim.memory import NoFault
+from sim.memory import MemoryDisk, NoFault
 from tandemmq.errors import LogDiverged, ServiceNotAvailable, StoreError, TandemError
 from tandemmq.replication.core.epochs import EpochEntry, EpochList
 from tandemmq.store import BrokerRole, MessageStore
+from tandemmq.store.truncation import keep_tail
 
 BEFORE = EpochList((EpochEntry(1, 0), EpochEntry(2, 400)))
 AFTER = EpochList((EpochEntry(1, 0), EpochEntry(3, 300)))
@@ -89,6 +90,36 @@ async def check_cut(rig: Rig, point: int) -> None:
     rig.power_cut()
     store = await rig.open(role=BrokerRole.SLAVE)
     assert bodies(store) == [*(b"kept %d" % n for n in range(KEPT)), b"new"]
+    await store.close()
+
+
+async def test_copies_of_what_was_cut_are_bounded() -> None:
+    directory, disk = Path("/d"), MemoryDisk()
+    disk.make_dirs(directory)
+
+    def keep(epoch: int, size: int, bytes_max: int) -> list[str]:
+        data = bytes(range(size))
+        keep_tail(
+            [data[:3], data[3:]], 10, size, epoch=epoch, directory=directory, bytes_max=bytes_max, disk=disk
+        )
+        return sorted(disk.list(directory))
+
+    assert keep(1, 40, 100) == ["1-10-50"]
+    assert keep(2, 60, 100) == ["1-10-50", "2-10-70"]
+    assert keep(3, 50, 100) == ["3-10-60"], "the oldest go first"
+    assert keep(4, 120, 100) == ["4-10-130"]
+    assert disk.read_bytes(directory / "4-10-130") == bytes(range(100)), "its end is left out"
+    assert keep(5, 20, 0) == ["4-10-130"], "nothing is kept"
+    rig = TermRig()
+    store = await rig.open(role=BrokerRole.ASYNC_MASTER, divergent_bytes_max=50)
+    rig.put(store, record(b"kept"))
+    point = store.max_log_offset
+    rig.put(store, record(b"cut"), record(b"cut"))
+    await store.save_epochs(BEFORE)
+    store.set_role(BrokerRole.SLAVE)
+    await store.cut(point, AFTER, "a newer term")
+    [copy] = rig.disk.list(ROOT / "divergent")
+    assert len(rig.disk.read_bytes(ROOT / "divergent" / copy)) == 50
     await store.close()
 
 

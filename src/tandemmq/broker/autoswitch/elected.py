@@ -172,7 +172,11 @@ class ElectedBroker:
         )
         self._servers: dict[int, RemotingServer] = {}
         self._forwarding = Forwarding(
-            name=options.broker_name, client=self._client, clock=clock, scope=self._scope
+            name=options.broker_name,
+            linger_s=election.linger_ms / 1000,
+            client=self._client,
+            clock=clock,
+            scope=self._scope,
         )
         self._lease = Lease()
         self._vouches = Vouches()

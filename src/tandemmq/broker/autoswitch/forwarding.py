@@ -9,7 +9,7 @@ Invariants: a send is parked before anything was done for it, so one that is ref
             that was sent on and got no answer has an unknown outcome: its client's connection is closed, as
             by a broker that died. A broker passes on only to the master of the term that it follows in, so
             that a request can be passed on twice only if the office changed hands in between.
-Bounds:     parked sends by number, bytes and time; forwarding ends by itself LINGER_S after the office.
+Bounds:     parked sends by number, bytes and time; forwarding ends by itself some time after the office.
 Source:     spec controller 10.11.
 """
 
@@ -45,8 +45,6 @@ FORWARDED: Final = frozenset(
 )
 """What stores a message, and concerns nobody's connection."""
 
-LINGER_S: Final = 60.0
-"""Twice the time after which clients of RocketMQ look up a route again."""
 PARKED_S_MAX: Final = 2.0
 """Less than the 3 s that a Java client waits: it may try again."""
 PARKED_MAX: Final = 10_000
@@ -60,9 +58,13 @@ Serve = Callable[[Channel, Command], None]
 class Forwarding:
     """Closed at first. `hold`, then `send_to` or `release`, and again; it ends by itself."""
 
-    def __init__(self, *, name: str, client: RemotingClient, clock: Clock, scope: TaskScope) -> None:
-        """`name`: of the broker, for the log."""
+    def __init__(
+        self, *, name: str, linger_s: float, client: RemotingClient, clock: Clock, scope: TaskScope
+    ) -> None:
+        """`name`: of the broker, for the log. `linger_s`: how long clients may know the old master only;
+        those of RocketMQ look up a route every 30 s."""
         self._name = name
+        self._linger_s = linger_s
         self._client = client
         self._clock = clock
         self._scope = scope
@@ -91,11 +93,11 @@ class Forwarding:
         self._target = None
 
     def linger(self) -> None:
-        """The office has ended here: it is open, and for LINGER_S from now."""
+        """The office has ended here: it is open for that long from now, or as long as sends may wait."""
         self.hold()
         if self._end_timer is not None:
             self._end_timer.cancel()
-        self._end_timer = self._clock.call_later(LINGER_S, self.end)
+        self._end_timer = self._clock.call_later(max(PARKED_S_MAX, self._linger_s), self.end)
         self._is_lingering = True
 
     def send_to(self, address: str) -> None:
