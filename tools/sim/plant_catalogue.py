@@ -662,6 +662,13 @@ _TRANSACTIONS: Final = (
         proofs=("scenario/test_transactions.py", "sim"),
     ),
     Plant(
+        name="the copy of a half message is not noted",
+        path="broker/transaction/checks.py",
+        sound="                self._decided.note_copy(root, appended.queue_offset)",
+        bug="                pass",
+        proofs=("unit/broker/test_transaction_decisions.py",),
+    ),
+    Plant(
         name="progress of checks is told before what it relies on is on disk",
         path="broker/transaction/checks.py",
         sound="self._progress.add(self._reader.log_end, (self._half_offset, op_offset), replaces=True)",

@@ -174,12 +174,12 @@ async def test_progress_of_checks_is_told_when_what_it_relies_on_is_on_disk() ->
     make_half(half)
     store.append([half], lambda _status: None)
     clock.run_soon()
-    offsets, asked = OffsetTable(), []
+    offsets, decided, asked = OffsetTable(), Decided(), []
     checks = TransactionChecks(
         store,
         offsets=offsets,
         topics=TopicTable(),
-        decided=Decided(),
+        decided=decided,
         asker=cast(Asker, SimpleNamespace(ask=lambda *about: asked.append(about))),
         limits=LIMITS,
         period_ms=60_000,
@@ -189,6 +189,7 @@ async def test_progress_of_checks_is_told_when_what_it_relies_on_is_on_disk() ->
     await clock.pass_time(0.2)
     await checking
     assert len(asked) == 1
+    assert list(decided.places(0, 0)) == [0, 1], "an end that names the first copy marks the second, too"
     assert store.flushed.value < store.appended.value
     assert offsets.committed("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0) is None
     await clock.pass_time(11)
