@@ -400,6 +400,20 @@ _REPLICATION: Final = (
         proofs=("sim",),
     ),
     Plant(
+        name="a master that refuses the comparison is followed without it",
+        path="broker/replica/tail_check.py",
+        sound="if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:",
+        bug="if error.code == ResponseCode.SUCCESS:",
+        proofs=("unit/replication/test_slaves_asked.py",),
+    ),
+    Plant(
+        name="a slave follows a master that it does not know how to ask",
+        path="broker/replica/tail_check.py",
+        sound="outcome = TailOutcome.FAILED if log_end else TailOutcome.NOT_COMPARED",
+        bug="outcome = TailOutcome.NOT_COMPARED",
+        proofs=("unit/replication/test_slaves_asked.py",),
+    ),
+    Plant(
         name="a master in doubt takes one slave's word for all",
         path="broker/replica/tail_check.py",
         sound="needed = max(1, slave_count - ack_count + 1)",

@@ -14,8 +14,8 @@ from sim.memory import ManualClock, MemoryDisk
 from tandemmq.broker.replica import tail_check
 from tandemmq.broker.replica.log_checksum import LogChecksums
 from tandemmq.broker.replica.tail_check import TailCheck, TailWait
-from tandemmq.errors import BrokerUnreachable
-from tandemmq.protocol.codes import RequestCode
+from tandemmq.errors import BrokerUnreachable, RequestRejected, RequestTimeout, TandemError
+from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.replica import LogChecksumResponse
 from tandemmq.remoting.channel import Channel
@@ -143,4 +143,37 @@ async def test_a_decision_that_did_not_know_of_another_master_does_not_hold_once
     subject.handle_accept(cast(Channel, None), Command.request(RequestCode.TANDEM_ACCEPT_LOG))
     await clock.pass_time(2.5)
     assert waiting.done()
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_followed"),
+    [
+        (BrokerUnreachable("nobody is there"), False),
+        (RequestTimeout("it says nothing"), False),
+        (RequestRejected("may not", code=ResponseCode.NO_PERMISSION), False),
+        (RequestRejected("its disk cannot be read", code=ResponseCode.SYSTEM_ERROR), False),
+        (RequestRejected("unknown", code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED), True),  # RocketMQ
+    ],
+)
+async def test_a_master_that_cannot_tell_is_followed_only_when_it_says_that_it_is_not_ours(
+    monkeypatch: pytest.MonkeyPatch, error: TandemError, is_followed: bool
+) -> None:
+    async def read_log_checksum(*_: Any) -> LogChecksumResponse:
+        raise error
+
+    monkeypatch.setattr(tail_check, "read_log_checksum", read_log_checksum)
+    clock, disk = ManualClock(), MemoryDisk()
+    store = await MessageStore.open(StoreOptions(root=Path("/store")), disk=disk, clock=clock)
+    addresses: list[str | None] = ["10.0.0.9:10911"]
+    check = TailCheck(
+        LogChecksums(store, disk=disk, life="life"),
+        client=cast(RemotingClient, None),
+        master=lambda: addresses[0],
+    )
+    outcome = TailOutcome.NOT_COMPARED if is_followed else TailOutcome.FAILED
+    assert (await check(4096)).outcome is outcome
+    addresses[0] = None  # it is not known where to ask
+    assert (await check(4096)).outcome is TailOutcome.FAILED
+    assert (await check(0)).outcome is TailOutcome.NOT_COMPARED
     await store.close()
