@@ -157,7 +157,7 @@ DIFFERENCES: Final = {
     "Sends and transactions": (
         (
             "A send to a topic without write permission is refused (16).",
-            "broker/send/targets.py",
+            "broker/send/assembly.py",
         ),
         (
             "A message that a consumer hands back is answered when its copy is as safe as the"
@@ -229,7 +229,7 @@ DIFFERENCES: Final = {
         (
             "While its master is away, a slave holds the pulls of consumers that have caught up."
             " RocketMQ's answers PULL_RETRY_IMMEDIATELY, and idle consumers ask in a loop.",
-            "broker/pull/plan.py",
+            "broker/pull/handlers.py",
         ),
     ),
     "Administration": (

@@ -25,9 +25,9 @@ from tandemmq.runtime.machine import LoopClock
 
 if TYPE_CHECKING:
     from tandemmq.protocol.record import Record
-    from tandemmq.store.divergent import KeptTail
     from tandemmq.store.inspect import Finding, InspectOptions, RepairReport, StoreReport
     from tandemmq.store.options import StoreOptions
+    from tandemmq.store.truncation import KeptTail
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ def divergent(
 
     Its senders may have sent it again themselves: look before you --resend.
     """
-    from tandemmq.store.divergent import list_kept, read_kept
+    from tandemmq.store.truncation import list_kept, read_kept
 
     disk = RealDisk()
     kept = directory / "divergent"

@@ -16,8 +16,7 @@ from tandemmq.broker.send.numbered import NumberedSends
 from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.exactly_once import CAPABILITY, render_claim
-from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.properties import CAPABILITY, encode_properties, render_claim
 from tandemmq.protocol.requests.send import SendResponse
 from tandemmq.store import BrokerRole
 from tandemmq.store.options import FlushMode

@@ -30,7 +30,7 @@ from tandemmq.replication.shell.master import ReplicationMaster
 from tandemmq.replication.shell.slave import ReplicationSlave
 from tandemmq.runtime.ports import Disk
 from tandemmq.store import BrokerRole, FlushMode, StoreOptions, flusher
-from tandemmq.store.segment import Segment
+from tandemmq.store.segmented_log import Segment
 
 SMOKE_SEEDS = range(901, 909)
 SMOKE_LOAD_S = 12.0

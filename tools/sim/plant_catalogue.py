@@ -138,7 +138,7 @@ _STORE: Final = (
     ),
     Plant(
         name="a commit counts what came into the pool meanwhile",
-        path="store/committer.py",
+        path="store/transient_pool.py",
         sound="self._advance(target, stored_at_ms)",
         bug="self._advance(self._pool.end, stored_at_ms)",
         proofs=("crash",),
@@ -180,21 +180,21 @@ _STORE: Final = (
     ),
     Plant(
         name="a healed range has no queue entries on disk",
-        path="store/heal.py",
+        path="store/scrub.py",
         sound="        await self._flush_tables()\n",
         bug="",
         proofs=("unit/store/test_damage.py",),
     ),
     Plant(
         name="a damaged range is healed though nothing around it could be compared",
-        path="store/heal.py",
+        path="store/scrub.py",
         sound="        if not compared:",
         bug="        if False:",
         proofs=("unit/store/test_damage.py",),
     ),
     Plant(
         name="a commit of the pool takes back what the change of role wrote",
-        path="store/committer.py",
+        path="store/transient_pool.py",
         sound="        if target <= self._log.end:\n            return  #",
         bug="        if False:\n            return  #",
         proofs=("unit/store/test_pool_appends.py",),
@@ -218,7 +218,7 @@ _DELETIONS: Final = (
     ),
     Plant(
         name="the same among many messages",
-        path="store/block_dispatch.py",
+        path="store/dispatcher.py",
         sound="rows = found[columns.log_offset[found] >= deleted[key[0]]]",
         bug="rows = found[columns.log_offset[found] > deleted[key[0]]]",
         proofs=("unit/store/test_store_recovery.py",),
@@ -429,7 +429,7 @@ _REPLICATION: Final = (
     ),
     Plant(
         name="a machine that tells no boot is taken for the same boot",
-        path="store/lock.py",
+        path="store/checkpoint.py",
         sound="return bool(boot_id) and self._told_boot_id() == boot_id",
         bug="return self._told_boot_id() == boot_id",
         proofs=("unit/store/test_store_recovery.py",),

@@ -25,8 +25,8 @@ from tandemmq.bench.loopback import measure_loopback
 from tandemmq.bench.process_stats import peak_resident_bytes, processor_seconds
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, encode_record, tag_hash_of
-from tandemmq.protocol.record_encode import encode_blank
-from tandemmq.protocol.record_layout import BLANK_BYTES_MIN
+from tandemmq.protocol.record_layout import BLANK_BYTES_MIN, encode_blank
+from tandemmq.protocol.record_scan import Ints
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.store import BrokerRole, MessageStore, StoreOptions
@@ -42,8 +42,6 @@ _KEY_DIGITS: Final = 20
 _CHANGED_DIGITS: Final = 8
 _HEX: Final = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
 _BORN_AT_MS: Final = 1_700_000_000_000
-
-Ints = NDArray[np.int64]
 
 
 class LogMaker:

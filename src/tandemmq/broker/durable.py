@@ -20,8 +20,8 @@ from tandemmq.protocol.record import NewRecord, Record, RecordError, decode_reco
 from tandemmq.protocol.topic_names import HALF_TOPIC
 from tandemmq.runtime.ports import Clock
 from tandemmq.store import MessageStore, PutStatus
+from tandemmq.store.consume_queue import FILLER_SIZE
 from tandemmq.store.outcomes import GetStatus
-from tandemmq.store.queue_entries import FILLER_SIZE
 from tandemmq.telemetry import events
 
 # Progress of a delivery that becomes valid only once the delivered copies are safe: pure.

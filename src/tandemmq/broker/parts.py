@@ -27,13 +27,11 @@ from tandemmq.broker.pull.cold_reads import ColdControl, ColdHandlers, ColdReads
 from tandemmq.broker.pull.handlers import PullHandlers
 from tandemmq.broker.pull.long_poll import LongPolls
 from tandemmq.broker.query import QueryHandlers
-from tandemmq.broker.send.delay import DelayRule
-from tandemmq.broker.send.handlers import SendHandlers
+from tandemmq.broker.send.assembly import DelayRule, SendTargets
+from tandemmq.broker.send.handlers import RetryRule, SendHandlers
 from tandemmq.broker.send.reply import ReplyForm
 from tandemmq.broker.send.reply_message import ReplyHandlers
-from tandemmq.broker.send.retry import RetryRule
 from tandemmq.broker.send.send_back import SendBackHandlers
-from tandemmq.broker.send.targets import SendTargets
 from tandemmq.broker.stats import BrokerStats, StatsItems
 from tandemmq.broker.tables import Tables
 from tandemmq.broker.topics.auto_create import TopicCreator, UnsavedTopics

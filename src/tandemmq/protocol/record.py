@@ -24,11 +24,14 @@ from tandemmq.protocol.record_check import (
     parse_record,
     tag_hash_of,
 )
-from tandemmq.protocol.record_encode import (
+from tandemmq.protocol.record_layout import (
+    CRC_MASK,
     SEAL_MARK,
     Buffer,
     NewBatch,
     NewRecord,
+    RecordError,
+    RecordOutcome,
     batch_sizes,
     encode_batch_records,
     encode_blank,
@@ -36,7 +39,6 @@ from tandemmq.protocol.record_encode import (
     encode_sealed_record,
     record_size,
 )
-from tandemmq.protocol.record_layout import CRC_MASK, RecordError, RecordOutcome
 from tandemmq.protocol.sys_flag import COMPRESSED
 
 __all__ = [

@@ -15,7 +15,6 @@ import msgspec
 
 from tandemmq.protocol.hashes import crc32, tag_hash
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, find_property
-from tandemmq.protocol.record_encode import SEAL_BYTES, Buffer, encode_seal
 from tandemmq.protocol.record_layout import (
     BLANK_BYTES_MIN,
     CRC_MASK,
@@ -28,10 +27,13 @@ from tandemmq.protocol.record_layout import (
     MAGIC_V2,
     PREFIX,
     RECORD_BYTES_MIN,
+    SEAL_BYTES,
     SYS_FLAG_AT,
     TOPIC_BYTES_MAX,
     TOPIC_BYTES_MAX_V1,
+    Buffer,
     RecordOutcome,
+    encode_seal,
 )
 from tandemmq.protocol.sys_flag import HOSTS_V6_MASK
 from tandemmq.protocol.topic_names import delivered_at_ms

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.record_check import check_record, tag_hash_of
-from tandemmq.protocol.record_encode import Buffer
 from tandemmq.protocol.record_layout import (
     BLANK_BYTES_MIN,
     BODY_SIZE_AT_V4,
@@ -34,6 +33,7 @@ from tandemmq.protocol.record_layout import (
     STORED_AT_V4,
     TOPIC_BYTES_MAX,
     TOPIC_BYTES_MAX_V1,
+    Buffer,
     RecordOutcome,
 )
 from tandemmq.protocol.sys_flag import BORN_HOST_V6, HOSTS_V6_MASK, STORE_HOST_V6

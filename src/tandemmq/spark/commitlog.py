@@ -49,12 +49,12 @@ from tandemmq.spark.option_table import (
     require,
 )
 from tandemmq.spark.options import PropertiesAs
-from tandemmq.store.column_rows import take_rows
+from tandemmq.store.columns import take_rows
 from tandemmq.store.damage import data_end, find_bytes
-from tandemmq.store.inspect.damage import Damage, describe_damage
 from tandemmq.store.inspect.files import OffsetFile, list_offset_files, map_file
+from tandemmq.store.inspect.findings import Damage, describe_damage
 from tandemmq.store.inspect.log_walk import used_count
-from tandemmq.store.paths import parse_offset_file_name
+from tandemmq.store.options import parse_offset_file_name
 from tandemmq.units import MIB
 
 LOG_COLUMNS = (*COLUMNS, Column("damage", ("string",)))

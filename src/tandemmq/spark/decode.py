@@ -28,6 +28,7 @@ from tandemmq.protocol.properties import SYSTEM_NAMES, TRANSIENT_PREFIX
 from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import (
     Boundaries,
+    Ints,
     RecordColumns,
     gather_texts,
     read_columns,
@@ -45,8 +46,6 @@ from tandemmq.spark.properties import (
     repair_text,
     scan_properties,
 )
-
-Ints = NDArray[np.int64]
 
 _BORN_HOST_AT = 48
 _STORE_HOST_AT = 64

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from tandemmq.protocol.record_scan import Ints
 
 _PAIR_END = 2
 _NAME_END = 1

@@ -36,7 +36,7 @@ from tandemmq.store.outcomes import Appended, PutStatus
 from tandemmq.store.record_maker import BLANK_BYTES, RecordMaker
 from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.replies import Sends
-from tandemmq.store.segment import Segment
+from tandemmq.store.segmented_log import Segment
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tandemmq.protocol.record_scan import Ints
 from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.consume_queue import ConsumeQueue
+from tandemmq.store.consume_queue import ENTRY, FILLER_SIZE, ConsumeQueue
 from tandemmq.store.options import QUEUE_UNIT_BYTES
-from tandemmq.store.queue_entries import ENTRY, FILLER_SIZE
 from tandemmq.units import MIB
 
 BULK_COUNT_MAX = 32_768
@@ -25,8 +25,6 @@ BULK_BYTES_MAX = 8 * MIB
 BULK_COLD_BYTES_MAX = MIB
 """Of what is probably on disk only: the loop waits for the disk while it is sent."""
 BULK_SLICES_MAX = 1024
-
-Ints = NDArray[np.int64]
 
 
 class Bulk(NamedTuple):

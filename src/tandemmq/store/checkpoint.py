@@ -13,14 +13,20 @@ Source:     spec store 10.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from struct import Struct
 
 import msgspec
 
+from tandemmq.errors import Corrupt
 from tandemmq.protocol.hashes import crc32
-from tandemmq.runtime.ports import Disk, File
-from tandemmq.store.paths import StorePaths
+from tandemmq.replication.core.epochs import EpochList, decode_epochs, encode_epochs
+from tandemmq.runtime.ports import Disk, File, Lock
+from tandemmq.store.options import StorePaths
+from tandemmq.telemetry import events
 
 CHECKPOINT_BYTES = 4096
 SAFETY_MS = 3_000
@@ -181,3 +187,143 @@ def _write_fields(file: File, times: CheckpointTimes) -> bool:
     except OSError:
         return False
     return True
+
+
+# The file that says which master wrote which bytes of the log: `epochFileCheckpoint`, as RocketMQ has it.
+#
+# Invariants: what `save` was given is on disk when it returns; a reader sees all of the old list or all of
+#             the new. The content before is kept in `.bak`, which is read where the file is damaged: what it
+#             lacks is the newest term, so a copy ends sooner and nothing wrong is kept.
+# Source:     spec replication 12.8; spec controller 4.4.
+
+log = logging.getLogger(__name__)
+
+
+class EpochFile:
+    """The list of terms of one store, in memory as it is on disk."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self._path = path
+        self._backup = path.with_name(path.name + ".bak")
+        self._disk = disk
+        self.epochs = EpochList()
+
+    def load(self) -> None:
+        """Read the list; without files it is empty.
+
+        Raises:  Corrupt when neither the file nor its backup can be read.
+        """
+        damage: list[tuple[Path, str]] = []
+        for path in (self._path, self._backup):
+            if not self._disk.exists(path):
+                continue
+            try:
+                self.epochs = decode_epochs(self._disk.read_bytes(path))
+            except ValueError as error:
+                damage.append((path, str(error)))
+                continue
+            if damage:
+                facts = {"path": str(damage[0][0]), "reason": damage[0][1]}
+                log.warning(events.EPOCH_FILE_DAMAGED, extra=facts)
+            return
+        if damage:
+            path, reason = damage[0]
+            raise Corrupt(path, 0, f"{reason}; no backup can be read: copy the log anew from the master")
+        self.epochs = EpochList()
+
+    def save(self, epochs: EpochList) -> None:
+        """Make `epochs` the list, on disk first. Blocks.
+
+        Raises:  OSError; the list is unchanged in memory.
+        """
+        if epochs:
+            self._disk.write_atomically(self._path, encode_epochs(epochs), keep_backup=True)
+        else:
+            for path in (self._path, self._backup):
+                if self._disk.exists(path):
+                    self._disk.remove(path)
+        self.epochs = epochs
+
+
+# The marks of a store that is in use: the lock against other processes, `abort` against forgetting a crash,
+# `tailDoubt` (ours) against serving a log that may lack acknowledged messages.
+#
+# Invariants: `abort` exists from before the first change that recovery makes until everything is on disk. It
+#             names the machine's boot in which bytes were written that may not be on disk: until recovery has
+#             synced what a former life left, that is still the boot of that life.
+# Source:     spec store 1, 12.
+
+
+class StoreMarks:
+    """Lock and abort file of one store."""
+
+    def __init__(self, paths: StorePaths, disk: Disk) -> None:
+        self._paths = paths
+        self._disk = disk
+        self._lock: Lock | None = None
+
+    def take(self) -> None:
+        """Take the lock. Raises StoreLocked; OSError when the directory cannot be written."""
+        self._disk.make_dirs(self._paths.root)
+        self._lock = self._disk.lock(self._paths.lock)
+
+    @property
+    def has_abort(self) -> bool:
+        """True when the last run did not end cleanly."""
+        return self._disk.exists(self._paths.abort)
+
+    @property
+    def same_boot(self) -> bool:
+        """True when the life that left `abort` wrote on the present boot of the machine, so that every byte
+        it wrote can be read; False also when that is not known.
+        """
+        boot_id = self._disk.boot_id()
+        return bool(boot_id) and self._told_boot_id() == boot_id
+
+    def keep_abort(self) -> None:
+        """From now on a crash is noticed. What is left of a former life stays: recovery has not synced it."""
+        if not self.has_abort:
+            self.write_abort()
+
+    def write_abort(self, *, is_readable: bool = True) -> None:
+        """What is not on disk was written on this boot; this process's id first, as RocketMQ writes it.
+
+        `is_readable` False: an fsync has failed, and pages that were written may be gone from memory, too.
+        Then no boot is named, and the next start trusts as little as after a power cut.
+        """
+        content = f"{os.getpid()} {self._disk.boot_id() if is_readable else ''}".rstrip()
+        self._disk.write_atomically(self._paths.abort, content.encode())
+
+    def _told_boot_id(self) -> str:
+        """ "" in a file of RocketMQ, which holds the process's id only."""
+        if not self.has_abort:
+            return ""
+        words = self._disk.read_bytes(self._paths.abort).decode("ascii", "replace").split()
+        return words[1] if len(words) == 2 else ""
+
+    def remove_abort(self) -> None:
+        """Everything is on disk."""
+        if self.has_abort:
+            self._disk.remove(self._paths.abort)
+
+    @property
+    def doubt(self) -> str:
+        """Why the log may lack acknowledged messages; empty when nothing says so."""
+        if not self._disk.exists(self._paths.tail_doubt):
+            return ""
+        return self._disk.read_bytes(self._paths.tail_doubt).decode("utf-8", "replace")
+
+    def write_doubt(self, reason: str) -> None:
+        """From now on every start knows it, also one after a clean stop."""
+        self._disk.write_atomically(self._paths.tail_doubt, reason.encode())
+
+    def remove_doubt(self) -> None:
+        """The log is what is served from now on."""
+        if self._disk.exists(self._paths.tail_doubt):
+            self._disk.remove(self._paths.tail_doubt)
+
+    def release(self) -> None:
+        """Let other processes in."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None

@@ -19,8 +19,7 @@ from pathlib import Path
 from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record
 from tandemmq.runtime.ports import Buffer, Disk, File
 from tandemmq.store.damage import DamagedRanges
-from tandemmq.store.segment import Segment
-from tandemmq.store.segmented_log import SegmentedLog
+from tandemmq.store.segmented_log import Segment, SegmentedLog
 from tandemmq.units import MIB
 
 AHEAD_SEGMENT_BYTES_MIN = 64 * MIB

@@ -17,9 +17,8 @@ from tandemmq.runtime.ports import Disk
 from tandemmq.store.checkpoint import queues_digest
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.deletions import Deletions
-from tandemmq.store.options import StoreOptions
-from tandemmq.store.paths import StorePaths, parse_queue_id
-from tandemmq.store.segment import OpenFiles
+from tandemmq.store.options import StoreOptions, StorePaths, parse_queue_id
+from tandemmq.store.segmented_log import OpenFiles
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.options import FlushMode, StoreOptions
 from tandemmq.store.recorder import StoreRecorder
-from tandemmq.store.segment import Segment
+from tandemmq.store.segmented_log import Segment
 from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
 

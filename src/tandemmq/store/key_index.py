@@ -13,14 +13,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tandemmq.protocol.record_scan import Ints
 from tandemmq.runtime.ports import Disk, File
-from tandemmq.store.stable_order import stable_order
+
+# Sorting that keeps the order of equals, several times quicker than numpy's for numbers of few bits.
+
+
+_VALUE_BITS = 63
+
+
+def stable_order(values: Ints) -> Ints:
+    """The indices that sort `values`; of equal ones the earlier index comes first."""
+    count = len(values)
+    bits = count.bit_length()
+    if not count or int(values.min()) < 0 or int(values.max()) >> (_VALUE_BITS - bits):
+        return values.argsort(kind="stable")
+    # With its index below it each value is unique, so the quickest sort will do, and it moves no indices.
+    packed = values << bits | np.arange(count)
+    packed.sort()
+    return packed & ((1 << bits) - 1)
+
 
 HEADER = Struct(">qqqqii")
 SLOT_BYTES = 4
@@ -31,8 +49,6 @@ ENTRIES_PER_READ = 65_536
 _ENTRY = Struct(">iqii")
 _SLOT = Struct(">i")
 _SECONDS_MAX = 2**31 - 1
-
-Ints: TypeAlias = NDArray[np.int64]
 
 
 class IndexHeader(msgspec.Struct):

@@ -15,11 +15,11 @@ from datetime import datetime, timedelta
 import numpy as np
 
 from tandemmq.protocol.hashes import java_hashes, key_hash
+from tandemmq.protocol.record_scan import Ints
 from tandemmq.runtime.ports import Clock, Disk, TimerHandle
 from tandemmq.store.appender import PlacedBatch, Unit, count_records
-from tandemmq.store.key_index import Ints, KeyIndex, fold_hashes
-from tandemmq.store.options import StoreOptions
-from tandemmq.store.paths import StorePaths
+from tandemmq.store.key_index import KeyIndex, fold_hashes
+from tandemmq.store.options import StoreOptions, StorePaths
 from tandemmq.telemetry import events
 from tandemmq.units import MIB
 

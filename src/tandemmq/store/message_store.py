@@ -31,30 +31,25 @@ from tandemmq.runtime.ports import Advice, Buffer, Clock, Disk
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.admission import Admission
 from tandemmq.store.appender import Unit
-from tandemmq.store.checkpoint import Checkpoint, CheckpointTimes
+from tandemmq.store.checkpoint import Checkpoint, CheckpointTimes, EpochFile, StoreMarks
 from tandemmq.store.commit_log import CommitLog, Warmth
 from tandemmq.store.confirm import AckTable, OnDone
-from tandemmq.store.consume_queue import ConsumeQueue
+from tandemmq.store.consume_queue import UNIT, ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues, QueueKey
 from tandemmq.store.damage import DamagedRange
 from tandemmq.store.dispatcher import Dispatcher, DispatchListener
-from tandemmq.store.epoch_file import EpochFile
-from tandemmq.store.fail_stop import FailStopClock
+from tandemmq.store.failed_writes import FailStopClock
 from tandemmq.store.flusher import PAGE_BYTES
-from tandemmq.store.heal import Fetch, Healer
 from tandemmq.store.key_indexes import KeyIndexes
-from tandemmq.store.lock import StoreMarks
-from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
+from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions, StorePaths
 from tandemmq.store.outcomes import Appended, GetResult, PutStatus, RecordFilter
-from tandemmq.store.paths import StorePaths
-from tandemmq.store.queue_entries import UNIT
 from tandemmq.store.reader import GET_BYTES_MAX, Reader
 from tandemmq.store.recorder import StoreFacts, StoreRecorder
 from tandemmq.store.recovery import Recovered, Recovery
 from tandemmq.store.replica_log import ReplicaLog
 from tandemmq.store.replies import Replies, Sends
-from tandemmq.store.segment import OpenFiles
-from tandemmq.store.segmented_log import SegmentedLog
+from tandemmq.store.scrub import Fetch, Healer
+from tandemmq.store.segmented_log import OpenFiles, SegmentedLog
 from tandemmq.store.transient_pool import TransientPool
 from tandemmq.store.truncation import (
     CutMark,

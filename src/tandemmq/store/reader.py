@@ -19,11 +19,10 @@ from typing import Final, NamedTuple
 from tandemmq.protocol.record_layout import MAGIC_V1, MAGIC_V2
 from tandemmq.store.bulk_read import collect_bulk
 from tandemmq.store.commit_log import CommitLog, Window
-from tandemmq.store.consume_queue import ConsumeQueue
+from tandemmq.store.consume_queue import FILLER_SIZE, UNIT, ConsumeQueue
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.options import QUEUE_UNIT_BYTES, BrokerRole, StoreOptions
 from tandemmq.store.outcomes import GetResult, GetStatus, Packed, RecordFilter
-from tandemmq.store.queue_entries import FILLER_SIZE, UNIT
 from tandemmq.store.recorder import StoreRecorder
 
 GET_BYTES_MAX = 134_217_728

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.record_scan import (
+    Ints,
     RecordColumns,
     gather_texts,
     read_columns,
@@ -31,12 +32,17 @@ from tandemmq.protocol.record_scan import (
     verify_bodies,
 )
 from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, delivered_at_ms
-from tandemmq.store.column_rows import take_rows
+from tandemmq.store.columns import (
+    ASCII_MAX,
+    POWERS,
+    UNREADABLE,
+    PropertyScan,
+    TopicNumbers,
+    hash_texts,
+    take_rows,
+)
 from tandemmq.store.consume_queues import QueueKey
-from tandemmq.store.key_index import fold_hashes
-from tandemmq.store.property_scan import ASCII_MAX, POWERS, PropertyScan, hash_texts
-from tandemmq.store.stable_order import stable_order
-from tandemmq.store.topic_numbers import UNREADABLE, TopicNumbers
+from tandemmq.store.key_index import fold_hashes, stable_order
 
 Bytes = NDArray[np.uint8]
 Bools = NDArray[np.bool_]
@@ -156,8 +162,6 @@ def _read_layout(first: Bytes) -> tuple[Bytes, Bytes, dict[bytes, tuple[int, int
         begin = end + 1
     return low, high, places
 
-
-Ints = NDArray[np.int64]
 
 LEVEL_DIGITS_MAX = 9
 _UNQUEUED = 0x4  # prepared and rolled back transactions, which get no queue entry (spec store 5)

@@ -26,7 +26,7 @@ from tandemmq.store.damage import DamagedRange, Sound, data_end, next_sound
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.record_block import RecordBlock, read_block
 from tandemmq.store.record_maker import BLANK_BYTES, SECTOR_BYTES, ZERO_SECTOR
-from tandemmq.store.segment import Segment
+from tandemmq.store.segmented_log import Segment
 from tandemmq.store.table_flusher import next_turn
 from tandemmq.telemetry import events
 from tandemmq.units import MIB, align_up

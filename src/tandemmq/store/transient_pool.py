@@ -13,17 +13,23 @@ Source:     spec store 11, spec replication 10.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tandemmq.errors import Busy, RequestRejected
 from tandemmq.protocol.record import RecordOutcome, check_record
 from tandemmq.runtime.disk import LockedMemory
-from tandemmq.runtime.ports import Buffer
+from tandemmq.runtime.ports import Buffer, Clock, Disk, File, TimerHandle
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.store.admission import Admission
 from tandemmq.store.commit_log import CommitLog
+from tandemmq.store.flusher import PAGE_BYTES
 from tandemmq.store.options import StoreOptions
-from tandemmq.store.segment import Segment
+from tandemmq.store.recorder import StoreRecorder
+from tandemmq.store.segmented_log import Segment
+from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -173,3 +179,171 @@ class TransientPool:
         if self._fails_fast:
             return RequestRejected("no file was made: all pool buffers are in use", code=CREATE_FILE_FAILED)
         return Busy("[REJECTREQUEST]all pool buffers are in use, try another broker")
+
+
+# Carries what lies in the transient pool to the files: follows the pool's end, raises `appended`.
+#
+# Invariants: one commit at a time; a commit ends where a write of the appender ended, so readers and slaves
+#             never see a part of a record; `appended` rises only when the bytes are in the page cache.
+# Strategy:   a put starts a commit when enough pages wait or the last commit is long ago; otherwise a timer
+#             comes back to it. The copy runs off the loop, so a page cache that stalls delays readers, not
+#             producers. A failed commit changes nothing: the same bytes go to the same place again later, and
+#             meanwhile sends are refused.
+# Source:     spec store 11, spec replication 10.
+
+Write: TypeAlias = "tuple[File, int, Buffer]"
+
+RETRY_AFTER_S = 1.0
+LAST_ATTEMPTS = 10
+"""How often a store that stops tries to commit the rest (spec store 11)."""
+_COMMIT_FAILED = "commit failed"
+
+
+class Committer:
+    """The commits of one store. `written_at_ms()` is the store time of the newest record in the pool."""
+
+    def __init__(
+        self,
+        options: StoreOptions,
+        *,
+        pool: TransientPool,
+        log: CommitLog,
+        disk: Disk,
+        clock: Clock,
+        tasks: TaskScope,
+        admission: Admission,
+        recorder: StoreRecorder,
+        appended: Watermark,
+        written_at_ms: Callable[[], int],
+    ) -> None:
+        self._least_pages = options.commit_least_pages
+        self._interval_s = options.commit_interval_ms / 1000
+        self._thorough_s = options.commit_thorough_interval_ms / 1000
+        self._pool = pool
+        self._log = log
+        self._disk = disk
+        self._clock = clock
+        self._tasks = tasks
+        self._admission = admission
+        self._recorder = recorder
+        self._appended = appended
+        self._written_at_ms = written_at_ms
+        self._task: asyncio.Task[None] | None = None
+        self._timer: TimerHandle | None = None
+        self._committed_at = clock.monotonic() - self._thorough_s
+        self._retry_at = 0.0
+        self._is_stopped = False
+        self.committed_stored_at_ms = 0  # of the newest record in the files
+
+    def wake(self) -> None:
+        """Something was put into the pool."""
+        if self._is_stopped or self._task is not None:
+            return
+        if self._is_due():
+            self._task = self._tasks.start("commit", self._catch_up())
+        elif self._timer is None:
+            self._timer = self._clock.call_later(self._interval_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._pool.end > self._log.end:
+            self.wake()
+
+    def _is_due(self) -> bool:
+        now = self._clock.monotonic()
+        begin, end = self._log.end, self._pool.end
+        if begin == end or now < self._retry_at:
+            return False
+        if now >= self._committed_at + self._thorough_s:
+            return True
+        size = self._log.segment_bytes
+        return begin // size != end // size or end // PAGE_BYTES - begin // PAGE_BYTES >= self._least_pages
+
+    async def _catch_up(self) -> None:
+        try:
+            while not self._is_stopped and self._is_due():
+                await self.commit()
+        finally:
+            self._task = None
+        if self._pool.end > self._log.end:
+            self.wake()
+
+    async def commit(self) -> bool:
+        """Carry what is in the pool now to the files; False if the disk took no write."""
+        target, stored_at_ms = self._pool.end, self._written_at_ms()
+        begun_at = self._clock.monotonic()
+        pinned: list[Segment] = []
+        writes: list[Write] = []
+        try:
+            for segment, position, data in self._pool.pieces(self._log.end, target):
+                writes.append((segment.pin(), position, data))
+                pinned.append(segment)
+            await self._disk.offload(_write_all, writes)
+        except OSError as error:
+            self._block(error)
+            return False
+        finally:
+            for segment in pinned:
+                segment.unpin()
+        self._recorder.commit_s.observe(self._clock.monotonic() - begun_at)
+        self._advance(target, stored_at_ms)
+        self._pool.release_below(self._log.end)
+        return True
+
+    def commit_now(self) -> None:
+        """The same at once, on the loop: before the role changes.
+
+        Raises:  OSError; everything is still in the pool then.
+        """
+        target = self._pool.end
+        for segment, position, data in self._pool.pieces(self._log.end, target):
+            segment.file.pwrite(position, (data,))
+        self._advance(target, self._written_at_ms())
+        if self._task is None:
+            self._pool.release_below(target)
+
+    def _advance(self, target: int, stored_at_ms: int) -> None:
+        self._committed_at = self._clock.monotonic()
+        if self._admission.is_blocked(_COMMIT_FAILED):
+            self._admission.unblock(_COMMIT_FAILED)
+            log.warning(events.COMMIT_RESUMED, extra={"log_offset": target})
+        if target <= self._log.end:
+            return  # `commit_now` was quicker
+        self.committed_stored_at_ms = max(self.committed_stored_at_ms, stored_at_ms)
+        self._log.end = target
+        self._appended.raise_to(target)
+
+    def _block(self, error: OSError) -> None:
+        self._retry_at = self._clock.monotonic() + RETRY_AFTER_S
+        if not self._admission.is_blocked(_COMMIT_FAILED):
+            log.error(
+                events.COMMIT_TO_LOG_FAILED,
+                extra={"uncommitted_bytes": self._pool.uncommitted_bytes, "error": str(error)},
+            )
+        self._admission.block(_COMMIT_FAILED, f"the disk takes no writes: {error.strerror or error}")
+
+    def halt(self) -> None:
+        """Start no more commits: the store has failed."""
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def stop(self) -> bool:
+        """Commit the rest; True when nothing is left. None will start afterwards."""
+        is_halted = self._is_stopped
+        self.halt()
+        while self._task is not None:
+            await asyncio.wait([self._task])
+        for _ in range(0 if is_halted else LAST_ATTEMPTS):
+            if self._pool.end == self._log.end or await self.commit():
+                break
+        lost_bytes = self._pool.end - self._log.end
+        if lost_bytes:
+            log.error(events.POOL_ABANDONED, extra={"log_offset": self._log.end, "lost_bytes": lost_bytes})
+        return not lost_bytes
+
+
+def _write_all(writes: Sequence[Write]) -> None:
+    for file, position, data in writes:
+        file.pwrite(position, (data,))

@@ -16,21 +16,19 @@ from tandemmq.store.admission import Admission
 from tandemmq.store.appender import Appender, Unit
 from tandemmq.store.checkpoint import Checkpoint
 from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.committer import Committer
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.failed_writes import FailedWrites
 from tandemmq.store.flusher import Flusher
 from tandemmq.store.key_indexes import KeyIndexes
-from tandemmq.store.options import StoreOptions
+from tandemmq.store.options import StoreOptions, StorePaths
 from tandemmq.store.outcomes import PutStatus
-from tandemmq.store.paths import StorePaths
 from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.replies import Sends
 from tandemmq.store.retention import Cleaner
 from tandemmq.store.scrub import Scrubber
 from tandemmq.store.table_flusher import TableFlusher
-from tandemmq.store.transient_pool import TransientPool
+from tandemmq.store.transient_pool import Committer, TransientPool
 from tandemmq.store.watermarks import Watermark
 
 

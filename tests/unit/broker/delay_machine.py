@@ -9,7 +9,7 @@ from sim.memory import ManualClock, MemoryDisk
 from tandemmq.broker.delay.delivery import Delivery
 from tandemmq.broker.delay.timers import COUNT_MAX, ROLL_AFTER_MS, TimerLimits
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.send.delay import DelayRule
+from tandemmq.broker.send.assembly import DelayRule
 from tandemmq.broker.tables import Tables
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, Record, decode_records

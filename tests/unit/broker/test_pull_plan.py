@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.broker.pull.plan import PullPlan, Replica, plan_pull
+from tandemmq.broker.pull.handlers import PullPlan, Replica, plan_pull
 from tandemmq.store.outcomes import GetResult, GetStatus
 
 FOUND, NOT_FOUND, RETRY, MOVED = 0, 19, 20, 21

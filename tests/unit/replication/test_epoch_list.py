@@ -16,7 +16,7 @@ from tandemmq.replication.core.epochs import (
     decode_epochs,
     encode_epochs,
 )
-from tandemmq.store.epoch_file import EpochFile
+from tandemmq.store.checkpoint import EpochFile
 
 PATH = Path("/store/epochFileCheckpoint")
 

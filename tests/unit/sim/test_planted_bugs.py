@@ -12,12 +12,11 @@ import pytest
 from sim.dice import Dice
 from sim.run import run_seed
 from sim.workload import random_options
-from tandemmq.store.committer import Committer
 from tandemmq.store.confirm import WaitFor
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.flusher import Flusher
 from tandemmq.store.key_indexes import KeyIndexes
-from tandemmq.store.transient_pool import Piece, TransientPool
+from tandemmq.store.transient_pool import Committer, Piece, TransientPool
 
 SEEDS_MAX = 25
 

@@ -13,7 +13,7 @@ from spark_fakes import FakeNet, FakeQueue
 import tandemmq.spark.sink.sender
 from tandemmq.errors import ConfigError, MessageIllegal, NotPermitted, RequestRejected
 from tandemmq.protocol.codes import ResponseCode
-from tandemmq.protocol.exactly_once import CAPABILITY
+from tandemmq.protocol.properties import CAPABILITY
 from tandemmq.spark.sink.columns import find_sink_columns, make_prefix
 from tandemmq.spark.sink.encode import SPREAD_ROWS, BatchEncoder
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options

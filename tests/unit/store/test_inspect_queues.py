@@ -26,8 +26,8 @@ from store_rig import record
 from sim.memory import ManualClock
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.store import MessageStore, StoreOptions
+from tandemmq.store.consume_queue import FILLER, UNIT
 from tandemmq.store.inspect import Finding, Part
-from tandemmq.store.queue_entries import FILLER, UNIT
 
 UNIT_BYTES = 20
 

@@ -34,9 +34,9 @@ from tandemmq.errors import StoreError, StoreLocked
 from tandemmq.protocol.record import RecordOutcome, check_record, decode_record, decode_records
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.store import GetStatus, MessageStore, StoreOptions
+from tandemmq.store.consume_queue import FILLER, UNIT
 from tandemmq.store.damage import SEALED_BYTES_MIN, seal
 from tandemmq.store.inspect import InspectOptions, RepairOptions, RepairReport, repair_store
-from tandemmq.store.queue_entries import FILLER, UNIT
 
 COUNT = 120
 
@@ -416,7 +416,7 @@ def test_full_disk_leaves_the_old_files(root: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tandemmq.runtime import exchange
+from tandemmq.runtime import disk as exchange
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.store.damage import SEALED_BYTES_MIN, seal
 from tandemmq.store.inspect import InspectOptions, RepairOptions, repair_store

@@ -17,8 +17,8 @@ from tandemmq.protocol.properties import encode_properties, find_property
 from tandemmq.protocol.record import decode_records
 from tandemmq.protocol.record_scan import read_columns, scan_boundaries
 from tandemmq.runtime.disk import RealDisk
+from tandemmq.store.columns import PropertyScan
 from tandemmq.store.inspect import Finding, IndexLayout, Part
-from tandemmq.store.property_scan import PropertyScan
 
 ENTRIES_AT = 40 + 4 * 16
 ENTRY_BYTES = 20

@@ -18,8 +18,7 @@ from tandemmq.protocol.record import decode_record
 from tandemmq.runtime.disk import LockedMemory
 from tandemmq.store import BrokerRole, FlushMode, MessageStore, PutStatus
 from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.segment import OpenFiles
-from tandemmq.store.segmented_log import SegmentedLog
+from tandemmq.store.segmented_log import OpenFiles, SegmentedLog
 from tandemmq.store.transient_pool import TransientPool
 from tandemmq.telemetry import events
 from tandemmq.units import ReplicaId

@@ -9,7 +9,7 @@ import pytest
 
 from tandemmq.protocol.record import NewRecord, encode_record
 from tandemmq.protocol.record_scan import read_intact
-from tandemmq.store.property_scan import PropertyScan
+from tandemmq.store.columns import PropertyScan
 from tandemmq.store.record_block import LAYOUT_COUNT_MAX, PropertyHashes
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"

@@ -18,11 +18,9 @@ from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.key_indexes import KeyIndexes
-from tandemmq.store.options import StoreOptions
-from tandemmq.store.paths import StorePaths
+from tandemmq.store.options import StoreOptions, StorePaths
 from tandemmq.store.record_block import read_block
-from tandemmq.store.segment import OpenFiles
-from tandemmq.store.segmented_log import SegmentedLog
+from tandemmq.store.segmented_log import OpenFiles, SegmentedLog
 from tandemmq.store.watermarks import Watermark
 
 HOSTS = [encode_host("10.0.0.1", 5), encode_host("2001:db8::1", 6)]

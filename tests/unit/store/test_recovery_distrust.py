@@ -11,10 +11,9 @@ from store_rig import ROOT, Rig, bodies, record
 from sim.memory import MemoryDisk
 from tandemmq.errors import MessageIllegal
 from tandemmq.store import FlushMode, MessageStore
-from tandemmq.store.consume_queue import ConsumeQueue
+from tandemmq.store.consume_queue import FILLER, UNIT, ConsumeQueue
 from tandemmq.store.key_index import KeyIndex
-from tandemmq.store.queue_entries import FILLER, UNIT
-from tandemmq.store.segment import OpenFiles
+from tandemmq.store.segmented_log import OpenFiles
 
 LOG = ROOT / "commitlog" / ("0" * 20)
 QUEUE = ROOT / "consumequeue" / "T" / "0"

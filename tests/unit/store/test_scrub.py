@@ -13,7 +13,7 @@ from test_damage import COUNT, FIELDS, FILE_BYTES, filled, flip, healed, log_byt
 from tandemmq.protocol.record import decode_record
 from tandemmq.runtime.ports import File
 from tandemmq.store import FlushMode, GetResult, GetStatus, MessageStore, reader
-from tandemmq.store.queue_entries import UNIT
+from tandemmq.store.consume_queue import UNIT
 from tandemmq.store.scrub import BLOCK_BYTES, FIRST_DELAY_S
 from tandemmq.telemetry import events
 

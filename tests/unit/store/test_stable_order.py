@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemmq.store.stable_order import stable_order
+from tandemmq.store.key_index import stable_order
 
 
 @given(st.lists(st.one_of(st.integers(0, 5), st.integers(0, 2**40), st.integers(-(2**63), 2**63 - 1))))

@@ -11,12 +11,15 @@ import pytest
 from sim.memory import MemoryDisk
 from tandemmq.errors import ConfigError, Corrupt, StoreError
 from tandemmq.store.checkpoint import Checkpoint, CheckpointTimes, decode_checkpoint, encode_checkpoint
-from tandemmq.store.consume_queue import TAIL_BYTES_MAX, ConsumeQueue
-from tandemmq.store.options import StoreOptions
-from tandemmq.store.paths import StorePaths, offset_file_name, parse_offset_file_name, parse_queue_id
-from tandemmq.store.queue_entries import FILLER_SIZE
-from tandemmq.store.segment import OpenFiles
-from tandemmq.store.segmented_log import SegmentedLog
+from tandemmq.store.consume_queue import FILLER_SIZE, TAIL_BYTES_MAX, ConsumeQueue
+from tandemmq.store.options import (
+    StoreOptions,
+    StorePaths,
+    offset_file_name,
+    parse_offset_file_name,
+    parse_queue_id,
+)
+from tandemmq.store.segmented_log import OpenFiles, SegmentedLog
 
 DIRECTORY = Path("/log")
 

@@ -13,8 +13,8 @@ from store_rig import ROOT, Rig, bodies, options, record
 from sim.memory import MemoryDisk, NoFault
 from tandemmq.errors import Corrupt, LogMissing, StoreError, StoreLocked
 from tandemmq.store import FlushMode, MessageStore, PutStatus
-from tandemmq.store.lock import StoreMarks
-from tandemmq.store.paths import StorePaths
+from tandemmq.store.checkpoint import StoreMarks
+from tandemmq.store.options import StorePaths
 from tandemmq.store.recovery import (
     TABLE,
     FileHead,

@@ -23,7 +23,7 @@ from tandemmq.broker.stats import SAMPLE_PERIOD_S, BrokerStats, StatsItems
 from tandemmq.protocol.bodies.codec import REFUSALS_KEY, encode_kv_table
 from tandemmq.protocol.codes import OUR_VERSION, render_version
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.exactly_once import CAPABILITY, CLAIM_VERSION
+from tandemmq.protocol.properties import CAPABILITY, CLAIM_VERSION
 from tandemmq.protocol.record import RecordError, decode_record
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.remoting.channel import Channel

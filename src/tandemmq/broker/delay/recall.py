@@ -23,7 +23,7 @@ from tandemmq.broker.delay.timers import (
 )
 from tandemmq.broker.guards import require_topic
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.send.delay import DelayRule
+from tandemmq.broker.send.assembly import DelayRule
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import NotPermitted, RequestRejected
 from tandemmq.protocol.codes import ResponseCode

@@ -8,19 +8,183 @@ Source: spec semantics 5, 6.1 and 18; spec store 4 and 15; spec remoting 12.4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tandemmq.broker.delay.timers import TIMER_DEL_UNIQKEY, WISHES, has_wish
-from tandemmq.errors import MessageIllegal
+from tandemmq.broker.delay.timers import (
+    TIMER_DEL_UNIQKEY,
+    TIMER_OUT_MS,
+    TIMER_TOPIC,
+    WISHES,
+    TimerLimits,
+    has_wish,
+    plan_timer,
+)
+from tandemmq.broker.options import PERMISSION_WRITE, BrokerOptions
+from tandemmq.broker.topics.auto_create import TopicCreator
+from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.errors import BadRequest, MessageIllegal, NotPermitted, TopicNotFound
 from tandemmq.protocol import properties as names
-from tandemmq.protocol.properties import decode_properties, encode_properties
+from tandemmq.protocol.bodies.tables import TopicConfig
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.properties import (
+    REAL_QID,
+    REAL_TOPIC,
+    append_property,
+    decode_properties,
+    encode_properties,
+)
+from tandemmq.protocol.record import NewRecord
+from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
 from tandemmq.protocol.sys_flag import (
     INNER_BATCH,
+    MULTI_TAGS,
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
 )
+from tandemmq.protocol.topic_names import (
+    NOT_SENDABLE_TOPICS,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    delivered_at_ms,
+    is_retry_topic,
+    topic_fault,
+)
+
+# Where a send goes: the checks of a topic, done once and kept until the topic table changes.
+#
+# Order of the checks: spec semantics 5, rows 3 to 7 and 9. What depends on the message (retry topics) is not
+# kept.
+
+SendHeader = SendRequest | SendRequestV2
+
+
+class SendTarget:
+    """What a plain send needs of its topic."""
+
+    __slots__ = ("is_retry", "queue_count", "sys_flag", "topic", "write_queue_count")
+
+    def __init__(self, config: TopicConfig) -> None:
+        self.topic = config.name
+        # A topic may have more write queues than read queues or the other way round while it shrinks or
+        # grows.
+        self.queue_count = max(config.read_queue_count, config.write_queue_count)
+        self.write_queue_count = config.write_queue_count
+        self.sys_flag = MULTI_TAGS if config.filter_type == "MULTI_TAG" else 0
+        self.is_retry = is_retry_topic(config.name)
+
+
+class SendTargets:
+    """Targets by topic; emptied whenever the topic table changes."""
+
+    def __init__(self, options: BrokerOptions, topics: TopicTable, creator: TopicCreator) -> None:
+        self._options = options
+        self._topics = topics
+        self._creator = creator
+        self._targets: dict[str, SendTarget] = {}
+        self.get = self._targets.get
+        self.unsaved = creator.unsaved
+        topics.on_change.append(self._forget)
+
+    def admit(self, header: SendHeader, peer: str) -> SendTarget:
+        """The target of a send whose topic is not known yet, or was changed.
+
+        Raises:  NotPermitted, BadRequest or TopicNotFound, naming what is allowed.
+        """
+        topic = header.topic
+        config = self._topics.get(topic)
+        options = self._options
+        if not options.is_writeable and config is not None and config.is_ordered:
+            raise NotPermitted(
+                f"the broker {options.broker_name} is not writeable"
+                f" (brokerPermission {options.broker_permission}) and {topic} is an ordered topic"
+            )
+        fault = topic_fault(topic)
+        if fault:
+            raise BadRequest(fault, code=ResponseCode.INVALID_PARAMETER)
+        if topic in NOT_SENDABLE_TOPICS:
+            raise NotPermitted(f"the topic {topic} belongs to the broker: clients must not send to it")
+        if config is None:
+            config = self._create(header, peer)
+        if not config.permission & PERMISSION_WRITE:
+            raise NotPermitted(f"the topic {topic} is not writeable (permission {config.permission})")
+        target = SendTarget(config)
+        if topic not in self.unsaved:
+            self._targets[topic] = target
+        return target
+
+    def _create(self, header: SendHeader, peer: str) -> TopicConfig:
+        if is_retry_topic(header.topic):
+            group = header.topic.removeprefix(RETRY_PREFIX)
+            return self._creator.create_retry_topic(group, queue_count=1, is_unit=header.is_unit_mode)
+        if header.default_topic_queue_count < 1:
+            raise BadRequest(
+                f"defaultTopicQueueNums {header.default_topic_queue_count} must be at least 1: the topic"
+                f" {header.topic} does not exist and would be made without queues",
+                code=ResponseCode.INVALID_PARAMETER,
+            )
+        config = self._creator.create_from_template(
+            header.topic,
+            template_name=header.default_topic,
+            queue_count=header.default_topic_queue_count,
+            is_unit=header.is_unit_mode,
+            peer=peer,
+        )
+        if config is None:
+            raise TopicNotFound(
+                f"the topic {header.topic} does not exist and cannot be made from the template"
+                f" {header.default_topic[:64]!r}: create it, or enable autoCreateTopicEnable and use TBW102"
+            )
+        return config
+
+    def _forget(self, topics: object) -> None:
+        self._targets.clear()
+
+
+# Delayed and timed messages on their way into the topics in which they wait.
+#
+# Source: spec semantics 18, spec store 15 and 16.
+
+
+class DelayRule:
+    """Puts a record off by a delay level or until a time."""
+
+    def __init__(self, delay_levels_ms: Sequence[int], timers: TimerLimits) -> None:
+        self._delay_levels_ms = delay_levels_ms
+        self._timers = timers
+        self.level_max = len(delay_levels_ms)
+
+    def postpone(self, record: NewRecord, level: int, now_ms: int) -> None:
+        """Move the record to the queue of its level; its DELAY property is there already.
+
+        Its tag hash becomes the time it is due, which is what the delivering side reads from the queue.
+        """
+        assert 0 < level <= self.level_max
+        _remember_target(record)
+        record.topic = SCHEDULE_TOPIC
+        record.queue_id = level - 1
+        record.tag_hash = delivered_at_ms(level, now_ms, self._delay_levels_ms)
+
+    def plan_timer(self, wishes: Mapping[str, str], now_ms: int) -> int | None:
+        """The time slot in which a message with these wishes waits; None when it is due already.
+
+        Raises:  MessageIllegal or RequestRejected, naming what is allowed.
+        """
+        return plan_timer(wishes, now_ms, self._timers)
+
+    def postpone_until(self, record: NewRecord, slot_ms: int) -> None:
+        """Move the record to the timer topic."""
+        record.properties = append_property(record.properties, TIMER_OUT_MS, str(slot_ms))
+        _remember_target(record)
+        record.topic = TIMER_TOPIC
+        record.queue_id = 0
+
+
+def _remember_target(record: NewRecord) -> None:
+    raw = append_property(record.properties, REAL_TOPIC, record.topic)
+    record.properties = append_property(raw, REAL_QID, str(record.queue_id))
+
 
 UNIQ_KEY_MARK = names.UNIQ_KEY + "\x01"
 TAGS_MARK = names.TAGS + "\x01"

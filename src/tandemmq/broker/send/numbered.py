@@ -31,7 +31,7 @@ from tandemmq.broker.delay.timers import TIMER_TOPIC
 from tandemmq.broker.send.reply import SendReply
 from tandemmq.errors import Busy, MessageIllegal, NotPermitted, RequestRejected
 from tandemmq.protocol.codes import ResponseCode
-from tandemmq.protocol.exactly_once import CLAIM_VERSION, NO_PREDECESSOR, PREFIX_DIGITS
+from tandemmq.protocol.properties import CLAIM_VERSION, NO_PREDECESSOR, PREFIX_DIGITS
 from tandemmq.protocol.record import NewRecord, Record, decode_record
 from tandemmq.protocol.record_layout import RecordError
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC

@@ -12,10 +12,9 @@ from functools import partial
 
 from tandemmq.broker.clients.consumer_table import ProducerTable
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.send.assembly import find_value, with_pair
+from tandemmq.broker.send.assembly import SendHeader, SendTargets, find_value, with_pair
 from tandemmq.broker.send.handlers import SendHandlers
 from tandemmq.broker.send.reply import ReplyForm
-from tandemmq.broker.send.targets import SendHeader, SendTargets
 from tandemmq.errors import Busy, RequestRejected, TandemError
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import RequestCode, ResponseCode

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tandemmq.broker.delay.timers import WISHES
 from tandemmq.broker.guards import require_group
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.send.delay import DelayRule
+from tandemmq.broker.send.assembly import DelayRule
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.topics.auto_create import TopicCreator
 from tandemmq.broker.topics.group_table import GroupTable

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tandemmq.broker.delay.timers import WISHES, has_wish
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.send.delay import DelayRule
+from tandemmq.broker.send.assembly import DelayRule
 from tandemmq.broker.transaction.half import (
     Decided,
     is_late,

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tandemmq.errors import ConfigError
+from tandemmq.protocol.record_scan import Ints
 from tandemmq.spark.lake.files import Summary, batch_dir, list_batches
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.events import BarChart, Exhibit, Line, LineChart, Reporter, Table
@@ -93,7 +94,6 @@ OTHER_TAGS = "(other)"
 GROUPS_MAX = 20_000
 """More sums than that are handed on, and begun anew."""
 
-Ints = NDArray[np.int64]
 Key = tuple[str, str, int]
 
 

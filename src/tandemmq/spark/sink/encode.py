@@ -26,11 +26,10 @@ from tandemmq.errors import MessageIllegal
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.message import MESSAGE_BYTES_MAX
+from tandemmq.protocol.record_scan import Ints
 from tandemmq.protocol.topic_names import NOT_SENDABLE_TOPICS, is_retry_topic, topic_fault
 from tandemmq.spark.sink.columns import SinkColumns, encode_row_properties, fixed_binary, make_keys
 from tandemmq.spark.sink.options import EmptyBodies
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

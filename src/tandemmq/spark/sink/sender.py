@@ -27,7 +27,7 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.codec import decode_kv_table
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.exactly_once import CAPABILITY, CLAIM_VERSION, render_claim
+from tandemmq.protocol.properties import CAPABILITY, CLAIM_VERSION, render_claim
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.sys_flag import TRANSACTION_NONE, TRANSACTION_PREPARED
 from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC

@@ -6,11 +6,19 @@ Invariants: damage is what a broker or a reader would stumble over; a note is no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from struct import pack_into
 from typing import Any
 
 import msgspec
+
+from tandemmq.protocol.record_check import RecordCheck, check_record, parse_record
+from tandemmq.protocol.record_layout import MAGIC_V1, MAGIC_V2, PREFIX, RECORD_BYTES_MIN, RecordOutcome
+from tandemmq.store.inspect.files import OffsetFile
+from tandemmq.units import MIB
 
 FINDING_COUNT_MAX = 10_000
 """More are counted, not kept."""
@@ -87,3 +95,88 @@ class Findings:
     @property
     def unlisted_count(self) -> int:
         return self.damage_count + self.note_count - len(self.listed)
+
+
+# One damaged range of the CommitLog, and what can still be said about the record in it.
+#
+# Strategy: where the next record begins tells how long the damaged one must be; with its size, magic and
+#           offset put right, often only one field was wrong and the topic can be read.
+
+_LOG_OFFSET_AT = 28
+_READ_BYTES_MAX = 64 * MIB
+
+
+@dataclass(slots=True, kw_only=True)
+class Damage:
+    """Bytes `begin` to `end` of a file; `lost` instead names bytes of the log that are in no file.
+
+    `is_whole`: the record's lengths fit together, only its content is wrong. `is_tail`: nothing intact
+    follows in the log. `is_stale`: left-overs from behind an earlier end of the log.
+    """
+
+    file: OffsetFile
+    begin: int
+    end: int
+    reason: str
+    topic: str | None = None
+    queue_id: int | None = None
+    queue_offset: int | None = None
+    lost: tuple[int, int] | None = None
+    is_whole: bool = False
+    is_stale: bool = False
+    is_tail: bool = False
+
+    @property
+    def log_offset(self) -> int:
+        return self.lost[0] if self.lost is not None else self.file.base + self.begin
+
+    @property
+    def log_end(self) -> int:
+        return self.lost[1] if self.lost is not None else self.file.base + self.end
+
+
+def describe_damage(file: OffsetFile, view: memoryview, begin: int, end: int, *, is_stale: bool) -> Damage:
+    """The damage between two records, with what its bytes still tell."""
+    log_offset = file.base + begin
+    found = check_record(view, begin, log_offset=log_offset, check_crc=False)
+    reason = found.outcome.value
+    size = end - begin
+    if found.outcome is RecordOutcome.BLANK:
+        reason = f"a BLANK says that the file ends {found.size} bytes on, but {len(view) - begin} are left"
+    elif found.outcome is RecordOutcome.END:
+        reason = "the file ends without a BLANK" if not any(view[begin:end]) else "zeros, then other bytes"
+    elif found.outcome is RecordOutcome.WRONG_OFFSET:
+        said = int.from_bytes(view[begin + _LOG_OFFSET_AT : begin + _LOG_OFFSET_AT + 8], "big", signed=True)
+        reason = f"{reason}: at {said} instead of {log_offset}"
+    if is_stale:
+        reason = f"left-overs from behind an earlier end of the log ({reason})"
+    damage = Damage(file=file, begin=begin, end=end, reason=reason, is_stale=is_stale)
+    if RECORD_BYTES_MIN <= size <= _READ_BYTES_MAX:
+        _name_record(damage, view, size)
+    return damage
+
+
+def _name_record(damage: Damage, view: memoryview, size: int) -> None:
+    """Read topic and queue of the record after putting right the fields that are known."""
+    said_size = PREFIX.unpack_from(view, damage.begin)[0]
+    raw = bytearray(view[damage.begin : damage.end])
+    pack_into(">q", raw, _LOG_OFFSET_AT, damage.log_offset)
+    for magic in (MAGIC_V1, MAGIC_V2):
+        PREFIX.pack_into(raw, 0, size, magic)
+        parsed = parse_record(raw, 0)
+        if not isinstance(parsed, RecordCheck):
+            head, _, damage.topic, _ = parsed
+            damage.queue_id, damage.queue_offset = head[3], head[5]
+            if said_size != size:
+                damage.reason = (
+                    f"the record says that it has {said_size} bytes, the next one begins after {size}"
+                )
+            return
+
+
+def damage_at(damages: Sequence[Damage], log_offset: int) -> Damage | None:
+    """The damage that holds a byte of the log."""
+    for damage in damages:
+        if damage.log_offset <= log_offset < damage.log_end:
+            return damage
+    return None

@@ -21,13 +21,10 @@ from numpy.typing import NDArray
 from tandemmq.protocol.record_check import check_record, has_good_seal, parse_record
 from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
-from tandemmq.store.column_rows import take_rows
+from tandemmq.store.columns import UNREADABLE, PropertyScan, TopicNumbers, take_rows
 from tandemmq.store.damage import SEAL_TOPIC, data_end, next_sound
-from tandemmq.store.inspect.damage import Damage, describe_damage
 from tandemmq.store.inspect.files import OffsetFile, data_limit, map_file
-from tandemmq.store.inspect.findings import Findings, Part
-from tandemmq.store.property_scan import PropertyScan
-from tandemmq.store.topic_numbers import UNREADABLE, TopicNumbers
+from tandemmq.store.inspect.findings import Damage, Findings, Part, describe_damage
 
 RECORDS_PER_RUN = 8192
 CLOCK_STEP_MS_MAX = 3_600_000

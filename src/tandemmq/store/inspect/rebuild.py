@@ -14,18 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
+from tandemmq.protocol.record_scan import Ints
 from tandemmq.runtime.ports import Disk
+from tandemmq.store.consume_queue import FILLER_SIZE
 from tandemmq.store.consume_queues import ConsumeQueues
-from tandemmq.store.inspect.entries import QueueRows
-from tandemmq.store.inspect.index_check import NAME_DIGITS, IndexLayout
-from tandemmq.store.inspect.key_hashes import has_keys
+from tandemmq.store.inspect.files import QueueFiles
+from tandemmq.store.inspect.index_check import NAME_DIGITS, IndexLayout, has_keys
 from tandemmq.store.inspect.log_walk import Run
-from tandemmq.store.inspect.queue_files import QueueFiles
-from tandemmq.store.key_index import Ints, KeyIndex
-from tandemmq.store.options import QUEUE_UNIT_BYTES, StoreOptions
-from tandemmq.store.paths import StorePaths
-from tandemmq.store.queue_entries import FILLER_SIZE
-from tandemmq.store.segment import OpenFiles
+from tandemmq.store.inspect.queue_check import QueueRows
+from tandemmq.store.key_index import KeyIndex
+from tandemmq.store.options import QUEUE_UNIT_BYTES, StoreOptions, StorePaths
+from tandemmq.store.segmented_log import OpenFiles
 
 Key = tuple[str, int]
 

@@ -18,8 +18,7 @@ from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.exactly_once import render_claim
-from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.properties import encode_properties, render_claim
 from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.consume import (
     AckRequest,
