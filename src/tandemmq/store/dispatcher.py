@@ -52,7 +52,7 @@ class KeySink(Protocol):
     @property
     def indexed_to(self) -> int: ...
 
-    def add(self, units: list[Unit]) -> None: ...
+    def add(self, units: list[Unit], count: int) -> None: ...
 
     def add_hashes(self, hashes: Ints, log_offsets: Ints, stored_at_ms: Ints) -> None: ...
 
@@ -344,10 +344,11 @@ class Dispatcher:
     def add_keys(self, units: list[Unit]) -> None:
         """Hand dispatched records to the key index."""
         if units:
-            self.dispatched_count += count_records(units)
+            count = count_records(units)
+            self.dispatched_count += count
             self.stored_at_ms = units[-1][4]
             if self._keys is not None:
-                self._keys.add(units)
+                self._keys.add(units, count)
 
     def _due_at(self, record: object, tag: int, stored_at_ms: int) -> int:
         """When a delayed message is due, which its entry has in place of the tag (spec store 5)."""

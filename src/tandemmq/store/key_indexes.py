@@ -17,7 +17,7 @@ import numpy as np
 from tandemmq.protocol.hashes import java_hashes, key_hash
 from tandemmq.protocol.record_scan import Ints
 from tandemmq.runtime.ports import Clock, Disk, TimerHandle
-from tandemmq.store.appender import PlacedBatch, Unit, count_records
+from tandemmq.store.appender import PlacedBatch, Unit
 from tandemmq.store.key_index import KeyIndex, fold_hashes
 from tandemmq.store.options import StoreOptions, StorePaths
 from tandemmq.telemetry import events
@@ -125,14 +125,14 @@ class KeyIndexes:
 
     # Filling.
 
-    def add(self, units: list[Unit]) -> None:
-        """Dispatched records, in the order of the log; what is indexed already is left out."""
+    def add(self, units: list[Unit], count: int) -> None:
+        """So many dispatched records, in the order of the log; what is indexed already is left out."""
         if self.is_broken:
             return
         if units[0][1] <= self.indexed_to:
             units = [unit for unit in units if unit[1] >= self.indexed_to]
         self._pending += units
-        self._pending_count += count_records(units)
+        self._pending_count += count
         self._pending_bytes += sum([unit[2] for unit in units])
         if self._pending_count >= PENDING_COUNT_MAX or self._pending_bytes >= PENDING_BYTES_MAX:
             self.build()
