@@ -123,6 +123,13 @@ _STORE: Final = (
         proofs=("crash",),
     ),
     Plant(
+        name="a batch whose write failed gives one queue offset back",
+        path="store/appender.py",
+        sound="queue.next_offset -= count_records((unit,))",
+        bug="queue.next_offset -= 1",
+        proofs=("unit/store/test_store_fail_stop.py",),
+    ),
+    Plant(
         name="a batch may be stored earlier than the message before it",
         path="store/appender.py",
         sound="return max(self._clock.now_ms(), self.stored_at_ms)",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from store_rig import Rig, bodies, record
 
+from sim.workload import as_batch
 from tandemmq.errors import FlushFailed, ServiceNotAvailable
 from tandemmq.store import BrokerRole, FlushMode, MessageStore, PutStatus
 
@@ -60,6 +61,22 @@ async def test_a_refused_send_does_not_come_back_after_a_power_cut(mode: FlushMo
     rig.power_cut()
     store = await rig.open()
     assert bodies(store) == [b"kept"]
+    await store.close()
+
+
+async def test_a_batch_whose_write_failed_gives_its_queue_offsets_back() -> None:
+    rig, store = await broken_store(ShortWrites(room=50))
+    batch = as_batch([record(b"%d" % n) for n in range(3)])
+    assert batch is not None
+    statuses: list[PutStatus] = []
+    store.append_batch(batch, statuses.append)
+    await rig.clock.pass_time(0)
+    assert statuses == REFUSED
+    assert (store.queue_next("T", 0), store.queue_max("T", 0)) == (1, 1)
+    await rig.clock.pass_time(11)
+    assert store.append_batch(batch, statuses.append).queue_offset == 1
+    await rig.clock.pass_time(0)
+    assert bodies(store) == [b"kept", b"0", b"1", b"2"]
     await store.close()
 
 
