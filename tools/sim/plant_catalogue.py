@@ -954,6 +954,13 @@ _ACCESS: Final = (
         proofs=("scenario/test_access_control.py",),
     ),
     Plant(
+        name="anybody who says that he is of the group is asked about a transaction",
+        path="broker/transaction/checks.py",
+        sound="if not member.channel.is_closed and self._may_publish(member.channel, topic)",
+        bug="if not member.channel.is_closed",
+        proofs=("unit/broker/access/test_access_hosts.py",),
+    ),
+    Plant(
         name="what one address was allowed is allowed from all",
         path="broker/access/guard.py",
         sound="known = (name, host, needs, model)",

@@ -405,6 +405,7 @@ class Broker:
             parts=parts,
             clock=self._clock,
             on_fatal=self._on_fatal,
+            may_publish=self._access.may_publish,
         )
 
     def _make_elected(self, store: MessageStore, copying: AutoSwitch) -> ElectedReplica:

@@ -41,6 +41,7 @@ from tandemmq.broker.transaction.half import CheckLimits, Decided
 from tandemmq.broker.transaction.handlers import TransactionHandlers
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.message_id import UniqueKeys
+from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.runtime.ports import Clock, Disk, Random
@@ -299,7 +300,9 @@ class MasterDuties:
         parts: Parts,
         clock: Clock,
         on_fatal: Callable[[BaseException], None],
+        may_publish: Callable[[Channel, str], bool],
     ) -> None:
+        self._may_publish = may_publish
         self._options = options
         self._store = store
         self._tables = tables
@@ -348,7 +351,7 @@ class MasterDuties:
             offsets=self._tables.offsets,
             topics=self._tables.topics,
             decided=self._parts.decided,
-            asker=Asker(options.broker_name, self._parts.producers),
+            asker=Asker(options.broker_name, self._parts.producers, self._may_publish),
             limits=CheckLimits(
                 options.transaction_timeout_ms,
                 options.transaction_check_count_max,

@@ -121,6 +121,8 @@ class Guard:
         self.read_record: Callable[[int], Buffer | None] = lambda _log_offset: None
         self._is_white: dict[str, bool] = {}
         self._allowed: set[tuple[str, str, Needs, int]] = set()
+        self._clients: dict[Channel, str] = {}
+        """Whose last heartbeat came over which connection."""
         users.on_change.append(self.forget)
 
     @property
@@ -151,6 +153,8 @@ class Guard:
                 is_known = self._check_user(channel, command, host)
             if is_known:
                 channel.make_known()
+            if command.code == RequestCode.HEART_BEAT:
+                self._note_client(channel, _who(command))
         except Exception as error:
             # It could not be read, so the resource is not known. It was refused all the same.
             if not isinstance(error, _Denied):
@@ -158,6 +162,33 @@ class Guard:
                 raise
             self._audit.denied(_who(command), channel.peer, command.code, error.resource, error.remark)
             raise NotPermitted(error.remark) from None
+
+    def may(self, channel: Channel, need: Need) -> bool:
+        """Whether the client that sends heartbeats over this connection may do this, by the rules of now."""
+        host, name = channel.peer[0], self._clients.get(channel)
+        if name is None or (self._inner is not None and name == self._inner.username):
+            return name is not None
+        if self._options.acl_enable and not self._rules.is_white(host):
+            account = self._rules.accounts.get(name)
+            if account is None or not (account.matches_address(host) or account.allows(need)):
+                return False
+        options = self._options
+        if not (options.authentication_enabled and options.authorization_enabled):
+            return True
+        if RequestCode.HEART_BEAT in options.authentication_white_codes:
+            return True  # nobody says who he is
+        user = self._users.user(name)
+        if user is None or not user.is_enabled:
+            return False
+        return user.is_super or decide(self._users.policies(name), need, host)
+
+    def _note_client(self, channel: Channel, name: str) -> None:
+        if channel not in self._clients:
+            channel.on_close.append(self._forget_client)
+        self._clients[channel] = name
+
+    def _forget_client(self, channel: Channel) -> None:
+        self._clients.pop(channel, None)
 
     # Rules of plain_acl.yml
 

@@ -16,6 +16,7 @@ import msgspec
 
 from tandemmq.broker.access.auth_table import SUPER, AuthTable, render_user
 from tandemmq.broker.access.guard import Audit, Guard
+from tandemmq.broker.access.needs import PUB, TOPIC, Need
 from tandemmq.broker.access.plain_rules import (
     PlainFiles,
     PlainRules,
@@ -340,6 +341,10 @@ class AccessService:
         """Requests that name a place in the log are judged by what this reads there."""
         if self._guard is not None:
             self._guard.read_record = read_record
+
+    def may_publish(self, channel: Channel, topic: str) -> bool:
+        """Whether the client that sends heartbeats over this connection may send to the topic."""
+        return self._guard is None or self._guard.may(channel, Need(TOPIC, topic, PUB))
 
     async def watch(self) -> None:
         """Follows the files of the 4.x rules; returns at once when there are none."""

@@ -48,6 +48,7 @@ from tandemmq.protocol.message_id import encode_message_id
 from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.protocol.requests.send import CheckTransactionRequest
 from tandemmq.protocol.topic_names import DISCARD_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import MessageStore, PutStatus
@@ -58,16 +59,28 @@ from tandemmq.telemetry import events
 
 
 class Asker:
-    """Picks the members of a producer group in turn."""
+    """Picks the members of a producer group in turn.
 
-    def __init__(self, broker_name: str, producers: ProducerTable) -> None:
+    A question shows the message, and anybody may say that he is of the group: only who may send to its topic
+    is asked.
+    """
+
+    def __init__(
+        self, broker_name: str, producers: ProducerTable, may_publish: Callable[[Channel, str], bool]
+    ) -> None:
+        self._may_publish = may_publish
         self._broker_name = broker_name
         self._producers = producers
         self._turn = 0
 
     def ask(self, half: Record, copy: NewRecord, appended: Appended) -> bool:
         """False when no member of the group is online; it is asked again in the next round."""
-        members = [m for m in self._producers.members(text_of(half, names.PGROUP)) if not m.channel.is_closed]
+        topic = text_of(half, names.REAL_TOPIC)
+        members = [
+            member
+            for member in self._producers.members(text_of(half, names.PGROUP))
+            if not member.channel.is_closed and self._may_publish(member.channel, topic)
+        ]
         if not members:
             return False
         self._turn += 1
