@@ -228,7 +228,9 @@ async def test_end_that_a_full_disk_did_not_store_is_asked_about(decision: int, 
         checks = broker._duties._transactions._checks
         assert checks is not None
         await checks.run_round()  # while nobody knows how the write will end
+        again = await peer.end(half, decision)
         disk.room.set()
+        assert again.code == ResponseCode.SYSTEM_BUSY, "what is not stored yet is not answered as stored"
         answer = await ending
         if answer is not None:
             assert answer.code == ResponseCode.SYSTEM_ERROR

@@ -697,6 +697,13 @@ _TRANSACTIONS: Final = (
         proofs=("unit/broker/test_transaction_decisions.py",),
     ),
     Plant(
+        name="an end that is repeated is answered before the first one is stored",
+        path="broker/transaction/handlers.py",
+        sound="if before == header.decision and self._decided.is_pending(root):",
+        bug="if False:",
+        proofs=("scenario/test_transactions.py",),
+    ),
+    Plant(
         name="the newest copy of an ended transaction gets no mark",
         path="broker/transaction/half.py",
         sound="if newest != queue_offset:",

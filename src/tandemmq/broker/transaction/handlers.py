@@ -20,7 +20,7 @@ from tandemmq.broker.transaction.half import (
     root_of,
     text_of,
 )
-from tandemmq.errors import RequestRejected
+from tandemmq.errors import Busy, RequestRejected
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
@@ -84,6 +84,8 @@ class TransactionHandlers:
         root = root_of(half)
         before = self._decided.get(root)
         if before is not None:
+            if before == header.decision and self._decided.is_pending(root):
+                raise Busy("the end of this transaction is being stored: ask again")
             return self._repeat(command, before, header.decision)
         now_ms = self._clock.now_ms()
         places = self._decided.places(root, half.queue_offset)
